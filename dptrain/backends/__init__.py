@@ -1,0 +1,22 @@
+"""Backends by name. The list is what lies in this folder; each is imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from dptrain.backends.base import Backend
+from dptrain.errors import UserError, suggest
+
+BACKENDS = ("numba", "reference")
+"""Names users may say, the default first."""
+
+
+def load_backend(name: str) -> Backend:
+    """Import and return the backend called `name`."""
+    if name not in BACKENDS:
+        raise UserError(
+            f"no backend '{name}'; there are {', '.join(BACKENDS)}{suggest(name, BACKENDS)}"
+        )
+    module = importlib.import_module(f"dptrain.backends.{name}")
+    backend: Backend = module.create()
+    return backend

@@ -1,0 +1,438 @@
+"""What a backend supplies, and the replica that every backend fills with its own stages.
+
+A backend is small: how it groups layers and stores parameters (`dptrain.plan.lowering.Lowering`),
+one operation for each kind of layer, a loss, an update. The replica is the same for all: memory
+for a plan, stages bound to it, and the calls that users and the training loop make.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.errors import UserError
+from dptrain.network.initializers import initial_parameters
+from dptrain.network.layers import Layer, Parameter
+from dptrain.network.network import Node
+from dptrain.plan.flat import SUMS, FlatLayout, Slot
+from dptrain.plan.lowering import Group, GroupNeeds, Phase, Storage, canonical_storage
+from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
+
+
+@dataclass
+class Context:
+    """What changes from step to step, read by every operation.
+
+    Attributes:
+        seed: of the run; key of the dropout masks.
+        n: samples in use, at most the plan's batch size; may be 0.
+        training: False turns dropout off and keeps the loss from writing gradients.
+        step: number of the training step; key of the dropout masks.
+        samples: int64 (n,), what identifies each sample in this step; key of the dropout masks.
+        scale: 1 / number of samples of the global minibatch.
+    """
+
+    seed: int
+    n: int = 0
+    training: bool = True
+    step: int = 0
+    samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    scale: float = 1.0
+
+
+Kernel = Callable[[Context], None]
+"""A stage bound to memory: computes for the first `Context.n` samples."""
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Memory of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for each
+parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage layout. With
+several layers that have parameters in one group the names carry the layer: ``dense2.weight``."""
+
+Listener = Callable[[int], None]
+"""Called with a stage's index when that stage has run (on a GPU: has been enqueued)."""
+
+
+class NamedArrays(Mapping[str, NDArray[Any]]):
+    """Parameters (or gradients, or optimizer state) by name, in canonical layout.
+
+    Reading gives a copy; assigning writes through to the replica.
+
+    Example:
+        >>> replica.parameters["conv1.weight"].shape            # doctest: +SKIP
+        (16, 3, 3, 3)
+        >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
+    """
+
+    def __init__(self, layout: FlatLayout, flat: NDArray[Any]) -> None:
+        self._layout, self._flat = layout, flat
+
+    def _slot(self, name: str) -> Slot:
+        try:
+            return self._layout[name]
+        except KeyError:
+            names = ", ".join(self) or "none"
+            raise KeyError(f"no parameter {name!r}; this network has {names}") from None
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        slot = self._slot(name)
+        stored = self._flat[slot.start : slot.stop].reshape(slot.storage.shape)
+        view = np.transpose(stored, np.argsort(slot.storage.axes))
+        canonical: NDArray[Any] = np.array(view, order="C", copy=True)
+        return canonical.reshape(slot.parameter.shape)
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        slot = self._slot(name)
+        array = np.asarray(value)
+        if array.shape != slot.parameter.shape:
+            raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
+        stored = array.reshape(slot.storage.view).transpose(slot.storage.axes)
+        self._flat[slot.start : slot.stop] = stored.ravel()
+
+    def __iter__(self) -> Iterator[str]:
+        return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))
+
+    def __len__(self) -> int:
+        return len(self._layout.slots)
+
+
+class Backend(ABC):
+    """One way of computing. Subclasses are stateless; `create` in each backend's package makes one.
+
+    Class attributes:
+        name: the word users say.
+        precisions: supported precisions, the default first, to the NumPy dtype of activations.
+        fusions: runs of layer classes that are computed as one group, tried longest first.
+        channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
+    """
+
+    name: ClassVar[str]
+    precisions: ClassVar[Mapping[str, str]]
+    fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
+    channels_last: ClassVar[bool] = False
+
+    def dtype(self, precision: str) -> str:
+        """Dtype of activations and parameters under `precision`."""
+        if precision not in self.precisions:
+            raise UserError(
+                f"backend {self.name} has no precision '{precision}'; "
+                f"it has {', '.join(self.precisions)}"
+            )
+        return self.precisions[precision]
+
+    def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        """Whether these layers, which match one of `fusions`, are computed as one group."""
+        return True
+
+    def storage(self, node: Node, parameter: Parameter) -> Storage:
+        """How a parameter is stored; canonical unless a backend says otherwise."""
+        return canonical_storage(parameter)
+
+    @abstractmethod
+    def needs(self, group: Group, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+        """What computing `group` takes."""
+
+    @abstractmethod
+    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+        """Kernels for every phase in this group's needs, bound to `arrays`."""
+
+    @abstractmethod
+    def bind_loss(
+        self,
+        plan: Plan,
+        output: NDArray[Any],
+        target: NDArray[Any],
+        gradient: NDArray[Any] | None,
+        sums: NDArray[Any],
+    ) -> Kernel:
+        """Kernel that writes the gradient of the loss and adds to ``sums[:2]``.
+
+        Args:
+            plan: names the loss.
+            output: (N, F) what the network gave.
+            target: int32 (N,) or (N, F), see `Loss.targets`.
+            gradient: (N, F), or None in a plan without training.
+            sums: loss · (samples / global samples) and number of correct answers are written to
+                its first two elements. Correct: arg-max (first, among equals) equals the label;
+                for ``binary``, samples whose every output is on the right side of ½; for
+                ``values``, 0.
+        """
+
+    @abstractmethod
+    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+        """Update rule over the flat arrays, called with the learning rate."""
+
+    def compile(self, plan: Plan, *, threads: int = 1, seed: int = 0) -> Replica:
+        """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
+        return Replica(self, plan, threads=threads, seed=seed)
+
+
+class Replica:
+    """A network in memory, ready to step. Made by `dptrain.compile`.
+
+    Attributes:
+        plan: what was planned.
+        context: what the next step reads.
+        parameters, gradients: arrays by name in canonical layout.
+        state: optimizer state by its name, each like `parameters`.
+        flat_parameters, flat_gradients: the arrays behind them (`FlatLayout`).
+        updates: number of updates made; Adam's bias correction reads it.
+        threads: compute threads.
+    """
+
+    def __init__(self, backend: Backend, plan: Plan, *, threads: int, seed: int) -> None:
+        if threads < 1:
+            raise UserError(f"threads is {threads}; expected at least 1")
+        self.backend, self.plan, self.threads = backend, plan, threads
+        self.context = Context(seed=seed)
+        self.updates = 0
+        layout, dtype = plan.layout, plan.dtype
+        self.flat_parameters = np.zeros(layout.size, dtype)
+        self.flat_gradients = np.zeros(layout.gradient_size if plan.training else 0, dtype)
+        names = plan.optimizer.state if plan.training else ()
+        self.flat_state = {name: np.zeros(layout.size, dtype) for name in names}
+        self.parameters = NamedArrays(layout, self.flat_parameters)
+        self.gradients = NamedArrays(layout, self.flat_gradients)
+        self.state = {name: NamedArrays(layout, flat) for name, flat in self.flat_state.items()}
+        for name, value in initial_parameters(plan.network, seed).items():
+            self.parameters[name] = value
+        self.sums = (
+            self.flat_gradients[layout.size : layout.size + len(SUMS)]
+            if plan.training
+            else np.zeros(len(SUMS), dtype)
+        )
+        self._arena = np.zeros(max(plan.arena_bytes, 1) + 64, np.uint8)
+        # NumPy aligns to 16 bytes; vector kernels want whole cache lines.
+        self._base = -self._arena.ctypes.data % 64
+        self._views = {name: self._view(name) for name in plan.buffers}
+        self.stages = self._bind()
+        self._update = backend.bind_update(self) if plan.training else None
+
+    def _view(self, name: str) -> NDArray[Any]:
+        buffer = self.plan.buffers[name]
+        start = self._base + buffer.offset
+        shape = buffer.shape
+        if self.backend.channels_last and len(shape) == 4:
+            shape = (shape[0], shape[2], shape[3], shape[1])
+        return self._arena[start : start + buffer.nbytes].view(buffer.dtype).reshape(shape)
+
+    def _group_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
+        needs = self.backend.needs(group, self.plan.batch_size, self.plan.dtype, self.plan.training)
+        locals_ = {"x", "y", "dx", "dy", *needs.buffers}
+        arrays = {}
+        for local in sorted(locals_):
+            name = self.plan.tensor_name(group, local)
+            if name in self._views:
+                arrays[local] = self._views[name]
+        single = sum(1 for node in group.nodes if node.parameters) == 1
+        for parameter in group.parameters:
+            slot = self.plan.layout[parameter.name]
+            owner, _, short = parameter.name.rpartition(".")
+            prefix = "" if single else f"{owner}."
+            span = slice(slot.start, slot.stop)
+            arrays[f"{prefix}{short}"] = self.flat_parameters[span].reshape(slot.storage.shape)
+            if self.plan.training:
+                gradient = self.flat_gradients[span].reshape(slot.storage.shape)
+                arrays[f"{prefix}d{short}"] = gradient
+        return arrays
+
+    def _bind(self) -> list[tuple[Stage, Kernel]]:
+        """Every stage but load and update with its kernel, in order."""
+        plan = self.plan
+        kernels: dict[tuple[str, Phase], Kernel] = {}
+        for group in plan.groups:
+            bound = self.backend.bind(group, self._group_arrays(group), self)
+            kernels.update({(group.name, phase): kernel for phase, kernel in bound.items()})
+        last = plan.groups[-1].tail.name
+        rows = (plan.batch_size, plan.network.num_outputs)
+        gradient = self._views[plan.resolve(f"d{last}")].reshape(rows) if plan.training else None
+        kernels["loss", Phase.LOSS] = self.backend.bind_loss(
+            plan, self._views[plan.resolve(last)].reshape(rows), self._views[TARGET], gradient,
+            self.sums,
+        )  # fmt: skip
+        outside = (Phase.LOAD, Phase.UPDATE)
+        return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
+
+    # Steps.
+
+    def load(
+        self,
+        x: NDArray[Any],
+        y: NDArray[Any] | None,
+        *,
+        samples: NDArray[np.int64] | None = None,
+        global_count: int | None = None,
+        step: int = 0,
+        training: bool = True,
+    ) -> None:
+        """Copy a batch in and set the context of the coming step.
+
+        Args:
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+            y: targets, (n,) class numbers or (n, F); None where no loss is wanted.
+            samples: int64 (n,), identities of the samples; 0 … n − 1 where left out.
+            global_count: samples of the global minibatch; n where left out.
+            step: number of the step.
+            training: whether dropout is on and gradients are wanted.
+        """
+        n = len(x)
+        if n > self.plan.batch_size:
+            raise UserError(f"batch of {n} samples; this replica was compiled for at most "
+                            f"{self.plan.batch_size}")  # fmt: skip
+        expected = self.plan.network.input_shape
+        if tuple(x.shape[1:]) != tuple(expected):
+            raise UserError(
+                f"x has shape {x.shape}; this network expects ({n}, {str(expected)[1:-1]})"
+            )
+        context = self.context
+        context.n, context.step, context.training = n, step, training
+        context.samples = np.arange(n, dtype=np.int64) if samples is None else samples
+        context.scale = 1.0 / max(n if global_count is None else global_count, 1)
+        self._load_input(x)
+        if y is not None:
+            target = self._views[TARGET]
+            target[:n] = np.asarray(y).reshape((n, *target.shape[1:]))
+
+    def _load_input(self, x: NDArray[Any]) -> None:
+        target = self._views[self.plan.resolve(INPUT)]
+        n = len(x)
+        if not self.backend.channels_last:
+            target[:n] = x.reshape((n, *target.shape[1:]))
+        elif x.ndim == 4:
+            target[:n] = x.transpose(0, 2, 3, 1)
+        else:
+            target[:n, 0, 0] = x
+
+    def run(self, listener: Listener | None = None) -> None:
+        """Run forward, loss and (in a training step) backward for the loaded batch."""
+        context = self.context
+        for stage, kernel in self.stages:
+            kernel(context)
+            if listener is not None:
+                listener(stage.index)
+
+    def run_forward(self, *, loss: bool) -> None:
+        """Run the forward stages and, if asked, the loss; gradients stay as they are."""
+        context = self.context
+        for stage, kernel in self.stages:
+            if stage.phase is Phase.FORWARD or (loss and stage.phase is Phase.LOSS):
+                kernel(context)
+
+    def forward_backward(self, x: ArrayLike, y: ArrayLike, **context: Any) -> float:
+        """Loss and gradients of a batch; the mean loss over the (global) batch is returned.
+
+        Keyword arguments are those of `load`.
+        """
+        if not self.plan.training:
+            raise UserError("this replica was compiled without training")
+        self.load(np.asarray(x), self._targets(y), **context)
+        self.run()
+        return float(self.sums[0])
+
+    def update(self, learning_rate: float) -> None:
+        """Apply the update rule to every parameter."""
+        if self._update is None:
+            raise UserError("this replica was compiled without training")
+        self.updates += 1
+        self._update(learning_rate)
+
+    def output(self) -> NDArray[Any]:
+        """(n, F) what the network gave for the loaded batch, before softmax or sigmoid."""
+        view = self._views[self.plan.resolve(self.plan.groups[-1].tail.name)]
+        tail = self.plan.groups[-1].tail
+        n = self.context.n
+        rows = view[:n]
+        if self.backend.channels_last:
+            rows = rows.transpose(0, 3, 1, 2)
+        return np.array(rows).reshape((n, *tail.output_shape))
+
+    def forward(self, x: ArrayLike) -> NDArray[Any]:
+        """Outputs (N, F) before softmax or sigmoid, for any number of samples, dropout off."""
+        array = np.asarray(x)
+        chunks = []
+        for start in range(0, len(array), self.plan.batch_size):
+            self.load(array[start : start + self.plan.batch_size], None, training=False)
+            self.run_forward(loss=False)
+            chunks.append(self.output())
+        if not chunks:
+            return np.zeros((0, *self.plan.network.output_shape), self.plan.dtype)
+        return np.concatenate(chunks)
+
+    def predict(self, x: ArrayLike) -> NDArray[Any]:
+        """What a user wants to know: probabilities (softmax, sigmoid) or values, (N, F)."""
+        z = self.forward(x)
+        kind = self.plan.network.loss.targets
+        if kind == "classes":
+            e = np.exp(z - z.max(axis=1, keepdims=True))
+            return np.asarray(e / e.sum(axis=1, keepdims=True))
+        if kind == "binary":
+            return np.asarray(0.5 * (1.0 + np.tanh(0.5 * z)))
+        return z
+
+    def evaluate(self, x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
+        """Sum of the losses and number of correct answers, for any number of samples."""
+        array, targets = np.asarray(x), self._targets(y)
+        saved = self.sums.copy()
+        loss, correct = 0.0, 0
+        for start in range(0, len(array), self.plan.batch_size):
+            span = slice(start, start + self.plan.batch_size)
+            self.load(array[span], targets[span], global_count=1, training=False)
+            self.run_forward(loss=True)
+            loss += float(self.sums[0])
+            correct += round(float(self.sums[1]))
+        self.sums[:] = saved
+        return loss, correct
+
+    def first_not_finite(self) -> str | None:
+        """Name where values stop being finite: input, a parameter or a group's output."""
+        n = self.context.n
+        if not np.isfinite(self._views[self.plan.resolve(INPUT)][:n]).all():
+            return "the input"
+        for stage, kernel in self.stages:
+            if stage.phase is not Phase.FORWARD:
+                continue
+            bad = [p for p in stage.parameters if not np.isfinite(self.parameters[p]).all()]
+            if bad:
+                return f"parameter {bad[0]}"
+            kernel(self.context)
+            if not all(np.isfinite(self._views[name][:n]).all() for name in stage.writes):
+                return f"the output of {stage.group}"
+        return None
+
+    def _targets(self, y: ArrayLike) -> NDArray[Any]:
+        """Check labels; one-hot rows become class numbers."""
+        array = np.asarray(y)
+        loss, width = self.plan.network.loss, self.plan.network.num_outputs
+        if loss.targets != "classes":
+            if array.size != len(array) * width:
+                raise UserError(f"y has shape {array.shape}; this network gives {width} values")
+            return array.reshape(len(array), width)
+        if array.ndim == 2 and array.shape[1] == width:
+            if not (((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all()):
+                raise UserError("y has one column a class but is not one-hot")
+            array = array.argmax(axis=1)
+        if array.ndim != 1:
+            raise UserError(f"y has shape {array.shape}; expected one class number a sample")
+        if array.size and (array.min() < 0 or array.max() >= width):
+            raise UserError(
+                f"y has labels from {array.min()} to {array.max()}; "
+                f"this network has {width} classes"
+            )
+        return array
+
+
+def segments(plan: Plan) -> Sequence[tuple[int, int, float]]:
+    """(start, stop, weight decay) of runs of the flat array that share a weight decay."""
+    runs: list[tuple[int, int, float]] = []
+    slots = plan.layout.slots
+    for i, slot in enumerate(slots):
+        stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        if runs and runs[-1][2] == slot.parameter.weight_decay:
+            runs[-1] = (runs[-1][0], stop, runs[-1][2])
+        else:
+            runs.append((slot.start, stop, slot.parameter.weight_decay))
+    return runs

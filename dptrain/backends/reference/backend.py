@@ -1,0 +1,104 @@
+"""Lowering, losses and updates of the reference backend; the layers are in `operations`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
+from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.plan.lowering import Group, GroupNeeds, Phase
+from dptrain.plan.optimizers import SGD
+from dptrain.plan.plan import Plan
+
+
+class ReferenceBackend(Backend):
+    """NumPy in float64 or float32."""
+
+    name = "reference"
+    precisions: ClassVar[Mapping[str, str]] = {"fp64": "float64", "fp32": "float32"}
+
+    def needs(self, group: Group, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+        operation = OPERATIONS[type(group.head.layer)]
+        return operation.needs(group.head, batch_size, dtype, training)
+
+    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+        operation = OPERATIONS[type(group.head.layer)](group.head, arrays)
+        return operation.kernels()
+
+    def bind_loss(
+        self,
+        plan: Plan,
+        output: NDArray[Any],
+        target: NDArray[Any],
+        gradient: NDArray[Any] | None,
+        sums: NDArray[Any],
+    ) -> Kernel:
+        evaluate = {"classes": _softmax, "binary": _binary, "values": _squared}[
+            plan.network.loss.targets
+        ]
+
+        def run(context: Context) -> None:
+            n = context.n
+            loss, correct, dz = evaluate(output[:n], target[:n])
+            sums[0] = loss * context.scale
+            sums[1] = correct
+            if context.training and gradient is not None:
+                gradient[:n] = dz * context.scale
+
+        return run
+
+    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+        plan, w = replica.plan, replica.flat_parameters
+        g, state = replica.flat_gradients[: w.size], replica.flat_state
+        decay = np.zeros_like(w)
+        for start, stop, value in segments(plan):
+            decay[start:stop] = value
+        rule = plan.optimizer
+
+        def sgd(learning_rate: float) -> None:
+            assert isinstance(rule, SGD)
+            d = g + decay * w
+            if rule.momentum:
+                v = state["momentum"]
+                v[:] = rule.momentum * v + d
+                d = d + rule.momentum * v if rule.nesterov else v
+            w[:] = w - learning_rate * d
+
+        def adam(learning_rate: float) -> None:
+            assert not isinstance(rule, SGD)
+            t, d = replica.updates, g + decay * w
+            m, v = state["first_moment"], state["second_moment"]
+            m[:] = rule.beta1 * m + (1.0 - rule.beta1) * d
+            v[:] = rule.beta2 * v + (1.0 - rule.beta2) * d * d
+            mean, square = m / (1.0 - rule.beta1**t), v / (1.0 - rule.beta2**t)
+            w[:] = w - learning_rate * mean / (np.sqrt(square) + rule.epsilon)
+
+        return sgd if isinstance(rule, SGD) else adam
+
+
+def _softmax(z: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+    rows = np.arange(len(z))
+    shifted = z - z.max(axis=1, keepdims=True)
+    e = np.exp(shifted)
+    total = e.sum(axis=1, keepdims=True)
+    loss = float(np.sum(np.log(total[:, 0]) - shifted[rows, labels]))
+    dz = e / total
+    dz[rows, labels] -= 1
+    return loss, int(np.sum(z.argmax(axis=1) == labels)), dz
+
+
+def _binary(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+    # log(1 + exp(−|z|)) never overflows; max(z, 0) − z y makes up the rest.
+    loss = float(np.sum(np.maximum(z, 0) - z * y + np.log1p(np.exp(-np.abs(z))))) / z.shape[1]
+    correct = int(np.sum(((z > 0) == (y > 0.5)).all(axis=1)))
+    sigmoid = 0.5 * (1.0 + np.tanh(0.5 * z))
+    return loss, correct, (sigmoid - y) / z.shape[1]
+
+
+def _squared(z: NDArray[Any], y: NDArray[Any]) -> tuple[float, int, NDArray[Any]]:
+    d = z - y
+    return float(np.sum(d * d)) / z.shape[1], 0, 2.0 * d / z.shape[1]

@@ -1,0 +1,418 @@
+"""Layers as descriptions: shapes, parameters and FLOPs. No arithmetic on data happens here.
+
+Shapes are per sample and leave out the batch: ``(C, H, W)`` for maps, ``(F,)`` for vectors.
+Letters: N batch, C and K input and output channels, H and W height and width, R and S kernel
+height and width. A multiply-add counts as two FLOPs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dptrain.errors import UserError
+from dptrain.network.initializers import Constant, He, Initializer
+
+Shape = tuple[int, ...]
+Pads = tuple[tuple[int, int], tuple[int, int]]
+PaddingName = Literal["same", "valid", "full"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One trainable array of a layer, in its canonical layout.
+
+    Attributes:
+        name: unique in the network once the network has put the layer's name in front.
+        shape: canonical shape, (K, C, R, S), (out, in) or (out,).
+        fan_in: number of inputs that one output element sums.
+        init: how it starts.
+        weight_decay: λ of the term ½λ‖w‖² that the update adds to the loss.
+    """
+
+    name: str
+    shape: Shape
+    fan_in: int
+    init: Initializer
+    weight_decay: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations for one sample, by phase."""
+
+    forward: int
+    backward_input: int = 0
+    backward_weight: int = 0
+
+
+def _positive(value: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{what} is {value!r}; expected a whole number of at least 1")
+
+
+def _maps(layer: str, shape: Shape) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise UserError(f"{layer} needs an input of shape (C, H, W), got {shape}")
+    return shape[0], shape[1], shape[2]
+
+
+def _same_pads(size: int, window: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after, so that the output has ceil(size / stride) elements."""
+    total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
+
+
+class Layer(ABC):
+    """One layer. Subclasses are frozen dataclasses whose fields are what a user may set.
+
+    `kind` names the layer in TOML files (``type = "conv"``) and, numbered, in the network
+    (``conv1``).
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def output_shape(self, input_shape: Shape) -> Shape:
+        """Shape of the output for one sample; `UserError` where the input does not fit."""
+
+    def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
+        """Trainable arrays, named without the layer's name."""
+        return ()
+
+    @abstractmethod
+    def flops(self, input_shape: Shape) -> Flops:
+        """Operations for one sample."""
+
+
+@dataclass(frozen=True)
+class Conv2d(Layer):
+    """Two-dimensional cross-correlation with a bias per filter.
+
+    y[n, k, i, j] = b[k] + Σ x[n, c, i·stride + r − top, j·stride + s − left] · w[k, c, r, s],
+    summed over c, r and s.
+
+    Attributes:
+        filters: K.
+        kernel: R and S, one number or a pair.
+        stride: one number or a pair.
+        padding: zeros on every side as a number, or "same" (output ceil(size / stride)), "valid"
+            (none), or "full" (kernel − 1). Except under "same", an output size that is not a
+            whole number is refused.
+        weight_init, bias_init: how the parameters start.
+        weight_decay: λ for the weights; biases have none.
+    """
+
+    kind: ClassVar[str] = "conv"
+
+    filters: int
+    kernel: int | tuple[int, int] = 3
+    stride: int | tuple[int, int] = 1
+    padding: int | PaddingName = "same"
+    weight_init: Initializer = He()
+    bias_init: Constant = Constant(0.0)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(self.filters, "conv filters")
+        for value in (*self.window, *self.strides):
+            _positive(value, "conv kernel or stride")
+        if isinstance(self.padding, str):
+            if self.padding not in ("same", "valid", "full"):
+                raise UserError(
+                    f"conv padding is '{self.padding}'; expected a number, same, valid or full"
+                )
+        elif isinstance(self.padding, bool) or self.padding < 0:
+            raise UserError(f"conv padding is {self.padding}; expected at least 0")
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """(R, S)."""
+        return _pair(self.kernel)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Vertical and horizontal stride."""
+        return _pair(self.stride)
+
+    def pads(self, input_shape: Shape) -> Pads:
+        """Zeros ((top, bottom), (left, right)) around each map."""
+        _, height, width = _maps("conv", input_shape)
+        (r, s), (vertical, horizontal) = self.window, self.strides
+        if self.padding == "same":
+            return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
+        if self.padding == "full":
+            return (r - 1, r - 1), (s - 1, s - 1)
+        p = 0 if self.padding == "valid" else int(self.padding)
+        return (p, p), (p, p)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        _, height, width = _maps("conv", input_shape)
+        sizes = []
+        for axis, size, window, stride, pad in zip(
+            ("height", "width"),
+            (height, width),
+            self.window,
+            self.strides,
+            self.pads(input_shape),
+            strict=True,
+        ):
+            span = size + sum(pad) - window
+            if span < 0:
+                raise UserError(
+                    f"conv {axis}: kernel {window} is larger than the input, "
+                    f"padding included ({size} + {sum(pad)})"
+                )
+            if self.padding != "same" and span % stride:
+                raise UserError(
+                    f"conv {axis}: ({size} − {window} + {sum(pad)}) / {stride} + 1 is not a whole "
+                    "number; change kernel, stride or padding"
+                )
+            sizes.append(span // stride + 1)
+        return self.filters, sizes[0], sizes[1]
+
+    def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
+        channels = input_shape[0]
+        r, s = self.window
+        fan_in = channels * r * s
+        weight = Parameter(
+            "weight", (self.filters, channels, r, s), fan_in, self.weight_init, self.weight_decay
+        )
+        return weight, Parameter("bias", (self.filters,), fan_in, self.bias_init)
+
+    def flops(self, input_shape: Shape) -> Flops:
+        k, ho, wo = self.output_shape(input_shape)
+        r, s = self.window
+        products = 2 * k * ho * wo * input_shape[0] * r * s
+        return Flops(products + k * ho * wo, products, products + k * ho * wo)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2:
+        raise UserError(f"{value!r} has {len(value)} numbers; expected one, or a pair")
+    return value[0], value[1]
+
+
+@dataclass(frozen=True)
+class _Pool2d(Layer):
+    """Common shape arithmetic of the pooling layers.
+
+    Attributes:
+        window: height and width, one number or a pair.
+        stride: one number or a pair; the window where left out. Windows may overlap.
+        padding: "valid" (the last incomplete window is left out) or "same" (output
+            ceil(size / stride); what lies outside the map takes no part).
+    """
+
+    window: int | tuple[int, int] = 2
+    stride: int | tuple[int, int] | None = None
+    padding: Literal["same", "valid"] = "valid"
+
+    def __post_init__(self) -> None:
+        for value in (*self.windows, *self.strides):
+            _positive(value, f"{self.kind} window or stride")
+        if self.padding not in ("same", "valid"):
+            raise UserError(f"{self.kind} padding is '{self.padding}'; expected same or valid")
+
+    @property
+    def windows(self) -> tuple[int, int]:
+        """Height and width of the window."""
+        return _pair(self.window)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Vertical and horizontal stride."""
+        return self.windows if self.stride is None else _pair(self.stride)
+
+    def pads(self, input_shape: Shape) -> Pads:
+        """Positions outside the map ((top, bottom), (left, right)) that windows reach over."""
+        _, height, width = _maps(self.kind, input_shape)
+        if self.padding == "valid":
+            return (0, 0), (0, 0)
+        (r, s), (vertical, horizontal) = self.windows, self.strides
+        return _same_pads(height, r, vertical), _same_pads(width, s, horizontal)
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        channels, height, width = _maps(self.kind, input_shape)
+        sizes = []
+        for size, window, stride, pad in zip(
+            (height, width), self.windows, self.strides, self.pads(input_shape), strict=True
+        ):
+            span = size + sum(pad) - window
+            if span < 0:
+                raise UserError(f"{self.kind}: window {window} is larger than the input {size}")
+            sizes.append(span // stride + 1)
+        return channels, sizes[0], sizes[1]
+
+    def flops(self, input_shape: Shape) -> Flops:
+        work = math.prod(self.output_shape(input_shape)) * math.prod(self.windows)
+        return Flops(work, work)
+
+
+@dataclass(frozen=True)
+class MaxPool2d(_Pool2d):
+    """Largest element of each window; the gradient goes to it alone (the first, among equals)."""
+
+    kind: ClassVar[str] = "pool"
+
+
+@dataclass(frozen=True)
+class AveragePool2d(_Pool2d):
+    """Mean of each window over the positions that lie inside the map."""
+
+    kind: ClassVar[str] = "avgpool"
+
+
+@dataclass(frozen=True)
+class SumPool2d(_Pool2d):
+    """Sum of each window."""
+
+    kind: ClassVar[str] = "sumpool"
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    """Maps as one vector, in the order C, H, W."""
+
+    kind: ClassVar[str] = "flatten"
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return (math.prod(input_shape),)
+
+    def flops(self, input_shape: Shape) -> Flops:
+        return Flops(0)
+
+
+@dataclass(frozen=True)
+class Dense(Layer):
+    """Fully connected layer, y = W x + b with W of shape (out, in)."""
+
+    kind: ClassVar[str] = "dense"
+
+    units: int
+    weight_init: Initializer = He()
+    bias_init: Constant = Constant(0.0)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(self.units, "dense units")
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        if len(input_shape) != 1:
+            raise UserError(f"dense needs a vector, got {input_shape}; put a flatten in front")
+        return (self.units,)
+
+    def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
+        fan_in = input_shape[0]
+        weight = Parameter(
+            "weight", (self.units, fan_in), fan_in, self.weight_init, self.weight_decay
+        )
+        return weight, Parameter("bias", (self.units,), fan_in, self.bias_init)
+
+    def flops(self, input_shape: Shape) -> Flops:
+        products = 2 * self.units * input_shape[0]
+        return Flops(products + self.units, products, products + self.units)
+
+
+class _Elementwise(Layer):
+    """A layer whose output has the shape of its input."""
+
+    operations: ClassVar[int] = 1
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return input_shape
+
+    def flops(self, input_shape: Shape) -> Flops:
+        work = self.operations * math.prod(input_shape)
+        return Flops(work, work)
+
+
+@dataclass(frozen=True)
+class ReLU(_Elementwise):
+    """max(x, 0); derivative 0 at x ≤ 0."""
+
+    kind: ClassVar[str] = "relu"
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Elementwise):
+    """σ(x) = 1 / (1 + exp(−x)); derivative σ(1 − σ)."""
+
+    kind: ClassVar[str] = "sigmoid"
+    operations: ClassVar[int] = 3
+
+
+@dataclass(frozen=True)
+class Dropout(_Elementwise):
+    """In training, each element is 0 with probability `rate`, else divided by 1 − rate.
+
+    The mask is a pure function of seed, step, sample and layer (`dptrain.plan.random`), so it does
+    not depend on how many ranks share the minibatch.
+    """
+
+    kind: ClassVar[str] = "dropout"
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate < 1.0:
+            raise UserError(f"dropout rate is {self.rate}; expected 0 ≤ rate < 1")
+
+
+@dataclass(frozen=True)
+class LocalResponseNorm(_Elementwise):
+    """Normalisation over neighbouring channels of the same pixel.
+
+    y[c] = x[c] / (bias + alpha · Σ_{|c' − c| ≤ radius} x[c']²)^beta
+
+    Source: Krizhevsky et al., "ImageNet classification with deep convolutional neural networks",
+    2012, section 3.3, with `radius` the half width n/2.
+    """
+
+    kind: ClassVar[str] = "lrn"
+
+    radius: int = 4
+    bias: float = 1.0
+    alpha: float = 0.001 / 9.0
+    beta: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.radius < 0:
+            raise UserError(f"lrn radius is {self.radius}; expected at least 0")
+        if self.bias <= 0.0:
+            raise UserError(f"lrn bias is {self.bias}; expected more than 0")
+
+    def output_shape(self, input_shape: Shape) -> Shape:
+        return _maps("lrn", input_shape)
+
+    def flops(self, input_shape: Shape) -> Flops:
+        window = 2 * self.radius + 1
+        size = math.prod(input_shape)
+        return Flops(size * (2 * window + 4), size * (3 * window + 8))
+
+
+LAYERS: dict[str, type[Layer]] = {
+    layer.kind: layer
+    for layer in (
+        Conv2d,
+        MaxPool2d,
+        AveragePool2d,
+        SumPool2d,
+        Flatten,
+        Dense,
+        ReLU,
+        Sigmoid,
+        Dropout,
+        LocalResponseNorm,
+    )
+}
+"""Every kind of layer by the name that TOML files use."""

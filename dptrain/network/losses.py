@@ -1,0 +1,84 @@
+"""Losses as descriptions. All are means over the samples of the global minibatch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+
+TargetKind = Literal["classes", "binary", "values"]
+
+
+class Loss(ABC):
+    """What the network's output is compared with, and how.
+
+    `targets` says what a target is: ``classes``, an index in [0, F) a sample; ``binary``, F
+    numbers 0 or 1; ``values``, F real numbers.
+    """
+
+    kind: ClassVar[str]
+    targets: ClassVar[TargetKind]
+
+    def check(self, output_shape: Shape) -> None:
+        """`UserError` unless a network may end in `output_shape` under this loss."""
+        if len(output_shape) != 1:
+            raise UserError(
+                f"the network ends in maps of shape {output_shape}, but {self.kind} needs a "
+                "vector; end with flatten or dense"
+            )
+
+    @abstractmethod
+    def flops(self, output_shape: Shape) -> int:
+        """Operations for one sample, gradient included."""
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(Loss):
+    """−log softmax(z)[label], a mean over samples; dz = (softmax(z) − onehot) / N."""
+
+    kind: ClassVar[str] = "softmax_cross_entropy"
+    targets: ClassVar[TargetKind] = "classes"
+
+    def check(self, output_shape: Shape) -> None:
+        super().check(output_shape)
+        if output_shape[0] < 2:
+            raise UserError("softmax needs at least 2 outputs; use sigmoid_cross_entropy for one")
+
+    def flops(self, output_shape: Shape) -> int:
+        return 6 * output_shape[0]
+
+
+@dataclass(frozen=True)
+class SigmoidBinaryCrossEntropy(Loss):
+    """Mean over samples and outputs of −y log σ(z) − (1 − y) log(1 − σ(z)).
+
+    dz = (σ(z) − y) / (N F).
+
+    The network ends in z: the sigmoid is part of the loss.
+    """
+
+    kind: ClassVar[str] = "sigmoid_cross_entropy"
+    targets: ClassVar[TargetKind] = "binary"
+
+    def flops(self, output_shape: Shape) -> int:
+        return 8 * output_shape[0]
+
+
+@dataclass(frozen=True)
+class MeanSquaredError(Loss):
+    """Mean over samples and outputs of (z − y)²; dz = 2 (z − y) / (N F)."""
+
+    kind: ClassVar[str] = "mean_squared_error"
+    targets: ClassVar[TargetKind] = "values"
+
+    def flops(self, output_shape: Shape) -> int:
+        return 4 * output_shape[0]
+
+
+LOSSES: dict[str, type[Loss]] = {
+    loss.kind: loss for loss in (SoftmaxCrossEntropy, SigmoidBinaryCrossEntropy, MeanSquaredError)
+}
+"""Every loss by the name that TOML files use."""

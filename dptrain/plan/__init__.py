@@ -1,0 +1,27 @@
+"""A training step as a list of stages over planned memory."""
+
+from dptrain.plan.buckets import Bucket, make_buckets
+from dptrain.plan.flat import SUMS, FlatLayout, Slot
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Storage
+from dptrain.plan.optimizers import SGD, Adam, Optimizer
+from dptrain.plan.plan import Plan, Stage, make_plan
+
+__all__ = [
+    "SGD",
+    "SUMS",
+    "Access",
+    "Adam",
+    "Bucket",
+    "BufferSpec",
+    "FlatLayout",
+    "Group",
+    "GroupNeeds",
+    "Optimizer",
+    "Phase",
+    "Plan",
+    "Slot",
+    "Stage",
+    "Storage",
+    "make_buckets",
+    "make_plan",
+]

@@ -1,0 +1,313 @@
+"""Planning: from a network to buffers with sizes and stages in order. Nothing is allocated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+from dptrain.network.network import Network
+from dptrain.plan.arena import Buffer, place
+from dptrain.plan.flat import FlatLayout, lay_out
+from dptrain.plan.lowering import BACKWARD_ORDER, BufferSpec, Group, GroupNeeds, Lowering, Phase
+from dptrain.plan.optimizers import SGD, Optimizer
+
+INPUT = "input"
+TARGET = "target"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the list that a training step is.
+
+    Attributes:
+        index: position in `Plan.stages`.
+        group: name of the layers computed (``conv1+relu1+pool1``), or ``input``, ``loss``,
+            ``update``.
+        phase: what is computed for them.
+        reads, writes: names of buffers.
+        parameters: names of the parameters read, or (in `BACKWARD_WEIGHT`) whose gradients this
+            stage finishes.
+        flops: operations for a full batch.
+        bytes_moved: every buffer and parameter that is read or written, once, for a full batch.
+    """
+
+    index: int
+    group: str
+    phase: Phase
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    parameters: tuple[str, ...]
+    flops: int
+    bytes_moved: int
+
+    @property
+    def name(self) -> str:
+        """``conv1+relu1.forward``; stages that stand alone go by their group."""
+        return self.group if self.group == self.phase.value else f"{self.group}.{self.phase.value}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A network made concrete for a backend, a batch size and a precision.
+
+    Attributes:
+        network: what is computed.
+        backend: name of the backend it was planned for.
+        batch_size: samples a replica has room for; a step may use fewer.
+        precision: the user's word; `dtype` is what activations are stored in.
+        optimizer: update rule.
+        training: whether backward stages and gradients are there.
+        groups: layers as the backend computes them, in order.
+        buffers: everything that lives in the arena, by name.
+        aliases: name of a tensor that is another one seen in a different shape, to that one.
+        layout: slots of the parameters.
+        stages: what a step runs, in order.
+        arena_bytes: size of the arena.
+    """
+
+    network: Network
+    backend: str
+    batch_size: int
+    precision: str
+    dtype: str
+    optimizer: Optimizer
+    training: bool
+    groups: tuple[Group, ...]
+    buffers: dict[str, Buffer]
+    aliases: dict[str, str]
+    layout: FlatLayout
+    stages: tuple[Stage, ...]
+    arena_bytes: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one parameter."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose; their sum is what a replica allocates."""
+        flat = self.layout.size * self.itemsize
+        memory = {"parameters": flat, "buffers": self.arena_bytes}
+        if self.training:
+            memory["gradients"] = self.layout.gradient_size * self.itemsize
+            memory["optimizer"] = flat * len(self.optimizer.state)
+        return memory
+
+    def resolve(self, tensor: str) -> str:
+        """Name of the buffer that holds `tensor`, aliases followed."""
+        while tensor in self.aliases:
+            tensor = self.aliases[tensor]
+        return tensor
+
+    def tensor_name(self, group: Group, local: str) -> str:
+        """Buffer name of a group's local name (see `dptrain.plan.lowering`)."""
+        return self.resolve(_tensor_name(self.groups, group, local))
+
+
+def _tensor_name(groups: tuple[Group, ...], group: Group, local: str) -> str:
+    before = groups[groups.index(group) - 1].tail.name if group.head.index else INPUT
+    names = {"x": before, "y": group.tail.name, "dx": f"d{before}", "dy": f"d{group.tail.name}"}
+    return names.get(local, f"{group.name}.{local}")
+
+
+def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
+    """Longest match first, from the input on."""
+    groups: list[Group] = []
+    patterns = sorted(backend.fusions, key=len, reverse=True)
+    start = 0
+    while start < len(network.nodes):
+        stop = start + 1
+        for pattern in patterns:
+            nodes = network.nodes[start : start + len(pattern)]
+            if tuple(type(node.layer) for node in nodes) == pattern and backend.fuses(nodes):
+                stop = start + len(pattern)
+                break
+        groups.append(Group(network.nodes[start:stop]))
+        start = stop
+    return tuple(groups)
+
+
+def _group_flops(group: Group, phase: Phase) -> int:
+    """Operations of a phase for one sample."""
+    head, rest = group.nodes[0].flops, [node.flops for node in group.nodes[1:]]
+    if phase is Phase.FORWARD:
+        return head.forward + sum(f.forward for f in rest)
+    if phase is Phase.BACKWARD_WEIGHT:
+        return head.backward_weight
+    if phase is Phase.BACKWARD_INPUT:
+        return head.backward_input
+    own = 0 if group.parameters else head.backward_input
+    return own + sum(f.backward_input for f in rest)
+
+
+class _Planner:
+    """Collects stages and buffer shapes; `make_plan` is the way in."""
+
+    def __init__(
+        self, network: Network, backend: Lowering, batch_size: int, dtype: str, training: bool
+    ) -> None:
+        self.network, self.backend, self.batch_size = network, backend, batch_size
+        self.dtype, self.training = dtype, training
+        self.groups = _make_groups(network, backend)
+        self.needs: dict[str, GroupNeeds] = {
+            g.name: backend.needs(g, batch_size, dtype, training) for g in self.groups
+        }
+        self.specs: dict[str, BufferSpec] = {}
+        self.aliases: dict[str, str] = {}
+        self.stages: list[Stage] = []
+
+    def resolve(self, name: str) -> str:
+        while name in self.aliases:
+            name = self.aliases[name]
+        return name
+
+    def _tensor(self, name: str, shape: Shape) -> None:
+        self.specs[name] = BufferSpec((self.batch_size, *shape), self.dtype)
+        if self.training:
+            self.specs[f"d{name}"] = self.specs[name]
+
+    def declare(self) -> None:
+        """Shapes of every tensor and group buffer."""
+        self._tensor(INPUT, self.network.nodes[0].input_maps)
+        for group in self.groups:
+            if self.needs[group.name].alias:
+                for local, other in (("y", "x"), ("dy", "dx")):
+                    name = _tensor_name(self.groups, group, local)
+                    self.aliases[name] = _tensor_name(self.groups, group, other)
+            else:
+                self._tensor(group.tail.name, group.tail.output_maps)
+            for local, spec in self.needs[group.name].buffers.items():
+                self.specs[f"{group.name}.{local}"] = spec
+        classes = self.network.loss.targets == "classes"
+        target = BufferSpec(
+            (self.batch_size,) if classes else (self.batch_size, self.network.num_outputs),
+            "int32" if classes else self.dtype,
+        )
+        self.specs[TARGET] = target
+
+    def _bytes(self, names: tuple[str, ...]) -> int:
+        return sum(
+            math.prod(self.specs[name].shape) * np.dtype(self.specs[name].dtype).itemsize
+            for name in names
+        )
+
+    def add(
+        self,
+        group: str,
+        phase: Phase,
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        flops: int,
+        parameters: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        """Append a stage; `parameters` are names and element counts."""
+        reads = tuple(self.resolve(name) for name in reads)
+        writes = tuple(self.resolve(name) for name in writes)
+        itemsize = np.dtype(self.dtype).itemsize
+        moved = self._bytes(reads) + self._bytes(writes)
+        moved += itemsize * sum(size for _, size in parameters)
+        names = tuple(name for name, _ in parameters)
+        self.stages.append(
+            Stage(len(self.stages), group, phase, reads, writes, names, flops, moved)
+        )
+
+    def add_group(self, group: Group, phase: Phase) -> None:
+        """Append the stage of `group` in `phase`, if it has one."""
+        access = self.needs[group.name].phases.get(phase)
+        if access is None:
+            return
+        uses = phase in (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+        parameters = tuple(
+            (p.name, p.size)
+            for p in group.parameters
+            if uses and not (phase is Phase.BACKWARD_INPUT and p.name.endswith(".bias"))
+        )
+        self.add(
+            group.name,
+            phase,
+            tuple(_tensor_name(self.groups, group, local) for local in access.reads),
+            tuple(_tensor_name(self.groups, group, local) for local in access.writes),
+            self.batch_size * _group_flops(group, phase),
+            parameters,
+        )
+
+    def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
+        """Append every stage of a step."""
+        n, output = self.batch_size, self.groups[-1].tail.name
+        self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET), 0)
+        for group in self.groups:
+            self.add_group(group, Phase.FORWARD)
+        gradient = (f"d{output}",) if self.training else ()
+        flops = n * self.network.loss.flops(self.network.output_shape)
+        self.add("loss", Phase.LOSS, (output, TARGET), gradient, flops)
+        if not self.training:
+            return
+        first = next((i for i, g in enumerate(self.groups) if g.parameters), len(self.groups))
+        for i in range(len(self.groups) - 1, first - 1, -1):
+            for phase in BACKWARD_ORDER:
+                if i > first or phase is not Phase.BACKWARD_INPUT:
+                    self.add_group(self.groups[i], phase)
+        # Parameter read and written, gradient read, state read and written.
+        passes = 3 + 2 * len(optimizer.state)
+        flat = (("parameters", layout.size * passes),)
+        self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
+
+
+def make_plan(
+    network: Network,
+    backend: Lowering,
+    batch_size: int,
+    *,
+    precision: str,
+    optimizer: Optimizer | None = None,
+    training: bool = True,
+) -> Plan:
+    """Plan `network` for `backend`.
+
+    Args:
+        network: what to compute.
+        backend: the backend's planning half.
+        batch_size: largest number of samples in a step.
+        precision: a word that the backend knows, such as ``"fp32"``.
+        optimizer: update rule; plain SGD where left out.
+        training: False leaves out backward, gradients and update.
+
+    Raises:
+        UserError: the batch size is not positive, or the backend has no such precision.
+    """
+    if batch_size < 1:
+        raise UserError(f"batch size is {batch_size}; expected at least 1")
+    optimizer = SGD() if optimizer is None else optimizer
+    dtype = backend.dtype(precision)
+    planner = _Planner(network, backend, batch_size, dtype, training)
+    planner.declare()
+    layout = lay_out(
+        (node, parameter, backend.storage(node, parameter))
+        for group in reversed(planner.groups)
+        for node in group.nodes
+        for parameter in node.parameters
+    )
+    planner.add_all(optimizer, layout)
+    output = planner.resolve(planner.groups[-1].tail.name)
+    accesses = [(stage.reads, stage.writes) for stage in planner.stages]
+    buffers, arena_bytes = place(planner.specs, accesses, outlive={output})
+    return Plan(
+        network,
+        backend.name,
+        batch_size,
+        precision,
+        dtype,
+        optimizer,
+        training,
+        planner.groups,
+        buffers,
+        planner.aliases,
+        layout,
+        tuple(planner.stages),
+        arena_bytes,
+    )
