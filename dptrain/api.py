@@ -43,5 +43,6 @@ def compile(
         precision=next(iter(chosen.precisions)) if precision is None else precision,
         optimizer=optimizer,
         training=training,
+        threads=threads,
     )
-    return chosen.compile(plan, threads=threads, seed=seed)
+    return chosen.compile(plan, seed=seed)

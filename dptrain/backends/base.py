@@ -20,7 +20,7 @@ from dptrain.network.initializers import initial_parameters
 from dptrain.network.layers import Layer, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.flat import SUMS, FlatLayout, Slot
-from dptrain.plan.lowering import Group, GroupNeeds, Phase, Storage, canonical_storage
+from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 
 
@@ -133,7 +133,7 @@ class Backend(ABC):
         return canonical_storage(parameter)
 
     @abstractmethod
-    def needs(self, group: Group, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """What computing `group` takes."""
 
     @abstractmethod
@@ -166,9 +166,9 @@ class Backend(ABC):
     def bind_update(self, replica: Replica) -> Callable[[float], None]:
         """Update rule over the flat arrays, called with the learning rate."""
 
-    def compile(self, plan: Plan, *, threads: int = 1, seed: int = 0) -> Replica:
+    def compile(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
-        return Replica(self, plan, threads=threads, seed=seed)
+        return Replica(self, plan, seed=seed)
 
 
 class Replica:
@@ -181,13 +181,10 @@ class Replica:
         state: optimizer state by its name, each like `parameters`.
         flat_parameters, flat_gradients: the arrays behind them (`FlatLayout`).
         updates: number of updates made; Adam's bias correction reads it.
-        threads: compute threads.
     """
 
-    def __init__(self, backend: Backend, plan: Plan, *, threads: int, seed: int) -> None:
-        if threads < 1:
-            raise UserError(f"threads is {threads}; expected at least 1")
-        self.backend, self.plan, self.threads = backend, plan, threads
+    def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
+        self.backend, self.plan = backend, plan
         self.context = Context(seed=seed)
         self.updates = 0
         layout, dtype = plan.layout, plan.dtype
@@ -221,7 +218,7 @@ class Replica:
         return self._arena[start : start + buffer.nbytes].view(buffer.dtype).reshape(shape)
 
     def _group_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
-        needs = self.backend.needs(group, self.plan.batch_size, self.plan.dtype, self.plan.training)
+        needs = self.backend.needs(group, self.plan.setting)
         locals_ = {"x", "y", "dx", "dy", *needs.buffers}
         arrays = {}
         for local in sorted(locals_):

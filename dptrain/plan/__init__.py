@@ -2,7 +2,7 @@
 
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.flat import SUMS, FlatLayout, Slot
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Storage
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, Storage
 from dptrain.plan.optimizers import SGD, Adam, Optimizer
 from dptrain.plan.plan import Plan, Stage, make_plan
 
@@ -19,6 +19,7 @@ __all__ = [
     "Optimizer",
     "Phase",
     "Plan",
+    "Setting",
     "Slot",
     "Stage",
     "Storage",

@@ -123,6 +123,23 @@ def canonical_storage(parameter: Parameter) -> Storage:
     return Storage(parameter.shape, tuple(range(len(parameter.shape))))
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for, besides the network.
+
+    Attributes:
+        batch_size: largest number of samples in a step.
+        dtype: NumPy name of the dtype of activations and parameters.
+        training: whether backward and update are wanted.
+        threads: compute threads of the replica.
+    """
+
+    batch_size: int
+    dtype: str
+    training: bool = True
+    threads: int = 1
+
+
 class Lowering(Protocol):
     """The part of a backend that planning needs. Nothing here allocates or computes."""
 
@@ -135,7 +152,7 @@ class Lowering(Protocol):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""
 
-    def needs(self, group: Group, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """What computing `group` takes."""
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:

@@ -12,7 +12,15 @@ from dptrain.network.layers import Shape
 from dptrain.network.network import Network
 from dptrain.plan.arena import Buffer, place
 from dptrain.plan.flat import FlatLayout, lay_out
-from dptrain.plan.lowering import BACKWARD_ORDER, BufferSpec, Group, GroupNeeds, Lowering, Phase
+from dptrain.plan.lowering import (
+    BACKWARD_ORDER,
+    BufferSpec,
+    Group,
+    GroupNeeds,
+    Lowering,
+    Phase,
+    Setting,
+)
 from dptrain.plan.optimizers import SGD, Optimizer
 
 INPUT = "input"
@@ -57,10 +65,10 @@ class Plan:
     Attributes:
         network: what is computed.
         backend: name of the backend it was planned for.
-        batch_size: samples a replica has room for; a step may use fewer.
-        precision: the user's word; `dtype` is what activations are stored in.
+        setting: batch size, dtype, training or not, threads. A step may use fewer samples than
+            the batch size.
+        precision: the user's word for the arithmetic.
         optimizer: update rule.
-        training: whether backward stages and gradients are there.
         groups: layers as the backend computes them, in order.
         buffers: everything that lives in the arena, by name.
         aliases: name of a tensor that is another one seen in a different shape, to that one.
@@ -71,17 +79,30 @@ class Plan:
 
     network: Network
     backend: str
-    batch_size: int
+    setting: Setting
     precision: str
-    dtype: str
     optimizer: Optimizer
-    training: bool
     groups: tuple[Group, ...]
     buffers: dict[str, Buffer]
     aliases: dict[str, str]
     layout: FlatLayout
     stages: tuple[Stage, ...]
     arena_bytes: int
+
+    @property
+    def batch_size(self) -> int:
+        """Samples that a replica has room for."""
+        return self.setting.batch_size
+
+    @property
+    def dtype(self) -> str:
+        """NumPy name of the dtype of activations and parameters."""
+        return self.setting.dtype
+
+    @property
+    def training(self) -> bool:
+        """Whether backward stages and gradients are there."""
+        return self.setting.training
 
     @property
     def itemsize(self) -> int:
@@ -148,15 +169,10 @@ def _group_flops(group: Group, phase: Phase) -> int:
 class _Planner:
     """Collects stages and buffer shapes; `make_plan` is the way in."""
 
-    def __init__(
-        self, network: Network, backend: Lowering, batch_size: int, dtype: str, training: bool
-    ) -> None:
-        self.network, self.backend, self.batch_size = network, backend, batch_size
-        self.dtype, self.training = dtype, training
+    def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
+        self.network, self.setting = network, setting
         self.groups = _make_groups(network, backend)
-        self.needs: dict[str, GroupNeeds] = {
-            g.name: backend.needs(g, batch_size, dtype, training) for g in self.groups
-        }
+        self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
         self.stages: list[Stage] = []
@@ -167,8 +183,8 @@ class _Planner:
         return name
 
     def _tensor(self, name: str, shape: Shape) -> None:
-        self.specs[name] = BufferSpec((self.batch_size, *shape), self.dtype)
-        if self.training:
+        self.specs[name] = BufferSpec((self.setting.batch_size, *shape), self.setting.dtype)
+        if self.setting.training:
             self.specs[f"d{name}"] = self.specs[name]
 
     def declare(self) -> None:
@@ -184,11 +200,12 @@ class _Planner:
             for local, spec in self.needs[group.name].buffers.items():
                 self.specs[f"{group.name}.{local}"] = spec
         classes = self.network.loss.targets == "classes"
-        target = BufferSpec(
-            (self.batch_size,) if classes else (self.batch_size, self.network.num_outputs),
-            "int32" if classes else self.dtype,
+        n = self.setting.batch_size
+        self.specs[TARGET] = (
+            BufferSpec((n,), "int32")
+            if classes
+            else BufferSpec((n, self.network.num_outputs), self.setting.dtype)
         )
-        self.specs[TARGET] = target
 
     def _bytes(self, names: tuple[str, ...]) -> int:
         return sum(
@@ -208,7 +225,7 @@ class _Planner:
         """Append a stage; `parameters` are names and element counts."""
         reads = tuple(self.resolve(name) for name in reads)
         writes = tuple(self.resolve(name) for name in writes)
-        itemsize = np.dtype(self.dtype).itemsize
+        itemsize = np.dtype(self.setting.dtype).itemsize
         moved = self._bytes(reads) + self._bytes(writes)
         moved += itemsize * sum(size for _, size in parameters)
         names = tuple(name for name, _ in parameters)
@@ -232,20 +249,20 @@ class _Planner:
             phase,
             tuple(_tensor_name(self.groups, group, local) for local in access.reads),
             tuple(_tensor_name(self.groups, group, local) for local in access.writes),
-            self.batch_size * _group_flops(group, phase),
+            self.setting.batch_size * _group_flops(group, phase),
             parameters,
         )
 
     def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
         """Append every stage of a step."""
-        n, output = self.batch_size, self.groups[-1].tail.name
+        n, output = self.setting.batch_size, self.groups[-1].tail.name
         self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET), 0)
         for group in self.groups:
             self.add_group(group, Phase.FORWARD)
-        gradient = (f"d{output}",) if self.training else ()
+        gradient = (f"d{output}",) if self.setting.training else ()
         flops = n * self.network.loss.flops(self.network.output_shape)
         self.add("loss", Phase.LOSS, (output, TARGET), gradient, flops)
-        if not self.training:
+        if not self.setting.training:
             return
         first = next((i for i, g in enumerate(self.groups) if g.parameters), len(self.groups))
         for i in range(len(self.groups) - 1, first - 1, -1):
@@ -266,6 +283,7 @@ def make_plan(
     precision: str,
     optimizer: Optimizer | None = None,
     training: bool = True,
+    threads: int = 1,
 ) -> Plan:
     """Plan `network` for `backend`.
 
@@ -276,15 +294,18 @@ def make_plan(
         precision: a word that the backend knows, such as ``"fp32"``.
         optimizer: update rule; plain SGD where left out.
         training: False leaves out backward, gradients and update.
+        threads: compute threads of the replica.
 
     Raises:
-        UserError: the batch size is not positive, or the backend has no such precision.
+        UserError: the batch size or the thread count is not positive, or the backend has no such precision.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
+    if threads < 1:
+        raise UserError(f"threads is {threads}; expected at least 1")
     optimizer = SGD() if optimizer is None else optimizer
-    dtype = backend.dtype(precision)
-    planner = _Planner(network, backend, batch_size, dtype, training)
+    setting = Setting(batch_size, backend.dtype(precision), training, threads)
+    planner = _Planner(network, backend, setting)
     planner.declare()
     layout = lay_out(
         (node, parameter, backend.storage(node, parameter))
@@ -299,11 +320,9 @@ def make_plan(
     return Plan(
         network,
         backend.name,
-        batch_size,
+        setting,
         precision,
-        dtype,
         optimizer,
-        training,
         planner.groups,
         buffers,
         planner.aliases,

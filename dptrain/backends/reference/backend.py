@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
 from dptrain.backends.reference.operations import OPERATIONS
-from dptrain.plan.lowering import Group, GroupNeeds, Phase
+from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan
 
@@ -21,9 +21,9 @@ class ReferenceBackend(Backend):
     name = "reference"
     precisions: ClassVar[Mapping[str, str]] = {"fp64": "float64", "fp32": "float32"}
 
-    def needs(self, group: Group, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation = OPERATIONS[type(group.head.layer)]
-        return operation.needs(group.head, batch_size, dtype, training)
+        return operation.needs(group.head, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         operation = OPERATIONS[type(group.head.layer)](group.head, arrays)

@@ -30,7 +30,7 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Access, BufferSpec, GroupNeeds, Phase
+from dptrain.plan.lowering import Access, BufferSpec, GroupNeeds, Phase, Setting
 from dptrain.plan.random import dropout_keep
 
 
@@ -48,12 +48,13 @@ class Operation(ABC):
         self.node, self.arrays = node, arrays
 
     @classmethod
-    def needs(cls, node: Node, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
         """Accesses of a layer without parameters."""
-        shape = (batch_size, *node.output_maps)
-        buffers = {k: BufferSpec(shape, v) for k, v in cls.saved.items()} if training else {}
+        shape = (setting.batch_size, *node.output_maps)
+        buffers = {k: BufferSpec(shape, v) for k, v in cls.saved.items()}
+        buffers = buffers if setting.training else {}
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if training:
+        if setting.training:
             phases[Phase.BACKWARD] = Access(("dy", *cls.backward_reads, *buffers), ("dx",))
         return GroupNeeds(phases, buffers)
 
@@ -73,9 +74,9 @@ class _Weighted(Operation):
     """A layer with weight and bias."""
 
     @classmethod
-    def needs(cls, node: Node, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
         phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        if training:
+        if setting.training:
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"))
             phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
         return GroupNeeds(phases)
@@ -249,7 +250,7 @@ class Alias(Operation):
     """Flatten: the same memory in another shape."""
 
     @classmethod
-    def needs(cls, node: Node, batch_size: int, dtype: str, training: bool) -> GroupNeeds:
+    def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
         return GroupNeeds(alias=True)
 
     def kernels(self) -> Mapping[Phase, Kernel]:
