@@ -36,9 +36,13 @@ class MetricsFile:
         """
         line = f"{dump_json(record)}\n".encode()
         with writing(self.path):
-            descriptor = self._open()
-            while line:
-                line = line[os.write(descriptor, line) :]
+            try:
+                descriptor = self._open()
+                while line:
+                    line = line[os.write(descriptor, line) :]
+            except OSError:
+                self.close()  # The next append opens again and drops what was torn.
+                raise
 
     def read(self) -> list[dict[str, Any]]:
         """Every whole record, oldest first; none where there is no file.
@@ -56,11 +60,11 @@ class MetricsFile:
         Raises:
             UserError: as `read`, or the file cannot be written.
         """
+        self.close()
         lines = self._whole_lines()
         records = (self._parse(number, line) for number, line in enumerate(lines, 1))
         kept = [line for line, r in zip(lines, records, strict=True) if r.get("step", 0) <= step]
         if len(kept) < len(lines):
-            self.close()
             write_whole(self.path, b"".join(kept).decode())
 
     def close(self) -> None:

@@ -228,7 +228,7 @@ def _read(folder: Path, step: int) -> tuple[dict[str, NDArray[Any]], dict[str, A
     except (OSError, SafetensorError) as error:
         raise DamageError(f"{ARRAYS} cannot be read ({_reason(error)})") from error
     assert _description(arrays) == content["arrays"], "the checksums match, the contents do not"
-    return arrays, content["facts"]
+    return {name: arrays[name] for name in content["arrays"]}, content["facts"]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -155,7 +155,8 @@ def _make_new(parent: Path, name: str) -> Path:
 
 def _near(path: Path) -> str:
     """Runs that may be meant: one that `path` lies in, one inside it, or names like its own."""
-    above = [folder for folder in path.parents if (folder / CONFIG).is_file()]
+    # Two up from checkpoints/step-00000450 lies the run.
+    above = [folder for folder in path.parents[:2] if (folder / CONFIG).is_file()]
     if above:
         return f"; did you mean {above[0]}?"
     inside = _runs_in(path)
