@@ -159,10 +159,13 @@ class CheckpointStore:
             _discard(aside)
 
     def _prune(self, step: int) -> None:
-        """Delete all but the `keep` newest up to `step`."""
+        """Delete all but the `keep` newest up to `step`, the oldest first.
+
+        In that order, `load` never finds one in between while those of later steps go.
+        """
         found = self._found()
         kept = sorted(number for number in found if number <= step)[-self.keep :]
-        for number in found.keys() - set(kept):
+        for number in sorted(found.keys() - set(kept)):
             _discard(found[number])
 
     def _clean(self) -> None:

@@ -132,9 +132,9 @@ def test_a_file_is_old_or_new_but_never_half(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for function in ("replace", "fsync"):
+    for function in ("pathlib.Path.replace", "os.fsync"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"os.{function}", full)
+            patch.setattr(function, full)
             with pytest.raises(UserError, match=r"cannot write .*No space left.*--run-dir") as info:
                 run.write_summary({"steps": 2})
         one_line(str(info.value))
