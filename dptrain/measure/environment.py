@@ -112,6 +112,17 @@ def available_memory() -> int:
     return min([memory, *(int(limit) for limit in limits if limit.isdigit())])
 
 
+def process_age_s() -> float | None:
+    """Seconds since the operating system started this process; None where it does not say."""
+    try:
+        # The command's name stands in parentheses and may itself hold any character.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return up - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def _cgroup_cores(root: Path) -> float | None:
     """Smallest CPU quota of this process's cgroup and those above it, in cores; None for none.
 

@@ -63,7 +63,8 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
 def _loader(job: Job) -> Loader:
     return Loader(
         job.dataset.train,
-        job.network,
+        input_shape=job.dataset.input_shape,
+        target_shape=job.dataset.target_shape,
         batch_size=job.config.batch_size,
         seed=job.config.seed,
         rank=job.world.rank,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,11 +25,8 @@ from dptrain.data.sharding import steps_per_epoch
 from dptrain.errors import UserError
 from dptrain.measure.environment import available_cores, environment
 from dptrain.measure.recorder import StepRecorder
-from dptrain.network.files import resolve_network
 from dptrain.network.network import Network
-from dptrain.network.zoo import recipe
 from dptrain.plan.buckets import make_buckets
-from dptrain.plan.optimizers import SGD, Adam, Optimizer
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
 from dptrain.training.rundir import RunDirectory
@@ -77,7 +76,7 @@ class Job:
     recorder: StepRecorder
     stepper: Stepper
     schedule: Schedule
-    augmentation: Augmentation
+    augmentation: Augmentation | None
     run: RunDirectory | None
     first_step: int
     last_step: int
@@ -89,34 +88,25 @@ class Job:
         return self.plan.batch_size
 
 
-def default_threads(local_size: int) -> int:
-    """Cores divided by the ranks that share them, at least 1."""
-    return max(available_cores() // local_size, 1)
+def share_of_cores(world: World) -> tuple[int, int]:
+    """Cores that this rank may use, and how many ranks may use the same ones.
+
+    A launcher that binds ranks gives each its own cores; one that does not lets all ranks of a
+    node share them.
+    """
+    mine = [socket.gethostname(), sorted(os.sched_getaffinity(0))]
+    everybody = world.all_gather_json(mine)
+    return available_cores(), sum(1 for other in everybody if other == mine)
 
 
-def make_optimizer(config: TrainConfig) -> Optimizer:
-    """Update rule of a resolved configuration."""
-    if config.optimizer == "adam":
-        return Adam()
-    return SGD(momentum=config.momentum or 0.0, nesterov=config.nesterov)
-
-
-def resolve(config: TrainConfig, backend: Backend, local_size: int) -> TrainConfig:
-    """Fill in what the configuration leaves to the network's recipe and to the machine."""
-    chosen = recipe(config.network)
-    values: dict[str, Any] = {
-        "data": config.data or chosen.data,
-        "optimizer": config.optimizer or chosen.optimizer,
-        "learning_rate": config.learning_rate or chosen.learning_rate,
-        "threads": config.threads or default_threads(local_size),
-        "precision": config.precision or next(iter(backend.precisions)),
-    }
-    same_rule = values["optimizer"] == chosen.optimizer
-    if config.momentum is None:
-        values["momentum"] = chosen.momentum if same_rule else 0.0
-    if config.epochs is None and config.steps is None:
-        values["epochs"] = chosen.epochs
-    return dataclasses.replace(config, **values)
+def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
+    """Fill in what the configuration leaves to the backend and to the machine."""
+    cores, sharing = share_of_cores(world)
+    return dataclasses.replace(
+        config,
+        threads=config.threads or max(cores // sharing, 1),
+        precision=config.precision or next(iter(backend.precisions)),
+    )
 
 
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
@@ -145,8 +135,8 @@ def set_up(config: TrainConfig, world: World) -> Job:
         UserError: the same on every rank.
     """
     backend = together(world, lambda: load_backend(config.backend))
-    config = together(world, lambda: resolve(config, backend, world.local_size))
-    network = together(world, lambda: resolve_network(config.network))
+    config = resolve(config, backend, world)
+    network = together(world, config.load_network)
     dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))
     plan = together(
         world,
@@ -155,7 +145,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
             backend,
             max(math.ceil(config.batch_size / world.size), 1),
             precision=str(config.precision),
-            optimizer=make_optimizer(config),
+            optimizer=config.update_rule(),
             threads=int(config.threads or 1),
         ),
     )
@@ -182,17 +172,18 @@ def set_up(config: TrainConfig, world: World) -> Job:
         recorder=recorder,
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
         schedule=_schedule(config, last_step),
-        augmentation=Augmentation(
-            crop=config.crop,
-            flip=config.flip,
-            brightness=config.brightness,
-            contrast=config.contrast,
-        ),
+        augmentation=together(world, lambda: _augmentation(config)),
         run=run,
         first_step=first_step,
         last_step=last_step,
         epoch_steps=epoch_steps,
     )
+
+
+def _augmentation(config: TrainConfig) -> Augmentation | None:
+    if not (config.crop or config.flip or config.brightness or config.contrast):
+        return None
+    return Augmentation(config.crop, config.flip, config.brightness, config.contrast)
 
 
 def _schedule(config: TrainConfig, last_step: int) -> Schedule:
@@ -201,7 +192,7 @@ def _schedule(config: TrainConfig, last_step: int) -> Schedule:
         base=float(config.learning_rate or 0.0),
         warmup_steps=config.warmup_steps,
         total_steps=last_step,
-        step_every=config.step_every,
+        step_every=config.step_every or 0,
         step_factor=config.step_factor,
     )
 

@@ -9,13 +9,12 @@ import numpy as np
 
 from dptrain import __version__
 from dptrain.measure.attribution import Attribution, attribute, rank_times
-from dptrain.measure.environment import available_cores
 from dptrain.measure.recorder import STEP
 from dptrain.measure.tables import efficiency_table, stage_table
 from dptrain.scaling.baseline import Baseline, Efficiency, efficiency
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress
-from dptrain.training.setup import Job
+from dptrain.training.setup import Job, share_of_cores
 
 
 def _count(number: int, noun: str) -> str:
@@ -44,9 +43,9 @@ def introduce(job: Job, display: Display) -> None:
 
 def _possible(job: Job) -> float:
     """Weak efficiency that the cores allow where ranks and their threads share them."""
-    wanted = job.world.local_size * job.plan.setting.threads
-    shares = job.world.all_gather_json(min(available_cores() / wanted, 1.0))
-    return float(min(shares))
+    cores, sharing = share_of_cores(job.world)
+    share = min(cores / (sharing * job.plan.setting.threads), 1.0)
+    return float(min(job.world.all_gather_json(share)))
 
 
 def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline) -> dict[str, Any]:
