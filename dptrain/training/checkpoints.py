@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process may save at a time; any number may load.
+    """The checkpoints of one run. One process may save at a time.
 
     Args:
         folder: where they lie; made by the first `save`.
