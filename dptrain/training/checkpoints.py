@@ -94,6 +94,7 @@ class CheckpointStore:
         path = self._path(step)
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
+            sync(self.folder.parent)
             self._clean()
             partial = path.with_name(f".{path.name}.partial")
             try:

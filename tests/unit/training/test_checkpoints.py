@@ -309,7 +309,7 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
 def test_all_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, events = filled(tmp_path, (1,)), []
+    store, events = filled(tmp_path / "checkpoints", (1,)), []
     fsync, replace = os.fsync, Path.replace
 
     def watch_fsync(descriptor: int) -> None:
@@ -326,7 +326,8 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     rename = events.index(("rename", "step-00000002"))
     for name in ("state.safetensors", "manifest.json", ".step-00000002.partial"):
         assert ("sync", name) in events[:rename]
-    assert ("sync", tmp_path.name) in events[rename:]
+    assert ("sync", tmp_path.name) in events[:rename]
+    assert ("sync", "checkpoints") in events[rename:]
 
 
 # Replicas.
