@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process may save at a time; any number may load.
+    """The checkpoints of one run. One process may save at a time.
 
     Args:
         folder: where they lie; made by the first `save`.
@@ -94,6 +94,7 @@ class CheckpointStore:
         path = self._path(step)
         with writing(path):
             self.folder.mkdir(parents=True, exist_ok=True)
+            sync(self.folder.parent)
             self._clean()
             partial = path.with_name(f".{path.name}.partial")
             try:

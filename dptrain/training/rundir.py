@@ -21,7 +21,7 @@ from typing import Any
 import tomli_w
 
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole, writing
+from dptrain.files import dump_json, parse_json, sync, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 from dptrain.training.checkpoints import CheckpointStore
 
@@ -65,6 +65,7 @@ class RunDirectory:
             parent = Path("runs")
             with writing(parent):
                 path = _make_new(parent, _run_name(network, data, now))
+                sync(parent)
             return cls(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(
@@ -73,6 +74,7 @@ class RunDirectory:
             )
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
+            sync(path.parent)
         return cls(path)
 
     @classmethod

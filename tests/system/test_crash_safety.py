@@ -89,19 +89,24 @@ def kill_at_random_moments(folder: Path, kills: int = 80) -> None:
 
 
 SITUATIONS = {
-    "a new step": ([0, 1, 2, 3], 4),
-    "a step that is there": ([0, 1, 2, 3, 4], 5),
-    "a step before those that are there": ([10, 12], 4),
+    "a new step": ([0, 1, 2, 3], 4, False),
+    "a step that is there": ([0, 1, 2, 3, 4], 5, False),
+    "a step before those that are there": ([10, 12], 4, False),
+    "a new step after a crash": ([0, 1, 2, 3], 4, True),
 }
-"""Earlier saves, and the one that is cut short."""
+"""Earlier saves, the one that is cut short, and whether the save before it was cut short too, when
+it had set the old checkpoint of its step aside."""
 
 
 def kill_before_every_operation(folder: Path) -> None:
     """Die before the first, second, … use of the file system in a save, until one gets through."""
-    for situation, (earlier, number) in SITUATIONS.items():
+    for situation, (earlier, number, crashed) in SITUATIONS.items():
         template, work = folder / f"{situation} before", folder / f"{situation} after"
         for one in earlier:
             save(template, one)
+        if crashed:
+            step = f"step-{earlier[-1] // REPEATS:08d}"
+            (template / step).rename(template / f".{step}.aside")
         outcomes: list[tuple[bool, int]] = []
         while not outcomes or outcomes[-1][0]:
             shutil.rmtree(work, ignore_errors=True)

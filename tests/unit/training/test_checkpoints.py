@@ -54,7 +54,7 @@ def error_of(call: Callable[[], object]) -> str:
 # Round trips.
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
@@ -126,7 +126,7 @@ def test_a_folder_holds_what_it_says(tmp_path: Path) -> None:
 # Which are kept, which is loaded.
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 4))
 def test_the_last_saved_is_the_newest_and_the_last_few_stay(
     tmp_path_factory: pytest.TempPathFactory, saves: list[int], keep: int
@@ -167,12 +167,6 @@ def test_what_else_lies_there_is_left_alone(tmp_path: Path) -> None:
 FILES = ["state.safetensors", "manifest.json"]
 
 
-def flip(path: Path, position: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(position * len(content))] ^= 0x01
-    path.write_bytes(content)
-
-
 def truncate(path: Path, position: float) -> None:
     path.write_bytes(path.read_bytes()[: int(position * path.stat().st_size)])
 
@@ -190,9 +184,9 @@ def swap(path: Path, position: float) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.sampled_from([flip, truncate, delete]),
+    st.sampled_from([truncate, delete]),
     st.sampled_from(FILES),
-    st.floats(0, 1, exclude_max=True),
+    st.floats(0, 0.99),  # What follows may be the line break at the end, which nobody misses.
 )
 def test_a_damaged_newest_gives_way_to_the_one_before(
     tmp_path_factory: pytest.TempPathFactory,
@@ -203,10 +197,6 @@ def test_a_damaged_newest_gives_way_to_the_one_before(
     store = filled(tmp_path_factory.mktemp("checkpoints"))
     damage(store.folder / "step-00000030" / file, position)
     checkpoint = store.load()
-    if not checkpoint.notes:  # A blank between two words of the manifest carries nothing.
-        assert (damage, file, checkpoint.step) == (flip, "manifest.json", 30)
-        assert checkpoint.facts == {"step": 30}
-        return
     assert checkpoint.step == 20
     assert checkpoint.facts == {"step": 20}
     assert checkpoint.arrays["w"].tolist() == [20.0] * 5
@@ -216,6 +206,15 @@ def test_a_damaged_newest_gives_way_to_the_one_before(
     message = error_of(lambda: store.load(30))
     assert file in message
     assert "step-00000030" in message
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
+    path = filled(tmp_path, (30,)).folder / "step-00000030" / file
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
+        assert file in error_of(CheckpointStore(tmp_path).load)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -310,7 +309,7 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
 def test_all_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, events = filled(tmp_path, (1,)), []
+    store, events = filled(tmp_path / "checkpoints", (1,)), []
     fsync, replace = os.fsync, Path.replace
 
     def watch_fsync(descriptor: int) -> None:
@@ -327,7 +326,8 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     rename = events.index(("rename", "step-00000002"))
     for name in ("state.safetensors", "manifest.json", ".step-00000002.partial"):
         assert ("sync", name) in events[:rename]
-    assert ("sync", tmp_path.name) in events[rename:]
+    assert ("sync", tmp_path.name) in events[:rename]
+    assert ("sync", "checkpoints") in events[rename:]
 
 
 # Replicas.

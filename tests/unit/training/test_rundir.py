@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.errors import UserError
@@ -33,6 +33,7 @@ def one_line(message: str) -> str:
     return message
 
 
+@settings(deadline=None)  # A shared disk may take its time.
 @given(tables)
 def test_configuration_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
