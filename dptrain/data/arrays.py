@@ -102,7 +102,7 @@ def _check(x: NDArray[Any], y: NDArray[Any], where: str) -> tuple[NDArray[Any], 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             for names in (SPLIT_NAMES, WHOLE_NAMES):
                 if all(name in file for name in names):
                     return {name: file[name] for name in names}
@@ -120,6 +120,7 @@ def _map_npy(path: Path) -> NDArray[Any]:
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None
     if not isinstance(array, np.ndarray):
+        array.close()
         raise UserError(f"{path} holds several arrays; name it npz:{path}")
     return array
 

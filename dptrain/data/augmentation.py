@@ -73,8 +73,7 @@ class Augmentation:
                 x[i] = x[i, :, :, ::-1].copy()
         if not (self.brightness or self.contrast):
             return
-        n, channels = x.shape[:2]
-        mean = x.reshape(n, channels, -1).mean(axis=2)[:, :, None, None]
+        mean = x.mean(axis=(2, 3), keepdims=True)
         factor = _column(1.0 + self.contrast * (2.0 * draws[4] - 1.0))
         shift = _column(self.brightness * (2.0 * draws[3] - 1.0))
         x -= mean
