@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -168,8 +168,21 @@ def network(name: str) -> Network:
     )
 
 
-def recipe(network: Network) -> Recipe:
-    """Training that suits `network`: its own in the zoo, else one that fits its loss."""
+def recipe(network: Network, optimizer: str | None = None) -> Recipe:
+    """Training that suits `network`: its own in the zoo, else one that fits its loss.
+
+    Where the user chose another `optimizer`, rate and momentum are the usual ones of that.
+    """
     if network.name in NETWORKS:
-        return NETWORKS[network.name].recipe
-    return {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
+        chosen = NETWORKS[network.name].recipe
+    else:
+        chosen = {"classes": CLASSES, "binary": BINARY, "values": VALUES}[network.loss.targets]
+    if optimizer in (None, chosen.optimizer):
+        return chosen
+    usual = VALUES if optimizer == VALUES.optimizer else CLASSES
+    return replace(
+        chosen,
+        optimizer=usual.optimizer,
+        learning_rate=usual.learning_rate,
+        momentum=usual.momentum,
+    )
