@@ -1,0 +1,1 @@
+"""What is recorded of a run, and the machine it ran on."""
