@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dptrain.backends import load_backend
@@ -62,7 +61,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "training": plan.training,
         "optimizer": _words(plan.optimizer) if plan.training else None,
         "layers": _layers(network),
-        "memory_bytes": {**plan.memory, "total": sum(plan.memory.values())},
+        "memory_bytes": _memory(plan),
         "stages": [
             {
                 "name": stage.name,
@@ -76,6 +75,13 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _memory(plan: Plan) -> dict[str, int]:
+    order = ("parameters", "gradients", "optimizer", "buffers")
+    assert set(plan.memory) <= set(order)
+    by_purpose = {purpose: plan.memory[purpose] for purpose in order if purpose in plan.memory}
+    return {**by_purpose, "total": sum(by_purpose.values())}
+
+
 def _words(optimizer: Optimizer) -> str:
     if isinstance(optimizer, SGD):
         return f"sgd, momentum {optimizer.momentum:g}" if optimizer.momentum else "sgd"
@@ -84,7 +90,7 @@ def _words(optimizer: Optimizer) -> str:
 
 def _layers(network: Network) -> list[dict[str, Any]]:
     first = next((node.index for node in network.nodes if node.parameters), len(network.nodes))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for node in network.nodes:
         backward = node.flops.backward_weight + (
             node.flops.backward_input if node.index > first else 0
@@ -111,9 +117,9 @@ def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def list_networks() -> list[Mapping[str, Any]]:
+def list_networks() -> list[dict[str, Any]]:
     """Every network of the zoo with its size and how it is trained unless the user says more."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, entry in NETWORKS.items():
         built = entry.build()
         rows.append({

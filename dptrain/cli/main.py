@@ -77,11 +77,11 @@ def examples(*lines: str) -> str:
 @click.group(
     invoke_without_command=True,
     epilog=examples(
-        "mpirun -n 4 dptrain train                    model0 on handwritten digits",
-        "mpirun -n 4 dptrain train --network solar    a regression, on simulated irradiance",
-        "dptrain evaluate RUN_DIR                     a trained network on its test data",
-        "dptrain describe cifar --batch-size 128      layers, FLOPs and memory",
-        "mpirun -n 4 dptrain doctor                   what is wrong here, and what to do",
+        "mpirun -n 4 dptrain train                  # model0 on handwritten digits",
+        "mpirun -n 4 dptrain train --network solar  # a regression, on simulated irradiance",
+        "dptrain evaluate RUN_DIR                   # a trained network on its test data",
+        "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
+        "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -172,11 +172,12 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
 
 
 @cli.command(
+    short_help="Show layers, FLOPs and memory of a network.",
     epilog=examples(
         "dptrain describe",
         "dptrain describe model0",
         "dptrain describe mlp-25600-12800-6656 --batch-size 1000 --optimizer adam",
-    )
+    ),
 )
 @click.argument("network", required=False)
 @click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
@@ -211,10 +212,11 @@ def describe(network: str | None, as_json: bool, inference: bool, **choices: Any
 
 
 @cli.command(
+    short_help="Look for what is wrong here, and what to do.",
     epilog=examples(
         "dptrain doctor",
         "mpirun -n 4 dptrain doctor",
-    )
+    ),
 )
 @JSON
 def doctor(as_json: bool) -> int:
@@ -228,7 +230,8 @@ def doctor(as_json: bool) -> int:
         from dptrain.doctor import PROBLEM, examine
 
         findings = examine()
-        print_findings(findings, as_json=as_json)
+        if findings:
+            print_findings(findings, as_json=as_json)
         return int(any(finding.status == PROBLEM for finding in findings))
 
     return guarded(action)

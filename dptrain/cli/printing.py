@@ -47,7 +47,7 @@ def print_description(description: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         return _print_json(description)
     console = make_console()
-    console.print(_heading(description))
+    console.print(_heading(description), end="\n\n")
     console.print(_layer_table(description))
     console.print(_stage_table(description))
     console.print(_memory_table(description))
@@ -130,15 +130,13 @@ def _stage_table(description: Mapping[str, Any]) -> Table:
     from dptrain.describe import group_stages
 
     title = f"A step as {description['backend']} computes it, for a full batch"
-    columns = ["computed together", "forward MFLOP", "backward MFLOP", "MB moved"]
+    backward = ["backward MFLOP"] if description["training"] else []
+    columns = ["computed together", "forward MFLOP", *backward, "MB moved"]
     table = _table(title, columns, {1, 2, 3})
+    keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
     for row in group_stages(description["stages"]):
-        table.add_row(
-            row["group"],
-            _millions(row["forward_flops"]),
-            _millions(row["backward_flops"]),
-            f"{row['bytes_moved'] / 1e6:,.3f}",
-        )
+        megabytes = f"{row['bytes_moved'] / 1e6:,.3f}"
+        table.add_row(row["group"], *(_millions(row[key]) for key in keys), megabytes)
     return table
 
 

@@ -115,9 +115,11 @@ def _perceptrons() -> dict[str, Entry]:
     for depth in (1, 2, 3):
         for i in range(10):
             hidden = [width * 2**i for width in (50, 25, 13)[:depth]]
-            line = f"perceptron of 50 inputs, hidden {', '.join(map(str, hidden))}, one value"
+            layers = f"{depth} hidden layer{'s' if depth > 1 else ''}"
             built = _perceptron(hidden).name
-            entries[built] = Entry(line, partial(_perceptron, hidden), VALUES)
+            entries[built] = Entry(
+                f"perceptron, {layers}", partial(_perceptron, hidden), VALUES
+            )
     return entries
 
 
@@ -129,16 +131,16 @@ def _model(
 
 
 NETWORKS: Mapping[str, Entry] = MappingProxyType({
-    **_model("CNN for 3×32×32, two convolutions", "model0", 32, (16, 32), (100, 10)),
-    **_model("model0 for 3×40×40", "model1", 40, (16, 32), (100, 10)),
-    **_model("CNN for 3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50, 10)),
-    **_model("model0's smaller kin, for 3×16×16", "model-small", 16, (8, 16), (50, 10)),
-    **_model("model2's larger kin, for 3×64×64", "model-large", 64, (32, 64, 64), (256, 100, 10)),
+    **_model("3×32×32, two convolutions", "model0", 32, (16, 32), (100, 10)),
+    **_model("3×40×40, two convolutions", "model1", 40, (16, 32), (100, 10)),
+    **_model("3×40×40, three convolutions", "model2", 40, (16, 32, 32), (128, 50, 10)),
+    **_model("3×16×16, two convolutions", "model-small", 16, (8, 16), (50, 10)),
+    **_model("3×64×64, three convolutions", "model-large", 64, (32, 64, 64), (256, 100, 10)),
     "cifar": Entry(
-        "CNN for 3×24×24 with local response normalisation and weight decay", _cifar,
+        "3×24×24, two wide convolutions", _cifar,
         Recipe("sgd", learning_rate=0.01, momentum=0.9, epochs=12, data="digits"),
     ),
-    "solar": Entry("CNN from a 1×50×50 irradiance map to one value", _solar, VALUES),
+    "solar": Entry("1×50×50 map to one value", _solar, VALUES),
     **_perceptrons(),
 })  # fmt: skip
 """Every listed network by name. Any ``mlp-A-B-C`` of positive numbers is a network too."""

@@ -129,7 +129,15 @@ def test_no_default_data_is_said(tmp_path: Path) -> None:
 
 
 def test_other_variables_of_the_project_are_left_alone() -> None:
-    load_config({}, {"DPTRAIN_CACHE_DIR": "x", "DPTRAIN_ALLOW_SINGLE": "1", "DPTRAIN_VECTOR_WIDTH": "8", "DPTRAINER": "x"})
+    load_config(
+        {},
+        {
+            "DPTRAIN_CACHE_DIR": "x",
+            "DPTRAIN_ALLOW_SINGLE": "1",
+            "DPTRAIN_VECTOR_WIDTH": "8",
+            "DPTRAINER": "x",
+        },
+    )
 
 
 MISTAKES = [
