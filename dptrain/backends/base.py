@@ -166,9 +166,23 @@ class Backend(ABC):
     def bind_update(self, replica: Replica) -> Callable[[float], None]:
         """Update rule over the flat arrays, called with the learning rate."""
 
+    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+        """Memory for `plan`, with its stages bound to it; parameters are 0."""
+        return Replica(self, plan, seed=seed)
+
+    def prepare(self, plan: Plan) -> None:
+        """Have ready on disk what binding `plan` needs, such as compiled kernels.
+
+        Where several processes are about to compile the same plan on one machine, one of them
+        calls this first, so that the others find the work done.
+        """
+
     def compile(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
-        return Replica(self, plan, seed=seed)
+        replica = self.allocate(plan, seed=seed)
+        for name, value in initial_parameters(plan.network, seed).items():
+            replica.parameters[name] = value
+        return replica
 
 
 class Replica:
@@ -195,8 +209,6 @@ class Replica:
         self.parameters = NamedArrays(layout, self.flat_parameters)
         self.gradients = NamedArrays(layout, self.flat_gradients)
         self.state = {name: NamedArrays(layout, flat) for name, flat in self.flat_state.items()}
-        for name, value in initial_parameters(plan.network, seed).items():
-            self.parameters[name] = value
         self.sums = (
             self.flat_gradients[layout.size : layout.size + len(SUMS)]
             if plan.training
