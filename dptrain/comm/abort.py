@@ -28,6 +28,8 @@ from dptrain.errors import UserError
 
 _JOIN_S = 5.0
 _SECOND_S = 3.0
+_DELIVERY_S = 0.5
+"""MPICH's mpirun forgets what it has not read yet of the output of ranks that abort."""
 
 
 def guard(main: Callable[[], int]) -> int:
@@ -114,6 +116,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     time.sleep(min(0.25 * job.node, 2.0))
     if job.claim():
         _print(describe(error, job.rank, job.size))
+        time.sleep(_DELIVERY_S)
     else:
         time.sleep(_SECOND_S)  # Who claimed is about to print, and to end this rank too.
     MPI.COMM_WORLD.Abort(exit_code(error))

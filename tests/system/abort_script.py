@@ -9,6 +9,7 @@ import threading
 import time
 
 from dptrain.comm.abort import guard
+from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 
@@ -32,12 +33,10 @@ def _fail(how: str) -> None:
 
 def _main(how: str, ranks: str) -> int:
     when, _, how = how.rpartition(".")
-    chosen = os.environ["PMI_RANK"] in ranks.split(",")
+    chosen = str(find_launch().rank) in ranks.split(",")
     if when == "before" and chosen:
         _fail(how)
     world = World.connect(timeout=2.0 if how == "SIGSTOP" else 300.0)
-    if when == "alone":
-        return 0
     world.barrier()
     if how == "agree":
         world.agree(UserError("the data is missing") if chosen else None)
