@@ -28,13 +28,15 @@ from dptrain.errors import UserError
 
 _JOIN_S = 5.0
 _SECOND_S = 3.0
+_DELIVERY_S = 0.5
+"""MPICH's mpirun forgets what it has not read yet of the output of ranks that abort."""
 
 
 def guard(main: Callable[[], int]) -> int:
     """Run a command; whatever happens in it on any rank, the whole job ends and says why once.
 
-    A regular end is a return: `sys.exit` inside `main`, with 0 too, counts as leaving the others
-    alone once MPI is up.
+    A regular end is a return: of many ranks, `sys.exit` inside `main`, with 0 too, counts as
+    leaving the others alone.
 
     Args:
         main: the command; returns its exit code.
@@ -68,9 +70,7 @@ def _fail(error: BaseException) -> int:
         if job.rank == 0:
             _print(describe(error, 0, 1))
         return exit_code(error)
-    launch = find_launch()
-    started = "mpi4py.MPI" in sys.modules
-    if launch.size == 1 or started or (isinstance(error, SystemExit) and not error.code):
+    if find_launch().size == 1 or "mpi4py.MPI" in sys.modules:
         return _leave(error)
     return _fail_before_mpi(error)
 
@@ -116,6 +116,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     time.sleep(min(0.25 * job.node, 2.0))
     if job.claim():
         _print(describe(error, job.rank, job.size))
+        time.sleep(_DELIVERY_S)
     else:
         time.sleep(_SECOND_S)  # Who claimed is about to print, and to end this rank too.
     MPI.COMM_WORLD.Abort(exit_code(error))

@@ -8,12 +8,13 @@ can.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
+import select
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,22 +60,28 @@ class Job:
             return True  # Nowhere to write: saying it twice is better than not saying it.
         return True
 
-    def watch(self, pids: Mapping[int, int], host: str) -> None:
+    def watch(self, ranks: Iterable[int], host: str) -> None:
         """Start the helper that names a rank of this node that ends in silence, where it can be."""
-        if hasattr(os, "pidfd_open"):
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            watched = [f"{rank}:{pid}" for rank, pid in pids.items()]
-            _spawn("ranks", str(self.folder), host, str(self.size), *watched)
+        if not hasattr(select, "epoll"):
+            return
+        self.folder.mkdir(mode=0o700)
+        for rank in ranks:
+            os.mkfifo(self._pipe(rank))
+        begun, stdout = os.pipe()
+        words = str(self.folder), host, str(self.size), *map(str, ranks)
+        _spawn("ranks", *words, stdout=stdout)
+        os.close(stdout)
+        os.read(begun, 16)
+        os.close(begun)
 
-    def end_regularly(self) -> None:
-        """At the interpreter's exit, tell the helper that this rank was not killed."""
-        mark = self.folder / f"ended-{self.rank}"
-        atexit.register(_touch, mark)
+    def report_to_watcher(self) -> None:
+        """Be alive in the helper's eyes from now until the interpreter exits."""
+        with contextlib.suppress(OSError):  # No helper, no report.
+            pipe = os.open(self._pipe(self.rank), os.O_WRONLY | os.O_NONBLOCK)
+            atexit.register(os.write, pipe, b"!")
 
-
-def _touch(mark: Path) -> None:
-    if mark.parent.is_dir():
-        mark.touch()
+    def _pipe(self, rank: int) -> Path:
+        return self.folder / f"alive-{rank}"
 
 
 def new_token() -> str:
@@ -96,7 +103,7 @@ def current_job() -> Job | None:
     return Job(rank, size, 0, new_token())  # Not joined by `World`: nobody shares the token.
 
 
-@contextmanager
+@contextlib.contextmanager
 def last_words(seconds: float, message: str) -> Iterator[None]:
     """Print `message` and kill this process if the block takes longer than `seconds`.
 
@@ -110,9 +117,12 @@ def last_words(seconds: float, message: str) -> Iterator[None]:
         os.waitpid(helper, 0)
 
 
-def _spawn(*arguments: str) -> int:
+def _spawn(*arguments: str, stdout: int = 2) -> int:
     """Start ``watch.py``; a session of its own, so that Ctrl-C and the launcher do not reach it."""
     script = Path(__file__).with_name("watch.py")
-    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
     argv = [sys.executable, "-I", "-S", str(script), *arguments]
-    return os.posix_spawn(sys.executable, argv, os.environ, file_actions=null, setsid=True)
+    files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, stdout, 1),
+    ]
+    return os.posix_spawn(sys.executable, argv, os.environ, file_actions=files, setsid=True)

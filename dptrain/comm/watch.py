@@ -1,9 +1,10 @@
 """A helper process that can still speak when a rank no longer can. Run by path, not imported.
 
-``watch.py ranks FOLDER HOST SIZE RANK:PID…`` waits for the processes of one node. If one of them
-ends without having left ``ended-RANK`` in FOLDER (killed, out of memory, ``os._exit``), it is named
-on stderr, unless some rank has named a cause already (``failed`` in FOLDER). The launcher then ends
-the other ranks. FOLDER is removed when all have ended.
+``watch.py ranks FOLDER HOST SIZE RANK…`` reads a named pipe ``alive-RANK`` in FOLDER for each rank
+of one node and writes to stdout when it has begun. A rank holds its pipe open and writes to it
+when it ends regularly. A pipe that closes without a word tells of a rank that was killed, ran out
+of memory or called ``os._exit``: it is named on stderr, unless some rank has named a cause already
+(``failed`` in FOLDER). The launcher then ends the other ranks. FOLDER is removed at the end.
 
 ``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills PID unless killed before.
 
@@ -12,7 +13,6 @@ It holds nothing of the rank's but stderr: an inherited launcher's socket would 
 
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -30,32 +30,31 @@ def _speak(folder: Path, message: str) -> None:
 
 
 def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
-    """Wait for the processes, name the first that ended in silence."""
-    poll = select.poll()
-    waiting: dict[int, tuple[str, str]] = {}
-    gone: list[tuple[str, str]] = []
-    for entry in watched:
-        rank, pid = entry.split(":")
-        try:
-            descriptor = os.pidfd_open(int(pid))
-        except ProcessLookupError:
-            gone.append((rank, pid))
-        else:
-            poll.register(descriptor, select.POLLIN)
-            waiting[descriptor] = rank, pid
-    while gone or waiting:
-        for rank, pid in gone:
-            if not (folder / f"ended-{rank}").exists():
+    """Wait until every pipe is closed, name the first that closed in silence."""
+    # An epoll hands out what is ready in the order in which it became so; poll does not.
+    poll = select.epoll()
+    pipes = {}
+    for rank in watched:
+        pipe = os.open(folder / f"alive-{rank}", os.O_RDONLY | os.O_NONBLOCK)
+        pipes[pipe] = rank
+        poll.register(pipe, select.EPOLLIN)
+    os.write(1, b"begun")
+    while pipes:
+        for pipe, _ in poll.poll():
+            if not os.read(pipe, 1):
                 _speak(
                     folder,
-                    f"dptrain: rank {rank} of {size}: process {pid} on {host} was killed or left "
-                    "in the middle of the run (out of memory? kill? os._exit?)\n",
+                    f"dptrain: rank {pipes[pipe]} of {size}: its process on {host} was killed or "
+                    "left in the middle of the run (out of memory? kill? os._exit?)\n",
                 )
-        gone = []
-        for descriptor, _ in poll.poll() if waiting else ():
-            poll.unregister(descriptor)
-            gone.append(waiting.pop(descriptor))
-    shutil.rmtree(folder, ignore_errors=True)
+            poll.unregister(pipe)
+            del pipes[pipe]
+    try:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    except OSError:
+        pass  # Somebody else tidied up.
 
 
 def deadline(seconds: float, pid: int, message: str) -> None:

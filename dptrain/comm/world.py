@@ -106,13 +106,15 @@ class World:
         """Prepare for failing: a token for all, a watcher for each node."""
         assert self.comm is not None
         first_ranks = self.all_gather_json(self.first_on_node())
-        mine = self._gather_json(self._node, [self.rank, os.getpid()])
-        node = sum(first_ranks[: mine[0][0]])
+        neighbours = self._gather_json(self._node, self.rank)
+        node = sum(first_ranks[: neighbours[0]])
         job = Job(self.rank, self.size, node, self.broadcast_json(new_token()))
         job.remember(self.comm)
         if self.first_on_node():
-            job.watch(dict(mine), host)
-        job.end_regularly()
+            job.watch(neighbours, host)
+        self.barrier()
+        job.report_to_watcher()
+        self.barrier()
 
     @property
     def is_main(self) -> bool:
