@@ -1,96 +1,53 @@
 """Convolution, forward and backward, as loops over register tiles.
 
-Layouts: activations (N, H, W, C), weights (R, S, C, K), all float32 and contiguous. A row of a
-tile is a pixel (forward, backward by the input) or an element (r, s, c) of the filters (backward
-by the weights); columns are output channels, or input channels in backward by the input. Nothing
-is unrolled into a matrix: the pixels (s, c) that a filter row meets lie side by side already, so
-tables of offsets say where each tile row starts.
+Layouts: activations (N, H, W, C), weights (R, S, C, K), all float32 and contiguous. Nothing is
+unrolled into a matrix: tables of offsets (`patches`) let `multiply` find its operands in the maps,
+of which each sample is copied into scratch, zeros around it, where it has padding.
 
-Every kernel takes `(start, stop, thread)` first: a range of samples and the number of the thread
+Every kernel takes ``(start, stop, thread)`` first: a range of samples and the number of the thread
 that computes it. `scratch` has one row of float32 for each thread, at least as long as
-`conv_scratch` says; `geometry` comes from `conv_geometry`, `pool_geometry` from the function of
-that name.
+`conv_scratch` says; `geometry` comes from `conv_geometry`, `pool` from `pool_geometry`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.patches import (
+    conv_geometry,
+    conv_scratch,
+    copy_padded,
+    fill_filter,
+    fill_pixels,
+    fill_ramp,
+    is_inside,
+    pool_geometry,
+    taps,
+    unpool,
+)
+from dptrain.backends.numba.windows import NO_GRADIENT, maximum_of_windows
+
+__all__ = [
+    "NO_GRADIENT",
+    "conv2d_backward_input",
+    "conv2d_backward_weight",
+    "conv2d_forward",
+    "conv2d_relu_pool_backward_input",
+    "conv2d_relu_pool_backward_weight",
+    "conv2d_relu_pool_forward",
+    "conv_geometry",
+    "conv_scratch",
+    "pool_geometry",
+    "reduce_partials",
+]
 
 NOTHING = np.float32(-np.inf)
 """The floor that changes nothing."""
 
-NO_GRADIENT = 255
-"""Position in a window that stands for no element: the maximum was not above 0."""
-
-
-def conv_geometry(
-    pads: tuple[int, int], strides: tuple[int, int], window: tuple[int, int]
-) -> NDArray[np.int64]:
-    """What kernels ask of a convolution: (top, left, vertical, horizontal, R, S)."""
-    return np.array([*pads, *strides, *window], np.int64)
-
-
-def pool_geometry(
-    pads: tuple[int, int],
-    strides: tuple[int, int],
-    window: tuple[int, int],
-    maps: tuple[int, int],
-) -> NDArray[np.int64]:
-    """What they ask of pooling: (top, left, vertical, horizontal, R, S, height, width pooled)."""
-    return np.array([*pads, *strides, *window, *maps], np.int64)
-
-
-def conv_scratch(
-    pads: tuple[int, int],
-    strides: tuple[int, int],
-    window: tuple[int, int],
-    x_maps: tuple[int, int, int],
-    y_maps: tuple[int, int, int],
-    pool_height: int = 0,
-) -> tuple[int, int, int]:
-    """Elements of scratch for each thread: forward, backward by weights, backward by input.
-
-    Args:
-        pads: top and left.
-        strides: vertical and horizontal.
-        window: (R, S).
-        x_maps: (H, W, C).
-        y_maps: (Ho, Wo, K) of the convolution, before pooling.
-        pool_height: height of the window of fused pooling; 0 where there is none.
-    """
-    (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
-    pixels, taps, z = h_out * w_out, window[0] * window[1], h_out * w_out * k
-    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1]) * c
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
-    return (
-        padded + 2 * pixels + pool_height * w_out * k,
-        padded + 2 * taps * c + (z if pool_height else 0),
-        rows * columns * k + taps * c * k + 2 * h_in * w_in,
-    )
-
-
-@inlined
-def _copy_padded(source, start, height, width, channels, target, rows, columns, top, left):  # type: ignore[no-untyped-def]
-    """Copy maps (height, width, channels) into zeroed maps (rows, columns, channels)."""
-    for i in range(max(0, -top), min(height, rows - top)):
-        first, last = max(0, -left), min(width, columns - left)
-        s = start + (i * width + first) * channels
-        t = ((i + top) * columns + first + left) * channels
-        for j in range(max(0, last - first) * channels):
-            target[t + j] = source[s + j]
-
-
-@inlined
-def _pixel_tables(height, width, down, across, a_rows, ring, row, pixel, c_rows):  # type: ignore[no-untyped-def]
-    """Where pixel (i, j) of an output starts in A, and in C, whose rows lie in a ring."""
-    for i in range(height):
-        for j in range(width):
-            a_rows[i * width + j] = i * down + j * across
-            c_rows[i * width + j] = (i % ring) * row + j * pixel
+BAND = 128
+"""Pixels that backward by the weights takes at a time, so that both operands stay in L1."""
 
 
 @kernel
@@ -104,62 +61,37 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
         y: (N, Ho, Wo, K), written.
         relu: whether y is max(y, 0) of that.
     """
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
     _, h_in, w_in, c = x.shape
     r, s, _, k = w.shape
     _, h_out, w_out, _ = y.shape
-    rows, columns = (h_out - 1) * vertical + r, (w_out - 1) * horizontal + s
-    pixels, size = h_out * w_out, rows * columns * c
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
-    padded, tables = mine[:size], mine[size : size + 2 * pixels].view(np.int32)
+    padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
-    pads = top > 0 or left > 0 or rows > h_in or columns > w_in
-    if not pads:
-        columns = w_in
-    a_rows, c_rows = tables[:pixels], tables[pixels:]
-    _pixel_tables(
-        h_out, w_out, vertical * columns * c, horizontal * c, a_rows, h_out, w_out * k, k, c_rows
-    )
-    if pads:
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_pixels(h_out, w_out, down * width * c, across * c, a_rows)
+    fill_ramp(k, c_rows)
+    fill_filter(r, s * c, width * c, a_steps)
+    if not inside:
         padded[:] = 0
     floor = np.float32(0) if relu else NOTHING
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
-        if pads:
-            _copy_padded(x_flat, a_start, h_in, w_in, c, padded, rows, columns, top, left)
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         multiply(
-            a,
-            a_start,
-            a_rows,
-            0,
-            1,
-            1,
-            s * c,
-            columns * c,
-            r,
-            w_flat,
-            0,
-            k,
-            s * c * k,
-            b,
-            0,
-            0,
-            y_flat,
-            n * pixels * k,
-            c_rows,
-            0,
-            1,
-            pixels,
-            k,
-            floor,
+            (a, a_start), (a_rows, 0, 1), (a_steps, 0, 1), (w_flat, 0, k),
+            (b, 0, 0), (y_flat, n * pixels * k), (c_rows, 0, 1), (pixels, patch, k), floor,
         )
 
 
 @kernel
-def conv2d_relu_pool_forward(
-    start, stop, thread, x, w, b, y, argmax, geometry, pool_geometry, scratch
-):  # type: ignore[no-untyped-def]
+def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, pool, scratch):  # type: ignore[no-untyped-def]
     """Convolution, ReLU and max pooling in one; the convolution's own output is never stored.
 
     Args:
@@ -168,175 +100,87 @@ def conv2d_relu_pool_forward(
         argmax: uint8 like y, written: which element of its window each maximum is, counted along
             the window's rows, the first among equals; `NO_GRADIENT` where it is not above 0.
     """
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
-    pool_top, pool_left, pool_vertical, pool_horizontal = (
-        pool_geometry[0],
-        pool_geometry[1],
-        pool_geometry[2],
-        pool_geometry[3],
-    )
-    high, wide, h_out, w_out = (
-        pool_geometry[4],
-        pool_geometry[5],
-        pool_geometry[6],
-        pool_geometry[7],
-    )
     _, h_in, w_in, c = x.shape
     r, s, _, k = w.shape
     _, h_pool, w_pool, _ = y.shape
-    rows, columns = (h_out - 1) * vertical + r, (w_out - 1) * horizontal + s
-    pixels, size = h_out * w_out, rows * columns * c
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    high, h_out, w_out = pool[4], pool[6], pool[7]
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
-    padded, tables = mine[:size], mine[size : size + 2 * pixels].view(np.int32)
-    ring = mine[size + 2 * pixels :]
-    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
-    argmax_flat = argmax.reshape(-1)
-    pads = top > 0 or left > 0 or rows > h_in or columns > w_in
-    if not pads:
-        columns = w_in
-    a_rows, c_rows = tables[:pixels], tables[pixels:]
-    _pixel_tables(
-        h_out, w_out, vertical * columns * c, horizontal * c, a_rows, high, w_out * k, k, c_rows
+    padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    band = mine[size + 2 * pixels + patch :]
+    x_flat, w_flat, y_flat, argmax_flat = (
+        x.reshape(-1), w.reshape(-1), y.reshape(-1), argmax.reshape(-1),
     )
-    if pads:
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_pixels(h_out, w_out, down * width * c, across * c, a_rows)
+    fill_ramp(k, c_rows)
+    fill_filter(r, s * c, width * c, a_steps)
+    if not inside:
         padded[:] = 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
-        if pads:
-            _copy_padded(x_flat, a_start, h_in, w_in, c, padded, rows, columns, top, left)
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         ready = 0
         for i in range(h_pool):
-            # The rows of the convolution that this row of windows meets: some are there already.
-            first = max(0, i * pool_vertical - pool_top)
-            last = min(h_out, i * pool_vertical - pool_top + high)
+            # `band` holds the rows that this row of windows meets, from row `above` on.
+            above = i * pool[2] - pool[0]
+            last = min(h_out, above + high)
+            first = max(0, above)
+            if first < ready:
+                shift = pool[2] * w_out * k
+                for p in range((first - above) * w_out * k, (ready - above) * w_out * k):
+                    band[p] = band[p + shift]
             ready = max(ready, first)
-            if ready < last:
-                multiply(
-                    a,
-                    a_start,
-                    a_rows,
-                    ready * w_out,
-                    1,
-                    1,
-                    s * c,
-                    columns * c,
-                    r,
-                    w_flat,
-                    0,
-                    k,
-                    s * c * k,
-                    b,
-                    0,
-                    0,
-                    ring,
-                    0,
-                    c_rows,
-                    ready * w_out,
-                    1,
-                    (last - ready) * w_out,
-                    k,
-                    np.float32(0),
-                )
-                ready = last
-            for j in range(w_pool):
-                left_edge = j * pool_horizontal - pool_left
-                _pool_pixel(
-                    ring,
-                    first,
-                    last,
-                    max(0, left_edge),
-                    min(w_out, left_edge + wide),
-                    i * pool_vertical - pool_top,
-                    left_edge,
-                    high,
-                    wide,
-                    w_out,
-                    k,
-                    y_flat,
-                    argmax_flat,
-                    ((n * h_pool + i) * w_pool + j) * k,
-                )
+            multiply(
+                (a, a_start), (a_rows, ready * w_out, 1), (a_steps, 0, 1), (w_flat, 0, k),
+                (b, 0, 0), (band, (ready - above) * w_out * k), (c_rows, 0, 1),
+                (max(0, last - ready) * w_out, patch, k), np.float32(0),
+            )
+            ready = max(ready, last)
+            pool_row(
+                band, first - above, last - above, w_out, w_pool, k, pool,
+                y_flat, argmax_flat, (n * h_pool + i) * w_pool * k,
+            )
 
 
 @inlined
-def _pool_pixel(ring, first, last, begin, end, top, left, high, wide, w_out, k, y, argmax, place):  # type: ignore[no-untyped-def]
-    """Largest of a window (rows first to last, columns begin to end) in every channel."""
-    for q in range(k):
-        y[place + q] = 0
-        argmax[place + q] = NO_GRADIENT
-    for i in range(first, last):
-        for j in range(begin, end):
-            position = np.uint8((i - top) * wide + j - left)
-            source = ((i % high) * w_out + j) * k
-            for q in range(k):
-                value, best = ring[source + q], y[place + q]
-                # A NaN wins and stays: it must reach the loss to be noticed.
-                better = value > best or value != value
-                y[place + q] = value if better else best
-                argmax[place + q] = position if better else argmax[place + q]
+def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
+    """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
+    wide = pool[5]
+    j = 0
+    while j < w_pool:
+        column = j * pool[3] - pool[1]
+        begin, end, count = max(0, -column), min(wide, w_out - column), 1
+        if begin == 0 and end == wide:
+            # All windows up to the last whole one.
+            count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
+        maximum_of_windows(
+            *(band, column * k, y, start + j * k, argmax, start + j * k),
+            *(first, last, begin, end, wide, w_out * k, pool[3], k, count),
+        )
+        j += count
 
 
 @inlined
-def _unpool(dy, argmax, start, h_pool, w_pool, k, pool_geometry, target, columns, top, left):  # type: ignore[no-untyped-def]
-    """Add dy of one sample to the elements of `target` (…, columns, K) that were the maxima."""
-    for i in range(h_pool):
-        for j in range(w_pool):
-            row = i * pool_geometry[2] - pool_geometry[0] + top
-            column = j * pool_geometry[3] - pool_geometry[1] + left
-            place = start + (i * w_pool + j) * k
-            for q in range(k):
-                position = np.int64(argmax[place + q])
-                if position != NO_GRADIENT:
-                    down, across = position // pool_geometry[5], position % pool_geometry[5]
-                    target[((row + down) * columns + column + across) * k + q] += dy[place + q]
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, patch, k, sums):  # type: ignore[no-untyped-def]
+    """Add one sample's dw to sums (R·S·C, K).
 
-
-@inlined
-def _add_weight_gradient(
-    x, x_start, columns, dz, dz_start, h_out, w_out, geometry, r, s, c, k, partial, tables
-):  # type: ignore[no-untyped-def]
-    """Add one sample's dw and db to partial."""
-    size = r * s * c
-    multiply(
-        x,
-        x_start,
-        tables,
-        0,
-        1,
-        geometry[3] * c,
-        w_out,
-        geometry[2] * columns * c,
-        h_out,
-        dz,
-        dz_start,
-        k,
-        w_out * k,
-        partial,
-        0,
-        1,
-        partial,
-        0,
-        tables,
-        size,
-        1,
-        size,
-        k,
-        NOTHING,
-    )
-    for p in range(h_out * w_out):
-        for q in range(k):
-            partial[size * k + q] += dz[dz_start + p * k + q]
-
-
-@inlined
-def _filter_tables(r, s, c, columns, k, tables):  # type: ignore[no-untyped-def]
-    """Where filter element (r, s, c) starts in a padded sample, and in dw."""
-    for i in range(r):
-        for j in range(s * c):
-            tables[i * s * c + j] = i * columns * c + j
-    for i in range(r * s * c):
-        tables[r * s * c + i] = i * k
+    Args:
+        tables: filter table, table of dw's rows and pixel table, one behind the other.
+    """
+    step = max(1, BAND // w_out) * w_out
+    for p in range(0, h_out * w_out, step):
+        multiply(
+            (a, a_start), (tables, 0, 1), (tables, 2 * patch + p, 1), (dz, dz_start + p * k, k),
+            (sums, 0, 1), (sums, 0), (tables, patch, 1),
+            (patch, min(step, h_out * w_out - p), k), NOTHING,
+        )
 
 
 @kernel
@@ -348,95 +192,78 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
         dy: (N, Ho, Wo, K).
         partial: (threads, R·S·C·K + K); row `thread` becomes dw and then db of these samples.
     """
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
-    r, s = geometry[4], geometry[5]
     _, h_in, w_in, c = x.shape
     _, h_out, w_out, k = dy.shape
-    rows, columns = (h_out - 1) * vertical + r, (w_out - 1) * horizontal + s
-    size = rows * columns * c
+    top, left, down, across, r, s = geometry
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
-    padded, tables = mine[:size], mine[size : size + 2 * r * s * c].view(np.int32)
+    padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
+    one = mine[size + 2 * patch + pixels :]
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
-    pads = top > 0 or left > 0 or rows > h_in or columns > w_in
-    if not pads:
-        columns = w_in
-    _filter_tables(r, s, c, columns, k, tables)
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_filter(r, s * c, width * c, tables[:patch])
+    fill_ramp(k, tables[patch : 2 * patch])
+    fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     sums[:] = 0
-    if pads:
+    one[0] = 1
+    if not inside:
         padded[:] = 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
-        if pads:
-            _copy_padded(x_flat, a_start, h_in, w_in, c, padded, rows, columns, top, left)
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        _add_weight_gradient(
-            a,
-            a_start,
-            columns,
-            dy_flat,
-            n * h_out * w_out * k,
-            h_out,
-            w_out,
-            geometry,
-            r,
-            s,
-            c,
-            k,
-            sums,
-            tables,
+        dz_start = n * pixels * k
+        add_weight_gradient(
+            a, a_start, dy_flat, dz_start, tables, h_out, w_out, patch, k, sums
+        )
+        # db is the product of dy with ones.
+        multiply(
+            (one, 0), (tables, 0, 0), (tables, 0, 0), (dy_flat, dz_start, k),
+            (sums, patch * k, 0), (sums, patch * k), (tables, patch, 1), (1, pixels, k), NOTHING,
         )
 
 
 @kernel
-def conv2d_relu_pool_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, geometry, pool_geometry, scratch
-):  # type: ignore[no-untyped-def]
+def conv2d_relu_pool_backward_weight(start, stop, thread, x, dy, argmax, partial, geometry, pool, scratch):  # type: ignore[no-untyped-def]  # noqa: E501
     """As `conv2d_backward_weight`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
-    r, s = geometry[4], geometry[5]
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
-    h_out, w_out = pool_geometry[6], pool_geometry[7]
-    rows, columns = (h_out - 1) * vertical + r, (w_out - 1) * horizontal + s
-    size, elements = rows * columns * c, h_out * w_out * k
+    top, left, down, across, r, s = geometry
+    h_out, w_out = pool[6], pool[7]
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
-    padded, tables = mine[:size], mine[size : size + 2 * r * s * c].view(np.int32)
-    dz = mine[size + 2 * r * s * c : size + 2 * r * s * c + elements]
+    padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
+    dz = mine[size + 2 * patch + pixels :]
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
-    pads = top > 0 or left > 0 or rows > h_in or columns > w_in
-    if not pads:
-        columns = w_in
-    _filter_tables(r, s, c, columns, k, tables)
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_filter(r, s * c, width * c, tables[:patch])
+    fill_ramp(k, tables[patch : 2 * patch])
+    fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     sums[:] = 0
-    if pads:
+    dz[:] = 0
+    if not inside:
         padded[:] = 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
-        if pads:
-            _copy_padded(x_flat, a_start, h_in, w_in, c, padded, rows, columns, top, left)
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        dz[:] = 0
-        _unpool(
-            dy_flat,
-            argmax_flat,
-            n * h_pool * w_pool * k,
-            h_pool,
-            w_pool,
-            k,
-            pool_geometry,
-            dz,
-            w_out,
-            0,
-            0,
+        pooled = n * h_pool * w_pool * k
+        unpool(
+            dy_flat, argmax_flat, pooled, h_pool, w_pool, k, pool, dz, w_out, 0, 0,
+            sums[patch * k :],
         )
-        _add_weight_gradient(
-            a, a_start, columns, dz, 0, h_out, w_out, geometry, r, s, c, k, sums, tables
-        )
+        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, patch, k, sums)
 
 
 @kernel
 def reduce_partials(start, stop, thread, partial, dw, db):  # type: ignore[no-untyped-def]
-    """dw and db as the sums of every thread's row of `partial`, over elements start to stop."""
+    """Dw and db as the sums of every thread's row of `partial`, over elements start to stop."""
     size = len(dw)
     for i in range(start, stop):
         total = partial[0, i]
@@ -449,16 +276,16 @@ def reduce_partials(start, stop, thread, partial, dw, db):  # type: ignore[no-un
 
 
 @inlined
-def _pack_flipped(w, r, s, c, k, vertical, horizontal, packed):  # type: ignore[no-untyped-def]
+def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
     """Weights as backward by the input meets them: by phase, flipped, (…, K, C)."""
+    r, s, c, k = shape
+    down, across = geometry[2], geometry[3]
     place = 0
-    for f in range(vertical):
-        for g in range(horizontal):
-            taps_v = (r - f + vertical - 1) // vertical if f < r else 0
-            taps_h = (s - g + horizontal - 1) // horizontal if g < s else 0
-            for i in range(taps_v - 1, -1, -1):
-                for j in range(taps_h - 1, -1, -1):
-                    source = ((f + i * vertical) * s + g + j * horizontal) * c * k
+    for f in range(down):
+        for g in range(across):
+            for i in range(taps(r, f, down) - 1, -1, -1):
+                for j in range(taps(s, g, across) - 1, -1, -1):
+                    source = ((f + i * down) * s + g + j * across) * c * k
                     for q in range(k):
                         for p in range(c):
                             packed[place + q * c + p] = w[source + p * k + q]
@@ -466,66 +293,45 @@ def _pack_flipped(w, r, s, c, k, vertical, horizontal, packed):  # type: ignore[
 
 
 @inlined
-def _phase_tables(h_in, w_in, c, k, columns, r, s, geometry, reach_v, reach_h, a_rows, c_rows):  # type: ignore[no-untyped-def]
-    """Pixels of the input by phase: where each starts in padded dy and in dx.
+def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
+    """Pixels of the input by phase, where each starts in padded dz and in dx; and filter tables.
 
-    Row h of the input meets the filter rows r ≡ f = (h + top) mod stride alone, so each phase
-    (f, g) is a correlation of its own, of stride 1.
+    Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride.
+    So each phase (f, g) is a correlation of stride 1 of its own.
     """
-    place = 0
-    for f in range(geometry[2]):
-        taps_v = (r - f + geometry[2] - 1) // geometry[2] if f < r else 0
-        for g in range(geometry[3]):
-            taps_h = (s - g + geometry[3] - 1) // geometry[3] if g < s else 0
-            for h in range((f - geometry[0]) % geometry[2], h_in, geometry[2]):
-                row = (h + geometry[0] - f) // geometry[2] - taps_v + 1 + reach_v
-                for v in range((g - geometry[1]) % geometry[3], w_in, geometry[3]):
-                    column = (v + geometry[1] - g) // geometry[3] - taps_h + 1 + reach_h
-                    a_rows[place] = (row * columns + column) * k
-                    c_rows[place] = (h * w_in + v) * c
-                    place += 1
+    top, left, down, across, r, s = geometry
+    pixel, step = 0, 0
+    for f in range(down):
+        for g in range(across):
+            # Padded dz has (r − 1) // down rows above: as many as the phase with most taps needs.
+            row_taps, column_taps = taps(r, f, down), taps(s, g, across)
+            for h in range((f - top) % down, h_in, down):
+                row = (h + top - f) // down - row_taps + 1 + (r - 1) // down
+                for v in range((g - left) % across, w_in, across):
+                    column = (v + left - g) // across - column_taps + 1 + (s - 1) // across
+                    a_rows[pixel] = (row * columns + column) * k
+                    c_rows[pixel] = (h * w_in + v) * c
+                    pixel += 1
+            size = row_taps * column_taps * k
+            fill_filter(row_taps, column_taps * k, columns * k, a_steps[step : step + size])
+            step += size
 
 
 @inlined
-def _correlate_phases(
-    dz, columns, r, s, c, k, geometry, packed, a_rows, c_rows, dx, dx_start, h_in, w_in
-):  # type: ignore[no-untyped-def]
-    """dx of one sample from its padded dz."""
-    pixel, weight = 0, 0
-    for f in range(geometry[2]):
-        taps_v = (r - f + geometry[2] - 1) // geometry[2] if f < r else 0
-        high = len(range((f - geometry[0]) % geometry[2], h_in, geometry[2]))
-        for g in range(geometry[3]):
-            taps_h = (s - g + geometry[3] - 1) // geometry[3] if g < s else 0
-            wide = len(range((g - geometry[1]) % geometry[3], w_in, geometry[3]))
+def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
+    """Dx of one sample from its padded dz."""
+    top, left, down, across, r, s = geometry
+    pixel, step = 0, 0
+    for f in range(down):
+        for g in range(across):
+            pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
+            size = taps(r, f, down) * taps(s, g, across) * k
             multiply(
-                dz,
-                0,
-                a_rows,
-                pixel,
-                1,
-                1,
-                taps_h * k,
-                columns * k,
-                taps_v,
-                packed,
-                weight,
-                c,
-                taps_h * k * c,
-                packed,
-                0,
-                -1,
-                dx,
-                dx_start,
-                c_rows,
-                pixel,
-                1,
-                high * wide,
-                c,
-                NOTHING,
+                (dz, 0), (a_rows, pixel, 1), (a_steps, step, 1), (packed, step * c, c),
+                (packed, 0, -1), (dx, dx_start), (c_rows, pixel, 1), (pixels, size, c), NOTHING,
             )
-            pixel += high * wide
-            weight += taps_v * taps_h * k * c
+            pixel += pixels
+            step += size
 
 
 @kernel
@@ -537,96 +343,60 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
         w: (R, S, C, K).
         dx: (N, H, W, C), written.
     """
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
     _, h_out, w_out, _ = dy.shape
-    reach_v, reach_h = (r - 1) // vertical, (s - 1) // horizontal
-    rows = (h_in - 1 + top) // vertical + 1 + reach_v
-    columns = (w_in - 1 + left) // horizontal + 1 + reach_h
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    above, before = (r - 1) // down, (s - 1) // across
+    rows = (h_in - 1 + top) // down + 1 + above
+    columns = (w_in - 1 + left) // across + 1 + before
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
-    tables = mine[size + weights : size + weights + 2 * pixels].view(np.int32)
-    a_rows, c_rows = tables[:pixels], tables[pixels:]
-    dy_flat, w_flat, dx_flat = dy.reshape(-1), w.reshape(-1), dx.reshape(-1)
-    if start < stop:
-        _pack_flipped(w_flat, r, s, c, k, vertical, horizontal, packed)
-        _phase_tables(h_in, w_in, c, k, columns, r, s, geometry, reach_v, reach_h, a_rows, c_rows)
+    tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
+    pack_flipped(w.reshape(-1), w.shape, geometry, packed)
+    fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
     dz[:] = 0
     for n in range(start, stop):
-        _copy_padded(
-            dy_flat, n * h_out * w_out * k, h_out, w_out, k, dz, rows, columns, reach_v, reach_h
+        copy_padded(
+            dy_flat, n * h_out * w_out * k, (h_out, w_out, k), dz, rows, columns, above, before
         )
-        _correlate_phases(
-            dz,
-            columns,
-            r,
-            s,
-            c,
-            k,
-            geometry,
-            packed,
-            a_rows,
-            c_rows,
-            dx_flat,
-            n * pixels * c,
-            h_in,
-            w_in,
+        correlate_phases(
+            dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps,
+            dx_flat, n * pixels * c,
         )
 
 
 @kernel
-def conv2d_relu_pool_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geometry, pool_geometry, scratch
-):  # type: ignore[no-untyped-def]
+def conv2d_relu_pool_backward_input(start, stop, thread, dy, argmax, w, dx, geometry, pool, scratch):  # type: ignore[no-untyped-def]  # noqa: E501
     """As `conv2d_backward_input`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
-    top, left, vertical, horizontal = geometry[0], geometry[1], geometry[2], geometry[3]
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
     _, h_pool, w_pool, _ = dy.shape
-    h_out, w_out = pool_geometry[6], pool_geometry[7]
-    reach_v, reach_h = (r - 1) // vertical, (s - 1) // horizontal
-    rows = max((h_in - 1 + top) // vertical + 1, h_out) + reach_v
-    columns = max((w_in - 1 + left) // horizontal + 1, w_out) + reach_h
+    h_out, w_out = pool[6], pool[7]
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    above, before = (r - 1) // down, (s - 1) // across
+    rows = max((h_in - 1 + top) // down + 1, h_out) + above
+    columns = max((w_in - 1 + left) // across + 1, w_out) + before
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
-    tables = mine[size + weights : size + weights + 2 * pixels].view(np.int32)
-    a_rows, c_rows = tables[:pixels], tables[pixels:]
-    dy_flat, w_flat, dx_flat = dy.reshape(-1), w.reshape(-1), dx.reshape(-1)
-    argmax_flat = argmax.reshape(-1)
-    if start < stop:
-        _pack_flipped(w_flat, r, s, c, k, vertical, horizontal, packed)
-        _phase_tables(h_in, w_in, c, k, columns, r, s, geometry, reach_v, reach_h, a_rows, c_rows)
+    tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
+    sums = mine[size + weights + 2 * pixels + r * s * k :]
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
+    pack_flipped(w.reshape(-1), w.shape, geometry, packed)
+    fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
+    dz[:] = 0
+    sums[:] = 0
     for n in range(start, stop):
-        dz[:] = 0
-        _unpool(
-            dy_flat,
-            argmax_flat,
-            n * h_pool * w_pool * k,
-            h_pool,
-            w_pool,
-            k,
-            pool_geometry,
-            dz,
-            columns,
-            reach_v,
-            reach_h,
+        unpool(
+            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
+            dz, columns, above, before, sums,
         )
-        _correlate_phases(
-            dz,
-            columns,
-            r,
-            s,
-            c,
-            k,
-            geometry,
-            packed,
-            a_rows,
-            c_rows,
-            dx_flat,
-            n * pixels * c,
-            h_in,
-            w_in,
+        correlate_phases(
+            dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps,
+            dx_flat, n * pixels * c,
         )

@@ -1,354 +1,203 @@
-"""The one place that generates vector code: a register tile of a matrix product, as LLVM IR.
+"""The one place that multiplies: a register tile of a matrix product.
 
 Every convolution and every matrix product of the backend is a loop over tiles of
 
-    C[m, k] = max(floor, D[m, k] + Σ_o Σ_i A[m; o, i] · B[o, i; k])
+    C[m, k] = max(floor, D[m, k] + Σ_t A[m, t] · B[t, k])
 
-for a few rows m and one or two vectors of columns k. All sums of a tile stay in registers until
+for a few rows m and one or two vectors of columns k. The sums of a tile stay in registers until
 they are complete. A is read one element at a time and broadcast, B is read by vectors:
 
-- A[m; o, i] lies at ``a + a_scale · a_rows[m] + o · a_outer + i · a_inner``;
-- B[o, i; k] at ``b + o · b_outer + i · b_inner + k``;
-- C[m, k] at ``c + c_scale · c_rows[m] + k``, and D likewise with ``d`` and ``d_scale``: D is a bias
-  when ``d_scale`` is 0, what C held before when it is ``c_scale``, and zero when it is negative.
+- A[m, t] lies at ``a + a_rows[m] · a_row + a_steps[t] · a_step``;
+- B[t, k] at ``b + t · b_step + k``;
+- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias when
+  ``d_row`` is 0, what C held before when it is ``c_row``, and zero when it is negative.
 
-The rows' offsets come from tables, so a tile may take any rows: pixels at the end of one image row
-and the start of the next, or the (r, s, c) of a filter. All distances are in elements and arguments
-at run time, so that layers of every shape share the same few machine functions.
+The offsets of rows and steps come from tables. So a convolution needs no copy of its input's
+patches: with pixels as rows and filter elements (r, s, c) as steps A is the input's patches, with
+the two tables swapped it is their transpose. All are arguments at run time, and layers of every
+shape share the same few machine functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.jit import inlined
-from dptrain.backends.numba.vector import Registers, compiled_registers
-
-_F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_F32P, _I32P = _F32.as_pointer(), _I32.as_pointer()
-
-_ARGUMENTS: tuple[tuple[str, ir.Type], ...] = (
-    ("a", _F32P),
-    ("a_rows", _I32P),
-    ("a_scale", _I64),
-    ("a_inner", _I64),
-    ("inner", _I64),
-    ("a_outer", _I64),
-    ("outer", _I64),
-    ("b", _F32P),
-    ("b_inner", _I64),
-    ("b_outer", _I64),
-    ("d", _F32P),
-    ("d_scale", _I64),
-    ("c", _F32P),
-    ("c_rows", _I32P),
-    ("c_scale", _I64),
-    ("rows", _I64),
-    ("columns", _I64),
-    ("floor", _F32),
+from dptrain.backends.numba.vector import (
+    F32,
+    F32P,
+    I32P,
+    I64,
+    Writer,
+    compiled_registers,
+    flatten_arguments,
 )
 
+_ARGUMENTS = {
+    "a": F32P,
+    "a_rows": I32P,
+    "a_row": I64,
+    "a_steps": I32P,
+    "a_step": I64,
+    "steps": I64,
+    "b": F32P,
+    "b_step": I64,
+    "d": F32P,
+    "d_row": I64,
+    "c": F32P,
+    "c_rows": I32P,
+    "c_row": I64,
+    "rows": I64,
+    "columns": I64,
+    "floor": F32,
+}
 
-class _Tile:
-    """Writes the function that computes one tile.
 
-    Args:
-        module: where the function goes.
-        registers: vector width and rows.
-        vectors: vectors of columns.
-        masked: only the first ``columns`` columns exist, which end inside the last vector.
+class _Tile(Writer):
+    """One tile of at most `height` rows and `vectors` vectors.
+
+    Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
     """
 
-    def __init__(self, module: ir.Module, registers: Registers, vectors: int, masked: bool) -> None:
-        self.module, self.width, self.rows = module, registers.width, registers.rows
-        self.vectors, self.masked = vectors, masked
-        self.vector = ir.VectorType(_F32, self.width)
-        signature = ir.FunctionType(ir.VoidType(), [kind for _, kind in _ARGUMENTS])
-        name = f"dptrain_tile_{self.rows}x{vectors}x{self.width}{'_masked' if masked else ''}"
-        self.function = cgutils.get_or_insert_function(module, signature, name)
-        if self.function.is_declaration:
-            self.function.linkage = "internal"
-            self.function.attributes.add("noinline")
-            self._write()
+    def __init__(
+        self, module: ir.Module, width: int, height: int, vectors: int, masked: bool
+    ) -> None:
+        self.height, self.vectors, self.masked = height, vectors, masked
+        name = f"dptrain_tile_{height}x{vectors}x{width}{'_masked' if masked else ''}"
+        super().__init__(module, name, _ARGUMENTS, width)
 
-    def _write(self) -> None:
-        self.args = dict(zip((name for name, _ in _ARGUMENTS), self.function.args, strict=True))
-        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+    def write(self) -> None:
         if self.masked:
-            self._make_mask()
-        rows = [self._row("a", m) for m in range(self.rows)]
-        zero = ir.Constant(self.vector, [0.0] * self.width)
-        sums = self._sum(rows, [zero] * (self.rows * self.vectors))
-        self._finish(sums)
+            before = I64((self.vectors - 1) * self.width)
+            self.mask_after(self.builder.sub(self.args["columns"], before))
+        self._finish(self._sum())
 
-    def _make_mask(self) -> None:
-        b = self.builder
-        left = b.sub(self.args["columns"], _I64((self.vectors - 1) * self.width))
-        lanes = ir.Constant(ir.VectorType(_I32, self.width), list(range(self.width)))
-        self.mask = b.icmp_signed("<", lanes, self._splat(b.trunc(left, _I32)))
+    def _columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
+        """Where each vector of columns lies, and whether it is masked."""
+        return [
+            (self.at(pointer, I64(v * self.width)), self.masked and v == self.vectors - 1)
+            for v in range(self.vectors)
+        ]
 
-    def _splat(self, scalar: ir.Value) -> ir.Value:
-        b = self.builder
-        kind = ir.VectorType(scalar.type, self.width)
-        first = b.insert_element(ir.Constant(kind, ir.Undefined), scalar, _I32(0))
-        lanes = ir.Constant(ir.VectorType(_I32, self.width), [0] * self.width)
-        return b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes)
+    def _entry(self, table: str, index: ir.Value, scale: str) -> ir.Value:
+        """Offset that a table gives."""
+        entry = self.builder.load(self.at(self.args[table], index))
+        return self.builder.mul(self.builder.sext(entry, I64), self.args[scale])
 
-    def _row(self, operand: str, m: int) -> ir.Value:
-        """Offset of row m; rows beyond the last repeat the first, whose memory exists."""
+    def _sum(self) -> Sequence[ir.Value]:
         b, args = self.builder, self.args
-        index = b.select(b.icmp_signed("<", _I64(m), args["rows"]), _I64(m), _I64(0))
-        entry = b.load(b.gep(args[f"{operand}_rows"], [index]))
-        offset = b.mul(b.sext(entry, _I64), args[f"{operand}_scale"])
-        return b.gep(args["a"], [offset]) if operand == "a" else offset
+        rows = []
+        for m in range(self.height):
+            # Rows beyond the last repeat the first, whose memory exists.
+            exists = b.icmp_signed("<", I64(m), args["rows"])
+            index = b.select(exists, I64(m), I64(0))
+            rows.append(self.at(args["a"], self._entry("a_rows", index, "a_row")))
 
-    def _load(self, pointer: ir.Value, v: int) -> ir.Value:
-        """Vector v of the columns that start at `pointer`."""
-        b = self.builder
-        place = b.bitcast(b.gep(pointer, [_I64(v * self.width)]), self.vector.as_pointer())
-        if not (self.masked and v == self.vectors - 1):
-            return b.load(place, align=4)
-        kind = ir.FunctionType(self.vector, [place.type, _I32, self.mask.type, self.vector])
-        name = f"llvm.masked.load.v{self.width}f32.p0v{self.width}f32"
-        load = cgutils.get_or_insert_function(self.module, kind, name)
-        zero = ir.Constant(self.vector, [0.0] * self.width)
-        return b.call(load, [place, _I32(4), self.mask, zero])
-
-    def _store(self, value: ir.Value, pointer: ir.Value, v: int) -> None:
-        b = self.builder
-        place = b.bitcast(b.gep(pointer, [_I64(v * self.width)]), self.vector.as_pointer())
-        if not (self.masked and v == self.vectors - 1):
-            b.store(value, place, align=4)
-            return
-        kind = ir.FunctionType(ir.VoidType(), [self.vector, place.type, _I32, self.mask.type])
-        name = f"llvm.masked.store.v{self.width}f32.p0v{self.width}f32"
-        store = cgutils.get_or_insert_function(self.module, kind, name)
-        b.call(store, [value, place, _I32(4), self.mask])
-
-    def _multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        # fmuladd is one instruction where the processor has it and two elsewhere.
-        kind = ir.FunctionType(self.vector, [self.vector] * 3)
-        name = f"llvm.fmuladd.v{self.width}f32"
-        return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), [x, y, z])
-
-    def _loop(
-        self,
-        count: ir.Value,
-        state: Sequence[ir.Value],
-        body: Callable[[Sequence[ir.Value]], Sequence[ir.Value]],
-    ) -> list[ir.Value]:
-        """Run `body` `count` times over `state`; returns the last state."""
-        b = self.builder
-        before = b.block
-        head, step, after = (b.append_basic_block(name) for name in ("head", "step", "after"))
-        b.branch(head)
-        b.position_at_end(head)
-        i = b.phi(_I64)
-        phis = [b.phi(value.type) for value in state]
-        b.cbranch(b.icmp_signed("<", i, count), step, after)
-        b.position_at_end(step)
-        new = body(phis)
-        for phi, start, value in zip(
-            (i, *phis), (_I64(0), *state), (b.add(i, _I64(1)), *new), strict=True
-        ):
-            phi.add_incoming(start, before)
-            phi.add_incoming(value, b.block)
-        b.branch(head)
-        b.position_at_end(after)
-        return phis
-
-    def _sum(self, rows: Sequence[ir.Value], sums: Sequence[ir.Value]) -> Sequence[ir.Value]:
-        b, args = self.builder, self.args
-
-        def inner(state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            offset, pointer, *sums = state
-            columns = [self._load(pointer, v) for v in range(self.vectors)]
-            new = []
+        def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            pointer, *sums = state
+            offset = self._entry("a_steps", t, "a_step")
+            columns = [self.load(place, masked=masked) for place, masked in self._columns(pointer)]
+            new = [self.at(pointer, args["b_step"])]
             for m, row in enumerate(rows):
-                element = self._splat(b.load(b.gep(row, [offset]), align=4))
+                element = self.splat(b.load(self.at(row, offset), align=4))
                 for v, column in enumerate(columns):
-                    new.append(self._multiply_add(element, column, sums[m * self.vectors + v]))
-            return [b.add(offset, args["a_inner"]), b.gep(pointer, [args["b_inner"]]), *new]
+                    new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
+            return new
 
-        def outer(state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            offset, pointer, *sums = state
-            _, _, *new = self._loop(args["inner"], state, inner)
-            return [b.add(offset, args["a_outer"]), b.gep(pointer, [args["b_outer"]]), *new]
-
-        _, _, *result = self._loop(args["outer"], [_I64(0), args["b"], *sums], outer)
-        return result
+        zeros = [self.zero] * (self.height * self.vectors)
+        return self.loop(I64(0), args["steps"], [args["b"], *zeros], step)[1:]
 
     def _finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""
         b, args = self.builder, self.args
-        zeros = ir.GlobalVariable(
-            self.module,
-            ir.ArrayType(_F32, self.vectors * self.width),
-            f"{self.function.name}_zeros",
-        )
+        kind = ir.ArrayType(F32, self.vectors * self.width)
+        zeros = ir.GlobalVariable(self.module, kind, f"{self.function.name}_zeros")
         zeros.linkage, zeros.global_constant = "internal", True
-        zeros.initializer = ir.Constant(zeros.type.pointee, None)
-        nothing = b.icmp_signed("<", args["d_scale"], _I64(0))
-        d = b.select(nothing, b.bitcast(zeros, _F32P), args["d"])
-        d_scale = b.select(nothing, _I64(0), args["d_scale"])
-        floor = self._splat(args["floor"])
-        for m in range(self.rows):
-            with b.if_then(b.icmp_signed("<", _I64(m), args["rows"]), likely=True):
-                entry = b.sext(b.load(b.gep(args["c_rows"], [_I64(m)])), _I64)
-                addend = b.gep(d, [b.mul(entry, d_scale)])
-                target = b.gep(args["c"], [b.mul(entry, args["c_scale"])])
-                for v in range(self.vectors):
-                    value = b.fadd(sums[m * self.vectors + v], self._load(addend, v))
+        zeros.initializer = ir.Constant(kind, None)
+        nothing = b.icmp_signed("<", args["d_row"], I64(0))
+        d = b.select(nothing, b.bitcast(zeros, F32P), args["d"])
+        d_row = b.select(nothing, I64(0), args["d_row"])
+        floor = self.splat(args["floor"])
+        for m in range(self.height):
+            with b.if_then(b.icmp_signed("<", I64(m), args["rows"]), likely=True):
+                entry = b.sext(b.load(self.at(args["c_rows"], I64(m))), I64)
+                addends = self._columns(self.at(d, b.mul(entry, d_row)))
+                targets = self._columns(self.at(args["c"], b.mul(entry, args["c_row"])))
+                for v, ((addend, masked), (target, _)) in enumerate(
+                    zip(addends, targets, strict=True)
+                ):
+                    value = b.fadd(sums[m * self.vectors + v], self.load(addend, masked=masked))
                     # Written so that a NaN passes: it must reach the loss to be noticed.
                     value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-                    self._store(value, target, v)
-        b.ret_void()
+                    self.store(value, target, masked)
 
 
-def _emit_tile(context: Any, builder: Any, sig: Any, args: Any, vectors: int, masked: bool) -> Any:
-    """Call a tile function with arrays and starts in them turned into pointers."""
-    values, kinds, flat = list(args), list(sig.args), []
-    for kind in (kind for _, kind in _ARGUMENTS):
-        value, numba_kind = values.pop(0), kinds.pop(0)
-        if isinstance(kind, ir.PointerType):
-            data = context.make_array(numba_kind)(context, builder, value).data
-            start = context.cast(builder, values.pop(0), kinds.pop(0), types.int64)
-            flat.append(builder.gep(data, [start]))
+def _call_tile(
+    context: Any, builder: Any, kinds: Any, values: Any, vectors: int, masked: bool
+) -> Any:
+    """Call the lowest tile that holds the rows that are left."""
+    args = flatten_arguments(context, builder, kinds, values)
+    rows = args[list(_ARGUMENTS).index("rows")]
+    chosen = compiled_registers()
+
+    def call(heights: Sequence[int]) -> None:
+        if len(heights) > 1:
+            with builder.if_else(builder.icmp_signed(">", rows, I64(heights[1]))) as (high, low):
+                with high:
+                    call(heights[:1])
+                with low:
+                    call(heights[1:])
         else:
-            wanted = types.float32 if kind == _F32 else types.int64
-            flat.append(context.cast(builder, value, numba_kind, wanted))
-    builder.call(_Tile(builder.module, compiled_registers(), vectors, masked).function, flat)
+            tile = _Tile(builder.module, chosen.width, heights[0], vectors, masked)
+            builder.call(tile.function, args)
+
+    call(chosen.heights)
     return context.get_dummy_value()
 
 
+# fmt: off
 @intrinsic
 def wide_tile(  # type: ignore[no-untyped-def]
-    typingctx,
-    a,
-    a_start,
-    a_rows,
-    a_first,
-    a_scale,
-    a_inner,
-    inner,
-    a_outer,
-    outer,
-    b,
-    b_start,
-    b_inner,
-    b_outer,
-    d,
-    d_start,
-    d_scale,
-    c,
-    c_start,
-    c_rows,
-    c_first,
-    c_scale,
-    rows,
-    columns,
-    floor,
+    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+    rows, columns, floor,
 ):
     """A tile of two whole vectors of columns. Arrays are contiguous; starts are elements."""
     sig = types.none(
-        a,
-        a_start,
-        a_rows,
-        a_first,
-        a_scale,
-        a_inner,
-        inner,
-        a_outer,
-        outer,
-        b,
-        b_start,
-        b_inner,
-        b_outer,
-        d,
-        d_start,
-        d_scale,
-        c,
-        c_start,
-        c_rows,
-        c_first,
-        c_scale,
-        rows,
-        columns,
-        floor,
+        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+        rows, columns, floor,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _emit_tile(context, builder, sig, args, 2, False)
+        return _call_tile(context, builder, sig.args, args, 2, False)
 
     return sig, codegen
 
 
 @intrinsic
 def narrow_tile(  # type: ignore[no-untyped-def]
-    typingctx,
-    a,
-    a_start,
-    a_rows,
-    a_first,
-    a_scale,
-    a_inner,
-    inner,
-    a_outer,
-    outer,
-    b,
-    b_start,
-    b_inner,
-    b_outer,
-    d,
-    d_start,
-    d_scale,
-    c,
-    c_start,
-    c_rows,
-    c_first,
-    c_scale,
-    rows,
-    columns,
-    floor,
+    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+    rows, columns, floor,
 ):
     """A tile of one vector, of which `columns` columns exist."""
     sig = types.none(
-        a,
-        a_start,
-        a_rows,
-        a_first,
-        a_scale,
-        a_inner,
-        inner,
-        a_outer,
-        outer,
-        b,
-        b_start,
-        b_inner,
-        b_outer,
-        d,
-        d_start,
-        d_scale,
-        c,
-        c_start,
-        c_rows,
-        c_first,
-        c_scale,
-        rows,
-        columns,
-        floor,
+        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+        rows, columns, floor,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _emit_tile(context, builder, sig, args, 1, True)
+        return _call_tile(context, builder, sig.args, args, 1, True)
 
     return sig, codegen
+# fmt: on
 
 
 @intrinsic
@@ -356,106 +205,59 @@ def vector_width(typingctx):  # type: ignore[no-untyped-def]
     """Elements of a vector, a constant of the compiled code."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return ir.Constant(_I64, compiled_registers().width)
+        return I64(compiled_registers().width)
 
     return types.int64(), codegen
 
 
 @intrinsic
-def tile_rows(typingctx):  # type: ignore[no-untyped-def]
-    """Rows of a tile, a constant of the compiled code."""
+def tile_height(typingctx):  # type: ignore[no-untyped-def]
+    """Rows of the highest tile, a constant of the compiled code."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return ir.Constant(_I64, compiled_registers().rows)
+        return I64(compiled_registers().heights[0])
 
     return types.int64(), codegen
 
 
 @inlined
-def multiply(  # type: ignore[no-untyped-def]
-    a,
-    a_start,
-    a_rows,
-    a_first,
-    a_scale,
-    a_inner,
-    inner,
-    a_outer,
-    outer,
-    b,
-    b_start,
-    b_inner,
-    b_outer,
-    d,
-    d_start,
-    d_scale,
-    c,
-    c_start,
-    c_rows,
-    c_first,
-    c_scale,
-    rows,
-    columns,
-    floor,
-):
-    """All tiles of a product with any number of rows and columns; the module says of what."""
-    height, width = tile_rows(), vector_width()
+def multiply(a_where, a_rows, a_steps, b_where, d_where, c_where, c_rows, shape, floor):  # type: ignore[no-untyped-def]
+    """A product with any number of rows, steps and columns; the module says of what.
+
+    Args:
+        a_where: (array, start).
+        a_rows, a_steps, c_rows: (table, first entry, multiplier).
+        b_where, d_where: (array, start, distance of steps or rows).
+        c_where: (array, start).
+        shape: (rows, steps, columns).
+        floor: float32.
+    """
+    # fmt: off
+    a, a_start = a_where
+    rows_a, rows_a_start, a_row = a_rows
+    steps_a, steps_a_start, a_step = a_steps
+    b, b_start, b_step = b_where
+    d, d_start, d_row = d_where
+    c, c_start = c_where
+    rows_c, rows_c_start, c_row = c_rows
+    rows, steps, columns = shape
+    height, width = tile_height(), vector_width()
     k = 0
     while k + 2 * width <= columns:
         for m in range(0, rows, height):
             wide_tile(
-                a,
-                a_start,
-                a_rows,
-                a_first + m,
-                a_scale,
-                a_inner,
-                inner,
-                a_outer,
-                outer,
-                b,
-                b_start + k,
-                b_inner,
-                b_outer,
-                d,
-                d_start + k,
-                d_scale,
-                c,
-                c_start + k,
-                c_rows,
-                c_first + m,
-                c_scale,
-                rows - m,
-                2 * width,
-                floor,
+                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
+                b, b_start + k, b_step, d, d_start + k, d_row,
+                c, c_start + k, rows_c, rows_c_start + m, c_row, rows - m, 2 * width, floor,
             )
         k += 2 * width
     while k < columns:
         for m in range(0, rows, height):
             narrow_tile(
-                a,
-                a_start,
-                a_rows,
-                a_first + m,
-                a_scale,
-                a_inner,
-                inner,
-                a_outer,
-                outer,
-                b,
-                b_start + k,
-                b_inner,
-                b_outer,
-                d,
-                d_start + k,
-                d_scale,
-                c,
-                c_start + k,
-                c_rows,
-                c_first + m,
-                c_scale,
-                rows - m,
-                min(width, columns - k),
-                floor,
+                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
+                b, b_start + k, b_step, d, d_start + k, d_row,
+                c, c_start + k, rows_c, rows_c_start + m, c_row,
+                rows - m, min(width, columns - k), floor,
             )
         k += width
+    # fmt: on

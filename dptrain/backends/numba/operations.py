@@ -17,12 +17,8 @@ from dptrain.backends.base import Arrays, Context, Kernel
 from dptrain.backends.numba import convolution, dropout, elementwise, normalization, pooling
 from dptrain.backends.numba.threads import Launch, Team
 from dptrain.network.layers import (
-    AveragePool2d,
     Dropout,
-    Layer,
     LocalResponseNorm,
-    MaxPool2d,
-    SumPool2d,
 )
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting

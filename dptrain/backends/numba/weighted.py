@@ -17,7 +17,7 @@ from dptrain.backends.numba.operations import (
     each,
     pool_geometry,
 )
-from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
