@@ -410,6 +410,8 @@ class Replica:
         n = self.context.n
         if not np.isfinite(self._views[self.plan.resolve(INPUT)][:n]).all():
             return "the input"
+        # Scratch memory, which a stage writes as well, may hold any bytes.
+        outputs = {g.name: self.plan.resolve(g.tail.name) for g in self.plan.groups}
         for stage, kernel in self.stages:
             if stage.phase is not Phase.FORWARD:
                 continue
@@ -417,7 +419,7 @@ class Replica:
             if bad:
                 return f"parameter {bad[0]}"
             kernel(self.context)
-            if not all(np.isfinite(self._views[name][:n]).all() for name in stage.writes):
+            if not np.isfinite(self._views[outputs[stage.group]][:n]).all():
                 return f"the output of {stage.group}"
         return None
 

@@ -58,7 +58,7 @@ def dropout_mask(
 def dropout_apply(
     start: int, stop: int, thread: int, x: Array, mask: Array, y: Array, factor: float
 ) -> None:
-    """y = x · factor where kept, x · 0 elsewhere, so that NaN stays; items are samples.
+    """Y = x · factor where kept, x · 0 elsewhere, so that NaN stays; items are samples.
 
     Args:
         x, y: (N, elements).

@@ -34,7 +34,7 @@ def channels_last(start: int, stop: int, thread: int, source: Array, target: Arr
 
 @kernel
 def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = max(x, 0)."""
+    """Y = max(x, 0)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         value = x[i]
         y[i] = np.float32(0.0) if value <= 0.0 else value
@@ -42,7 +42,7 @@ def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None
 
 @kernel
 def relu_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """dx = dy where y > 0."""
+    """Dx = dy where y > 0."""
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] if y[i] > 0.0 else np.float32(0.0)
 
@@ -60,7 +60,7 @@ def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: f
 
 @kernel
 def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
-    """y = (1 + tanh(x / 2)) / 2, which never overflows."""
+    """Y = (1 + tanh(x / 2)) / 2, which never overflows."""
     half = np.float32(0.5)
     for i in range(np.uintp(start), np.uintp(stop)):
         y[i] = half + half * np.tanh(half * x[i])
@@ -68,6 +68,6 @@ def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> N
 
 @kernel
 def sigmoid_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
-    """dx = dy y (1 − y)."""
+    """Dx = dy y (1 − y)."""
     for i in range(np.uintp(start), np.uintp(stop)):
         dx[i] = dy[i] * y[i] * (np.float32(1.0) - y[i])

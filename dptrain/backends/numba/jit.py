@@ -22,7 +22,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -33,7 +33,9 @@ def kernel(function: Callable[..., None]) -> Any:
     The first three arguments are ``start, stop, thread``. Products and sums may be contracted to
     fused multiply-adds; NaN and infinity keep their meaning.
     """
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
+    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})(function)
+    dispatcher._cache = _Cache(function)
+    return dispatcher
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -49,12 +51,8 @@ def compile_kernel(dispatcher: Any, *args: Any) -> None:
         args: what the kernel will be called with after ``start, stop, thread``; only types count.
     """
     signature = (*(numba.int64,) * 3, *map(numba.typeof, args))
-    if not dispatcher.signatures:
-        folder = cache_folder()
-        if folder is not None:
-            dispatcher._cache = _Cache(dispatcher.py_func, folder)
+    if signature not in dispatcher.signatures:
         dispatcher.compile(signature)
-    assert dispatcher.signatures == [signature], (dispatcher, dispatcher.signatures, signature)
 
 
 def cache_folder() -> Path | None:
@@ -144,19 +142,38 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
         return super()._load_data(name)
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """A kernel's cache. It may always fail: then the kernel is compiled, or not kept."""
+class _FunctionCache(FunctionCache):  # type: ignore[misc]
+    """Numba's cache of a function, in a folder of ours."""
 
     def __init__(self, function: Any, folder: Path) -> None:
         locator = type("_Locator", (_Locator,), {"folder": folder})
         self._impl_class = type("_Impl", (CompileResultCacheImpl,), {"_locator_classes": [locator]})
         super().__init__(function)
-        files = self._cache_file
-        self._cache_file = _CheckedFiles(
-            self._cache_path, self._impl.filename_base, files._source_stamp
-        )
+        base = self._impl.filename_base
+        self._cache_file = _CheckedFiles(str(folder), base, folder.name)
+
+
+class _Cache(NullCache):  # type: ignore[misc]
+    """A cache that may always fail: then the function is compiled, or not kept.
+
+    It looks for its folder when it is first asked: importing kernels touches no files.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    @functools.cached_property
+    def _files(self) -> Any:
+        folder = cache_folder()
+        return NullCache() if folder is None else _FunctionCache(self._function, folder)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        try:
+            return self._files.load_overload(signature, target)
+        except Exception:
+            return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
         # A full or read-only disk costs the next process its time, not this one its run.
-        with contextlib.suppress(OSError):
-            super().save_overload(signature, data)
+        with contextlib.suppress(Exception):
+            self._files.save_overload(signature, data)

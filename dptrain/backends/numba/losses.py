@@ -21,7 +21,7 @@ def softmax_cross_entropy(
     start: int, stop: int, thread: int,
     z: Array, labels: Array, gradient: Array, sums: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
-    """loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale."""
+    """Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale."""
     loss, correct = 0.0, 0
     for n in range(start, stop):
         best = 0
@@ -48,7 +48,7 @@ def sigmoid_cross_entropy(
     start: int, stop: int, thread: int,
     z: Array, target: Array, gradient: Array, sums: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
-    """loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
+    """Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
     loss, correct = 0.0, 0
     outputs = z.shape[1]
     for n in range(start, stop):
@@ -71,7 +71,7 @@ def mean_squared_error(
     start: int, stop: int, thread: int,
     z: Array, target: Array, gradient: Array, sums: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
-    """loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
+    """Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
     loss = 0.0
     outputs = z.shape[1]
     for n in range(start, stop):

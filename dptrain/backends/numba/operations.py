@@ -14,16 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Arrays, Context, Kernel
-from dptrain.backends.numba import dropout, elementwise, normalization, pooling
+from dptrain.backends.numba import convolution, dropout, elementwise, normalization, pooling
 from dptrain.backends.numba.threads import Launch, Team
 from dptrain.network.layers import (
-    AveragePool2d,
     Dropout,
-    Layer,
     LocalResponseNorm,
-    MaxPool2d,
-    SumPool2d,
 )
+from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.random import threshold
 
@@ -218,16 +215,17 @@ class Drop(_Single):
         return each(apply, 1)
 
 
-def pool_geometry(layer: Any, input_shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """What pooling kernels want to know of a layer; see `dptrain.backends.numba.pooling`."""
-    (top, _), (left, _) = layer.pads(input_shape)
-    sizes = (top, left, *layer.strides, *layer.windows, *input_shape[1:])
-    return np.array(sizes, np.int64)
+def pool_geometry(node: Node) -> NDArray[np.int64]:
+    """What pooling kernels want to know of a layer."""
+    layer: Any = node.layer
+    (top, _), (left, _) = layer.pads(node.input_shape)
+    _, height, width = node.input_shape
+    return convolution.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
 
 
 class _Pooling(_Single):
     def geometry(self) -> NDArray[np.int64]:
-        return pool_geometry(self.layer, self.group.head.input_shape)
+        return pool_geometry(self.group.head)
 
 
 class MaxPooling(_Pooling):

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 def max_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, argmax: Array, pool_geometry: Array
 ) -> None:
-    """y = largest of each window, argmax (int32) = its place; the first, among equals."""
+    """Y = largest of each window, argmax (int32) = its place; the first, among equals."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
     for n in range(start, stop):
@@ -48,7 +48,7 @@ def max_forward(
 
 @inlined
 def _scatter(n: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array) -> None:
-    """dx of one sample: dy at the place that argmax names, 0 elsewhere."""
+    """Dx of one sample: dy at the place that argmax names, 0 elsewhere."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
     # Where windows tile the map every element is written once, and needs no zero before.
@@ -84,7 +84,7 @@ def _scatter(n: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array) 
 def max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """dx of max pooling, argmax as int32."""
+    """Dx of max pooling, argmax as int32."""
     for n in range(start, stop):
         _scatter(n, dy, argmax, dx, pool_geometry)
 
@@ -93,7 +93,7 @@ def max_backward(
 def relu_max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """dx of ReLU and max pooling, argmax as uint8 with 255 where no element has a gradient."""
+    """Dx of ReLU and max pooling, argmax as uint8 with 255 where no element has a gradient."""
     for n in range(start, stop):
         _scatter(n, dy, argmax, dx, pool_geometry)
 
@@ -114,7 +114,7 @@ def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
 def sum_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """y = sum, or mean, of each window."""
+    """Y = sum, or mean, of each window."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
     for n in range(start, stop):
@@ -137,7 +137,7 @@ def sum_forward(
 def sum_backward(
     start: int, stop: int, thread: int, dy: Array, dx: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """dx = sum over the windows that hold an element of dy, over their size where averaged."""
+    """Dx = sum over the windows that hold an element of dy, over their size where averaged."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
     for n in range(start, stop):

@@ -28,7 +28,7 @@ def sgd(
     start: int, stop: int, thread: int,
     w: Array, g: Array, bounds: Array, decays: Array, learning_rate: float,
 ) -> None:  # fmt: skip
-    """w ← w − α (g + λ w)."""
+    """W ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
     for k in range(decays.size):
         decay = decays[k]
@@ -43,7 +43,7 @@ def sgd_momentum(
     w: Array, g: Array, v: Array, bounds: Array, decays: Array, momentum: float, nesterov: bool,
     learning_rate: float,
 ) -> None:  # fmt: skip
-    """v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
+    """V ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
     rate, mu = np.float32(learning_rate), np.float32(momentum)
     # Both rules are w − α (p d + q v).
     p, q = (np.float32(1.0), mu) if nesterov else (np.float32(0.0), np.float32(1.0))
@@ -62,7 +62,7 @@ def adam(
     w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
     beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
 ) -> None:  # fmt: skip
-    """w ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    """W ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
     b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))

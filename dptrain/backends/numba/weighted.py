@@ -17,7 +17,7 @@ from dptrain.backends.numba.operations import (
     each,
     pool_geometry,
 )
-from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
@@ -66,11 +66,10 @@ class Convolution(Operation):
 
     def _geometry(self) -> NDArray[np.int64]:
         (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        return np.array((top, left, *self.layer.strides), np.int64)
+        return convolution.conv_geometry((top, left), self.layer.strides, self.layer.window)
 
     def _pool_geometry(self) -> NDArray[np.int64]:
-        pool = self.group.tail
-        return pool_geometry(pool.layer, pool.input_shape)
+        return pool_geometry(self.group.tail)
 
     def _forward(self) -> Kernel:
         a, geometry, scratch = self.arrays, self._geometry(), self.arrays["forward_scratch"]
@@ -103,7 +102,7 @@ class Convolution(Operation):
         accumulate = self.team.bind(
             convolution.conv2d_backward_weight,
             a["x"], a.get("dz", a["dy"]), partial, self._geometry(),
-            np.array(self.layer.window, np.int64), a["weight_scratch"],
+            a["weight_scratch"],
         )  # fmt: skip
         reduce = self.team.bind(convolution.reduce_partials, partial, dw, a["dbias"])
 
@@ -126,20 +125,14 @@ def _scratch(group: Group) -> dict[str, int]:
     """Elements of scratch memory a thread, by buffer; each lives for one stage."""
     node = group.head
     conv: Any = node.layer
-    channels, height, width = node.input_shape
-    filters, *output = node.output_shape
-    (top, _), (left, _) = conv.pads(node.input_shape)
     tail: Any = group.tail.layer
-    shape = conv.window, conv.strides, channels, tuple(output), filters
-    maps = height, width, channels
-    pool_window = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    return {
-        "forward_scratch": convolution.forward_scratch(*shape, pool_window),
-        "weight_scratch": convolution.backward_weight_scratch(*shape),
-        "input_scratch": convolution.backward_input_scratch(
-            conv.window, conv.strides, (top, left), maps, filters
-        ),
-    }
+    (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
+    (top, _), (left, _) = conv.pads(node.input_shape)
+    pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
+    counts = convolution.conv_scratch(
+        (top, left), conv.strides, conv.window, (h, w, c), (ho, wo, k), pool_height
+    )
+    return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), counts, strict=True))
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
