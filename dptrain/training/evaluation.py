@@ -18,7 +18,7 @@ from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.data import open_data
 from dptrain.data.base import Samples
-from dptrain.data.inputs import Inputs, open_inputs
+#from dptrain.data.inputs import Inputs, open_inputs
 from dptrain.data.sharding import shard
 from dptrain.errors import UserError
 from dptrain.files import write_whole
