@@ -81,8 +81,8 @@ class TrainConfig:
                              "or sent to rank 0, which updates and sends parameters back.",
                              choices=("mirrored", "central"))  # fmt: skip
     batch_size: int = _setting(32, "Samples in a minibatch, over all ranks.", at_least=1)
-    epochs: int | None = _setting(None, "Passes over the data; 12 where neither this nor --steps "
-                                  "is given.", at_least=1)  # fmt: skip
+    epochs: int | None = _setting(None, "Passes over the data; what suits the network where "
+                                  "neither this nor --steps is given.", at_least=1)  # fmt: skip
     steps: int | None = _setting(None, "Updates, instead of --epochs.", at_least=1)
     learning_rate: float | None = _setting(None, "Learning rate; what suits the network where "
                                            "left out.", above=0)  # fmt: skip

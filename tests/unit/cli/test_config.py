@@ -65,7 +65,7 @@ def test_defaults_come_from_the_recipe_of_the_network() -> None:
     assert config.update_rule() == SGD(0.9)
     regression = load_config({"network": "solar"}, {})
     assert (regression.data, regression.update_rule()) == ("irradiance", Adam())
-    assert regression.learning_rate == 1e-3
+    assert regression.learning_rate == 1e-4
 
 
 def test_another_optimizer_brings_its_own_rate() -> None:
