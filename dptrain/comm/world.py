@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -104,12 +105,11 @@ class World:
 
     def _become_job(self, host: str) -> None:
         """Prepare for failing: a token for all, a watcher for each node."""
-        assert self.comm is not None
         first_ranks = self.all_gather_json(self.first_on_node())
         neighbours = self._gather_json(self._node, self.rank)
         node = sum(first_ranks[: neighbours[0]])
         job = Job(self.rank, self.size, node, self.broadcast_json(new_token()))
-        job.remember(self.comm)
+        job.remember()
         if self.first_on_node():
             job.watch(neighbours, host)
         self.barrier()
@@ -266,7 +266,10 @@ def _load_mpi() -> Any:
         import mpi4py
 
         mpi4py.rc.thread_level = "funneled"
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            # What mpi4py suspects of the launcher, `refuse_single` says better, and once.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
