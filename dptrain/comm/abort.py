@@ -45,7 +45,7 @@ def guard(main: Callable[[], int]) -> int:
         Exit code, for `sys.exit`: 2 for a user's mistake. Where other ranks would be left
         waiting, there is no return: MPI_Abort ends this rank too.
     """
-    with contextlib.suppress(AttributeError, OSError, ValueError):
+    with contextlib.suppress(RuntimeError, OSError):  # No stderr, or none with a descriptor.
         faulthandler.enable()
     previous = threading.excepthook
     threading.excepthook = _thread_failed

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_PREFIX = "dptrain"
+_VARIABLE = "DPTRAIN_JOB"
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,14 @@ class Job:
     @property
     def folder(self) -> Path:
         """Meeting place of the ranks of this node."""
-        return Path(tempfile.gettempdir()) / f"{_PREFIX}-{self.token}"
+        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}"
 
-    def remember(self, comm: MPI.Comm) -> None:
-        """Leave node and token as the name of `comm`, where `current_job` finds them."""
-        comm.Set_name(f"{_PREFIX} {self.token} {self.node}")
+    def remember(self) -> None:
+        """Leave node and token where `current_job` finds them.
+
+        The name of COMM_WORLD would be a better place, but Open MPI 5.0 spoils its heap there.
+        """
+        os.environ[_VARIABLE] = f"{self.token} {self.node}"
 
     def claim(self) -> bool:
         """Whether this rank is the first on its node to name a cause."""
@@ -95,12 +98,11 @@ def current_job() -> Job | None:
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     comm: MPI.Comm = module.COMM_WORLD
-    rank, size, words = comm.Get_rank(), comm.Get_size(), comm.Get_name().split()
-    if size == 1:
+    if comm.Get_size() == 1:
         return None
-    if len(words) == 3 and words[0] == _PREFIX:
-        return Job(rank, size, int(words[2]), words[1])
-    return Job(rank, size, 0, new_token())  # Not joined by `World`: nobody shares the token.
+    # Not joined by `World`, a rank has nobody to share a token with.
+    token, node = os.environ.get(_VARIABLE, f"{new_token()} 0").split()
+    return Job(comm.Get_rank(), comm.Get_size(), int(node), token)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,22 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     return Launch(0, 1, "")
 
 
+def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse another MPI under Open MPI's mpirun, before it starts: MPICH dies there in C.
+
+    Args:
+        library: name and version of the MPI that mpi4py loaded.
+        environ: where the launcher left its marks.
+
+    Raises:
+        UserError: Open MPI's launcher, and another library.
+    """
+    launch = find_launch(environ)
+    stranger = launch.source.startswith("OMPI") and not library.startswith("Open MPI")
+    if stranger and launch.size > 1 and environ.get(ALLOW_SINGLE) != "1":
+        raise UserError(_explain(launch, library))
+
+
 def refuse_single(size: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse to go on as the only rank where the launcher meant many.
 
@@ -56,9 +72,12 @@ def refuse_single(size: int, library: str, environ: Mapping[str, str] = os.envir
         UserError: one rank, and the launcher meant more.
     """
     launch = find_launch(environ)
-    if size > 1 or launch.size <= 1 or environ.get(ALLOW_SINGLE) == "1":
-        return
-    raise UserError(
+    if size == 1 and launch.size > 1 and environ.get(ALLOW_SINGLE) != "1":
+        raise UserError(_explain(launch, library))
+
+
+def _explain(launch: Launch, library: str) -> str:
+    return (
         f"MPI sees 1 rank but the launcher meant {launch.size} ({launch.source}): "
         f"the launcher does not speak to the MPI that mpi4py loaded ({library}); "
         "start with that MPI's own mpirun, or with srun --mpi=pmi2 (srun --mpi=list shows others); "

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.job import Job, new_token
-from dptrain.comm.launcher import refuse_single
+from dptrain.comm.launcher import refuse_single, refuse_stranger
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ class World:
         # Starting MPI holds the interpreter's lock, and waits for ranks that may never come.
         faulthandler.dump_traceback_later(timeout, exit=True)
         try:
-            mpi = _load_mpi()
+            mpi = _start_mpi()
             comm = mpi.COMM_WORLD
-            refuse_single(comm.Get_size(), _library(mpi))
             node = comm.Split_type(mpi.COMM_TYPE_SHARED)
             world = cls(comm, node, timeout)
             if world.size > 1:
@@ -104,12 +104,11 @@ class World:
 
     def _become_job(self, host: str) -> None:
         """Prepare for failing: a token for all, a watcher for each node."""
-        assert self.comm is not None
         first_ranks = self.all_gather_json(self.first_on_node())
         neighbours = self._gather_json(self._node, self.rank)
         node = sum(first_ranks[: neighbours[0]])
         job = Job(self.rank, self.size, node, self.broadcast_json(new_token()))
-        job.remember(self.comm)
+        job.remember()
         if self.first_on_node():
             job.watch(neighbours, host)
         self.barrier()
@@ -260,25 +259,33 @@ class World:
         os._exit(code)
 
 
-def _load_mpi() -> Any:
-    """The `mpi4py.MPI` module; its import starts MPI."""
-    try:
-        import mpi4py
+def _start_mpi() -> Any:
+    """The `mpi4py.MPI` module, with MPI started."""
+    with warnings.catch_warnings():
+        # What mpi4py suspects of the launcher is said better, and once, by `refuse_single`.
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+        try:
+            import mpi4py
 
-        mpi4py.rc.thread_level = "funneled"
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"mpi4py finds no MPI library ({reason}); pip install 'dptrain[mpi]' brings one, "
-            "on a cluster load the module of the site's MPI"
-        ) from None
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"mpi4py finds no MPI library ({reason}); pip install 'dptrain[mpi]' brings one, "
+                "on a cluster load the module of the site's MPI"
+            ) from None
+        if not MPI.Is_initialized():
+            refuse_stranger(_library(MPI))
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
+    refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
 
 
 def _library(mpi: Any) -> str:
-    name: str = mpi.Get_library_version()
-    return " ".join(name.split("\n")[0].replace("Version:", "").split(",")[0].split())
+    """``MPICH 5.0.2``."""
+    name, version = mpi.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
 
 
 def _in_place() -> Any:
