@@ -80,9 +80,7 @@ class Convolution(Operation):
             )  # fmt: skip
         else:
             relu = ReLU in self.group.kinds
-            launch = self.team.bind(
-                convolution.conv2d_forward, *operands, geometry, relu, scratch
-            )
+            launch = self.team.bind(convolution.conv2d_forward, *operands, geometry, relu, scratch)
         return each(launch, 1)
 
     def _backward(self) -> Kernel:
