@@ -304,7 +304,16 @@ class Replica:
         self._load_input(x)
         if y is not None:
             target = self._views[TARGET]
-            target[:n] = np.asarray(y).reshape((n, *target.shape[1:]))
+            target[:n] = self._stored_targets(np.asarray(y).reshape((n, *target.shape[1:])))
+
+    def _stored_targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Targets in the order of the stored outputs, which matters if these are flattened maps."""
+        channels, height, width = self.plan.network.nodes[-1].output_maps
+        if not self.backend.channels_last or channels == 1 or height * width == 1:
+            return y
+        indices = np.arange(channels * height * width).reshape(channels, height, width)
+        order = indices.transpose(1, 2, 0).ravel()
+        return np.argsort(order)[y] if y.ndim == 1 else y[:, order]
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target = self._views[self.plan.resolve(INPUT)]

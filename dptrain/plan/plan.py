@@ -297,7 +297,7 @@ def make_plan(
         threads: compute threads of the replica.
 
     Raises:
-        UserError: the batch size or the thread count is not positive, or the backend has no such precision.
+        UserError: batch size or threads below 1, or a precision that the backend does not have.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
