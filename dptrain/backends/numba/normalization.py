@@ -94,7 +94,7 @@ def lrn_forward(
     start: int, stop: int, thread: int,
     x: Array, y: Array, scratch: Array, radius: int, bias: float, alpha: float, beta: float,
 ) -> None:  # fmt: skip
-    """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
+    """Normalise: y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
     bias_, alpha_, beta_ = np.float32(bias), np.float32(alpha), np.float32(beta)
     channels = x.shape[1]
     width = channels + 2 * radius
@@ -115,7 +115,7 @@ def lrn_backward(
     x: Array, dy: Array, dx: Array, scratch: Array,
     radius: int, bias: float, alpha: float, beta: float,
 ) -> None:  # fmt: skip
-    """dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels.
+    """Its gradient: dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels.
 
     s is computed again from x: that costs less than to have kept it.
     """

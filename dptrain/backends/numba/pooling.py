@@ -1,7 +1,8 @@
 """Pooling kernels over NHWC maps; items are samples.
 
 Pool geometry is an int64 array (pad_top, pad_left, stride_v, stride_h, win_v, win_h, H, W).
-Window positions outside the map take no part. The inner loops run over channels, which lie together.
+Window positions outside the map take no part. The inner loops run over channels, which lie side
+by side.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def max_forward(
 def max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """dx = sum over the windows that hold an element of dy where argmax names it."""
+    """Gradient: dx = sum over the windows that hold an element of dy where argmax names it."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
     for n in range(start, stop):
