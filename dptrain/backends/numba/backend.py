@@ -144,9 +144,7 @@ class NumbaReplica(Replica):
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
-        self._transpose = self.team.bind(
-            elementwise.channels_last, varying=(staged, self._input)
-        )
+        self._transpose = self.team.bind(elementwise.channels_last, varying=(staged, self._input))
 
     def _load_input(self, x: NDArray[Any]) -> None:
         n, (_, pixels, channels) = len(x), self._input.shape

@@ -43,6 +43,11 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(error_model="numpy", fastmath={"contract"})(function)
 
 
+def expanded(function: Callable[..., Any]) -> Any:
+    """As `inlined`, before any other optimisation: for what LLVM finds too long to inline."""
+    return numba.njit(inline="always", error_model="numpy")(function)
+
+
 def compile_kernel(dispatcher: Any, *args: Any) -> None:
     """Compile a kernel for arguments like `args`, or load it from the cache.
 

@@ -99,10 +99,11 @@ class _Tile(Writer):
             rows.append(self.at(args["a"], self._entry("a_rows", index, "a_row")))
 
         def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            pointer, *sums = state
-            offset = self._entry("a_steps", t, "a_step")
+            pointer, offset, *sums = state
             columns = [self.load(place, masked=masked) for place, masked in self._columns(pointer)]
-            new = [self.at(pointer, args["b_step"])]
+            following = b.add(t, I64(1))
+            following = b.select(b.icmp_signed("<", following, args["steps"]), following, t)
+            new = [self.at(pointer, args["b_step"]), self._entry("a_steps", following, "a_step")]
             for m, row in enumerate(rows):
                 element = self.splat(b.load(self.at(row, offset), align=4))
                 for v, column in enumerate(columns):
@@ -110,7 +111,7 @@ class _Tile(Writer):
             return new
 
         zeros = [self.zero] * (self.height * self.vectors)
-        return self.loop(I64(0), args["steps"], [args["b"], *zeros], step)[1:]
+        return self.loop(I64(0), args["steps"], [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros], step)[2:]
 
     def _finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""

@@ -154,13 +154,13 @@ class DropoutMask:
     Args:
         layer: its rate.
         index: position of the layer in the network.
-        mask: uint8 (N, blocks, 4).
+        mask: uint32 (N, blocks), a byte for each of four elements.
     """
 
     def __init__(
         self, layer: Dropout, index: int, mask: NDArray[Any], team: Team, seed: int
     ) -> None:
-        self.rows = mask.reshape(len(mask), -1)
+        self.rows = mask.view(np.uint8)
         self.factor = 1.0 / (1.0 - layer.rate)
         self._samples = np.zeros(len(mask), np.int64)
         self._draw = team.bind(
@@ -171,7 +171,7 @@ class DropoutMask:
     @staticmethod
     def spec(shape: tuple[int, ...]) -> BufferSpec:
         """Memory of the mask of activations of `shape`, batch included."""
-        return BufferSpec((shape[0], -(-math.prod(shape[1:]) // 4), 4), "uint8")
+        return BufferSpec((shape[0], -(-math.prod(shape[1:]) // 4)), "uint32")
 
     def draw(self, context: Context) -> None:
         """Fill the mask."""

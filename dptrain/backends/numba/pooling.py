@@ -1,7 +1,8 @@
 """Pooling kernels over NHWC maps; items are samples.
 
 Pool geometry is an int64 array (pad_top, pad_left, stride_v, stride_h, win_v, win_h, H, W).
-Window positions outside the map take no part. The inner loops run over channels, which lie together.
+Window positions outside the map take no part. The inner loops run over channels, which lie side
+by side.
 """
 
 from __future__ import annotations
@@ -46,56 +47,27 @@ def max_forward(
                         argmax[n, i, j, c] = np.int32(p) if larger else argmax[n, i, j, c]
 
 
-@inlined
-def _scatter(n: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array) -> None:
-    """Dx of one sample: dy at the place that argmax names, 0 elsewhere."""
-    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
-    channels = dx.shape[3]
-    # Where windows tile the map every element is written once, and needs no zero before.
-    tiles = (
-        top == 0 and left == 0 and vertical == window_v and horizontal == window_h
-        and dy.shape[1] * window_v == height and dy.shape[2] * window_h == width
-    )  # fmt: skip
-    if not tiles:
-        for row in range(height):
-            for column in range(width):
-                for c in range(channels):
-                    dx[n, row, column, c] = 0.0
-    for i in range(dy.shape[1]):
-        for p in range(window_v * window_h):
-            row = i * vertical + p // window_h - top
-            if row < 0 or row >= height:
-                continue
-            for j in range(dy.shape[2]):
-                column = j * horizontal + p % window_h - left
-                if column < 0 or column >= width:
-                    continue
-                if tiles:
-                    for c in range(channels):
-                        here = argmax[n, i, j, c] == p
-                        dx[n, row, column, c] = dy[n, i, j, c] if here else np.float32(0.0)
-                else:
-                    for c in range(channels):
-                        here = argmax[n, i, j, c] == p
-                        dx[n, row, column, c] += dy[n, i, j, c] if here else np.float32(0.0)
-
-
 @kernel
 def max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """Dx of max pooling, argmax as int32."""
+    """Gradient: dx = sum over the windows that hold an element of dy where argmax names it."""
+    top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
+    channels = dx.shape[3]
     for n in range(start, stop):
-        _scatter(n, dy, argmax, dx, pool_geometry)
-
-
-@kernel
-def relu_max_backward(
-    start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
-) -> None:
-    """Dx of ReLU and max pooling, argmax as uint8 with 255 where no element has a gradient."""
-    for n in range(start, stop):
-        _scatter(n, dy, argmax, dx, pool_geometry)
+        for row in range(height):
+            for column in range(width):
+                for c in range(channels):
+                    dx[n, row, column, c] = 0.0
+        for i in range(dy.shape[1]):
+            for j in range(dy.shape[2]):
+                for p in range(window_v * window_h):
+                    row = i * vertical + p // window_h - top
+                    column = j * horizontal + p % window_h - left
+                    if 0 <= row < height and 0 <= column < width:
+                        for c in range(channels):
+                            here = argmax[n, i, j, c] == p
+                            dx[n, row, column, c] += dy[n, i, j, c] if here else np.float32(0.0)
 
 
 @inlined
