@@ -86,9 +86,10 @@ class TrainConfig:
     steps: int | None = _setting(None, "Updates, instead of --epochs.", at_least=1)
     learning_rate: float | None = _setting(None, "Learning rate; what suits the network where "
                                            "left out.", above=0)  # fmt: skip
-    schedule: str = _setting("constant", "How the learning rate changes: not at all, times "
-                             "--step-factor every --step-every steps, or along a half cosine to 0.",
-                             choices=("constant", "step", "cosine"))  # fmt: skip
+    schedule: str | None = _setting(None, "How the learning rate changes: not at all, times "
+                                    "--step-factor every --step-every steps, or along a half "
+                                    "cosine to 0; what suits the network where left out.",
+                                    choices=("constant", "step", "cosine"))  # fmt: skip
     warmup_steps: int = _setting(0, "Steps in which the learning rate rises linearly to its value.",
                                  at_least=0)  # fmt: skip
     step_every: int | None = _setting(None, "Steps between two drops of schedule step.", at_least=1)
@@ -103,8 +104,9 @@ class TrainConfig:
     threads: int | None = _setting(None, "Threads of a rank; cores of the node divided by its "
                                    "ranks where left out.", at_least=1)  # fmt: skip
     precision: str | None = _setting(None, "Arithmetic, a word of the backend's such as fp32.")
-    crop: int = _setting(0, "Augmentation: move each image at random, by up to this many "
-                         "pixels.", at_least=0)  # fmt: skip
+    crop: int | None = _setting(None, "Augmentation: move each image at random, by up to this "
+                                "many pixels; what suits the network where left out.",
+                                at_least=0)  # fmt: skip
     flip: bool = _setting(False, "Augmentation: mirror half of the images.")
     brightness: float = _setting(0.0, "Augmentation: largest amount added to or taken from "
                                  "pixels, which go from -1 to 1.", at_least=0)  # fmt: skip
@@ -124,7 +126,7 @@ class TrainConfig:
                                    "scaling efficiency against; 0: none.", at_least=0)  # fmt: skip
     bucket_kib: int = _setting(256, "KiB of gradients whose sum over the ranks starts together.",
                                at_least=1)  # fmt: skip
-    prefetch: int = _setting(2, "Minibatches read ahead; 0: read when needed.", at_least=0)
+    prefetch: int = _setting(2, "Minibatches read ahead.", at_least=1)
     timeout: float = _setting(300.0, "Seconds a rank waits for the others.", above=0)
 
     def __post_init__(self) -> None:
@@ -139,8 +141,8 @@ class TrainConfig:
             raise UserError("schedule is 'step' without step_every; try --step-every 1000")
         if self.schedule != "step" and self.step_every is not None:
             raise UserError(
-                f"step_every is {self.step_every} but schedule is '{self.schedule}'; "
-                "try --schedule step"
+                f"step_every is {self.step_every} but schedule is "
+                f"{self.schedule or 'left out'}; try --schedule step"
             )
         if self.optimizer == "adam" and (self.momentum or self.nesterov):
             raise UserError(
@@ -179,6 +181,8 @@ class TrainConfig:
             ),
             momentum=chosen.momentum if self.momentum is None else self.momentum,
             epochs=chosen.epochs if unlimited else self.epochs,
+            schedule=chosen.schedule if self.schedule is None else self.schedule,
+            crop=chosen.crop if self.crop is None else self.crop,
             run_dir=self.run_dir if self.resume is None else self.resume,
         )
 

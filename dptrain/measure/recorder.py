@@ -87,7 +87,8 @@ class StepRecorder:
         rows = self._rows[:kept]
         if global_count is None:
             return rows
-        return rows[self._samples[:kept, 1] == global_count]
+        chosen: NDArray[np.int64] = rows[self._samples[:kept, 1] == global_count]
+        return chosen
 
     def mean_samples(self) -> float:
         """Mean number of samples of this rank's shard."""

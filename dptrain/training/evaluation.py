@@ -18,7 +18,7 @@ from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.data import open_data
 from dptrain.data.base import Samples
-#from dptrain.data.inputs import Inputs, open_inputs
+from dptrain.data.inputs import Inputs, open_inputs
 from dptrain.data.sharding import shard
 from dptrain.errors import UserError
 from dptrain.files import write_whole
@@ -117,9 +117,15 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
         threads=int(config.threads or 1),
     )
     replica = make_replica(world, backend, plan, config.seed)
-    main_only(world, lambda: found and restore_replica(replica, found[1], parameters_only=True))
+    taken = main_only(world, lambda: _restore(replica, found))
     world.broadcast(replica.flat_parameters)
-    return Trained(config, network, replica, int(world.broadcast_json(found and found[1].step)))
+    return Trained(config, network, replica, int(world.broadcast_json(taken)))
+
+
+def _restore(replica: Replica, found: tuple[dict[str, Any], Checkpoint] | None) -> int:
+    assert found is not None, "rank 0 has read the run"
+    restore_replica(replica, found[1], parameters_only=True)
+    return found[1].step
 
 
 def _read_run(run_dir: Path, step: int | None) -> tuple[dict[str, Any], Checkpoint]:

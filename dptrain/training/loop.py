@@ -103,13 +103,15 @@ def raise_not_finite(job: Job, step: int, loss: float, rate: float) -> None:
     found = {rank: place for rank, place in enumerate(places) if place is not None}
     if found:
         place = next(iter(found.values()))
-        ranks = ", ".join(str(rank) for rank, other in found.items() if other == place)
-        where = f"first in {place} (rank {ranks})"
+        ranks = [str(rank) for rank, other in found.items() if other == place]
+        where = f"first in {place} (rank{'s' * (len(ranks) > 1)} {', '.join(ranks)})"
     else:
         where = "first in the loss itself"
-    raise UserError(
-        f"the loss is {loss} at step {step + 1}, {where}; "
-        f"try a learning rate below {rate:g}, or look for such values in the data"
+    job.world.agree(
+        UserError(
+            f"the loss is {loss} at step {step + 1}, {where}; "
+            f"try a learning rate below {rate:g}, or look for such values in the data"
+        )
     )
 
 

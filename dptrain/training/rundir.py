@@ -101,14 +101,7 @@ class RunDirectory:
         Raises:
             UserError: it is missing or no TOML.
         """
-        path = self.path / CONFIG
-        try:
-            values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"{path} is no TOML: {error}; mend it, or train anew") from error
-        return values
+        return read_toml(self.path / CONFIG)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`; see `dptrain.measure.environment`."""

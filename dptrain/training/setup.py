@@ -183,12 +183,12 @@ def set_up(config: TrainConfig, world: World) -> Job:
 def _augmentation(config: TrainConfig) -> Augmentation | None:
     if not (config.crop or config.flip or config.brightness or config.contrast):
         return None
-    return Augmentation(config.crop, config.flip, config.brightness, config.contrast)
+    return Augmentation(config.crop or 0, config.flip, config.brightness, config.contrast)
 
 
 def _schedule(config: TrainConfig, last_step: int) -> Schedule:
     return Schedule(
-        kind=config.schedule,
+        kind=str(config.schedule),
         base=float(config.learning_rate or 0.0),
         warmup_steps=config.warmup_steps,
         total_steps=last_step,

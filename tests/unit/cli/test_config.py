@@ -156,7 +156,7 @@ MISTAKES = [
     ({"network": "model9"}, "no network 'model9'; there are model0,"),
     ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; expected one of the two"),
     ({"schedule": "step"}, "schedule is 'step' without step_every; try --step-every 1000"),
-    ({"step_every": "5"}, "step_every is 5 but schedule is 'constant'; try --schedule step"),
+    ({"step_every": "5"}, "step_every is 5 but schedule is left out; try --schedule step"),
     ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
     ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
