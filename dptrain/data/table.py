@@ -40,7 +40,9 @@ class Columns:
 
     def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Network inputs from numbers as they stand in the table, (n, F)."""
-        return np.asarray((rows - self.mean) / self.deviation, dtype=np.float32)
+        # What is too large becomes infinite, and is refused with its sample's number.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray((rows - self.mean) / self.deviation, dtype=np.float32)
 
     def read(self, path: Path) -> NDArray[np.float64]:
         """The same columns of another table, float64 (rows, F)."""
@@ -87,8 +89,14 @@ def read_training(request: Request) -> tuple[NDArray[np.float64], Columns]:
             f"{5 * (horizon + 1)}"
         )
     seen = table[: cut - horizon, :-1]
-    mean, deviation = seen.mean(axis=0), seen.std(axis=0)
-    return table, Columns(inputs, mean, np.where(deviation > 0.0, deviation, 1.0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = seen.mean(axis=0), seen.std(axis=0)
+    if not np.isfinite(deviation).all():
+        name = inputs[int(np.argmin(np.isfinite(deviation)))]
+        raise UserError(f"{path}, column {name} has numbers too large to standardise; scale them")
+    # Rounding gives a constant column a deviation that is tiny but not zero.
+    varies = (seen.min(axis=0) < seen.max(axis=0)) & (deviation > 0.0)
+    return table, Columns(inputs, mean, np.where(varies, deviation, 1.0))
 
 
 def _horizon(request: Request) -> int:
@@ -137,11 +145,12 @@ def _read_lines(
 
 def _place(name: str, header: list[str], path: Path) -> int:
     """Where a column stands."""
-    if header.count(name) != 1:
-        times = "no" if name not in header else "more than one"
+    if name not in header:
         raise UserError(
-            f"{path} has {times} column '{name}'; it has {_some(header)}" + suggest(name, header)
+            f"{path} has no column '{name}'; it has {_some(header)}" + suggest(name, header)
         )
+    if header.count(name) > 1:
+        raise UserError(f"{path} has more than one column '{name}'; rename or remove one")
     return header.index(name)
 
 
@@ -154,7 +163,7 @@ def _choose(
         numeric = [name for name, text in zip(header, first, strict=False) if _is_number(text)]
         wanted = [name for name in numeric if columns or name != target]
     else:
-        wanted = columns.split(",")
+        wanted = [name.strip() for name in columns.split(",")]
     if not wanted:
         raise UserError(f"{path} has no numeric column besides {target}; expected at least one")
     return (*wanted, target)
