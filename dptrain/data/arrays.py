@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,11 @@ from dptrain.errors import UserError
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
+DAMAGE = (
+    ValueError, OSError, EOFError, TypeError, KeyError, RuntimeError, SyntaxError, MemoryError,
+    OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What NumPy and zipfile raise on files that are damaged, or do not fit in memory."""
 
 
 def open_npz(request: Request) -> Dataset:
@@ -133,7 +139,7 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
                 yield file
     except UserError:
         raise
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise UserError(f"{path} cannot be read as npz ({_line(error)}); {expected}") from None
 
 
@@ -141,7 +147,7 @@ def map_npy(path: Path) -> NDArray[Any]:
     """The array of a file, mapped; `UserError` where it is damaged."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dptrain.data import SOURCES
 from dptrain.data import irradiance as field
-from dptrain.data.arrays import channels_first, map_npy, opened_npz
+from dptrain.data.arrays import DAMAGE, channels_first, map_npy, opened_npz
 from dptrain.data.base import Samples
 from dptrain.data.cifar10 import CLASSES
 from dptrain.data.digits import WHITE
@@ -292,7 +292,7 @@ def _stored(request: Request) -> tuple[Shape, bool] | None:
         else:
             array = _header(Path(request.path))
         array = channels_first(array, request.path)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except DAMAGE:
         return None
     return array.shape[1:], array.dtype == np.uint8
 
