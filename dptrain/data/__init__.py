@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from dptrain.data.arrays import open_npy, open_npz
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Dataset, Samples
@@ -83,12 +85,16 @@ SOURCES: dict[str, Source] = {
 def _help() -> str:
     lines = []
     for name, source in SOURCES.items():
-        lines += [source.form(name), f"    {source.summary}", f"    e.g. {source.example}"]
+        lines += [
+            source.form(name),
+            f"    {source.summary}",
+            f"    e.g. {shlex.quote(source.example)}",
+        ]
     return "\n".join(lines)
 
 
 DATA_HELP = _help()
-"""Every form of a data spec, with an example of each."""
+"""Every form of a data spec, with an example of each, quoted for a shell."""
 
 
 def open_data(spec: str, network: Network, *, seed: int = 0) -> Dataset:

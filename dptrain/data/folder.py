@@ -50,6 +50,9 @@ def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as file:
+            if file.mode.startswith(("I", "F")):
+                # Pillow would clip their values at 255 without a word.
+                raise ValueError(f"more than 8 bits a pixel, mode {file.mode}")
             upright = ImageOps.exif_transpose(file)
             if upright.mode[0] in "IF":
                 # Pillow would make everything above 255 white.

@@ -6,7 +6,7 @@ wind carries over the sensors while it slowly changes:
 
 g(p, t) = √(2/M) Σₘ cos(kₘ · (p − ∫v dt) + ωₘ t + φₘ),   irradiance = 1 − ¾ σ(4 g) + noise,
 
-with wavelengths of 100 to 1,500 m and a wind of about 10 m/s that veers and gusts. What the last
+with wavelengths of 400 to 4,000 m and a wind of about 10 m/s that veers and gusts. What the last
 sensor will measure some seconds ahead is, but for wind and noise, over the grid now: "as it is now"
 is a sensible guess, and a network that finds the right sensors a better one.
 
@@ -31,7 +31,7 @@ from dptrain.network.layers import Shape
 NUM_SENSORS = 50
 WINDOW = 50
 GRID, SPACING_M = 7, 40.0
-NUM_WAVES, SHORTEST_M, LONGEST_M = 64, 100.0, 1500.0
+NUM_WAVES, SHORTEST_M, LONGEST_M = 64, 400.0, 4000.0
 WIND_M_PER_S = 10.0
 NOISE = 0.01
 _STREAM = 0x697272

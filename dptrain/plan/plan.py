@@ -316,7 +316,8 @@ def make_plan(
     planner.add_all(optimizer, layout)
     output = planner.resolve(planner.groups[-1].tail.name)
     accesses = [(stage.reads, stage.writes) for stage in planner.stages]
-    buffers, arena_bytes = place(planner.specs, accesses, outlive={output})
+    # The input stays, so that what went wrong in a step can be found by running it again.
+    buffers, arena_bytes = place(planner.specs, accesses, outlive={INPUT, output})
     return Plan(
         network,
         backend.name,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.data import open_data
+from dptrain.data.folder import decode
 from dptrain.errors import UserError
 
 
@@ -285,6 +286,15 @@ def test_a_damaged_picture_is_named_when_it_is_read(net, read, pictures):
         with pytest.raises(UserError, match=r"cat.0\.png cannot be read as a picture") as error:
             read(data, "train"), read(data, "test")
         assert "\n" not in str(error.value)
+
+
+def test_a_picture_of_16_bits_is_refused_rather_than_clipped(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(path)
+    with pytest.raises(UserError, match=r"deep\.png cannot be read .* 8 bits"):
+        decode(path, grey=True)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from dptrain.data import open_data
+from dptrain.api import compile
+from dptrain.data import Loader, open_data
 from dptrain.data.irradiance import simulate
+from dptrain.network import Dense, MeanSquaredError, Network, ReLU
+from dptrain.plan import Adam
 
 
 def test_a_row_is_fifty_sensors_and_a_map_the_last_fifty_rows(net, read):
@@ -25,12 +28,13 @@ def test_the_target_is_the_last_sensor_some_seconds_ahead(net, read):
     np.testing.assert_allclose(y[:-4, 0], now[4:], atol=1e-6)
 
 
-def test_test_seconds_are_never_seen_in_training(net, read):
+def test_the_test_begins_in_the_second_after_the_last_training_target(net, read):
     data = open_data("irradiance?samples=80&horizon=4", net((1, 50, 50), 1, "values"))
-    seen = {row.tobytes() for window in read(data)[0][:, 0] for row in window}
-    tested = {row.tobytes() for window in read(data, "test")[0][:, 0] for row in window}
-    assert not seen & tested
-    assert read(data)[1].max() not in read(data, "test")[1]
+    table = simulate(300, 0)
+    first = read(data, "test", [0])[0][0, 0, 0] * 0.25 + 0.625
+    row = int(np.argmin(abs(table - first).max(axis=1)))
+    np.testing.assert_allclose(first, table[row], atol=1e-6)
+    assert read(data)[1][-1, 0] == table[row - 1, -1]
 
 
 def test_values_are_those_of_a_sky(net, read):
@@ -55,15 +59,32 @@ def test_the_seed_decides(net, read):
     np.testing.assert_array_equal(by_run[0], by_spec[0])
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("horizon", [5, 10, 20])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("horizon", [1, 5, 10])
 def test_least_squares_beats_persistence_and_that_beats_the_mean(net, read, seed, horizon):
-    spec = f"irradiance?samples=4000&horizon={horizon}"
+    spec = f"irradiance?samples=8000&horizon={horizon}"
     data = open_data(spec, net((50,), 1, "values"), seed=seed)
     (x, y), (later, ahead) = read(data), read(data, "test")
-    bias = lambda a: np.column_stack([a, np.ones(len(a))])  # noqa: E731
-    weights = np.linalg.lstsq(bias(x.astype(np.float64)), y[:, 0], rcond=None)[0]
-    error = np.mean((bias(later) @ weights - ahead[:, 0]) ** 2)
-    persistence = np.mean((later[:, -1] * 0.25 + 0.625 - ahead[:, 0]) ** 2)
+    x, later = (np.column_stack([a, np.ones(len(a))]).astype(np.float64) for a in (x, later))
+    weights = np.linalg.lstsq(x, y[:, 0], rcond=None)[0]
+    error = np.mean((later @ weights - ahead[:, 0]) ** 2)
+    now = later[:, 49] * 0.25 + 0.625
+    persistence = np.mean((now - ahead[:, 0]) ** 2)
     assert error < 0.5 * persistence
-    assert persistence < 2.0 * ahead.var()
+    assert persistence < 0.8 * ahead.var()
+
+
+def test_a_perceptron_trained_on_it_beats_persistence(read):
+    # 800 steps of Adam: still getting better (0.45 of persistence, 0.27 after 2,000).
+    layers = [Dense(50), ReLU(), Dense(1)]
+    network = Network((50,), layers, loss=MeanSquaredError(), name="mlp-50")
+    data = open_data("irradiance", network)
+    replica = compile(network, backend="reference", batch_size=100, optimizer=Adam())
+    settings = {"input_shape": (50,), "target_shape": (1,), "batch_size": 100, "seed": 0}
+    with Loader(data.train, rank=0, size=1, first_step=0, last_step=800, **settings) as batches:
+        for batch in batches:
+            replica.forward_backward(batch.x, batch.y)
+            replica.update(0.003)
+    x, y = read(data, "test")
+    persistence = np.mean((x[:, -1] * 0.25 + 0.625 - y[:, 0]) ** 2)
+    assert np.mean((replica.forward(x) - y) ** 2) < 0.7 * persistence

@@ -146,16 +146,29 @@ def test_closing_wakes_a_consumer_that_waits():
         list(batches)
         ended.set()
 
-    consumer = threading.Thread(target=consume)
+    consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
     time.sleep(0.02)
-    closing = threading.Thread(target=batches.close)
+    closing = threading.Thread(target=batches.close, daemon=True)
     closing.start()
     assert ended.wait(5)
     gate.set()
     closing.join(5)
     consumer.join(5)
     assert not threads()
+
+
+def test_closing_waits_for_no_more_than_the_read_under_way():
+    gate = threading.Event()
+    samples = Numbers(10, gate=gate)
+    batches = loader(samples)
+    closing = threading.Thread(target=batches.close, daemon=True)
+    closing.start()
+    time.sleep(0.02)
+    gate.set()
+    closing.join(5)
+    assert not threads()
+    assert samples.reads <= 1
 
 
 def test_an_error_comes_in_place_of_its_batch():

@@ -1,0 +1,263 @@
+"""The one place that multiplies: a register tile of a matrix product.
+
+Every convolution and every matrix product of the backend is a loop over tiles of
+
+    C[m, k] = max(floor, D[m, k] + Σ_t A[m, t] · B[t, k])
+
+for a few rows m and one or two vectors of columns k. The sums of a tile stay in registers until
+they are complete. A is read one element at a time and broadcast, B is read by vectors:
+
+- A[m, t] lies at ``a + a_rows[m] · a_row + a_steps[t] · a_step``;
+- B[t, k] at ``b + t · b_step + k``;
+- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias when
+  ``d_row`` is 0, what C held before when it is ``c_row``, and zero when it is negative.
+
+The offsets of rows and steps come from tables. So a convolution needs no copy of its input's
+patches: with pixels as rows and filter elements (r, s, c) as steps A is the input's patches, with
+the two tables swapped it is their transpose. All are arguments at run time, and layers of every
+shape share the same few machine functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dptrain.backends.numba.jit import inlined
+from dptrain.backends.numba.vector import (
+    F32,
+    F32P,
+    I32P,
+    I64,
+    Writer,
+    compiled_registers,
+    flatten_arguments,
+)
+
+_ARGUMENTS = {
+    "a": F32P,
+    "a_rows": I32P,
+    "a_row": I64,
+    "a_steps": I32P,
+    "a_step": I64,
+    "steps": I64,
+    "b": F32P,
+    "b_step": I64,
+    "d": F32P,
+    "d_row": I64,
+    "c": F32P,
+    "c_rows": I32P,
+    "c_row": I64,
+    "rows": I64,
+    "columns": I64,
+    "floor": F32,
+}
+
+
+class _Tile(Writer):
+    """One tile of at most `height` rows and `vectors` vectors.
+
+    Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
+    """
+
+    def __init__(
+        self, module: ir.Module, width: int, height: int, vectors: int, masked: bool
+    ) -> None:
+        self.height, self.vectors, self.masked = height, vectors, masked
+        name = f"dptrain_tile_{height}x{vectors}x{width}{'_masked' if masked else ''}"
+        super().__init__(module, name, _ARGUMENTS, width)
+
+    def write(self) -> None:
+        if self.masked:
+            before = I64((self.vectors - 1) * self.width)
+            self.mask_after(self.builder.sub(self.args["columns"], before))
+        self._finish(self._sum())
+
+    def _columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
+        """Where each vector of columns lies, and whether it is masked."""
+        return [
+            (self.at(pointer, I64(v * self.width)), self.masked and v == self.vectors - 1)
+            for v in range(self.vectors)
+        ]
+
+    def _entry(self, table: str, index: ir.Value, scale: str) -> ir.Value:
+        """Offset that a table gives."""
+        entry = self.builder.load(self.at(self.args[table], index))
+        return self.builder.mul(self.builder.sext(entry, I64), self.args[scale])
+
+    def _sum(self) -> Sequence[ir.Value]:
+        b, args = self.builder, self.args
+        rows = []
+        for m in range(self.height):
+            # Rows beyond the last repeat the first, whose memory exists.
+            exists = b.icmp_signed("<", I64(m), args["rows"])
+            index = b.select(exists, I64(m), I64(0))
+            rows.append(self.at(args["a"], self._entry("a_rows", index, "a_row")))
+
+        def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            pointer, *sums = state
+            offset = self._entry("a_steps", t, "a_step")
+            columns = [self.load(place, masked=masked) for place, masked in self._columns(pointer)]
+            new = [self.at(pointer, args["b_step"])]
+            for m, row in enumerate(rows):
+                element = self.splat(b.load(self.at(row, offset), align=4))
+                for v, column in enumerate(columns):
+                    new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
+            return new
+
+        zeros = [self.zero] * (self.height * self.vectors)
+        return self.loop(I64(0), args["steps"], [args["b"], *zeros], step)[1:]
+
+    def _finish(self, sums: Sequence[ir.Value]) -> None:
+        """Add D, apply the floor, store the rows that exist."""
+        b, args = self.builder, self.args
+        kind = ir.ArrayType(F32, self.vectors * self.width)
+        zeros = ir.GlobalVariable(self.module, kind, f"{self.function.name}_zeros")
+        zeros.linkage, zeros.global_constant = "internal", True
+        zeros.initializer = ir.Constant(kind, None)
+        nothing = b.icmp_signed("<", args["d_row"], I64(0))
+        d = b.select(nothing, b.bitcast(zeros, F32P), args["d"])
+        d_row = b.select(nothing, I64(0), args["d_row"])
+        floor = self.splat(args["floor"])
+        for m in range(self.height):
+            with b.if_then(b.icmp_signed("<", I64(m), args["rows"]), likely=True):
+                entry = b.sext(b.load(self.at(args["c_rows"], I64(m))), I64)
+                addends = self._columns(self.at(d, b.mul(entry, d_row)))
+                targets = self._columns(self.at(args["c"], b.mul(entry, args["c_row"])))
+                for v, ((addend, masked), (target, _)) in enumerate(
+                    zip(addends, targets, strict=True)
+                ):
+                    value = b.fadd(sums[m * self.vectors + v], self.load(addend, masked=masked))
+                    # Written so that a NaN passes: it must reach the loss to be noticed.
+                    value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
+                    self.store(value, target, masked)
+
+
+def _call_tile(
+    context: Any, builder: Any, kinds: Any, values: Any, vectors: int, masked: bool
+) -> Any:
+    """Call the lowest tile that holds the rows that are left."""
+    args = flatten_arguments(context, builder, kinds, values)
+    rows = args[list(_ARGUMENTS).index("rows")]
+    chosen = compiled_registers()
+
+    def call(heights: Sequence[int]) -> None:
+        if len(heights) > 1:
+            with builder.if_else(builder.icmp_signed(">", rows, I64(heights[1]))) as (high, low):
+                with high:
+                    call(heights[:1])
+                with low:
+                    call(heights[1:])
+        else:
+            tile = _Tile(builder.module, chosen.width, heights[0], vectors, masked)
+            builder.call(tile.function, args)
+
+    call(chosen.heights)
+    return context.get_dummy_value()
+
+
+# fmt: off
+@intrinsic
+def wide_tile(  # type: ignore[no-untyped-def]
+    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+    rows, columns, floor,
+):
+    """A tile of two whole vectors of columns. Arrays are contiguous; starts are elements."""
+    sig = types.none(
+        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+        rows, columns, floor,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call_tile(context, builder, sig.args, args, 2, False)
+
+    return sig, codegen
+
+
+@intrinsic
+def narrow_tile(  # type: ignore[no-untyped-def]
+    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+    rows, columns, floor,
+):
+    """A tile of one vector, of which `columns` columns exist."""
+    sig = types.none(
+        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
+        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
+        rows, columns, floor,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call_tile(context, builder, sig.args, args, 1, True)
+
+    return sig, codegen
+# fmt: on
+
+
+@intrinsic
+def vector_width(typingctx):  # type: ignore[no-untyped-def]
+    """Elements of a vector, a constant of the compiled code."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return I64(compiled_registers().width)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def tile_height(typingctx):  # type: ignore[no-untyped-def]
+    """Rows of the highest tile, a constant of the compiled code."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return I64(compiled_registers().heights[0])
+
+    return types.int64(), codegen
+
+
+@inlined
+def multiply(a_where, a_rows, a_steps, b_where, d_where, c_where, c_rows, shape, floor):  # type: ignore[no-untyped-def]
+    """A product with any number of rows, steps and columns; the module says of what.
+
+    Args:
+        a_where: (array, start).
+        a_rows, a_steps, c_rows: (table, first entry, multiplier).
+        b_where, d_where: (array, start, distance of steps or rows).
+        c_where: (array, start).
+        shape: (rows, steps, columns).
+        floor: float32.
+    """
+    # fmt: off
+    a, a_start = a_where
+    rows_a, rows_a_start, a_row = a_rows
+    steps_a, steps_a_start, a_step = a_steps
+    b, b_start, b_step = b_where
+    d, d_start, d_row = d_where
+    c, c_start = c_where
+    rows_c, rows_c_start, c_row = c_rows
+    rows, steps, columns = shape
+    height, width = tile_height(), vector_width()
+    k = 0
+    while k + 2 * width <= columns:
+        for m in range(0, rows, height):
+            wide_tile(
+                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
+                b, b_start + k, b_step, d, d_start + k, d_row,
+                c, c_start + k, rows_c, rows_c_start + m, c_row, rows - m, 2 * width, floor,
+            )
+        k += 2 * width
+    while k < columns:
+        for m in range(0, rows, height):
+            narrow_tile(
+                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
+                b, b_start + k, b_step, d, d_start + k, d_row,
+                c, c_start + k, rows_c, rows_c_start + m, c_row,
+                rows - m, min(width, columns - k), floor,
+            )
+        k += width
+    # fmt: on

@@ -1,0 +1,198 @@
+"""Vectors: how wide they are on this processor, and how code for them is written.
+
+Numba has no vector type, so the kernels that must not depend on an optimizer's mood are written as
+LLVM IR, by the few operations of `Writer`.
+
+Width and tile follow the processor that Numba compiles for, which is this one unless Numba is told
+otherwise (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``). Numba keys its cache by the same two values,
+so code of one width is never loaded for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What suits the registers of a processor.
+
+    Attributes:
+        width: float32 elements of a vector.
+        heights: rows of the register tiles, the highest first. Twice so many accumulators must
+            fit, with room for two vectors of B and one broadcast element of A.
+    """
+
+    width: int
+    heights: tuple[int, ...]
+
+
+AVX512 = Registers(width=16, heights=(12, 8, 4))
+AVX2 = Registers(width=8, heights=(6, 4, 2))
+PORTABLE = Registers(width=4, heights=(6, 4, 2))
+"""128-bit vectors, which every processor that Numba supports has."""
+
+
+def registers(features: str) -> Registers:
+    """Choose by the processor's features, as LLVM writes them (``+avx2,-avx512f,…``)."""
+    present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    if "avx512f" in present:
+        return AVX512
+    if {"avx2", "fma"} <= present:
+        return AVX2
+    return PORTABLE
+
+
+def compiled_registers() -> Registers:
+    """Those of the processor that Numba compiles for now."""
+    from numba.core.registry import cpu_target
+
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return registers(features)
+
+
+class Writer:
+    """Writes one function into a module, once: later writers of that name find it there.
+
+    Args:
+        module: where the function goes.
+        name: its name, unique for its content.
+        arguments: names and types.
+        width: elements of a vector; 1 serves for what is left of a range.
+
+    Attributes:
+        function: the function.
+        args: its arguments by name.
+        builder: the place of writing.
+    """
+
+    def __init__(
+        self, module: ir.Module, name: str, arguments: Mapping[str, ir.Type], width: int
+    ) -> None:
+        self.module, self.width = module, width
+        signature = ir.FunctionType(ir.VoidType(), list(arguments.values()))
+        self.function = cgutils.get_or_insert_function(module, signature, name)
+        self.args = dict(zip(arguments, self.function.args, strict=True))
+        self.vector = ir.VectorType(F32, width)
+        self.zero = ir.Constant(self.vector, [0.0] * width)
+        self.mask: ir.Value | None = None
+        if self.function.is_declaration:
+            self.function.linkage = "internal"
+            self.function.attributes.add("noinline")
+            self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+            self.write()
+            self.builder.ret_void()
+
+    def write(self) -> None:
+        """Write the body."""
+        raise NotImplementedError
+
+    def splat(self, scalar: ir.Value) -> ir.Value:
+        """A vector of equal elements."""
+        kind = ir.VectorType(scalar.type, self.width)
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
+        lanes = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
+        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes)
+
+    def mask_after(self, count: ir.Value) -> None:
+        """Let masked accesses touch the first `count` elements alone."""
+        lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
+        self.mask = self.builder.icmp_signed(
+            "<", lanes, self.splat(self.builder.trunc(count, I32))
+        )
+
+    def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
+        """Pointer moved by `offset` elements."""
+        return self.builder.gep(pointer, [offset])
+
+    def load(self, pointer: ir.Value, kind: ir.Type = F32, masked: bool = False) -> ir.Value:
+        """The vector of `kind` elements at `pointer`."""
+        b, vector = self.builder, ir.VectorType(kind, self.width)
+        place = b.bitcast(pointer, vector.as_pointer())
+        if not masked:
+            return b.load(place, align=1 if kind == I8 else 4)
+        assert self.mask is not None
+        return self.call("llvm.masked.load", vector, place, I32(4), self.mask, self.zero)
+
+    def store(self, value: ir.Value, pointer: ir.Value, masked: bool = False) -> None:
+        """Write a vector to `pointer`."""
+        b = self.builder
+        place = b.bitcast(pointer, value.type.as_pointer())
+        if not masked:
+            b.store(value, place, align=1 if value.type.element == I8 else 4)
+            return
+        assert self.mask is not None
+        self.call("llvm.masked.store", ir.VoidType(), value, place, I32(4), self.mask)
+
+    def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+        """Call an intrinsic of LLVM by the first part of its name.
+
+        llvmlite's own declaration of intrinsics does not take vectors.
+        """
+        lanes = f"v{self.width}f32"
+        name += f".{lanes}.p0{lanes}" if "masked" in name else f".{lanes}"
+        kind = ir.FunctionType(result, [arg.type for arg in args])
+        return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), args)
+
+    def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        """X · y + z: one instruction where the processor has it, two elsewhere."""
+        return self.call("llvm.fmuladd", self.vector, x, y, z)
+
+    def loop(
+        self,
+        start: ir.Value,
+        stop: ir.Value,
+        state: Sequence[ir.Value],
+        body: Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]],
+        step: int = 1,
+    ) -> list[ir.Value]:
+        """Run `body` over a range, from state to state; returns the last."""
+        b = self.builder
+        before = b.block
+        head, inside, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
+        b.branch(head)
+        b.position_at_end(head)
+        i = b.phi(I64)
+        phis = [b.phi(value.type) for value in state]
+        b.cbranch(b.icmp_signed("<", i, stop), inside, after)
+        b.position_at_end(inside)
+        new = body(i, phis)
+        following = b.add(i, I64(step), flags=("nsw",))
+        for phi, first, value in zip((i, *phis), (start, *state), (following, *new), strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(value, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        return phis
+
+
+def flatten_arguments(
+    context: Any, builder: ir.IRBuilder, kinds: Sequence[Any], values: Sequence[Any]
+) -> list[ir.Value]:
+    """Turn Numba's arguments into scalars and pointers.
+
+    A pair (contiguous array, start) becomes a pointer to that element; integers become int64 and
+    floats float32.
+    """
+    flat: list[ir.Value] = []
+    rest = iter(zip(kinds, values, strict=True))
+    for kind, value in rest:
+        if isinstance(kind, types.Array):
+            assert kind.layout == "C"
+            start_kind, start = next(rest)
+            start = context.cast(builder, start, start_kind, types.int64)
+            data = context.make_array(kind)(context, builder, value).data
+            flat.append(builder.gep(data, [start]))
+        else:
+            wanted = types.float32 if isinstance(kind, types.Float) else types.int64
+            flat.append(context.cast(builder, value, kind, wanted))
+    return flat

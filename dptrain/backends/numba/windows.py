@@ -1,0 +1,212 @@
+"""Largest of a window of pixels, channel by channel, and the way back.
+
+Both work on a run of windows in one row, all of whose pixels between rows `first` and `last` and
+columns `begin` and `end` (counted in the window) exist. Pixel (i, j) of the window number p and
+channel q lies at ``map + i · row + (p · across + j) · channels + q`` in the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from dptrain.backends.numba.vector import (
+    F32P,
+    I8,
+    I8P,
+    I32,
+    I64,
+    Writer,
+    compiled_registers,
+    flatten_arguments,
+)
+
+NO_GRADIENT = 255
+"""Position in a window that stands for no element: the maximum was not above 0."""
+
+_SHAPE = dict.fromkeys(("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64)
+
+
+class _Windows(Writer):
+    """A loop over windows and vectors of channels.
+
+    Args:
+        size: height and width of a window that is whole, or None for any window at run time.
+    """
+
+    name: str
+    arrays: dict[str, ir.Type]
+
+    def __init__(self, module: ir.Module, width: int, size: tuple[int, int] | None) -> None:
+        self.size = size
+        suffix = "" if size is None else f"_{size[0]}x{size[1]}"
+        arguments = {**self.arrays, **_SHAPE}
+        super().__init__(module, f"dptrain_{self.name}{suffix}_x{width}", arguments, width)
+
+    def write(self) -> None:
+        b, args = self.builder, self.args
+        # Whole vectors of channels, or with vectors of one element the channels behind them.
+        vectors = I64(compiled_registers().width)
+        whole = b.mul(b.sdiv(args["channels"], vectors), vectors)
+        channels = (I64(0), whole) if self.width > 1 else (whole, args["channels"])
+
+        def window(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            pooled = b.mul(p, args["channels"])
+            corner = b.mul(pooled, args["across"])
+
+            def vector(q: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                self.window(b.add(pooled, q), b.add(corner, q), q)
+                return []
+
+            self.loop(*channels, [], vector, step=self.width)
+            return []
+
+        self.loop(I64(0), args["windows"], [], window)
+
+    def pixels(self, corner: ir.Value, state: Sequence[ir.Value], body: Any) -> list[ir.Value]:
+        """Run ``body(place in the map, position in the window, state)`` over a window's pixels."""
+        b, args = self.builder, self.args
+        if self.size is not None:
+            for i in range(self.size[0]):
+                for j in range(self.size[1]):
+                    down, across = b.mul(I64(i), args["row"]), b.mul(I64(j), args["channels"])
+                    place = b.add(corner, b.add(down, across))
+                    state = body(place, I32(i * self.size[1] + j), state)
+            return list(state)
+
+        def row(i: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            def pixel(j: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                down, across = b.mul(i, args["row"]), b.mul(j, args["channels"])
+                place = b.add(corner, b.add(down, across))
+                position = b.trunc(b.add(b.mul(i, args["width"]), j), I32)
+                result: Sequence[ir.Value] = body(place, position, state)
+                return result
+
+            return self.loop(args["begin"], args["end"], state, pixel)
+
+        return self.loop(args["first"], args["last"], state, row)
+
+    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+        """Write the work of one window and vector."""
+        raise NotImplementedError
+
+
+class _Maximum(_Windows):
+    name = "maximum"
+    arrays = {"map": F32P, "largest": F32P, "position": I8P}  # noqa: RUF012
+
+    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+        b, args = self.builder, self.args
+        lanes = ir.VectorType(I32, self.width)
+
+        def pixel(
+            place: ir.Value, position: ir.Value, state: Sequence[ir.Value]
+        ) -> Sequence[ir.Value]:
+            best, where = state
+            value = self.load(self.at(args["map"], place))
+            # A NaN wins and stays: it must reach the loss to be noticed.
+            better = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
+            return [b.select(better, value, best), b.select(better, self.splat(position), where)]
+
+        nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
+        best, where = self.pixels(corner, [self.zero, nowhere], pixel)
+        self.store(best, self.at(args["largest"], pooled))
+        self.store(
+            b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled)
+        )
+
+
+class _Scatter(_Windows):
+    name = "scatter"
+    arrays = {"map": F32P, "gradient": F32P, "position": I8P, "sums": F32P, "add": I64}  # noqa: RUF012
+
+    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+        b, args = self.builder, self.args
+        lanes = ir.VectorType(I32, self.width)
+        where = b.zext(self.load(self.at(args["position"], pooled), I8), lanes)
+        gradient = self.load(self.at(args["gradient"], pooled))
+        exists = b.icmp_unsigned("!=", where, ir.Constant(lanes, [NO_GRADIENT] * self.width))
+        sums = self.at(args["sums"], channel)
+        total = b.fadd(self.load(sums), b.select(exists, gradient, self.zero))
+        self.store(total, sums)
+        adding = b.icmp_signed("!=", args["add"], I64(0))
+
+        def pixel(
+            place: ir.Value, position: ir.Value, state: Sequence[ir.Value]
+        ) -> Sequence[ir.Value]:
+            chosen = b.icmp_unsigned("==", where, self.splat(position))
+            value, target = b.select(chosen, gradient, self.zero), self.at(args["map"], place)
+            if self.size is None:
+                value = b.select(adding, b.fadd(value, self.load(target)), value)
+            self.store(value, target)
+            return []
+
+        self.pixels(corner, [], pixel)
+
+
+def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Windows]) -> Any:
+    """Call for whole vectors and for the channels behind them; whole 2 by 2 windows by their own.
+
+    The usual window deserves code without inner loops: it made pooling three times as fast.
+    """
+    args = flatten_arguments(context, builder, kinds, values)
+    by_name = dict(zip((*writer.arrays, *_SHAPE), args, strict=True))
+    wanted = {"first": 0, "last": 2, "begin": 0, "end": 2, "width": 2}
+    if "add" in by_name:
+        wanted["add"] = 0
+    usual = ir.IntType(1)(1)
+    for name, value in wanted.items():
+        usual = builder.and_(usual, builder.icmp_signed("==", by_name[name], I64(value)))
+    chosen = compiled_registers().width
+    with builder.if_else(usual, likely=True) as (unrolled, looped):
+        with unrolled:
+            builder.call(writer(builder.module, chosen, (2, 2)).function, args)
+        with looped:
+            builder.call(writer(builder.module, chosen, None).function, args)
+    left = builder.srem(by_name["channels"], I64(chosen))
+    with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
+        builder.call(writer(builder.module, 1, None).function, args)
+    return context.get_dummy_value()
+
+
+# fmt: off
+@intrinsic
+def maximum_of_windows(  # type: ignore[no-untyped-def]
+    typingctx, map_, map_start, largest, largest_start, position, position_start,
+    first, last, begin, end, width, row, across, channels, windows,
+):
+    """Write every window's largest element above 0 and its position, or 0 and `NO_GRADIENT`."""
+    sig = types.none(
+        map_, map_start, largest, largest_start, position, position_start,
+        first, last, begin, end, width, row, across, channels, windows,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, _Maximum)
+
+    return sig, codegen
+
+
+@intrinsic
+def scatter_to_windows(  # type: ignore[no-untyped-def]
+    typingctx, map_, map_start, gradient, gradient_start, position, position_start,
+    sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
+):
+    """Give every window's gradient to the element at its position, and 0 to the others.
+
+    With `add`, add it to what is there. Gradients that have a position are added to `sums`, too.
+    """
+    sig = types.none(
+        map_, map_start, gradient, gradient_start, position, position_start,
+        sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, _Scatter)
+
+    return sig, codegen
+# fmt: on
