@@ -146,15 +146,14 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
 def map_npy(path: Path) -> NDArray[Any]:
     """The array of a file, mapped; `UserError` where it is damaged."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        # np.load would leave a damaged zip file open.
+        if not zipfile.is_zipfile(path):
+            return np.lib.format.open_memmap(path, mode="r")
     except DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise UserError(f"{path} holds several arrays; name it npz:{path}")
-    return array
+    raise UserError(f"{path} holds several arrays; call it .npz, and name it npz:{path}")
 
 
 def _line(error: Exception) -> str:

@@ -54,22 +54,12 @@ def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:
                 # Pillow would clip their values at 255 without a word.
                 raise ValueError(f"more than 8 bits a pixel, mode {file.mode}")
             upright = ImageOps.exif_transpose(file)
-            if upright.mode[0] in "IF":
-                # Pillow would make everything above 255 white.
-                upright = Image.fromarray(_to_bytes(np.asarray(upright)))
             array = np.asarray(upright.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(
             f"{path} cannot be read as a picture ({error}); replace or remove it"
         ) from None
     return array[None, None] if grey else array.transpose(2, 0, 1)[None]
-
-
-def _to_bytes(deep: NDArray[Any]) -> NDArray[np.uint8]:
-    """16-bit grey as 8-bit grey, 65535 being white in the one and 255 in the other."""
-    if deep.dtype.kind == "f" or deep.min() < 0 or deep.max() > 65535:
-        raise ValueError(f"its pixels are {deep.dtype} from {deep.min()} to {deep.max()}")
-    return np.asarray(np.rint(deep / 257.0), dtype=np.uint8)
 
 
 def is_picture(path: Path) -> bool:

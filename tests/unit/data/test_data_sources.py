@@ -9,7 +9,6 @@ from PIL import Image
 
 from dptrain.data import DATA_HELP, SOURCES, open_data
 from dptrain.data.folder import decode
-from dptrain.errors import UserError
 
 
 def scaled(images, white=255):
@@ -323,16 +322,6 @@ def test_synthetic_fits_any_network(net, read, shape, targets, outputs):
     assert (read(open_data("synthetic", network, seed=2), indices=[0])[0] != x[:1]).all()
     if targets == "classes":
         assert set(y) == set(range(4))
-
-
-def test_deep_grey_pictures_keep_their_greys(tmp_path):
-    path = tmp_path / "deep.png"
-    Image.fromarray(np.array([[0, 257, 128 * 257, 65535]], np.uint16)).save(path)
-    for grey in (True, False):
-        np.testing.assert_array_equal(decode(path, grey=grey)[0, 0], [[0, 1, 128, 255]])
-    Image.fromarray(np.array([[0.0, 0.5]], np.float32)).save(tmp_path / "float.tif")
-    with pytest.raises(UserError, match=r"float32 from 0\.0 to 0\.5"):
-        decode(tmp_path / "float.tif", grey=True)
 
 
 def test_a_column_that_is_constant_in_training_is_only_centred(net, read, tmp_path):
