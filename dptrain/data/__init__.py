@@ -117,6 +117,10 @@ def open_data(spec: str, network: Network, *, seed: int = 0) -> Dataset:
     request = parse(spec, SOURCES, network, seed)
     try:
         return SOURCES[request.name].open(request)
+    except MemoryError:
+        raise UserError(
+            f"data '{spec}' does not fit in memory; take less of it, or npy files, which are mapped"
+        ) from None
     except OSError as error:
         raise UserError(
             f"{error.filename or request.path} cannot be read: {error.strerror or error}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
@@ -19,6 +23,11 @@ from dptrain.errors import UserError
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
+DAMAGE = (
+    ValueError, OSError, EOFError, TypeError, KeyError, RuntimeError, SyntaxError, MemoryError,
+    OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What NumPy and zipfile raise on files that are damaged, or do not fit in memory."""
 
 
 def open_npz(request: Request) -> Dataset:
@@ -47,7 +56,7 @@ def open_npy(request: Request) -> Dataset:
     names = request.path.split(",")
     if len(names) != 2:
         raise UserError(f"npy:{request.path} names {len(names)} files; expected npy:X.npy,Y.npy")
-    x, y = (_map_npy(existing(Path(name), "file")) for name in names)
+    x, y = (map_npy(existing(Path(name), "file")) for name in names)
     both = _check(x, np.asarray(y), " and ".join(names))
     return _dataset(request, both, both, _split(request, both[1], names[0]), names[0], lazy=True)
 
@@ -85,44 +94,66 @@ def _split(
 
 def _check(x: NDArray[Any], y: NDArray[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Inputs as (n, C, H, W) or (n, F), targets with as many rows."""
+    if y.ndim < 1 or x.ndim < 1 or len(x) != len(y):
+        raise UserError(
+            f"{where} have shapes {x.shape} and {y.shape}; expected as many targets as inputs"
+        )
+    return channels_first(x, where), y
+
+
+def channels_first(x: NDArray[Any], where: str) -> NDArray[Any]:
+    """Inputs as (n, C, H, W) or (n, F), whichever way they are stored."""
     if x.dtype.kind not in "biuf":
         raise UserError(f"{where}: inputs are of type {x.dtype}; expected numbers")
-    if x.ndim not in (2, 3, 4) or y.ndim < 1 or len(x) != len(y) or not x.size:
+    if x.ndim not in (2, 3, 4) or not x.size:
         raise UserError(
-            f"{where} have shapes {x.shape} and {y.shape}; expected (n, C, H, W), (n, H, W, C), "
-            "(n, H, W) or (n, F), and as many targets, at least one"
+            f"{where}: inputs have shape {x.shape}; expected (n, C, H, W), (n, H, W, C), "
+            "(n, H, W) or (n, F), and at least one"
         )
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    return x, y
+    return x
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     expected = f"expected {', '.join(SPLIT_NAMES)}, or {' and '.join(WHOLE_NAMES)}"
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            for names in (SPLIT_NAMES, WHOLE_NAMES):
-                if all(name in file for name in names):
-                    return {name: file[name] for name in names}
-            found = ", ".join(file) or "nothing"
-    except (ValueError, OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} cannot be read as npz ({_line(error)}); {expected}") from None
+    with opened_npz(path, expected) as file:
+        for names in (SPLIT_NAMES, WHOLE_NAMES):
+            if all(name in file for name in names):
+                return {name: np.asarray(file[name]) for name in names}
+        found = ", ".join(file) or "nothing"
     raise UserError(f"{path} has {found}; {expected}")
 
 
-def _map_npy(path: Path) -> NDArray[Any]:
+@contextmanager
+def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
+    """Arrays of a file; `UserError` where it, or one that is read in the block, is damaged."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if not isinstance(file, NpzFile):
+                raise TypeError("it holds a single array")
+            with file:
+                yield file
+    except UserError:
+        raise
+    except DAMAGE as error:
+        raise UserError(f"{path} cannot be read as npz ({_line(error)}); {expected}") from None
+
+
+def map_npy(path: Path) -> NDArray[Any]:
+    """The array of a file, mapped; `UserError` where it is damaged."""
+    try:
+        # np.load would leave a damaged zip file open.
+        if not zipfile.is_zipfile(path):
+            return np.lib.format.open_memmap(path, mode="r")
+    except DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise UserError(f"{path} holds several arrays; name it npz:{path}")
-    return array
+    raise UserError(f"{path} holds several arrays; call it .npz, and name it npz:{path}")
 
 
 def _line(error: Exception) -> str:

@@ -19,16 +19,15 @@ from dptrain.data.spec import Request
 from dptrain.data.stored import StoredSamples, make_dataset, split_rows
 from dptrain.data.targets import labels_for
 
-_WHITE = 16
+WHITE = 16
+"""The highest value of a pixel."""
 
 
 def open_digits(request: Request) -> Dataset:
     """The embedded digits: 1,437 for training and 360 for the test, always the same."""
     with (files("dptrain.data") / "digits.npz").open("rb") as file, np.load(file) as arrays:
         images, labels = arrays["images"][:, None], arrays["labels"]
-    adapter = pixels(
-        images.shape[1:], request.network.input_shape, dtype=images.dtype, white=_WHITE
-    )
+    adapter = pixels(images.shape[1:], request.network.input_shape, dtype=images.dtype, white=WHITE)
     targets = labels_for(labels, request.network, "digits")
     train, test = (
         StoredSamples(images, targets, rows, adapter)

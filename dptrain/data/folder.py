@@ -62,15 +62,26 @@ def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:
     return array[None, None] if grey else array.transpose(2, 0, 1)[None]
 
 
+def is_picture(path: Path) -> bool:
+    """Whether a file is a picture by its name; hidden ones, as macOS leaves them, are not."""
+    hidden = path.name.startswith(".")
+    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """One a class, in alphabetical order."""
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+
+
 def list_pictures(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
     """Class names in alphabetical order, picture files, and a label for each."""
-    folders = sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    folders = class_folders(folder)
     if not folders:
         raise UserError(f"{folder} has no folders; expected one folder of pictures a class")
     paths: list[Path] = []
     labels: list[int] = []
     for label, inner in enumerate(folders):
-        found = sorted(f for f in inner.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
+        found = sorted(f for f in inner.iterdir() if is_picture(f))
         if not found:
             raise UserError(f"{inner} has no pictures; expected {', '.join(SUFFIXES)}")
         paths += found
@@ -78,11 +89,16 @@ def list_pictures(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np
     return tuple(f.name for f in folders), paths, np.array(labels, dtype=np.int64)
 
 
+def is_split(folder: Path) -> bool:
+    """Whether the pictures come split into training and test."""
+    return (folder / "train").is_dir() and (folder / "test").is_dir()
+
+
 def _splits(
     folder: Path,
 ) -> tuple[tuple[str, ...], list[tuple[list[Path], NDArray[np.int64]]]]:
     """Class names, and the pictures and labels of training and test."""
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
+    if is_split(folder):
         classes, paths, labels = list_pictures(folder / "train")
         others, test_paths, test_labels = list_pictures(folder / "test")
         if others != classes:

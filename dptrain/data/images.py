@@ -101,10 +101,11 @@ class Adapter:
             stored: (n, *source), any real type.
             x: float32 (n, *target); with `crop`, maps of any size up to `canvas`.
         """
-        if len(self.target) == 1:
-            x[...] = stored.reshape(x.shape)
-        else:
-            x[...] = self._maps(stored, x.shape)
+        # What is too large for float32 becomes infinite, which those who read look for.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x[...] = (
+                stored.reshape(x.shape) if len(self.target) == 1 else self._maps(stored, x.shape)
+            )
         if self.scale != 1.0:
             x *= np.float32(self.scale)
         if self.offset != 0.0:

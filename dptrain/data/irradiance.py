@@ -26,6 +26,7 @@ from dptrain.data.spec import Request
 from dptrain.data.stored import Inputs, StoredSamples, make_dataset
 from dptrain.data.targets import targets_for
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
 
 NUM_SENSORS = 50
 WINDOW = 50
@@ -79,6 +80,11 @@ def _slow(time: NDArray[np.float64], generator: np.random.Generator) -> NDArray[
     return np.asarray(waves.sum(axis=1) / np.sqrt(2.0))
 
 
+def standardise(source: Shape, target: Shape) -> Adapter:
+    """Brings irradiance, rows or maps, to a network's input."""
+    return Adapter(source, target, scale=1.0 / _DEVIATION, offset=-_MEAN / _DEVIATION)
+
+
 def open_irradiance(request: Request) -> Dataset:
     """Rows or maps, and the value of the last sensor ``horizon`` seconds ahead.
 
@@ -108,10 +114,7 @@ def open_irradiance(request: Request) -> Dataset:
         windows = np.lib.stride_tricks.sliding_window_view(table[:usable], WINDOW, axis=0)
         inputs = windows.transpose(0, 2, 1)[:, None]
         what = "maps of the last 50 s"
-    source = tuple(inputs.shape[1:])
-    adapter = Adapter(
-        source, network.input_shape, scale=1.0 / _DEVIATION, offset=-_MEAN / _DEVIATION
-    )
+    adapter = standardise(tuple(inputs.shape[1:]), network.input_shape)
     targets = targets_for(ahead, network, "irradiance")
     train, test = (
         StoredSamples(inputs, targets, np.arange(start, start + n), adapter)

@@ -68,7 +68,7 @@ def open_mnist(request: Request) -> Dataset:
             find(folder, split, "labels", 1),
         )
         images, labels = read_idx(images_path, 3)[:, None], read_idx(labels_path, 1)
-        if len(images) != len(labels) or not len(images):
+        if len(images) != len(labels) or not images.size:
             raise UserError(
                 f"{images_path} has {len(images)} pictures and {labels_path.name} "
                 f"{len(labels)} labels; expected as many of both, at least one"

@@ -104,8 +104,12 @@ def parse(spec: str, sources: Mapping[str, Source], network: Network, seed: int)
     Raises:
         UserError: an unknown source or option, a path that is missing or not wanted.
     """
+    if any(letter < " " or "\ud800" <= letter <= "\udfff" for letter in spec):
+        raise UserError(f"data {spec!a} is no plain text; rename what it names")
     place, question, tail = spec.partition("?")
     name, colon, path = place.partition(":")
+    # Behind a colon no shell puts the home directory in.
+    path = ",".join(str(Path(p).expanduser()) if p[:2] == "~/" else p for p in path.split(","))
     if name not in sources:
         raise UserError(
             f"unknown data '{name}'; expected one of {', '.join(sources)}" + suggest(name, sources)

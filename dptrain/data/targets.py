@@ -43,6 +43,9 @@ def targets_for(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
             f"{where}: targets go from {y.min()} to {y.max()}, but a network that ends in "
             f"{network.loss.kind} takes 0 and 1; two classes, or another network"
         )
+    largest = float(np.abs(y.astype(np.float64)).max(initial=0.0))
+    if largest > float(np.finfo(np.float32).max):
+        raise UserError(f"{where}: targets reach {largest:.3g}; expected numbers that fit float32")
     return y.reshape(len(y), width).astype(np.float32)
 
 

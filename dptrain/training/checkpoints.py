@@ -118,7 +118,10 @@ class CheckpointStore:
             UserError: there is none, or that of `step` is damaged; the message says which file
                 and how.
         """
-        found = self._found()
+        try:
+            found = self._found()
+        except OSError as error:
+            raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
         if not found:
             raise UserError(f"no checkpoint in {self.folder}; train without --resume to make some")
         if step is not None and step not in found:

@@ -67,12 +67,12 @@ class RunDirectory:
                 path = _make_new(parent, _run_name(network, data, now))
                 sync(parent)
             return cls(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"run directory {path} is not empty; go on with that run by --resume, "
-                "or choose another --run-dir"
-            )
         with writing(path):
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise UserError(
+                    f"run directory {path} is not empty; go on with that run by --resume, "
+                    "or choose another --run-dir"
+                )
             path.mkdir(parents=True, exist_ok=True)
             sync(path.parent)
         return cls(path)
@@ -84,10 +84,14 @@ class RunDirectory:
         Raises:
             UserError: there is no run; the message says what is missing and what is near.
         """
-        if (path / CONFIG).is_file():
-            return cls(path)
-        problem = f"it has no {CONFIG}" if path.is_dir() else "no such directory"
-        raise UserError(f"{path} is not a run directory: {problem}{_near(path)}")
+        try:
+            if (path / CONFIG).is_file():
+                return cls(path)
+            problem = f"it has no {CONFIG}" if path.is_dir() else "no such directory"
+            near = _near(path)
+        except OSError as error:
+            raise UserError(f"cannot read run directory {path}: {error.strerror}") from error
+        raise UserError(f"{path} is not a run directory: {problem}{near}")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Write `config.toml`; values that are None are left out, and paths become strings."""

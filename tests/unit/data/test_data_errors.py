@@ -338,3 +338,49 @@ def test_the_smallest_tables_that_are_said_to_do(net, tmp_path):
         path.write_text("a,b\n" + "1,2\n" * rows)
         spec = f"csv:{path}?target=a&horizon={horizon}"
         assert len(open_data(spec, net((1,), 1, "values")).test) >= 1
+
+
+# Odd numbers and odd files.
+
+
+def test_numbers_too_large_for_float32(net, refuse, tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1,2\n3,1e300\n" * 5)
+    refuse(f"csv:{tmp_path / 't.csv'}?target=y", net((1,), 1, "values"), "1e+300", "float32")
+    (tmp_path / "t.csv").write_text("x,y\n" + "1e308,2\n-1e308,1\n" * 5)
+    refuse(f"csv:{tmp_path / 't.csv'}?target=y", net((1,), 1, "values"), "column x", "too large")
+    np.savez(tmp_path / "a.npz", x=np.full((4, 2), 1e300), y=np.zeros(4))
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,)), "a.npz", "sample 0", "not finite")
+
+
+def test_more_than_memory(net, refuse):
+    network = net((50,), 1, "values")
+    refuse("irradiance?samples=99999999999999", network, "99999999999999", "memory")
+
+
+def test_specs_that_are_no_text(net, refuse):
+    refuse("folder:a\nb", net((3, 8, 8)), "a\\nb", "plain text")
+    refuse("folder:\udcff", net((3, 8, 8)), "udcff", "plain text")
+
+
+def test_files_with_damage_at_any_byte(net, tmp_path):
+    """Whatever a byte is changed to, the file is read or refused in one line."""
+    rng = np.random.default_rng(0)
+    network = net((4,))
+    np.savez_compressed(tmp_path / "a.npz", x=np.ones((9, 4)), y=np.arange(9))
+    np.save(tmp_path / "x.npy", np.ones((9, 4)))
+    np.save(tmp_path / "y.npy", np.arange(9))
+    other = tmp_path / "damaged"
+    for name, spec in (
+        ("a.npz", f"npz:{other}"),
+        ("x.npy", f"npy:{other},{tmp_path / 'y.npy'}"),
+        ("y.npy", f"npy:{tmp_path / 'x.npy'},{other}"),
+    ):
+        content = (tmp_path / name).read_bytes()
+        for _ in range(150):
+            damaged = bytearray(content)
+            damaged[rng.integers(len(content))] = rng.integers(256)
+            other.write_bytes(damaged)
+            try:
+                open_data(spec, network)
+            except UserError:
+                continue

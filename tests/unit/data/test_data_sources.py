@@ -322,3 +322,22 @@ def test_synthetic_fits_any_network(net, read, shape, targets, outputs):
     assert (read(open_data("synthetic", network, seed=2), indices=[0])[0] != x[:1]).all()
     if targets == "classes":
         assert set(y) == set(range(4))
+
+
+def test_a_column_that_is_constant_in_training_is_only_centred(net, read, tmp_path):
+    """The deviation of 17 times 0.1 is 1e-17, by which nothing should be divided."""
+    lines = [f"{0.1 if i < 17 else 0.6},{i}" for i in range(21)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
+    data = open_data(f"csv:{tmp_path / 't.csv'}?target=y", net((1,), 1, "values"))
+    np.testing.assert_allclose(read(data)[0], 0.0, atol=1e-6)
+    np.testing.assert_allclose(read(data, "test")[0], 0.5, rtol=1e-6)
+
+
+def test_the_home_directory_and_spaces_between_columns(net, read, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "1,2,3\n4,5,6\n" * 5)
+    data = open_data("csv:~/t.csv?target=y&columns=b, a", net((2,), 1, "values"))
+    assert read(data)[0].shape == (8, 2)
+    np.save(tmp_path / "x.npy", np.ones((5, 2)))
+    np.save(tmp_path / "y.npy", np.zeros(5))
+    assert len(open_data("npy:~/x.npy,~/y.npy", net((2,))).train) == 4

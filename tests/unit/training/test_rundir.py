@@ -89,6 +89,16 @@ def test_an_empty_or_new_directory_is_taken(tmp_path: Path) -> None:
         assert path.is_dir()
 
 
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 300)
+    with pytest.raises(UserError, match="File name too long"):
+        RunDirectory.create(path, network="model0", data="digits", now=datetime(2026, 1, 2))
+    with pytest.raises(UserError, match="File name too long"):
+        RunDirectory.open(path)
+    with pytest.raises(UserError, match="File name too long"):
+        RunDirectory(path).checkpoints.load()
+
+
 def test_a_run_is_opened_again(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     run.metrics.append({"step": 1, "loss": 0.5})
