@@ -111,7 +111,12 @@ class _Tile(Writer):
             return new
 
         zeros = [self.zero] * (self.height * self.vectors)
-        return self.loop(I64(0), args["steps"], [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros], step)[2:]
+        return self.loop(
+            I64(0),
+            args["steps"],
+            [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros],
+            step,
+        )[2:]
 
     def _finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""

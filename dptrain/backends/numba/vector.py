@@ -106,9 +106,7 @@ class Writer:
     def mask_after(self, count: ir.Value) -> None:
         """Let masked accesses touch the first `count` elements alone."""
         lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
-        self.mask = self.builder.icmp_signed(
-            "<", lanes, self.splat(self.builder.trunc(count, I32))
-        )
+        self.mask = self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
         """Pointer moved by `offset` elements."""
