@@ -25,8 +25,10 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
     """y[n, o] = b[o] + Σ x[n, i] · w[i, o], or max(y, 0) of that; items are samples."""
     inputs, outputs = w.shape
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
-    for i in range(0, inputs, _BLOCK):
-        steps = min(_BLOCK, inputs - i)
+    # A block of w lies side by side in memory and is small enough for L2.
+    block = max(32, min(_BLOCK, 65536 // outputs))
+    for i in range(0, inputs, block):
+        steps = min(block, inputs - i)
         floor = np.float32(0) if relu and i + steps == inputs else NOTHING
         for n in range(start, stop, _BLOCK):
             rows = min(_BLOCK, stop - n)
@@ -82,8 +84,9 @@ def dense_backward_weight(start, stop, thread, x, dy, dw, db):  # type: ignore[n
                 db[o] += dy[n, o]
     if samples == 0:
         dw[start:stop] = 0
-    for i in range(start, stop, _BLOCK):
-        rows = min(_BLOCK, stop - i)
+    for i in range(start, stop, 24):
+        # Few rows at a time, so that dw is written as it lies.
+        rows = min(24, stop - i)
         for n in range(0, samples, _BLOCK):
             steps = min(_BLOCK, samples - n)
             multiply(
