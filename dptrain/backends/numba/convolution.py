@@ -149,7 +149,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
             )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(inline="always")
 def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
     """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
     wide = pool[5]
@@ -167,7 +167,7 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
         j += count
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(inline="always")
 def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, patch, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
@@ -317,7 +317,7 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
             step += size
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(inline="always")
 def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
     """dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.vector import (
@@ -43,7 +44,6 @@ _ARGUMENTS = {
     "a_row": I64,
     "a_steps": I32P,
     "a_step": I64,
-    "steps": I64,
     "b": F32P,
     "b_step": I64,
     "d": F32P,
@@ -52,6 +52,7 @@ _ARGUMENTS = {
     "c_rows": I32P,
     "c_row": I64,
     "rows": I64,
+    "steps": I64,
     "columns": I64,
     "floor": F32,
 }
@@ -187,43 +188,24 @@ class _Product(Writer):
         call(self.registers.heights)
 
 
-# fmt: off
 @intrinsic
-def _product(  # type: ignore[no-untyped-def]
-    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-    rows, columns, floor,
-):
-    """Call `_Product`. Arrays are contiguous; starts are elements."""
-    sig = types.none(
-        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-        rows, columns, floor,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        product = _Product(builder.module)
-        builder.call(product.function, flatten_arguments(context, builder, sig.args, args))
-        return context.get_dummy_value()
-
-    return sig, codegen
-# fmt: on
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def multiply(a_where, a_rows, a_steps, b_where, d_where, c_where, c_rows, shape, floor):  # type: ignore[no-untyped-def]
+def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # type: ignore[no-untyped-def]
     """A product with any number of rows, steps and columns; the module says of what.
 
     Args:
-        a_where: (array, start).
+        a, c: (contiguous array, start).
         a_rows, a_steps, c_rows: (table, first entry, multiplier).
-        b_where, d_where: (array, start, distance of steps or rows).
-        c_where: (array, start).
+        b, d: (contiguous array, start, distance of steps or rows).
         shape: (rows, steps, columns).
         floor: float32.
     """
-    rows, steps, columns = shape
-    _product(
-        *a_where, *a_rows, *a_steps, steps, *b_where, *d_where, *c_where, *c_rows,
-        rows, columns, floor,
-    )
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        kinds = [kind for group in sig.args[:-1] for kind in group.types]
+        values = [v for group in args[:-1] for v in cgutils.unpack_tuple(builder, group)]
+        flat = flatten_arguments(context, builder, [*kinds, sig.args[-1]], [*values, args[-1]])
+        builder.call(_Product(builder.module).function, flat)
+        return context.get_dummy_value()
+
+    return sig, codegen
