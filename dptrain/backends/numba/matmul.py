@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.vector import transpose
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
@@ -50,10 +51,8 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
     samples = stop - start
     mine = scratch[thread]
     turned, block = mine[: outputs * samples], mine[outputs * samples :]
-    for n in range(samples):
-        for o in range(outputs):
-            turned[o * samples + n] = dy[start + n, o]
-    w_flat = w.reshape(-1)
+    w_flat, dx_flat = w.reshape(-1), dx.reshape(-1)
+    transpose(dy.reshape(-1), start * outputs, outputs, turned, 0, samples, samples, outputs)
     for i in range(0, inputs, 48):
         rows = min(48, inputs - i)
         for o in range(0, outputs, _BLOCK):
@@ -63,9 +62,7 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
                 (turned, o * samples, samples), (block, 0, -1 if o == 0 else samples),
                 (block, 0), (_RAMP, 0, samples), (rows, steps, samples), NOTHING,
             )
-        for n in range(samples):
-            for p in range(rows):
-                dx[start + n, i + p] = block[p * samples + n]
+        transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
