@@ -27,6 +27,7 @@ from dptrain.backends.numba.patches import (
     taps,
     unpool,
 )
+from dptrain.backends.numba.vector import transpose
 from dptrain.backends.numba.windows import NO_GRADIENT, maximum_of_windows
 
 __all__ = [
@@ -46,8 +47,8 @@ __all__ = [
 NOTHING = np.float32(-np.inf)
 """The floor that changes nothing."""
 
-BAND = 128
-"""Pixels that backward by the weights takes at a time, so that both operands stay in L1."""
+BAND = 8192
+"""Elements of x and dy that backward by the weights takes at a time: together they fit in L1."""
 
 
 @kernel
@@ -149,7 +150,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
             )
 
 
-@inlined
+@njit(inline="always")
 def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
     """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
     wide = pool[5]
@@ -167,14 +168,16 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
         j += count
 
 
-@inlined
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, patch, k, sums):  # type: ignore[no-untyped-def]
+@njit(inline="always")
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
+        window: R · S.
+        patch: R · S · C.
     """
-    step = max(1, BAND // w_out) * w_out
+    step = max(1, max(96, BAND // (patch // window + k)) // w_out) * w_out
     for p in range(0, h_out * w_out, step):
         multiply(
             (a, a_start), (tables, 0, 1), (tables, 2 * patch + p, 1), (dz, dz_start + p * k, k),
@@ -217,7 +220,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             a, a_start = padded, 0
         dz_start = n * pixels * k
         add_weight_gradient(
-            a, a_start, dy_flat, dz_start, tables, h_out, w_out, patch, k, sums
+            a, a_start, dy_flat, dz_start, tables, h_out, w_out, r * s, patch, k, sums
         )
         # db is the product of dy with ones.
         multiply(
@@ -258,7 +261,7 @@ def conv2d_relu_pool_backward_weight(start, stop, thread, x, dy, argmax, partial
             dy_flat, argmax_flat, pooled, h_pool, w_pool, k, pool, dz, w_out, 0, 0,
             sums[patch * k :],
         )
-        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, patch, k, sums)
+        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r * s, patch, k, sums)
 
 
 @kernel
@@ -286,9 +289,7 @@ def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
             for i in range(taps(r, f, down) - 1, -1, -1):
                 for j in range(taps(s, g, across) - 1, -1, -1):
                     source = ((f + i * down) * s + g + j * across) * c * k
-                    for q in range(k):
-                        for p in range(c):
-                            packed[place + q * c + p] = w[source + p * k + q]
+                    transpose(w, source, k, packed, place, c, c, k)
                     place += c * k
 
 
@@ -317,7 +318,7 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
             step += size
 
 
-@inlined
+@njit(inline="always")
 def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
