@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.jit import expanded, inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
 from dptrain.backends.numba.patches import (
     conv_geometry,
@@ -27,6 +27,7 @@ from dptrain.backends.numba.patches import (
     taps,
     unpool,
 )
+from dptrain.backends.numba.vector import transpose
 from dptrain.backends.numba.windows import NO_GRADIENT, maximum_of_windows
 
 __all__ = [
@@ -46,8 +47,8 @@ __all__ = [
 NOTHING = np.float32(-np.inf)
 """The floor that changes nothing."""
 
-BAND = 128
-"""Pixels that backward by the weights takes at a time, so that both operands stay in L1."""
+BAND = 8192
+"""Elements of x and dy that backward by the weights takes at a time: together they fit in L1."""
 
 
 @kernel
@@ -85,15 +86,8 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         multiply(
-            (a, a_start),
-            (a_rows, 0, 1),
-            (a_steps, 0, 1),
-            (w_flat, 0, k),
-            (b, 0, 0),
-            (y_flat, n * pixels * k),
-            (c_rows, 0, 1),
-            (pixels, patch, k),
-            floor,
+            (a, a_start), (a_rows, 0, 1), (a_steps, 0, 1), (w_flat, 0, k),
+            (b, 0, 0), (y_flat, n * pixels * k), (c_rows, 0, 1), (pixels, patch, k), floor,
         )
 
 
@@ -119,10 +113,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     band = mine[size + 2 * pixels + patch :]
     x_flat, w_flat, y_flat, argmax_flat = (
-        x.reshape(-1),
-        w.reshape(-1),
-        y.reshape(-1),
-        argmax.reshape(-1),
+        x.reshape(-1), w.reshape(-1), y.reshape(-1), argmax.reshape(-1),
     )
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -148,32 +139,18 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                     band[p] = band[p + shift]
             ready = max(ready, first)
             multiply(
-                (a, a_start),
-                (a_rows, ready * w_out, 1),
-                (a_steps, 0, 1),
-                (w_flat, 0, k),
-                (b, 0, 0),
-                (band, (ready - above) * w_out * k),
-                (c_rows, 0, 1),
-                (max(0, last - ready) * w_out, patch, k),
-                np.float32(0),
+                (a, a_start), (a_rows, ready * w_out, 1), (a_steps, 0, 1), (w_flat, 0, k),
+                (b, 0, 0), (band, (ready - above) * w_out * k), (c_rows, 0, 1),
+                (max(0, last - ready) * w_out, patch, k), np.float32(0),
             )
             ready = max(ready, last)
             pool_row(
-                band,
-                first - above,
-                last - above,
-                w_out,
-                w_pool,
-                k,
-                pool,
-                y_flat,
-                argmax_flat,
-                (n * h_pool + i) * w_pool * k,
+                band, first - above, last - above, w_out, w_pool, k, pool,
+                y_flat, argmax_flat, (n * h_pool + i) * w_pool * k,
             )
 
 
-@inlined
+@expanded
 def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
     """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
     wide = pool[5]
@@ -191,25 +168,21 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
         j += count
 
 
-@inlined
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, patch, k, sums):  # type: ignore[no-untyped-def]
+@expanded
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
+        window: R · S.
+        patch: R · S · C.
     """
-    step = max(1, BAND // w_out) * w_out
+    step = max(1, max(96, BAND // (patch // window + k)) // w_out) * w_out
     for p in range(0, h_out * w_out, step):
         multiply(
-            (a, a_start),
-            (tables, 0, 1),
-            (tables, 2 * patch + p, 1),
-            (dz, dz_start + p * k, k),
-            (sums, 0, 1),
-            (sums, 0),
-            (tables, patch, 1),
-            (patch, min(step, h_out * w_out - p), k),
-            NOTHING,
+            (a, a_start), (tables, 0, 1), (tables, 2 * patch + p, 1), (dz, dz_start + p * k, k),
+            (sums, 0, 1), (sums, 0), (tables, patch, 1),
+            (patch, min(step, h_out * w_out - p), k), NOTHING,
         )
 
 
@@ -246,25 +219,18 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         dz_start = n * pixels * k
-        add_weight_gradient(a, a_start, dy_flat, dz_start, tables, h_out, w_out, patch, k, sums)
+        add_weight_gradient(
+            a, a_start, dy_flat, dz_start, tables, h_out, w_out, r * s, patch, k, sums
+        )
         # db is the product of dy with ones.
         multiply(
-            (one, 0),
-            (tables, 0, 0),
-            (tables, 0, 0),
-            (dy_flat, dz_start, k),
-            (sums, patch * k, 0),
-            (sums, patch * k),
-            (tables, patch, 1),
-            (1, pixels, k),
-            NOTHING,
+            (one, 0), (tables, 0, 0), (tables, 0, 0), (dy_flat, dz_start, k),
+            (sums, patch * k, 0), (sums, patch * k), (tables, patch, 1), (1, pixels, k), NOTHING,
         )
 
 
 @kernel
-def conv2d_relu_pool_backward_weight(
-    start, stop, thread, x, dy, argmax, partial, geometry, pool, scratch
-):  # type: ignore[no-untyped-def]  # noqa: E501
+def conv2d_relu_pool_backward_weight(start, stop, thread, x, dy, argmax, partial, geometry, pool, scratch):  # type: ignore[no-untyped-def]  # noqa: E501
     """As `conv2d_backward_weight`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
@@ -292,20 +258,10 @@ def conv2d_relu_pool_backward_weight(
             a, a_start = padded, 0
         pooled = n * h_pool * w_pool * k
         unpool(
-            dy_flat,
-            argmax_flat,
-            pooled,
-            h_pool,
-            w_pool,
-            k,
-            pool,
-            dz,
-            w_out,
-            0,
-            0,
+            dy_flat, argmax_flat, pooled, h_pool, w_pool, k, pool, dz, w_out, 0, 0,
             sums[patch * k :],
         )
-        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, patch, k, sums)
+        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r * s, patch, k, sums)
 
 
 @kernel
@@ -333,9 +289,7 @@ def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
             for i in range(taps(r, f, down) - 1, -1, -1):
                 for j in range(taps(s, g, across) - 1, -1, -1):
                     source = ((f + i * down) * s + g + j * across) * c * k
-                    for q in range(k):
-                        for p in range(c):
-                            packed[place + q * c + p] = w[source + p * k + q]
+                    transpose(w, source, k, packed, place, c, c, k)
                     place += c * k
 
 
@@ -364,7 +318,7 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
             step += size
 
 
-@inlined
+@expanded
 def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
@@ -374,15 +328,8 @@ def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_s
             pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
             size = taps(r, f, down) * taps(s, g, across) * k
             multiply(
-                (dz, 0),
-                (a_rows, pixel, 1),
-                (a_steps, step, 1),
-                (packed, step * c, c),
-                (packed, 0, -1),
-                (dx, dx_start),
-                (c_rows, pixel, 1),
-                (pixels, size, c),
-                NOTHING,
+                (dz, 0), (a_rows, pixel, 1), (a_steps, step, 1), (packed, step * c, c),
+                (packed, 0, -1), (dx, dx_start), (c_rows, pixel, 1), (pixels, size, c), NOTHING,
             )
             pixel += pixels
             step += size
@@ -418,25 +365,13 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
             dy_flat, n * h_out * w_out * k, (h_out, w_out, k), dz, rows, columns, above, before
         )
         correlate_phases(
-            dz,
-            h_in,
-            w_in,
-            c,
-            k,
-            geometry,
-            packed,
-            a_rows,
-            c_rows,
-            a_steps,
-            dx_flat,
-            n * pixels * c,
+            dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps,
+            dx_flat, n * pixels * c,
         )
 
 
 @kernel
-def conv2d_relu_pool_backward_input(
-    start, stop, thread, dy, argmax, w, dx, geometry, pool, scratch
-):  # type: ignore[no-untyped-def]  # noqa: E501
+def conv2d_relu_pool_backward_input(start, stop, thread, dy, argmax, w, dx, geometry, pool, scratch):  # type: ignore[no-untyped-def]  # noqa: E501
     """As `conv2d_backward_input`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
@@ -459,30 +394,10 @@ def conv2d_relu_pool_backward_input(
     sums[:] = 0
     for n in range(start, stop):
         unpool(
-            dy_flat,
-            argmax_flat,
-            n * h_pool * w_pool * k,
-            h_pool,
-            w_pool,
-            k,
-            pool,
-            dz,
-            columns,
-            above,
-            before,
-            sums,
+            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
+            dz, columns, above, before, sums,
         )
         correlate_phases(
-            dz,
-            h_in,
-            w_in,
-            c,
-            k,
-            geometry,
-            packed,
-            a_rows,
-            c_rows,
-            a_steps,
-            dx_flat,
-            n * pixels * c,
+            dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps,
+            dx_flat, n * pixels * c,
         )

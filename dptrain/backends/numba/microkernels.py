@@ -21,13 +21,12 @@ shape share the same few machine functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -44,7 +43,6 @@ _ARGUMENTS = {
     "a_row": I64,
     "a_steps": I32P,
     "a_step": I64,
-    "steps": I64,
     "b": F32P,
     "b_step": I64,
     "d": F32P,
@@ -53,6 +51,7 @@ _ARGUMENTS = {
     "c_rows": I32P,
     "c_row": I64,
     "rows": I64,
+    "steps": I64,
     "columns": I64,
     "floor": F32,
 }
@@ -111,12 +110,7 @@ class _Tile(Writer):
             return new
 
         zeros = [self.zero] * (self.height * self.vectors)
-        return self.loop(
-            I64(0),
-            args["steps"],
-            [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros],
-            step,
-        )[2:]
+        return self.loop(I64(0), args["steps"], [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros], step)[2:]
 
     def _finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""
@@ -143,127 +137,74 @@ class _Tile(Writer):
                     self.store(value, target, masked)
 
 
-def _call_tile(
-    context: Any, builder: Any, kinds: Any, values: Any, vectors: int, masked: bool
-) -> Any:
-    """Call the lowest tile that holds the rows that are left."""
-    args = flatten_arguments(context, builder, kinds, values)
-    rows = args[list(_ARGUMENTS).index("rows")]
-    chosen = compiled_registers()
+class _Product(Writer):
+    """All tiles of a product: columns outside, so that a panel of B stays in cache."""
 
-    def call(heights: Sequence[int]) -> None:
-        if len(heights) > 1:
-            with builder.if_else(builder.icmp_signed(">", rows, I64(heights[1]))) as (high, low):
+    def __init__(self, module: ir.Module) -> None:
+        self.registers = compiled_registers()
+        super().__init__(module, "dptrain_product", _ARGUMENTS, self.registers.width)
+
+    def write(self) -> None:
+        b, args, width = self.builder, self.args, self.registers.width
+        wide = b.mul(b.sdiv(args["columns"], I64(2 * width)), I64(2 * width))
+
+        def panels(start: ir.Value, stop: ir.Value, vectors: int) -> None:
+            def panel(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                def tile(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                    self._tile(k, m, vectors)
+                    return []
+
+                self.loop(I64(0), args["rows"], [], tile, step=self.registers.heights[0])
+                return []
+
+            self.loop(start, stop, [], panel, step=vectors * width)
+
+        panels(I64(0), wide, 2)
+        panels(wide, args["columns"], 1)
+
+    def _tile(self, k: ir.Value, m: ir.Value, vectors: int) -> None:
+        """Call the lowest tile that holds the rows that are left."""
+        b = self.builder
+        moved = dict(self.args)
+        for name in ("b", "d", "c"):
+            moved[name] = self.at(moved[name], k)
+        for name in ("a_rows", "c_rows"):
+            moved[name] = self.at(moved[name], m)
+        moved["rows"] = b.sub(moved["rows"], m)
+        moved["columns"] = b.sub(moved["columns"], k)
+
+        def call(heights: Sequence[int]) -> None:
+            if len(heights) == 1:
+                tile = _Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
+                b.call(tile.function, list(moved.values()))
+                return
+            with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
                 with high:
                     call(heights[:1])
                 with low:
                     call(heights[1:])
-        else:
-            tile = _Tile(builder.module, chosen.width, heights[0], vectors, masked)
-            builder.call(tile.function, args)
 
-    call(chosen.heights)
-    return context.get_dummy_value()
-
-
-# fmt: off
-@intrinsic
-def wide_tile(  # type: ignore[no-untyped-def]
-    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-    rows, columns, floor,
-):
-    """A tile of two whole vectors of columns. Arrays are contiguous; starts are elements."""
-    sig = types.none(
-        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-        rows, columns, floor,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call_tile(context, builder, sig.args, args, 2, False)
-
-    return sig, codegen
+        call(self.registers.heights)
 
 
 @intrinsic
-def narrow_tile(  # type: ignore[no-untyped-def]
-    typingctx, a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-    b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-    rows, columns, floor,
-):
-    """A tile of one vector, of which `columns` columns exist."""
-    sig = types.none(
-        a, a_start, a_rows, a_rows_start, a_row, a_steps, a_steps_start, a_step, steps,
-        b, b_start, b_step, d, d_start, d_row, c, c_start, c_rows, c_rows_start, c_row,
-        rows, columns, floor,
-    )
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call_tile(context, builder, sig.args, args, 1, True)
-
-    return sig, codegen
-# fmt: on
-
-
-@intrinsic
-def vector_width(typingctx):  # type: ignore[no-untyped-def]
-    """Elements of a vector, a constant of the compiled code."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return I64(compiled_registers().width)
-
-    return types.int64(), codegen
-
-
-@intrinsic
-def tile_height(typingctx):  # type: ignore[no-untyped-def]
-    """Rows of the highest tile, a constant of the compiled code."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return I64(compiled_registers().heights[0])
-
-    return types.int64(), codegen
-
-
-@inlined
-def multiply(a_where, a_rows, a_steps, b_where, d_where, c_where, c_rows, shape, floor):  # type: ignore[no-untyped-def]
+def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # type: ignore[no-untyped-def]
     """A product with any number of rows, steps and columns; the module says of what.
 
     Args:
-        a_where: (array, start).
+        a, c: (contiguous array, start).
         a_rows, a_steps, c_rows: (table, first entry, multiplier).
-        b_where, d_where: (array, start, distance of steps or rows).
-        c_where: (array, start).
+        b, d: (contiguous array, start, distance of steps or rows).
         shape: (rows, steps, columns).
         floor: float32.
     """
-    # fmt: off
-    a, a_start = a_where
-    rows_a, rows_a_start, a_row = a_rows
-    steps_a, steps_a_start, a_step = a_steps
-    b, b_start, b_step = b_where
-    d, d_start, d_row = d_where
-    c, c_start = c_where
-    rows_c, rows_c_start, c_row = c_rows
-    rows, steps, columns = shape
-    height, width = tile_height(), vector_width()
-    k = 0
-    while k + 2 * width <= columns:
-        for m in range(0, rows, height):
-            wide_tile(
-                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
-                b, b_start + k, b_step, d, d_start + k, d_row,
-                c, c_start + k, rows_c, rows_c_start + m, c_row, rows - m, 2 * width, floor,
-            )
-        k += 2 * width
-    while k < columns:
-        for m in range(0, rows, height):
-            narrow_tile(
-                a, a_start, rows_a, rows_a_start + m, a_row, steps_a, steps_a_start, a_step, steps,
-                b, b_start + k, b_step, d, d_start + k, d_row,
-                c, c_start + k, rows_c, rows_c_start + m, c_row,
-                rows - m, min(width, columns - k), floor,
-            )
-        k += width
-    # fmt: on
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        kinds = [kind for group in sig.args[:-1] for kind in group.types]
+        values = [v for group in args[:-1] for v in cgutils.unpack_tuple(builder, group)]
+        flat = flatten_arguments(context, builder, [*kinds, sig.args[-1]], [*values, args[-1]])
+        builder.call(_Product(builder.module).function, flat)
+        return context.get_dummy_value()
+
+    return sig, codegen

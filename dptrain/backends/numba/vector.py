@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import intrinsic
+
+from dptrain.backends.numba.jit import inlined
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
@@ -106,7 +109,9 @@ class Writer:
     def mask_after(self, count: ir.Value) -> None:
         """Let masked accesses touch the first `count` elements alone."""
         lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
-        self.mask = self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
+        self.mask = self.builder.icmp_signed(
+            "<", lanes, self.splat(self.builder.trunc(count, I32))
+        )
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
         """Pointer moved by `offset` elements."""
@@ -171,6 +176,82 @@ class Writer:
         b.branch(head)
         b.position_at_end(after)
         return phis
+
+
+class _Transpose(Writer):
+    """Transpose one square block of as many rows and columns as a vector has elements."""
+
+    ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
+        "source": F32P, "source_row": I64, "target": F32P, "target_row": I64,
+    }
+
+    def __init__(self, module: ir.Module, width: int) -> None:
+        super().__init__(module, f"dptrain_transpose_x{width}", self.ARGUMENTS, width)
+
+    def write(self) -> None:
+        b, args, size = self.builder, self.args, self.width
+        rows = [
+            self.load(self.at(args["source"], b.mul(I64(i), args["source_row"])))
+            for i in range(size)
+        ]
+        # Exchange the off-diagonal halves of ever smaller blocks.
+        half = size // 2
+        while half:
+            low = [j if not j & half else size + j - half for j in range(size)]
+            high = [j + half if not j & half else size + j for j in range(size)]
+            for i in (i for i in range(size) if not i & half):
+                pair = rows[i], rows[i + half]
+                for place, lanes in ((i, low), (i + half, high)):
+                    mask = ir.Constant(ir.VectorType(I32, size), lanes)
+                    rows[place] = b.shuffle_vector(*pair, mask)
+            half //= 2
+        for i, row in enumerate(rows):
+            self.store(row, self.at(args["target"], b.mul(I64(i), args["target_row"])))
+
+
+@intrinsic
+def _transpose_block(typingctx, source, start, source_row, target, target_start, target_row):  # type: ignore[no-untyped-def]
+    sig = types.none(source, start, source_row, target, target_start, target_row)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        function = _Transpose(builder.module, compiled_registers().width).function
+        builder.call(function, flatten_arguments(context, builder, sig.args, args))
+        return context.get_dummy_value()
+
+    return sig, codegen
+
+
+@intrinsic
+def vector_width(typingctx):  # type: ignore[no-untyped-def]
+    """Elements of a vector, a constant of the compiled code."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return I64(compiled_registers().width)
+
+    return types.int64(), codegen
+
+
+@inlined
+def transpose(source, start, source_row, target, target_start, target_row, rows, columns):  # type: ignore[no-untyped-def]
+    """target[j, i] = source[i, j] for matrices that lie in flat arrays.
+
+    Args:
+        source, target: contiguous.
+        start, target_start: first elements.
+        source_row, target_row: distances of rows.
+        rows, columns: of the source.
+    """
+    size = vector_width()
+    for i in range(0, rows, size):
+        for j in range(0, columns, size):
+            s, t = start + i * source_row + j, target_start + j * target_row + i
+            high, wide = min(size, rows - i), min(size, columns - j)
+            if high == size and wide == size:
+                _transpose_block(source, s, source_row, target, t, target_row)
+            else:
+                for p in range(high):
+                    for q in range(wide):
+                        target[t + q * target_row + p] = source[s + p * source_row + q]
 
 
 def flatten_arguments(

@@ -28,9 +28,7 @@ from dptrain.backends.numba.vector import (
 NO_GRADIENT = 255
 """Position in a window that stands for no element: the maximum was not above 0."""
 
-_SHAPE = dict.fromkeys(
-    ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64
-)
+_SHAPE = dict.fromkeys(("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64)
 
 
 class _Windows(Writer):
@@ -117,7 +115,9 @@ class _Maximum(_Windows):
         nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
         best, where = self.pixels(corner, [self.zero, nowhere], pixel)
         self.store(best, self.at(args["largest"], pooled))
-        self.store(b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled))
+        self.store(
+            b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled)
+        )
 
 
 class _Scatter(_Windows):

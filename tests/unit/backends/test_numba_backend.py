@@ -397,8 +397,8 @@ def test_team_threads_end_with_the_replica() -> None:
 
 
 def test_prepare_takes_no_memory_for_a_large_plan() -> None:
-    """A gigabyte of parameters is planned, none of it is written."""
-    network = Network((50,), [Dense(16384), ReLU(), Dense(16384), ReLU(), Dense(1)],
+    """Hundreds of megabytes of parameters are planned, none of them is written."""
+    network = Network((50,), [Dense(8192), ReLU(), Dense(8192), ReLU(), Dense(1)],
                       MeanSquaredError())  # fmt: skip
     backend = NumbaBackend()
     plan = make_plan(network, backend, 2, precision="fp32")
