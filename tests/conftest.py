@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -40,4 +41,5 @@ def _end_all_ranks(config: pytest.Config, report: pytest.TestReport | pytest.Col
         print(f"\n{report.nodeid} failed on rank {world.Get_rank()} of {world.Get_size()}")
         print(report.longreprtext)
         sys.stdout.flush()
+    time.sleep(0.5)  # mpirun forgets what it has not read yet of a rank that aborts.
     world.Abort(1)
