@@ -42,10 +42,10 @@ class StepRecorder:
         """A step starts now."""
         self._start = self._last = perf_counter_ns()
 
-    def lap(self, stage: int) -> None:
-        """What ran since the last lap or skip was stage number `stage`."""
+    def lap(self, stage: int, outside_ns: int = 0) -> None:
+        """What ran since the last lap or skip was stage number `stage`, but for `outside_ns`."""
         now = perf_counter_ns()
-        self._row[stage] = now - self._last
+        self._row[stage] = now - self._last - outside_ns
         self._last = now
 
     def skip(self) -> None:

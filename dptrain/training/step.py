@@ -81,8 +81,10 @@ class Stepper:
 
     def update(self, learning_rate: float) -> None:
         """The same update on every rank."""
+        exposed_before = self.gradient_sum.exposed_ns
         self.gradient_sum.update(learning_rate)
-        self.recorder.lap(self._update)
+        # Sending parameters back is communication, not update.
+        self.recorder.lap(self._update, self.gradient_sum.exposed_ns - exposed_before)
 
     def end(self, batch: Batch) -> int:
         """Close the step's record; nanoseconds of the step."""
