@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.jit import expanded, inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
 from dptrain.backends.numba.patches import (
     conv_geometry,
@@ -150,7 +150,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
             )
 
 
-@njit(inline="always")
+@expanded
 def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
     """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
     wide = pool[5]
@@ -168,7 +168,7 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
         j += count
 
 
-@njit(inline="always")
+@expanded
 def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
@@ -318,7 +318,7 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
             step += size
 
 
-@njit(inline="always")
+@expanded
 def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry

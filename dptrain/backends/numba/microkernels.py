@@ -27,7 +27,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.vector import (
     F32,
     F32P,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import inlined
+from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.windows import scatter_to_windows
 
 
@@ -60,7 +60,7 @@ def conv_scratch(
     )
 
 
-@njit(inline="always")
+@expanded
 def copy_padded(source, start, maps, target, rows, columns, top, left):  # type: ignore[no-untyped-def]
     """Copy maps (height, width, channels) into zeroed maps (rows, columns, channels)."""
     height, width, channels = maps
@@ -72,7 +72,7 @@ def copy_padded(source, start, maps, target, rows, columns, top, left):  # type:
             target[t + j] = source[s + j]
 
 
-@njit(inline="always")
+@expanded
 def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-def]
     """Pixel table of a map whose patches are `down` and `across` from each other."""
     for i in range(height):
@@ -80,7 +80,7 @@ def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-
             table[i * width + j] = i * down + j * across
 
 
-@njit(inline="always")
+@expanded
 def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
     """Filter table: r rows `down` from each other, of s elements side by side."""
     for i in range(r):
@@ -88,14 +88,14 @@ def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
             table[i * s + j] = i * down + j
 
 
-@njit(inline="always")
+@expanded
 def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
     """Table of equal distances."""
     for i in range(len(table)):
         table[i] = i * scale
 
 
-@njit(inline="always")
+@expanded
 def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-def]
     """Whether all (rows, columns) that the patches cover lie in the maps, so need no copy."""
     return geometry[0] == 0 and geometry[1] == 0 and rows <= h_in and columns <= w_in
@@ -107,7 +107,7 @@ def taps(size, phase, stride):  # type: ignore[no-untyped-def]
     return (size - phase + stride - 1) // stride if phase < size else 0
 
 
-@njit(inline="always")
+@expanded
 def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, left, sums):  # type: ignore[no-untyped-def]
     """Give dy of one sample to the maxima, in `target` (…, columns, K) shifted by (top, left).
 

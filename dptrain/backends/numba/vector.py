@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from dptrain.backends.numba.jit import inlined
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
@@ -229,7 +231,7 @@ def vector_width(typingctx):  # type: ignore[no-untyped-def]
     return types.int64(), codegen
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@inlined
 def transpose(source, start, source_row, target, target_start, target_row, rows, columns):  # type: ignore[no-untyped-def]
     """target[j, i] = source[i, j] for matrices that lie in flat arrays.
 
