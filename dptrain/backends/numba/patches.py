@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.vector import copy
 from dptrain.backends.numba.windows import scatter_to_windows
 
