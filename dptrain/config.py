@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from dptrain.plan.optimizers import Optimizer
 
 PREFIX = "DPTRAIN_"
-OTHER_VARIABLES = ("DPTRAIN_ALLOW_SINGLE", "DPTRAIN_CACHE_DIR", "DPTRAIN_VECTOR_WIDTH")
+OTHER_VARIABLES = (
+    "DPTRAIN_ALLOW_SINGLE",
+    "DPTRAIN_CACHE_DIR",
+    "DPTRAIN_JOB",
+    "DPTRAIN_VECTOR_WIDTH",
+)
 """Environment variables that are no settings of a run."""
 
 CONFIG_FILE = "config.toml"

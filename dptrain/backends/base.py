@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.errors import UserError
-from dptrain.network.initializers import initial_parameters
+from dptrain.network.initial import initial_parameters
 from dptrain.network.layers import Layer, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.flat import SUMS, FlatLayout, Slot

@@ -1,4 +1,4 @@
-"""The closing tables: an `Attribution` and an `Efficiency` as people read them."""
+"""The closing table: an `Attribution` as people read it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.attribution import Attribution, Span, StageTime
 from dptrain.plan.lowering import Phase
-from dptrain.scaling.baseline import Efficiency
-from dptrain.scaling.statistics import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """An empty table in the style of all reports."""
     from rich import box
     from rich.table import Table
 
@@ -22,7 +21,7 @@ def _table(title: str) -> Table:
 
 def stage_table(attribution: Attribution, *, ranks: int) -> Table:
     """One row a group of layers; forward and backward; the rest of the step below."""
-    table = _table("Where a step goes (mean over steps and ranks)")
+    table = plain_table("Where a step goes (mean over steps and ranks)")
     table.add_column("stage", no_wrap=True, overflow="ellipsis")
     for column in ("forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"):
         table.add_column(column, justify="right")
@@ -73,27 +72,3 @@ def _group_row(group: str, stages: list[StageTime]) -> tuple[str, ...]:
         f"{flops / total / 1e6:.1f}" if flops and total else "",
         f"{sum(stage.bytes_moved for stage in stages) / 1e6:.2f}",
     )
-
-
-def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
-    """Weak and strong efficiency with their intervals."""
-    table = _table(f"Scaling efficiency at {size} {'rank' if size == 1 else 'ranks'} (measured)")
-    table.add_column("scaling")
-    table.add_column("E", justify="right")
-    table.add_column("95% interval", justify="right")
-    table.add_column("definition")
-    table.add_column("steps alone / together", justify="right")
-
-    def row(name: str, value: Estimate | None, definition: str) -> None:
-        if value is not None:
-            interval = f"{value.low:.3f} – {value.high:.3f}"
-            table.add_row(name, f"{value.value:.3f}", interval, definition, f"{value.n} / {steps}")
-
-    row("weak", efficiency.weak, "T(1) / T(p), same work a rank")
-    row("strong", efficiency.strong, "T(1) / (p T(p)), same minibatch")
-    if efficiency.possible < 1:
-        table.caption = (
-            f"The ranks share cores: at most {efficiency.possible:.2f} is possible on this machine."
-        )
-        table.caption_justify = "left"
-    return table

@@ -3,7 +3,8 @@
 import sys
 from types import ModuleType
 
-from dptrain.network.initializers import Constant, He, Normal, initial_parameters
+from dptrain.network.initial import initial_parameters
+from dptrain.network.initializers import Constant, He, Normal
 from dptrain.network.layers import (
     LAYERS,
     AveragePool2d,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,17 +154,21 @@ def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _group_flops(group: Group, phase: Phase) -> int:
-    """Operations of a phase for one sample."""
+def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:
+    """Operations of a phase for one sample, in a group that has `phases`.
+
+    What lies behind the first layer is differentiated in `BACKWARD`, or on the way where a group
+    has no such phase: then it counts for the weights.
+    """
     head, rest = group.nodes[0].flops, [node.flops for node in group.nodes[1:]]
+    behind = sum(f.backward_input for f in rest)
     if phase is Phase.FORWARD:
         return head.forward + sum(f.forward for f in rest)
     if phase is Phase.BACKWARD_WEIGHT:
-        return head.backward_weight
+        return head.backward_weight + (0 if Phase.BACKWARD in phases else behind)
     if phase is Phase.BACKWARD_INPUT:
         return head.backward_input
-    own = 0 if group.parameters else head.backward_input
-    return own + sum(f.backward_input for f in rest)
+    return behind if group.parameters else head.backward_input + behind
 
 
 class _Planner:
@@ -249,7 +254,7 @@ class _Planner:
             phase,
             tuple(_tensor_name(self.groups, group, local) for local in access.reads),
             tuple(_tensor_name(self.groups, group, local) for local in access.writes),
-            self.setting.batch_size * _group_flops(group, phase),
+            self.setting.batch_size * _group_flops(group, phase, self.needs[group.name].phases),
             parameters,
         )
 

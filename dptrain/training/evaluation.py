@@ -168,7 +168,7 @@ def predict(
 
     Args:
         run_dir: of the run.
-        source: what `dptrain.data.open_inputs` reads.
+        source: what `dptrain.data.inputs.open_inputs` reads.
         output: file to write; one that is there is not overwritten.
         world: the ranks; they share the samples, rank 0 writes.
         checkpoint: step; the newest whole one where left out.

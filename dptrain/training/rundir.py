@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,12 +22,8 @@ import tomli_w
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, sync, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
+from dptrain.toml import read_toml
 from dptrain.training.checkpoints import CheckpointStore
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.toml", "env.json", "summary.json"
 

@@ -10,8 +10,9 @@ import numpy as np
 from dptrain import __version__
 from dptrain.measure.attribution import Attribution, attribute, rank_times
 from dptrain.measure.recorder import STEP
-from dptrain.measure.tables import efficiency_table, stage_table
+from dptrain.measure.tables import stage_table
 from dptrain.scaling.baseline import Baseline, Efficiency, efficiency
+from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress
 from dptrain.training.setup import Job, share_of_cores

@@ -54,7 +54,7 @@ def test_none_is_left_out_and_paths_are_strings(tmp_path: Path) -> None:
 
 def test_a_damaged_configuration_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("network = \n")
-    with pytest.raises(UserError, match=r"config\.toml is no TOML") as info:
+    with pytest.raises(UserError, match=r"config\.toml: not TOML") as info:
         RunDirectory.open(tmp_path).read_config()
     one_line(str(info.value))
 
