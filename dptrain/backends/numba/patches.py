@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import expanded, inlined
+from dptrain.backends.numba.vector import copy
 from dptrain.backends.numba.windows import scatter_to_windows
 
 
@@ -68,8 +69,7 @@ def copy_padded(source, start, maps, target, rows, columns, top, left):  # type:
     for i in range(max(0, -top), min(height, rows - top)):
         s = start + (i * width + first) * channels
         t = ((i + top) * columns + first + left) * channels
-        for j in range(max(0, last - first) * channels):
-            target[t + j] = source[s + j]
+        copy(source, s, target, t, max(0, last - first) * channels)
 
 
 @expanded

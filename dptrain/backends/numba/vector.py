@@ -222,6 +222,19 @@ def _transpose_block(typingctx, source, start, source_row, target, target_start,
 
 
 @intrinsic
+def copy(typingctx, source, start, target, target_start, count):  # type: ignore[no-untyped-def]
+    """Copy `count` elements of float32 between contiguous arrays that do not overlap."""
+    sig = types.none(source, start, target, target_start, count)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        origin, place, count = flatten_arguments(context, builder, sig.args, args)
+        cgutils.memcpy(builder, place, origin, count)
+        return context.get_dummy_value()
+
+    return sig, codegen
+
+
+@intrinsic
 def vector_width(typingctx):  # type: ignore[no-untyped-def]
     """Elements of a vector, a constant of the compiled code."""
 
