@@ -10,6 +10,7 @@ from dptrain.measure.console import make_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.table import Table
 
     from dptrain.training.progress import Progress
 
@@ -68,10 +69,10 @@ class Display:
             auto_refresh=False,
         )
 
-    def say(self, *parts: Any) -> None:
-        """Print text or tables above the bar."""
+    def say(self, what: str | Table) -> None:
+        """Print a line, which is never cut, or a table, above the bar."""
         if self._console is not None:
-            self._console.print(*parts)
+            self._console.print(what, soft_wrap=isinstance(what, str))
 
     def step(self, progress: Progress) -> None:
         """A step is done. Cheap: it draws at most ten times a second."""
