@@ -127,7 +127,7 @@ class TrainConfig:
     evaluate_every: int = _setting(1, "Epochs between evaluations on the test data; 0: at the end "
                                    "alone.", at_least=0)  # fmt: skip
     log_every: int = _setting(10, "Steps between lines of metrics and progress.", at_least=1)
-    baseline_steps: int = _setting(5, "Steps that rank 0 runs alone before training, to measure "
+    baseline_steps: int = _setting(10, "Steps that rank 0 runs alone before training, to measure "
                                    "scaling efficiency against; 0: none.", at_least=0)  # fmt: skip
     bucket_kib: int = _setting(256, "KiB of gradients whose sum over the ranks starts together.",
                                at_least=1)  # fmt: skip

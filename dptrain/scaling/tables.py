@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dptrain.measure.tables import plain_table
-from dptrain.scaling.baseline import Efficiency
+from dptrain.scaling.efficiency import Efficiency
 from dptrain.scaling.statistics import Estimate
 
 if TYPE_CHECKING:

@@ -6,14 +6,11 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
-from dptrain.data.loader import Loader
 from dptrain.errors import UserError
-from dptrain.scaling.baseline import Baseline, time_alone
+from dptrain.training.baseline import measure_baseline, open_loader
 from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
@@ -42,7 +39,16 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
         display = Display(world.is_main, job.first_step, job.last_step)
         introduce(job, display)
         baseline = measure_baseline(job)
-        loader = stack.enter_context(_loader(job))
+        loader = stack.enter_context(
+            open_loader(
+                job,
+                batch_size=job.config.batch_size,
+                rank=world.rank,
+                size=world.size,
+                first=job.first_step,
+                last=job.last_step,
+            )
+        )
         stack.enter_context(display)
         while progress.step < job.last_step and not progress.stopped:
             job.recorder.begin()
@@ -58,43 +64,6 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
             progress.add(result, rate, step_ns)
             after_step(job, progress, display)
     return conclude(job, progress, display, baseline)
-
-
-def _loader(job: Job) -> Loader:
-    return Loader(
-        job.dataset.train,
-        input_shape=job.dataset.input_shape,
-        target_shape=job.dataset.target_shape,
-        batch_size=job.config.batch_size,
-        seed=job.config.seed,
-        rank=job.world.rank,
-        size=job.world.size,
-        first_step=job.first_step,
-        last_step=job.last_step,
-        augmentation=job.augmentation,
-        depth=job.config.prefetch,
-    )
-
-
-def measure_baseline(job: Job) -> Baseline:
-    """Rank 0 computes alone, a rank's share and then the whole minibatch; the others rest."""
-    none = np.zeros(0, np.int64)
-    steps = job.config.baseline_steps
-    if not steps:
-        return Baseline(none, none)
-    times = [none, none]
-    if job.world.is_main:
-        for i, batch_size in enumerate((job.local_batch, job.config.batch_size)):
-            times[i] = time_alone(
-                job.backend,
-                job.plan,
-                job.dataset.train,
-                batch_size,
-                steps=steps,
-                seed=job.config.seed,
-            )
-    job.world.barrier()
-    return Baseline(*times)
 
 
 def raise_not_finite(job: Job, step: int, loss: float, rate: float) -> None:

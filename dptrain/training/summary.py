@@ -11,7 +11,7 @@ from dptrain import __version__
 from dptrain.measure.attribution import Attribution, attribute, rank_times
 from dptrain.measure.recorder import STEP
 from dptrain.measure.tables import stage_table
-from dptrain.scaling.baseline import Baseline, Efficiency, efficiency
+from dptrain.scaling.efficiency import Baseline, Efficiency, efficiency
 from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress

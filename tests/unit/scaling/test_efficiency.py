@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends import load_backend
-from dptrain.data import open_data
-from dptrain.network.zoo import network
-from dptrain.plan import SGD, make_plan
-from dptrain.scaling.baseline import Baseline, efficiency, time_alone
+from dptrain.scaling.efficiency import Baseline, efficiency
 from dptrain.scaling.statistics import ratio_of_medians
 
 
@@ -46,12 +42,3 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_the_same_numbers_give_the_same_interval() -> None:
     values = np.random.default_rng(2).uniform(1, 2, 20)
     assert ratio_of_medians(values, values) == ratio_of_medians(values, values)
-
-
-def test_time_alone_gives_one_time_a_step() -> None:
-    net, backend = network("model-small"), load_backend("reference")
-    plan = make_plan(net, backend, 4, precision="fp32", optimizer=SGD(0.9))
-    data = open_data("digits", net)
-    times = time_alone(backend, plan, data.train, 6, steps=3, seed=0)
-    assert times.shape == (3,)
-    assert (times > 0).all()

@@ -1,0 +1,81 @@
+"""Training steps of rank 0 alone, by the very code and clock that time the job."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm import load_strategy
+from dptrain.comm.world import World
+from dptrain.data.loader import Loader
+from dptrain.measure.recorder import STEP, StepRecorder
+from dptrain.plan.buckets import make_buckets
+from dptrain.plan.plan import make_plan
+from dptrain.scaling.efficiency import Baseline
+from dptrain.training.setup import Job
+from dptrain.training.step import Stepper
+
+WARM_UP = 3
+"""Steps before the clock counts: the first ones touch memory and load code for the first time."""
+
+
+def open_loader(
+    job: Job, *, batch_size: int, rank: int, size: int, first: int, last: int
+) -> Loader:
+    """Batches of training steps `first` to `last` − 1 for one of `size` ranks."""
+    return Loader(
+        job.dataset.train,
+        input_shape=job.dataset.input_shape,
+        target_shape=job.dataset.target_shape,
+        batch_size=batch_size,
+        seed=job.config.seed,
+        rank=rank,
+        size=size,
+        first_step=first,
+        last_step=last,
+        augmentation=job.augmentation,
+        depth=job.config.prefetch,
+    )
+
+
+def measure_baseline(job: Job) -> Baseline:
+    """Rank 0 trains alone, with a rank's share and then the whole minibatch; the others rest.
+
+    The parameters of the job stay as they are: a replica of its own makes the steps.
+    """
+    none = np.zeros(0, np.int64)
+    weak = strong = none
+    if job.config.baseline_steps and job.world.is_main:
+        weak = _time_alone(job, job.local_batch)
+        same = job.local_batch == job.config.batch_size
+        strong = weak if same else _time_alone(job, job.config.batch_size)
+    job.world.barrier()
+    return Baseline(weak, strong)
+
+
+def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
+    """Nanoseconds of each of the timed steps with `batch_size` samples."""
+    plan = make_plan(
+        job.network,
+        job.backend,
+        batch_size,
+        precision=job.plan.precision,
+        optimizer=job.plan.optimizer,
+        threads=job.plan.setting.threads,
+    )
+    replica = job.backend.compile(plan, seed=job.config.seed)
+    buckets = make_buckets(plan, job.config.bucket_kib * 1024)
+    recorder = StepRecorder(plan.stages)
+    alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
+    stepper = Stepper(replica, alone, buckets, recorder)
+    steps = WARM_UP + job.config.baseline_steps
+    with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
+        for _ in range(steps):
+            recorder.begin()
+            batch = next(loader)
+            recorder.waited()
+            stepper.compute(batch, stop=False)
+            stepper.update(0.0)
+            stepper.end(batch)
+    column = recorder.names.index(STEP)
+    return recorder.rows(batch_size)[:, column][WARM_UP:]
