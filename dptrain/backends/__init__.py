@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-from dptrain.backends.base import Backend
 from dptrain.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from dptrain.backends.base import Backend
 
 BACKENDS = ("numba", "reference")
 """Names users may say, the default first."""

@@ -166,9 +166,23 @@ class Backend(ABC):
     def bind_update(self, replica: Replica) -> Callable[[float], None]:
         """Update rule over the flat arrays, called with the learning rate."""
 
+    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+        """Memory for `plan`, with its stages bound to it; parameters are 0."""
+        return Replica(self, plan, seed=seed)
+
+    def prepare(self, plan: Plan) -> None:
+        """Have ready on disk what binding `plan` needs, such as compiled kernels.
+
+        Where several processes are about to compile the same plan on one machine, one of them
+        calls this first, so that the others find the work done.
+        """
+
     def compile(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
-        return Replica(self, plan, seed=seed)
+        replica = self.allocate(plan, seed=seed)
+        for name, value in initial_parameters(plan.network, seed).items():
+            replica.parameters[name] = value
+        return replica
 
 
 class Replica:
@@ -195,8 +209,6 @@ class Replica:
         self.parameters = NamedArrays(layout, self.flat_parameters)
         self.gradients = NamedArrays(layout, self.flat_gradients)
         self.state = {name: NamedArrays(layout, flat) for name, flat in self.flat_state.items()}
-        for name, value in initial_parameters(plan.network, seed).items():
-            self.parameters[name] = value
         self.sums = (
             self.flat_gradients[layout.size : layout.size + len(SUMS)]
             if plan.training
@@ -292,7 +304,16 @@ class Replica:
         self._load_input(x)
         if y is not None:
             target = self._views[TARGET]
-            target[:n] = np.asarray(y).reshape((n, *target.shape[1:]))
+            target[:n] = self._stored_targets(np.asarray(y).reshape((n, *target.shape[1:])))
+
+    def _stored_targets(self, y: NDArray[Any]) -> NDArray[Any]:
+        """Targets in the order of the stored outputs, which matters if these are flattened maps."""
+        channels, height, width = self.plan.network.nodes[-1].output_maps
+        if not self.backend.channels_last or channels == 1 or height * width == 1:
+            return y
+        indices = np.arange(channels * height * width).reshape(channels, height, width)
+        order = indices.transpose(1, 2, 0).ravel()
+        return np.argsort(order)[y] if y.ndim == 1 else y[:, order]
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target = self._views[self.plan.resolve(INPUT)]
@@ -389,6 +410,8 @@ class Replica:
         n = self.context.n
         if not np.isfinite(self._views[self.plan.resolve(INPUT)][:n]).all():
             return "the input"
+        # Scratch memory, which a stage writes as well, may hold any bytes.
+        outputs = {g.name: self.plan.resolve(g.tail.name) for g in self.plan.groups}
         for stage, kernel in self.stages:
             if stage.phase is not Phase.FORWARD:
                 continue
@@ -396,7 +419,7 @@ class Replica:
             if bad:
                 return f"parameter {bad[0]}"
             kernel(self.context)
-            if not all(np.isfinite(self._views[name][:n]).all() for name in stage.writes):
+            if not np.isfinite(self._views[outputs[stage.group]][:n]).all():
                 return f"the output of {stage.group}"
         return None
 

@@ -297,7 +297,7 @@ def make_plan(
         threads: compute threads of the replica.
 
     Raises:
-        UserError: the batch size or the thread count is not positive, or the backend has no such precision.
+        UserError: batch size or threads below 1, or a precision that the backend does not have.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
@@ -316,7 +316,8 @@ def make_plan(
     planner.add_all(optimizer, layout)
     output = planner.resolve(planner.groups[-1].tail.name)
     accesses = [(stage.reads, stage.writes) for stage in planner.stages]
-    buffers, arena_bytes = place(planner.specs, accesses, outlive={output})
+    # The input stays, so that what went wrong in a step can be found by running it again.
+    buffers, arena_bytes = place(planner.specs, accesses, outlive={INPUT, output})
     return Plan(
         network,
         backend.name,

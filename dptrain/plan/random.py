@@ -62,8 +62,8 @@ def dropout_keep(
     ids = np.asarray(samples).astype(np.uint64)[:, None]
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     words = philox((blocks, ids, step, layer), key)
-    stacked = np.stack(np.broadcast_arrays(*words), axis=-1).reshape(len(ids), -1)[:, :size]
-    return np.asarray(stacked >= np.uint64(threshold(rate)))
+    stacked = np.stack(np.broadcast_arrays(*words), axis=-1).reshape(len(ids), 4 * blocks.size)
+    return np.asarray(stacked[:, :size] >= np.uint64(threshold(rate)))
 
 
 def threshold(rate: float) -> int:

@@ -6,8 +6,8 @@ Activations (N, features), weights (I, O), all float32 and contiguous.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.microkernels import multiply
 from dptrain.backends.numba.vector import transpose
 
@@ -21,7 +21,7 @@ def dense_scratch(samples: int, inputs: int, outputs: int) -> int:
     return samples * outputs + 48 * samples
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-untyped-def]
     """y[n, o] = b[o] + Σ x[n, i] · w[i, o], or max(y, 0) of that; items are samples."""
     inputs, outputs = w.shape
@@ -35,13 +35,19 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
             rows = min(_BLOCK, stop - n)
             d, d_start, d_row = (b, 0, 0) if i == 0 else (y_flat, n * outputs, outputs)
             multiply(
-                (x_flat, n * inputs + i), (_RAMP, 0, inputs), (_RAMP, 0, 1),
-                (w_flat, i * outputs, outputs), (d, d_start, d_row),
-                (y_flat, n * outputs), (_RAMP, 0, outputs), (rows, steps, outputs), floor,
+                (x_flat, n * inputs + i),
+                (_RAMP, 0, inputs),
+                (_RAMP, 0, 1),
+                (w_flat, i * outputs, outputs),
+                (d, d_start, d_row),
+                (y_flat, n * outputs),
+                (_RAMP, 0, outputs),
+                (rows, steps, outputs),
+                floor,
             )
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: ignore[no-untyped-def]
     """dx[n, i] = Σ dy[n, o] · w[i, o]; items are samples.
 
@@ -58,14 +64,20 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
         for o in range(0, outputs, _BLOCK):
             steps = min(_BLOCK, outputs - o)
             multiply(
-                (w_flat, i * outputs + o), (_RAMP, 0, outputs), (_RAMP, 0, 1),
-                (turned, o * samples, samples), (block, 0, -1 if o == 0 else samples),
-                (block, 0), (_RAMP, 0, samples), (rows, steps, samples), NOTHING,
+                (w_flat, i * outputs + o),
+                (_RAMP, 0, outputs),
+                (_RAMP, 0, 1),
+                (turned, o * samples, samples),
+                (block, 0, -1 if o == 0 else samples),
+                (block, 0),
+                (_RAMP, 0, samples),
+                (rows, steps, samples),
+                NOTHING,
             )
         transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def dense_backward_weight(start, stop, thread, x, dy, dw, db):  # type: ignore[no-untyped-def]
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
@@ -87,7 +99,13 @@ def dense_backward_weight(start, stop, thread, x, dy, dw, db):  # type: ignore[n
         for n in range(0, samples, _BLOCK):
             steps = min(_BLOCK, samples - n)
             multiply(
-                (x_flat, n * inputs + i), (_RAMP, 0, 1), (_RAMP, 0, inputs),
-                (dy_flat, n * outputs, outputs), (dw_flat, i * outputs, -1 if n == 0 else outputs),
-                (dw_flat, i * outputs), (_RAMP, 0, outputs), (rows, steps, outputs), NOTHING,
+                (x_flat, n * inputs + i),
+                (_RAMP, 0, 1),
+                (_RAMP, 0, inputs),
+                (dy_flat, n * outputs, outputs),
+                (dw_flat, i * outputs, -1 if n == 0 else outputs),
+                (dw_flat, i * outputs),
+                (_RAMP, 0, outputs),
+                (rows, steps, outputs),
+                NOTHING,
             )

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from dptrain.backends.numba.jit import inlined
 
 F32, I8, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
@@ -107,9 +109,7 @@ class Writer:
     def mask_after(self, count: ir.Value) -> None:
         """Let masked accesses touch the first `count` elements alone."""
         lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
-        self.mask = self.builder.icmp_signed(
-            "<", lanes, self.splat(self.builder.trunc(count, I32))
-        )
+        self.mask = self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
         """Pointer moved by `offset` elements."""
@@ -145,7 +145,7 @@ class Writer:
         return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), args)
 
     def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """x · y + z: one instruction where the processor has it, two elsewhere."""
+        """X · y + z: one instruction where the processor has it, two elsewhere."""
         return self.call("llvm.fmuladd", self.vector, x, y, z)
 
     def loop(
@@ -180,7 +180,10 @@ class _Transpose(Writer):
     """Transpose one square block of as many rows and columns as a vector has elements."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
-        "source": F32P, "source_row": I64, "target": F32P, "target_row": I64,
+        "source": F32P,
+        "source_row": I64,
+        "target": F32P,
+        "target_row": I64,
     }
 
     def __init__(self, module: ir.Module, width: int) -> None:
@@ -242,7 +245,7 @@ def vector_width(typingctx):  # type: ignore[no-untyped-def]
     return types.int64(), codegen
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@inlined
 def transpose(source, start, source_row, target, target_start, target_row, rows, columns):  # type: ignore[no-untyped-def]
     """target[j, i] = source[i, j] for matrices that lie in flat arrays.
 

@@ -54,14 +54,17 @@ class ReferenceBackend(Backend):
     def bind_update(self, replica: Replica) -> Callable[[float], None]:
         plan, w = replica.plan, replica.flat_parameters
         g, state = replica.flat_gradients[: w.size], replica.flat_state
-        decay = np.zeros_like(w)
-        for start, stop, value in segments(plan):
-            decay[start:stop] = value
-        rule = plan.optimizer
+        runs, rule = segments(plan), plan.optimizer
+
+        def decayed() -> NDArray[Any]:
+            d: NDArray[Any] = g.copy()
+            for start, stop, decay in runs:
+                d[start:stop] += decay * w[start:stop]
+            return d
 
         def sgd(learning_rate: float) -> None:
             assert isinstance(rule, SGD)
-            d = g + decay * w
+            d = decayed()
             if rule.momentum:
                 v = state["momentum"]
                 v[:] = rule.momentum * v + d
@@ -70,7 +73,7 @@ class ReferenceBackend(Backend):
 
         def adam(learning_rate: float) -> None:
             assert not isinstance(rule, SGD)
-            t, d = replica.updates, g + decay * w
+            t, d = replica.updates, decayed()
             m, v = state["first_moment"], state["second_moment"]
             m[:] = rule.beta1 * m + (1.0 - rule.beta1) * d
             v[:] = rule.beta2 * v + (1.0 - rule.beta2) * d * d

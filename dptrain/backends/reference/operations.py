@@ -153,15 +153,20 @@ class Convolution(_Weighted):
 class FullyConnected(_Weighted):
     """y = x Wᵀ + b, row by row."""
 
+    def _rows(self, n: int) -> NDArray[Any]:
+        """The input as (n, in); written out, because −1 is undecided at n = 0."""
+        rows: NDArray[Any] = self.arrays["x"][:n].reshape(n, self.arrays["weight"].shape[1])
+        return rows
+
     def forward(self, context: Context) -> None:
         a, n = self.arrays, context.n
-        x = a["x"][:n].reshape(n, -1)
+        x = self._rows(n)
         a["y"][:n, :, 0, 0] = x @ a["weight"].T + a["bias"]
 
     def backward_weight(self, context: Context) -> None:
         a, n = self.arrays, context.n
         dy = a["dy"][:n, :, 0, 0]
-        a["dweight"][:] = dy.T @ a["x"][:n].reshape(n, -1)
+        a["dweight"][:] = dy.T @ self._rows(n)
         a["dbias"][:] = dy.sum(axis=0)
 
     def backward_input(self, context: Context) -> None:
@@ -185,7 +190,7 @@ class _Pooling(Operation):
         window, strides, pads = self._geometry()
         ho, wo = self.node.output_shape[1:]
         view = _windows(_pad(x, pads, outside), window, strides)[:, :, :ho, :wo]
-        return view.reshape(*view.shape[:4], -1)
+        return view.reshape(*view.shape[:4], window[0] * window[1])
 
     def scatter(self, dwindows: NDArray[Any], n: int) -> None:
         """Sum (n, C, Ho, Wo, R·S) into dx, windows overlapping or not."""

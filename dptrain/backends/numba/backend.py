@@ -1,0 +1,156 @@
+"""Lowering, losses, updates and the replica of the numba backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
+from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
+from dptrain.backends.numba.operations import Operation
+from dptrain.backends.numba.threads import Team
+from dptrain.network.layers import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    MaxPool2d,
+    Parameter,
+    ReLU,
+    Sigmoid,
+    SumPool2d,
+)
+from dptrain.network.network import Node
+from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
+from dptrain.plan.optimizers import SGD
+from dptrain.plan.plan import INPUT, Plan
+
+OPERATIONS: Mapping[type[Layer], type[Operation]] = {
+    Conv2d: weighted.Convolution,
+    Dense: weighted.FullyConnected,
+    MaxPool2d: operations.MaxPooling,
+    AveragePool2d: operations.AveragePooling,
+    SumPool2d: operations.SumPooling,
+    Flatten: operations.Alias,
+    ReLU: operations.Rectifier,
+    Sigmoid: operations.Logistic,
+    Dropout: operations.Drop,
+    LocalResponseNorm: operations.ResponseNorm,
+}
+"""By the first layer of a group, which says what may follow in it."""
+
+LOSSES = {
+    "classes": losses.softmax_cross_entropy,
+    "binary": losses.sigmoid_cross_entropy,
+    "values": losses.mean_squared_error,
+}
+
+
+class NumbaBackend(Backend):
+    """Float32 on the CPU, activations (N, H, W, C)."""
+
+    name = "numba"
+    precisions: ClassVar[Mapping[str, str]] = {"fp32": "float32"}
+    channels_last = True
+    fusions = (
+        (Conv2d, ReLU, MaxPool2d),
+        (Conv2d, ReLU),
+        (Dense, ReLU, Dropout),
+        (Dense, ReLU),
+    )
+
+    def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        return weighted.fuses_convolution(nodes)
+
+    def storage(self, node: Node, parameter: Parameter) -> Storage:
+        """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""
+        if len(parameter.shape) == 1:
+            return canonical_storage(parameter)
+        if isinstance(node.layer, Conv2d):
+            return Storage(parameter.shape, (2, 3, 1, 0))
+        return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
+
+    def needs(self, group: Group, setting: Setting) -> GroupNeeds:
+        return OPERATIONS[type(group.head.layer)].needs(group, setting)
+
+    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+        assert isinstance(replica, NumbaReplica)
+        operation = OPERATIONS[type(group.head.layer)]
+        return operation(group, arrays, replica.team, replica.context.seed).kernels()
+
+    def bind_loss(
+        self,
+        plan: Plan,
+        output: NDArray[Any],
+        target: NDArray[Any],
+        gradient: NDArray[Any] | None,
+        sums: NDArray[Any],
+    ) -> Kernel:
+        # One thread: a few microseconds, and the sum over samples keeps its order.
+        kernel = LOSSES[plan.network.loss.targets]
+        dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
+        launch = Team(1).bind(kernel, output, target, dz, sums, varying=(1.0, True))
+
+        def run(context: Context) -> None:
+            launch(context.n, context.scale, context.training and gradient is not None)
+
+        return run
+
+    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+        assert isinstance(replica, NumbaReplica)
+        rule, state, bind = replica.plan.optimizer, replica.flat_state, replica.team.bind
+        w, runs = replica.flat_parameters, segments(replica.plan)
+        bounds = np.array([0, *(stop for _, stop, _ in runs)], np.int64)
+        decays = np.array([decay for _, _, decay in runs], np.float32)
+        g = replica.flat_gradients[: w.size]
+        if not isinstance(rule, SGD):
+            launch = bind(
+                updates.adam,
+                w, g, state["first_moment"], state["second_moment"], bounds, decays,
+                rule.beta1, rule.beta2, rule.epsilon, varying=(0.1, 1),
+            )  # fmt: skip
+            return lambda learning_rate: launch(w.size, learning_rate, replica.updates)
+        if rule.momentum:
+            launch = bind(
+                updates.sgd_momentum,
+                w, g, state["momentum"], bounds, decays, rule.momentum, rule.nesterov,
+                varying=(0.1,),
+            )  # fmt: skip
+        else:
+            launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
+        return lambda learning_rate: launch(w.size, learning_rate)
+
+    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+        return NumbaReplica(self, plan, seed=seed)
+
+    def prepare(self, plan: Plan) -> None:
+        # Binding compiles. Memory that nobody writes to costs nothing, whatever the plan's size.
+        self.allocate(plan, seed=0)
+
+
+class NumbaReplica(Replica):
+    """A replica with a team of threads, and its own way of bringing images in."""
+
+    def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
+        self.team = Team(plan.setting.threads)
+        super().__init__(backend, plan, seed=seed)
+        target = self._views[plan.resolve(INPUT)]
+        n, height, width, channels = target.shape
+        self._input = target.reshape(n, height * width, channels)
+        staged = np.zeros((0, channels, height * width), np.float32)
+        self._transpose = self.team.bind(elementwise.channels_last, varying=(staged, self._input))
+
+    def _load_input(self, x: NDArray[Any]) -> None:
+        n, (_, pixels, channels) = len(x), self._input.shape
+        # The kernel has one signature; what does not fit it goes through NumPy's slower copy.
+        fits = x.dtype == np.float32 and x.flags.carray
+        if x.ndim == 4 and channels > 1 and fits:
+            self._transpose(n, x.reshape(n, channels, pixels), self._input)
+        else:
+            super()._load_input(x)

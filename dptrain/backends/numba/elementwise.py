@@ -1,0 +1,73 @@
+"""Kernels that treat every element alike. Items are elements, except where a docstring says more.
+
+Arrays are flat, so that the compiler sees one long loop. NaN passes through all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.jit import kernel
+
+Array = NDArray[Any]
+
+
+@kernel
+def channels_last(start: int, stop: int, thread: int, source: Array, target: Array) -> None:
+    """(N, C, H·W) to (N, H·W, C); items are samples."""
+    channels, pixels = source.shape[1], source.shape[2]
+    for n in range(start, stop):
+        if channels == 3:
+            # Colour images: three streams into one, which the compiler turns into shuffles.
+            for p in range(pixels):
+                target[n, p, 0] = source[n, 0, p]
+                target[n, p, 1] = source[n, 1, p]
+                target[n, p, 2] = source[n, 2, p]
+        else:
+            for p in range(pixels):
+                for c in range(channels):
+                    target[n, p, c] = source[n, c, p]
+
+
+@kernel
+def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+    """Y = max(x, 0)."""
+    for i in range(np.uintp(start), np.uintp(stop)):
+        value = x[i]
+        y[i] = np.float32(0.0) if value <= 0.0 else value
+
+
+@kernel
+def relu_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
+    """Dx = dy where y > 0."""
+    for i in range(np.uintp(start), np.uintp(stop)):
+        dx[i] = dy[i] if y[i] > 0.0 else np.float32(0.0)
+
+
+@kernel
+def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: float) -> None:
+    """In place: dy · factor where y > 0, else 0.
+
+    With y rectified and then dropped out this is the gradient of both: what was dropped is 0.
+    """
+    scale = np.float32(factor)
+    for i in range(np.uintp(start), np.uintp(stop)):
+        dy[i] = dy[i] * scale if y[i] > 0.0 else np.float32(0.0)
+
+
+@kernel
+def sigmoid_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+    """Y = (1 + tanh(x / 2)) / 2, which never overflows."""
+    half = np.float32(0.5)
+    for i in range(np.uintp(start), np.uintp(stop)):
+        y[i] = half + half * np.tanh(half * x[i])
+
+
+@kernel
+def sigmoid_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: Array) -> None:
+    """Dx = dy y (1 − y)."""
+    for i in range(np.uintp(start), np.uintp(stop)):
+        dx[i] = dy[i] * y[i] * (np.float32(1.0) - y[i])

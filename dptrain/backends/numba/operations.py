@@ -1,0 +1,297 @@
+"""Groups of layers bound to arrays: which kernels each phase launches, and on what.
+
+Activations are (N, H, W, C) and contiguous, so they may be seen flat, as rows or as pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.base import Arrays, Context, Kernel
+from dptrain.backends.numba import convolution, dropout, elementwise, normalization, pooling
+from dptrain.backends.numba.threads import Launch, Team
+from dptrain.network.layers import (
+    Dropout,
+    LocalResponseNorm,
+)
+from dptrain.network.network import Node
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.random import threshold
+
+Kernels = Mapping[Phase, Kernel]
+
+
+class Operation(ABC):
+    """A group bound to arrays.
+
+    Args:
+        group: the layers.
+        arrays: memory by local name; what no stage of the plan touches is not there.
+        team: runs the kernels.
+        seed: key of the dropout masks.
+    """
+
+    def __init__(self, group: Group, arrays: Arrays, team: Team, seed: int) -> None:
+        self.group, self.arrays, self.team, self.seed = group, arrays, team, seed
+        self.layer: Any = group.head.layer
+        self.size = math.prod(group.tail.output_shape)
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        """What the group takes."""
+
+    @abstractmethod
+    def kernels(self) -> Kernels:
+        """Compiled kernels of every phase that the plan may run."""
+
+    def flat(self, name: str) -> NDArray[Any]:
+        """An array as one long row."""
+        return self.arrays[name].reshape(-1)
+
+    def rows(self, name: str) -> NDArray[Any]:
+        """An array as (N, elements of a sample)."""
+        array = self.arrays[name]
+        return array.reshape(len(array), -1)
+
+    def pixels(self, name: str) -> NDArray[Any]:
+        """An array as (N·H·W, C)."""
+        array = self.arrays[name]
+        return array.reshape(-1, array.shape[-1])
+
+
+def each(launch: Launch, items: int) -> Kernel:
+    """A stage of one launch, over `items` items a sample."""
+
+    def run(context: Context) -> None:
+        launch(context.n * items)
+
+    return run
+
+
+class _Single(Operation):
+    """One layer without parameters: y from x, dx from dy and what `reads` names."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+        """Memory, besides x and y, for an output of `shape`, batch included."""
+        return {}
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        shape = (setting.batch_size, *group.tail.output_maps)
+        buffers = cls.buffers(group.head.layer, shape, setting)
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
+        if setting.training:
+            phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
+        return GroupNeeds(phases, buffers)
+
+    def kernels(self) -> Kernels:
+        kernels = {Phase.FORWARD: self.forward()}
+        if "dx" in self.arrays:
+            kernels[Phase.BACKWARD] = self.backward()
+        return kernels
+
+    @abstractmethod
+    def forward(self) -> Kernel:
+        """Stage that writes y."""
+
+    @abstractmethod
+    def backward(self) -> Kernel:
+        """Stage that writes dx."""
+
+
+class Alias(Operation):
+    """Flatten: the same memory in another shape."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return GroupNeeds(alias=True)
+
+    def kernels(self) -> Kernels:
+        return {}
+
+
+class Rectifier(_Single):
+    """max(x, 0)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("y",)
+
+    def forward(self) -> Kernel:
+        x, y = self.flat("x"), self.flat("y")
+        return each(self.team.bind(elementwise.relu_forward, x, y), self.size)
+
+    def backward(self) -> Kernel:
+        dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
+        return each(self.team.bind(elementwise.relu_backward, dy, y, dx), self.size)
+
+
+class Logistic(_Single):
+    """σ(x)."""
+
+    reads: ClassVar[tuple[str, ...]] = ("y",)
+
+    def forward(self) -> Kernel:
+        x, y = self.flat("x"), self.flat("y")
+        return each(self.team.bind(elementwise.sigmoid_forward, x, y), self.size)
+
+    def backward(self) -> Kernel:
+        dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
+        return each(self.team.bind(elementwise.sigmoid_backward, dy, y, dx), self.size)
+
+
+class DropoutMask:
+    """Mask of a dropout layer for the samples of a step.
+
+    Args:
+        layer: its rate.
+        index: position of the layer in the network.
+        mask: uint32 (N, blocks), a byte for each of four elements.
+    """
+
+    def __init__(
+        self, layer: Dropout, index: int, mask: NDArray[Any], team: Team, seed: int
+    ) -> None:
+        self.rows = mask.view(np.uint8)
+        self.factor = 1.0 / (1.0 - layer.rate)
+        self._samples = np.zeros(len(mask), np.int64)
+        self._draw = team.bind(
+            dropout.dropout_mask, mask, threshold(layer.rate), index, self._samples,
+            seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, varying=(0,),
+        )  # fmt: skip
+
+    @staticmethod
+    def spec(shape: tuple[int, ...]) -> BufferSpec:
+        """Memory of the mask of activations of `shape`, batch included."""
+        return BufferSpec((shape[0], -(-math.prod(shape[1:]) // 4)), "uint32")
+
+    def draw(self, context: Context) -> None:
+        """Fill the mask."""
+        self._samples[: context.n] = context.samples
+        self._draw(context.n, context.step)
+
+
+class Drop(_Single):
+    """Dropout by `dptrain.plan.random`; without training it passes x on."""
+
+    @classmethod
+    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+        return {"mask": DropoutMask.spec(shape)} if setting.training else {}
+
+    def _mask(self) -> DropoutMask:
+        index, mask = self.group.head.index, self.arrays["mask"]
+        return DropoutMask(self.layer, index, mask, self.team, self.seed)
+
+    def forward(self) -> Kernel:
+        x, y = self.rows("x"), self.rows("y")
+
+        def keep(context: Context) -> None:
+            y[: context.n] = x[: context.n]
+
+        if "mask" not in self.arrays:
+            return keep
+        mask = self._mask()
+        apply = self.team.bind(dropout.dropout_apply, x, mask.rows, y, mask.factor)
+
+        def run(context: Context) -> None:
+            if not context.training:
+                return keep(context)
+            mask.draw(context)
+            return apply(context.n)
+
+        return run
+
+    def backward(self) -> Kernel:
+        mask, dy, dx = self._mask(), self.rows("dy"), self.rows("dx")
+        apply = self.team.bind(dropout.dropout_apply, dy, mask.rows, dx, mask.factor)
+        return each(apply, 1)
+
+
+def pool_geometry(node: Node) -> NDArray[np.int64]:
+    """What pooling kernels want to know of a layer."""
+    layer: Any = node.layer
+    (top, _), (left, _) = layer.pads(node.input_shape)
+    _, height, width = node.input_shape
+    return convolution.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
+
+
+class _Pooling(_Single):
+    def geometry(self) -> NDArray[np.int64]:
+        return pool_geometry(self.group.head)
+
+
+class MaxPooling(_Pooling):
+    """Largest of each window; the gradient goes to it alone."""
+
+    @classmethod
+    def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+        return {"argmax": BufferSpec(shape, "int32")}
+
+    def forward(self) -> Kernel:
+        a = self.arrays
+        launch = self.team.bind(pooling.max_forward, a["x"], a["y"], a["argmax"], self.geometry())
+        return each(launch, 1)
+
+    def backward(self) -> Kernel:
+        a, geometry = self.arrays, self.geometry()
+        launch = self.team.bind(pooling.max_backward, a["dy"], a["argmax"], a["dx"], geometry)
+        return each(launch, 1)
+
+
+class SumPooling(_Pooling):
+    """Sum of each window."""
+
+    average: ClassVar[bool] = False
+
+    def forward(self) -> Kernel:
+        x, y, geometry = self.arrays["x"], self.arrays["y"], self.geometry()
+        return each(self.team.bind(pooling.sum_forward, x, y, geometry, self.average), 1)
+
+    def backward(self) -> Kernel:
+        dy, dx, geometry = self.arrays["dy"], self.arrays["dx"], self.geometry()
+        return each(self.team.bind(pooling.sum_backward, dy, dx, geometry, self.average), 1)
+
+
+class AveragePooling(SumPooling):
+    """Mean of each window over what lies inside the map."""
+
+    average: ClassVar[bool] = True
+
+
+class ResponseNorm(_Single):
+    """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        layer, (channels, *_) = group.head.layer, group.head.output_maps
+        assert isinstance(layer, LocalResponseNorm)
+        shape = normalization.scratch_shape(setting.threads, channels, layer.radius)
+        # Two buffers of which each lives for one stage only.
+        buffers = {"scratch": BufferSpec(shape, "float32")}
+        phases = {Phase.FORWARD: Access(("x",), ("y", "scratch"))}
+        if setting.training:
+            buffers["backward_scratch"] = buffers["scratch"]
+            phases[Phase.BACKWARD] = Access(("dy", "x"), ("dx", "backward_scratch"))
+        return GroupNeeds(phases, buffers)
+
+    def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> Kernel:
+        layer, (_, height, width) = self.layer, self.group.head.output_maps
+        numbers = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
+        return each(self.team.bind(kernel, *arrays, *numbers), height * width)
+
+    def forward(self) -> Kernel:
+        x, y = self.pixels("x"), self.pixels("y")
+        return self._launch(normalization.lrn_forward, x, y, self.arrays["scratch"])
+
+    def backward(self) -> Kernel:
+        x, dy, dx = self.pixels("x"), self.pixels("dy"), self.pixels("dx")
+        scratch = self.arrays["backward_scratch"]
+        return self._launch(normalization.lrn_backward, x, dy, dx, scratch)

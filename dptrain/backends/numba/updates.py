@@ -1,0 +1,77 @@
+"""Update kernels: one pass over the flat arrays; items are elements.
+
+Runs of elements that share a weight decay λ come as int64 `bounds`, (segments + 1,), and float32
+`decays`, (segments,).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.jit import inlined, kernel
+
+Array = NDArray[Any]
+
+
+@inlined
+def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
+    """What segment k has in common with [start, stop), empty or not, as unsigned numbers."""
+    first = max(start, bounds[k])
+    return np.uintp(first), np.uintp(max(first, min(stop, bounds[k + 1])))
+
+
+@kernel
+def sgd(
+    start: int, stop: int, thread: int,
+    w: Array, g: Array, bounds: Array, decays: Array, learning_rate: float,
+) -> None:  # fmt: skip
+    """W ← w − α (g + λ w)."""
+    rate = np.float32(learning_rate)
+    for k in range(decays.size):
+        decay = decays[k]
+        first, last = _overlap(start, stop, bounds, k)
+        for i in range(first, last):
+            w[i] -= rate * (g[i] + decay * w[i])
+
+
+@kernel
+def sgd_momentum(
+    start: int, stop: int, thread: int,
+    w: Array, g: Array, v: Array, bounds: Array, decays: Array, momentum: float, nesterov: bool,
+    learning_rate: float,
+) -> None:  # fmt: skip
+    """V ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w − α v, with d = g + λ w."""
+    rate, mu = np.float32(learning_rate), np.float32(momentum)
+    # Both rules are w − α (p d + q v).
+    p, q = (np.float32(1.0), mu) if nesterov else (np.float32(0.0), np.float32(1.0))
+    for k in range(decays.size):
+        decay = decays[k]
+        first, last = _overlap(start, stop, bounds, k)
+        for i in range(first, last):
+            d = g[i] + decay * w[i]
+            v[i] = mu * v[i] + d
+            w[i] -= rate * (p * d + q * v[i])
+
+
+@kernel
+def adam(
+    start: int, stop: int, thread: int,
+    w: Array, g: Array, m: Array, v: Array, bounds: Array, decays: Array,
+    beta1: float, beta2: float, epsilon: float, learning_rate: float, step: int,
+) -> None:  # fmt: skip
+    """W ← w − α (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)."""
+    b1, b2, eps = np.float32(beta1), np.float32(beta2), np.float32(epsilon)
+    c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
+    rate = np.float32(learning_rate / (1.0 - beta1**step))
+    correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
+    for k in range(decays.size):
+        decay = decays[k]
+        first, last = _overlap(start, stop, bounds, k)
+        for i in range(first, last):
+            d = g[i] + decay * w[i]
+            m[i] = b1 * m[i] + c1 * d
+            v[i] = b2 * v[i] + c2 * d * d
+            w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)

@@ -1,0 +1,237 @@
+"""The `dptrain` command: one voice for all ranks, exit code 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+
+import dptrain
+from dptrain.backends import BACKENDS
+from dptrain.cli.options import given, setting_flags
+from dptrain.comm.launcher import find_launch
+from dptrain.config import load_config
+from dptrain.errors import UserError
+
+EXISTING = click.Path(path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def main() -> None:
+    """Run the command line. On ranks other than 0 nothing is written to standard output."""
+    speaks = find_launch(os.environ).rank == 0
+    with ExitStack() as stack:
+        if not speaks:
+            silence = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(silence))
+        sys.exit(run(sys.argv[1:], speaks=speaks))
+
+
+def run(arguments: list[str], *, speaks: bool) -> int:
+    """Run one command.
+
+    Args:
+        arguments: behind the program's name.
+        speaks: whether this rank is the one that tells the user what every rank finds.
+
+    Returns:
+        The exit code.
+    """
+    message, code = "", 2
+    try:
+        result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.UsageError as error:
+        # Click ends some messages in a full stop and a question; one line is what we promise.
+        message = " ".join(error.format_message().split())
+        path = error.ctx.command_path if error.ctx is not None else "dptrain"
+        message = f"{message.rstrip('.')}; see {path} --help"
+    except click.ClickException as error:
+        message, code = error.format_message(), error.exit_code
+    except UserError as error:
+        message = str(error)
+    except (click.Abort, KeyboardInterrupt):
+        message, code = "interrupted", 130
+    if speaks:
+        click.echo(f"dptrain: {message}", err=True)
+    return code
+
+
+def guarded(action: Callable[[], int]) -> int:
+    """Run what needs other ranks so that a failure on one of them ends all, and is said once."""
+    from dptrain.comm.abort import guard
+
+    return guard(action)
+
+
+def examples(*lines: str) -> str:
+    """Lines for the end of a help text, kept as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "mpirun -n 4 dptrain train                  # model0 on handwritten digits",
+        "mpirun -n 4 dptrain train --network solar  # a regression, on simulated irradiance",
+        "dptrain evaluate RUN_DIR                   # a trained network on its test data",
+        "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
+        "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(dptrain.__version__, prog_name="dptrain", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Train convolutional networks by synchronous data parallelism over MPI."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command(
+    epilog=examples(
+        "mpirun -n 4 dptrain train",
+        "mpirun -n 2 dptrain train --network cifar --data cifar10:DIR --crop 4 --flip",
+        "mpirun -n 4 dptrain train --network mine.toml --data npz:FILE --steps 500",
+        "mpirun -n 4 dptrain train --resume RUN_DIR",
+    )
+)
+@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@setting_flags
+def train(file: Path | None, **flags: Any) -> int:
+    """Train a network on all ranks.
+
+    Each setting can be a key of the --config FILE (batch_size = 64), an environment variable
+    (DPTRAIN_BATCH_SIZE=64) or a flag (--batch-size 64); flags win, then the environment.
+    """
+
+    def action() -> int:
+        config = load_config(given(flags), os.environ, file)
+        from dptrain.comm.world import World
+        from dptrain.training import train
+
+        train(config, World.connect(timeout=config.timeout))
+        return 0
+
+    return guarded(action)
+
+
+@cli.command(
+    epilog=examples(
+        "dptrain evaluate RUN_DIR",
+        "mpirun -n 4 dptrain evaluate RUN_DIR --checkpoint 450",
+    )
+)
+@click.argument("run_dir", type=EXISTING)
+@click.option("--data", metavar="NAME", help="Other data than the run's, as in train.")
+@click.option("--checkpoint", type=int, metavar="STEP", help="Step to evaluate; the last one.")
+@JSON
+def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: bool) -> int:
+    """Evaluate a trained network on test data."""
+
+    def action() -> int:
+        from dptrain.cli.printing import print_values
+        from dptrain.comm.world import World
+        from dptrain.training import evaluate
+
+        world = World.connect()
+        result = evaluate(run_dir, world, data=data, checkpoint=checkpoint)
+        if world.is_main:
+            print_values(result, as_json=as_json)
+        return 0
+
+    return guarded(action)
+
+
+@cli.command(epilog=examples("dptrain predict RUN_DIR -i images/ -o answers.csv"))
+@click.argument("run_dir", type=EXISTING)
+@click.option("-i", "--data", "source", type=EXISTING, required=True, metavar="INPUT",
+              help="A .npy, .npz or .csv file, or a folder of images.")  # fmt: skip
+@click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
+              help="CSV file to write, a line a sample.")  # fmt: skip
+@click.option("--checkpoint", type=int, metavar="STEP", help="Step to use; the last one.")
+def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -> int:
+    """Write what a trained network says about new samples."""
+
+    def action() -> int:
+        from dptrain.comm.world import World
+        from dptrain.training import predict
+
+        world = World.connect()
+        count = predict(run_dir, source, output, world, checkpoint=checkpoint)
+        if world.is_main:
+            click.echo(f"{count} predictions in {output}")
+        return 0
+
+    return guarded(action)
+
+
+@cli.command(
+    short_help="Show layers, FLOPs and memory of a network.",
+    epilog=examples(
+        "dptrain describe",
+        "dptrain describe model0",
+        "dptrain describe mlp-25600-12800-6656 --batch-size 1000 --optimizer adam",
+    ),
+)
+@click.argument("network", required=False)
+@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+              help="Samples of one rank in a step.")  # fmt: skip
+@click.option("--backend", type=str, default=BACKENDS[0], show_default=True,
+              metavar=f"[{'|'.join(BACKENDS)}]", help="What computes.")  # fmt: skip
+@click.option("--precision", metavar="NAME", help="Arithmetic, a word of the backend's.")
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]),
+              help="Update rule; what suits the network where left out.")  # fmt: skip
+@click.option("--threads", type=int, default=1, show_default=True, metavar="N",
+              help="Threads of a rank.")  # fmt: skip
+@click.option("--inference", is_flag=True, help="Without gradients and updates.")
+@JSON
+def describe(network: str | None, as_json: bool, inference: bool, **choices: Any) -> None:
+    """Show a network's layers, FLOPs, and the memory that training takes on one rank.
+
+    NETWORK is a name or a .toml file; without it, the networks that there are. Nothing is
+    allocated, so it also answers for what does not fit.
+    """
+    from dptrain.cli.printing import print_description, print_networks
+
+    if network is None:
+        from dptrain.describe import list_networks
+
+        print_networks(list_networks(), as_json=as_json)
+        return
+    from dptrain.describe import describe_plan, plan_for
+    from dptrain.network.files import resolve_network
+
+    plan = plan_for(resolve_network(network), training=not inference, **choices)
+    print_description(describe_plan(plan), as_json=as_json)
+
+
+@cli.command(
+    short_help="Look for what is wrong here, and what to do.",
+    epilog=examples(
+        "dptrain doctor",
+        "mpirun -n 4 dptrain doctor",
+    ),
+)
+@JSON
+def doctor(as_json: bool) -> int:
+    """Look for what is wrong with MPI, threads, kernels, caches and GPUs, and say what to do.
+
+    The exit code is 1 if there is a problem.
+    """
+
+    def action() -> int:
+        from dptrain.cli.printing import print_findings
+        from dptrain.doctor import PROBLEM, examine
+
+        findings = examine()
+        if findings:
+            print_findings(findings, as_json=as_json)
+        return int(any(finding.status == PROBLEM for finding in findings))
+
+    return guarded(action)

@@ -1,0 +1,151 @@
+"""Results as people or programs read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dptrain.measure.console import make_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dptrain.doctor import Finding
+
+
+def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print names and values, one a line."""
+    if as_json:
+        return _print_json(values)
+    width = max(map(len, values), default=0)
+    for name, value in values.items():
+        click.echo(f"{name:{width}}  {value:.6g}" if isinstance(value, float)
+                   else f"{name:{width}}  {value}")  # fmt: skip
+    return None
+
+
+def print_networks(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print what `dptrain.describe.list_networks` returns."""
+    if as_json:
+        return _print_json(rows)
+    table = _table("Networks", ["network", "what it is", "parameters", "trained on", "by"], {2})
+    for row in rows:
+        by = f"{row['optimizer']} {row['learning_rate']:g}"
+        table.add_row(row["network"], row["description"], f"{row['parameters']:,}", row["data"], by)
+    console = make_console()
+    console.print(table)
+    console.print("Any mlp-A-B-C is a network too, and so is a file ending in .toml.")
+    return None
+
+
+def print_description(description: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what `dptrain.describe.describe_plan` returns."""
+    if as_json:
+        return _print_json(description)
+    console = make_console()
+    console.print(_heading(description), end="\n\n")
+    console.print(_layer_table(description))
+    console.print(_stage_table(description))
+    console.print(_memory_table(description))
+    return None
+
+
+def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
+    """Print what `dptrain.doctor.examine` returns."""
+    if as_json:
+        return _print_json([asdict(finding) for finding in findings])
+    from rich.text import Text
+
+    console = make_console()
+    width = max(len(finding.subject) for finding in findings)
+    styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
+    for finding in findings:
+        line = Text(f"{finding.status:7}  ", style=styles[finding.status])
+        line.append(f"{finding.subject:{width}}  {finding.text}", style="default")
+        console.print(line, soft_wrap=True)
+        if finding.advice:
+            console.print(f"{'':{width + 11}}→ {finding.advice}", soft_wrap=True)
+    return None
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _table(title: str, columns: Iterable[str], right: Iterable[int]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    numbers = set(right)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i in numbers else "left", overflow="fold")
+    return table
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _millions(value: float) -> str:
+    return f"{value / 1e6:,.3f}" if value else ""
+
+
+def _heading(description: Mapping[str, Any]) -> str:
+    threads = description["threads"]
+    use = f"trained by {description['optimizer']}" if description["training"] else "inference"
+    return (
+        f"{description['network']}: {_shape(description['input_shape'])} → "
+        f"{_shape(description['output_shape'])}, {description['loss']}, "
+        f"{description['parameters']:,} parameters\n"
+        f"on one rank: batch {description['batch_size']}, backend {description['backend']}, "
+        f"{description['precision']}, {threads} thread{'s' if threads > 1 else ''}, {use}"
+    )
+
+
+def _layer_table(description: Mapping[str, Any]) -> Table:
+    columns = ["layer", "output", "parameters", "forward MFLOP"]
+    backward = ["backward MFLOP"] if description["training"] else []
+    table = _table("Layers, for one sample", columns + backward, {2, 3, 4})
+    rows = description["layers"]
+
+    def add(name: str, shape: str, counts: Mapping[str, int]) -> None:
+        keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
+        parameters = f"{counts['parameters']:,}" if counts["parameters"] else ""
+        table.add_row(name, shape, parameters, *(_millions(counts[key]) for key in keys))
+
+    for row in rows:
+        add(row["name"], _shape(row["output_shape"]), row)
+    table.add_section()
+    keys = ("parameters", "forward_flops", "backward_flops")
+    add("total", "", {key: sum(row[key] for row in rows) for key in keys})
+    return table
+
+
+def _stage_table(description: Mapping[str, Any]) -> Table:
+    from dptrain.describe import group_stages
+
+    title = f"A step as {description['backend']} computes it, for a full batch"
+    backward = ["backward MFLOP"] if description["training"] else []
+    columns = ["computed together", "forward MFLOP", *backward, "MB moved"]
+    table = _table(title, columns, {1, 2, 3})
+    keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
+    for row in group_stages(description["stages"]):
+        megabytes = f"{row['bytes_moved'] / 1e6:,.3f}"
+        table.add_row(row["group"], *(_millions(row[key]) for key in keys), megabytes)
+    return table
+
+
+def _memory_table(description: Mapping[str, Any]) -> Table:
+    table = _table("Memory", ["for", "MB"], {1})
+    memory = dict(description["memory_bytes"])
+    total = memory.pop("total")
+    for name, size in memory.items():
+        table.add_row(name, f"{size / 1e6:,.3f}")
+    table.add_section()
+    table.add_row("total", f"{total / 1e6:,.3f}")
+    return table

@@ -1,0 +1,107 @@
+"""What a way of summing gradients supplies."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from dptrain.backends.base import Replica
+from dptrain.comm.world import World
+from dptrain.plan.buckets import Bucket
+
+
+class GradientSum(ABC):
+    """Sums the flat gradients of all ranks, bucket by bucket, while backward goes on.
+
+    A step calls `start` for each bucket in order, as soon as its gradients are final on this
+    rank; `poll` between stages; `finish`; `update`. After `finish`, `Replica.sums` (loss, correct
+    answers, wish to stop) hold their sums over all ranks on every rank, under every strategy.
+    Subclasses override the `_do_…` methods.
+
+    Attributes, of the last step:
+        exposed_ns: what the calls took from the computing thread, without the update itself.
+        hidden_ns: what a sum was under way besides.
+        update_ns: the update itself; 0 on ranks that make none.
+        bytes: payload that this rank gave into collectives.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
+        covered = [0, *(bucket.stop for bucket in buckets)]
+        assert [bucket.start for bucket in buckets] == covered[:-1], "buckets leave gaps"
+        assert covered[-1] == replica.flat_gradients.size, "buckets do not cover the gradient"
+        self.world, self.replica, self.buckets = world, replica, buckets
+        self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
+        self._started = 0
+        self._under_way_ns = 0
+        self._since: int | None = None
+
+    def start(self, bucket: int) -> None:
+        """Begin summing a bucket; all ranks start the same buckets in the same order."""
+        assert bucket == self._started, f"bucket {bucket} started, {self._started} was due"
+        if bucket == 0:
+            self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
+            self._under_way_ns = 0
+        self._started += 1
+        if self._since is None:
+            self._since = time.perf_counter_ns()
+        with self._exposed():
+            self._do_start(bucket)
+        self._note()
+
+    def poll(self) -> None:
+        """Let sums progress: MPI works on them only inside its calls."""
+        if self._since is not None:
+            with self._exposed():
+                self._do_poll()
+            self._note()
+
+    def finish(self) -> None:
+        """Wait until every bucket is summed."""
+        assert self._started == len(self.buckets), "finish before every bucket was started"
+        self._started = 0
+        with self._exposed():
+            self._do_finish()
+        self._note()
+        self.hidden_ns = max(self._under_way_ns - self.exposed_ns, 0)
+
+    def update(self, learning_rate: float) -> None:
+        """Apply the update rule, so that all ranks end with the same parameters."""
+        self._update_here(learning_rate)
+
+    def _update_here(self, learning_rate: float) -> None:
+        begin = time.perf_counter_ns()
+        self.replica.update(learning_rate)
+        self.update_ns = time.perf_counter_ns() - begin
+
+    @contextmanager
+    def _exposed(self) -> Iterator[None]:
+        begin = time.perf_counter_ns()
+        yield
+        self.exposed_ns += time.perf_counter_ns() - begin
+
+    def _note(self) -> None:
+        """Keep account of how long any sum is under way."""
+        if self._since is not None and not self._busy():
+            self._under_way_ns += time.perf_counter_ns() - self._since
+            self._since = None
+
+    @abstractmethod
+    def _busy(self) -> bool:
+        """Whether a sum is under way, as far as is known."""
+
+    @abstractmethod
+    def _do_start(self, bucket: int) -> None:
+        """`start` without the accounts."""
+
+    @abstractmethod
+    def _do_poll(self) -> None:
+        """`poll` without the accounts."""
+
+    @abstractmethod
+    def _do_finish(self) -> None:
+        """`finish` without the accounts."""

@@ -1,0 +1,44 @@
+"""Mirrored replicas over MPI: every rank receives the sum and makes the same update."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from dptrain.backends.base import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.comm.world import World, pieces
+from dptrain.plan.buckets import Bucket
+
+
+class MirroredSum(GradientSum):
+    """g ← Σ_r g_r on every rank, by one nonblocking all-reduce a bucket."""
+
+    name: ClassVar[str] = "mirrored"
+
+    def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
+        super().__init__(world, replica, buckets)
+        assert world.comm is not None
+        self.comm = world.comm
+        self._active: list[MPI.Request] = []
+
+    def _busy(self) -> bool:
+        return bool(self._active)
+
+    def _do_start(self, bucket: int) -> None:
+        span = slice(self.buckets[bucket].start, self.buckets[bucket].stop)
+        self._sum_everywhere(self.replica.flat_gradients[span])
+
+    def _sum_everywhere(self, array: NDArray[Any]) -> None:
+        self.bytes += array.nbytes
+        self._active += [self.comm.Iallreduce(MPI.IN_PLACE, piece) for piece in pieces(array)]
+
+    def _do_poll(self) -> None:
+        self._active = [request for request in self._active if not request.Test()]
+
+    def _do_finish(self) -> None:
+        for request in self._active:
+            self.world.wait(request, f"the {self.name} sum of gradients")
+        self._active = []

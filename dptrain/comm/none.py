@@ -1,0 +1,25 @@
+"""One rank: its own gradients are the sum."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dptrain.comm.base import GradientSum
+
+
+class NoSum(GradientSum):
+    """Nothing to sum."""
+
+    name: ClassVar[str] = "none"
+
+    def _busy(self) -> bool:
+        return False
+
+    def _do_start(self, bucket: int) -> None:
+        pass
+
+    def _do_poll(self) -> None:
+        pass
+
+    def _do_finish(self) -> None:
+        pass

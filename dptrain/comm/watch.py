@@ -1,0 +1,76 @@
+"""A helper process that can still speak when a rank no longer can. Run by path, not imported.
+
+``watch.py ranks FOLDER HOST SIZE RANK…`` reads a named pipe ``alive-RANK`` in FOLDER for each rank
+of one node and writes to stdout when it has begun. A rank holds its pipe open and writes to it
+when it ends regularly. A pipe that closes without a word tells of a rank that was killed, ran out
+of memory or called ``os._exit``: it is named on stderr, unless some rank has named a cause already
+(``failed`` in FOLDER). The launcher then ends the other ranks. FOLDER is removed at the end.
+
+``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills PID unless killed before.
+
+It holds nothing of the rank's but stderr: an inherited launcher's socket would hide the rank's end.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def _speak(folder: Path, message: str) -> None:
+    try:
+        (folder / "failed").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    except OSError:
+        pass  # Saying it twice is better than not saying it.
+    os.write(2, message.encode())
+
+
+def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
+    """Wait until every pipe is closed, name the first that closed in silence."""
+    # An epoll hands out what is ready in the order in which it became so; poll does not.
+    poll = select.epoll()
+    pipes = {}
+    for rank in watched:
+        pipe = os.open(folder / f"alive-{rank}", os.O_RDONLY | os.O_NONBLOCK)
+        pipes[pipe] = rank
+        poll.register(pipe, select.EPOLLIN)
+    os.write(1, b"begun")
+    while pipes:
+        for pipe, _ in poll.poll():
+            if not os.read(pipe, 1):
+                _speak(
+                    folder,
+                    f"dptrain: rank {pipes[pipe]} of {size}: its process on {host} was killed or "
+                    "left in the middle of the run (out of memory? kill? os._exit?)\n",
+                )
+            poll.unregister(pipe)
+            del pipes[pipe]
+    try:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    except OSError:
+        pass  # Somebody else tidied up.
+
+
+def deadline(seconds: float, pid: int, message: str) -> None:
+    """Speak for a process that is stuck, and end it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.getppid() != pid:
+            return
+        time.sleep(0.05)
+    os.write(2, message.encode())
+    os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    os.closerange(3, 1024)
+    if sys.argv[1] == "ranks":
+        ranks(Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+    else:
+        deadline(float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,157 @@
+"""Bringing samples to a network's input shape.
+
+The rule, the same for training and test and for every source: colour becomes grey by luma
+(0.299 R + 0.587 G + 0.114 B) where the network takes one channel; maps are resized bilinearly, or
+their central part is cut out (``fit=crop``); grey is repeated where the network takes several
+channels; 8-bit pixels 0 … 255 become −1 … 1. Numbers of any other type are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+
+LUMA = (0.299, 0.587, 0.114)
+"""Source: ITU-R BT.601."""
+
+
+def bilinear_weights(source: int, target: int) -> NDArray[np.float32]:
+    """Matrix that resizes an axis of `source` pixels to `target` pixels.
+
+    Pixel centres lie at half numbers. A triangle of one source pixel's half width, or one target
+    pixel's where that is wider, weighs the neighbours, so nothing is skipped when a picture gets
+    smaller; weights are normalised at the border.
+
+    Returns:
+        float32 (target, source); each row sums to 1.
+    """
+    scale = source / target
+    width = max(scale, 1.0)
+    centres = (np.arange(target) + 0.5) * scale
+    distance = np.abs(np.arange(source)[None, :] + 0.5 - centres[:, None]) / width
+    weights = np.maximum(1.0 - distance, 0.0)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
+
+
+def centre(shape: Shape, size: Shape) -> tuple[EllipsisType, slice, slice]:
+    """Index of the central part of (…, H, W) that has the height and width of `size`."""
+    top, left = ((shape[-2] - size[-2]) // 2, (shape[-1] - size[-1]) // 2)
+    return ..., slice(top, top + size[-2]), slice(left, left + size[-1])
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Turns stored samples into network inputs.
+
+    Attributes:
+        source: shape of a stored sample, (C, H, W) or (F,).
+        target: input shape of the network.
+        crop: cut out the centre instead of resizing.
+        scale, offset: a stored value v becomes v · scale + offset.
+    """
+
+    source: Shape
+    target: Shape
+    crop: bool = False
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def check(self, where: str) -> None:
+        """`UserError` where the shapes cannot be brought together."""
+        source, target = self.source, self.target
+        misfit = f"{where} has samples of shape {source}, but the network takes {target}"
+        if len(target) == 1 or len(source) == 1:
+            if math.prod(source) != target[0] or len(target) != 1:
+                raise UserError(f"{misfit}; choose a network with this input")
+            return
+        if source[0] != target[0] and source[0] != 1 and (source[0], target[0]) != (3, 1):
+            raise UserError(f"{misfit}; only grey can be repeated and only colour made grey")
+        if self.crop and (source[1] < target[1] or source[2] < target[2]):
+            raise UserError(f"{misfit}; fit=crop needs larger pictures, try fit=resize")
+
+    @property
+    def canvas(self) -> Shape:
+        """Largest shape that this adapter can fill."""
+        return (self.target[0], *self.source[1:]) if self.crop else self.target
+
+    @cached_property
+    def _weights(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Matrices for rows and (transposed) columns; None where maps keep their size."""
+        if self.crop or len(self.target) == 1 or self.source[1:] == self.target[1:]:
+            return None
+        rows, columns = (
+            bilinear_weights(source, target)
+            for source, target in zip(self.source[1:], self.target[1:], strict=True)
+        )
+        return rows, np.ascontiguousarray(columns.T)
+
+    def __call__(self, stored: NDArray[Any], x: NDArray[np.float32]) -> None:
+        """Fill `x`.
+
+        Args:
+            stored: (n, *source), any real type.
+            x: float32 (n, *target); with `crop`, maps of any size up to `canvas`.
+        """
+        # What is too large for float32 becomes infinite, which those who read look for.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x[...] = (
+                stored.reshape(x.shape) if len(self.target) == 1 else self._maps(stored, x.shape)
+            )
+        if self.scale != 1.0:
+            x *= np.float32(self.scale)
+        if self.offset != 0.0:
+            x += np.float32(self.offset)
+
+    def _maps(self, stored: NDArray[Any], shape: Shape) -> NDArray[Any]:
+        """(n, C, H, W) in the size asked for, with one channel or as many as the target."""
+        if self.crop:
+            stored = stored[centre(self.source, shape)]
+        if (self.source[0], self.target[0]) == (3, 1):
+            red, green, blue = (np.float32(weight) for weight in LUMA)
+            stored = (red * stored[:, :1] + green * stored[:, 1:2]) + blue * stored[:, 2:]
+        if self._weights is None:
+            return stored
+        rows, columns = self._weights
+        # One product a picture, not one for the batch: a sample must not change its last bit
+        # with the batch that it is read in.
+        wide = np.matmul(np.asarray(stored, dtype=np.float32), columns)
+        return np.asarray(np.matmul(rows, wide))
+
+    @property
+    def note(self) -> str:
+        """What is done, for the description of a data set; "" where nothing is."""
+        notes = []
+        if len(self.source) == 3 and len(self.target) == 3:
+            (c, *size), (k, *wanted) = self.source, self.target
+            if size != wanted:
+                verb = "central crop" if self.crop else "resized"
+                notes.append(f"{verb} from {size[0]}×{size[1]} to {wanted[0]}×{wanted[1]}")
+            if c != k:
+                notes.append("colour to grey" if c == 3 else f"grey repeated to {k} channels")
+        return ", ".join(notes)
+
+
+def pixels(
+    source: Shape, target: Shape, *, dtype: np.dtype[Any], crop: bool = False, white: int = 255
+) -> Adapter:
+    """An adapter by the type of the stored numbers: 8-bit pixels are scaled, others are not.
+
+    Args:
+        source: shape of a stored sample.
+        target: input shape of the network.
+        dtype: of the stored numbers.
+        crop: cut out the centre instead of resizing.
+        white: the value that becomes 1.
+    """
+    if dtype == np.uint8:
+        return Adapter(source, target, crop, 2.0 / white, -1.0)
+    return Adapter(source, target, crop)

@@ -1,0 +1,219 @@
+"""Minibatches of one rank, read ahead of time by a thread into buffers that are used again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.augmentation import Augmentation
+from dptrain.data.base import Samples
+from dptrain.data.images import centre
+from dptrain.data.sharding import epoch_order, minibatch_span, shard, steps_per_epoch
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's shard of one global minibatch; it may be empty.
+
+    Attributes:
+        step: global step number, from 0.
+        epoch: from 0.
+        x: float32 (n, C, H, W) or (n, F).
+        y: int32 (n,) or float32 (n, F).
+        samples: int64 (n,), indices into the training split.
+        global_count: samples of the whole minibatch, all ranks together.
+    """
+
+    step: int
+    epoch: int
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    samples: NDArray[np.int64]
+    global_count: int
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Memory of one batch."""
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+
+
+class Loader:
+    """Batches of steps `first_step` … `last_step` − 1, in order.
+
+    A thread reads up to `depth` batches ahead. **The arrays of a batch are written again once
+    `depth` further batches have been asked for**: copy what must live longer. Nothing of a
+    batch's size is allocated after the start.
+
+    An error while reading is raised where its batch would have come. Use the loader as a context
+    manager, or call `close`.
+
+    Args:
+        samples: the training split.
+        input_shape: (C, H, W) or (F,), as the network takes it.
+        target_shape: () for class numbers, else (F,); `Dataset.target_shape`.
+        batch_size: of the global minibatch.
+        seed: of the run.
+        rank, size: this rank and the number of ranks.
+        first_step: global step number of the first batch, from 0.
+        last_step: one past the last.
+        augmentation: random changes to the pictures.
+        depth: batches to read ahead, at least 1.
+
+    Example:
+        >>> from dptrain.data import open_data
+        >>> from dptrain.data.loader import Loader
+        >>> from dptrain.network import Dense, Flatten, Network
+        >>> data = open_data("digits", Network((1, 8, 8), [Flatten(), Dense(10)]))
+        >>> with Loader(data.train, input_shape=(1, 8, 8), batch_size=32, seed=0, rank=0, size=1,
+        ...             first_step=0, last_step=3) as loader:
+        ...     [batch.x.shape for batch in loader]
+        [(32, 1, 8, 8), (32, 1, 8, 8), (32, 1, 8, 8)]
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        input_shape: Shape,
+        target_shape: Shape = (),
+        batch_size: int,
+        seed: int,
+        rank: int,
+        size: int,
+        first_step: int,
+        last_step: int,
+        augmentation: Augmentation | None = None,
+        depth: int = 2,
+    ) -> None:
+        assert min(batch_size, depth, len(samples)) >= 1
+        assert 0 <= rank < size
+        if augmentation is not None and len(input_shape) != 3:
+            raise UserError(f"augmentation changes pictures, but the network takes {input_shape}")
+        self._samples, self._augmentation = samples, augmentation
+        self._batch_size, self._seed = batch_size, seed
+        self._rank, self._size = rank, size
+        self._steps = range(first_step, last_step)
+        self._depth = depth
+        rows = -(-min(batch_size, len(samples)) // size)
+        dtype = np.float32 if target_shape else np.int32
+        self._surround = self._make_surround(rows, input_shape)
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        for _ in range(2 * depth):
+            x = np.zeros((rows, *input_shape), np.float32)
+            self._free.put(_Slot(x, np.zeros((rows, *target_shape), dtype)))
+        self._ready: SimpleQueue[tuple[Batch, _Slot] | BaseException | None] = SimpleQueue()
+        self._lent: deque[_Slot] = deque()
+        self._end: BaseException | None = None
+        self._closed = threading.Event()
+        self._wait_ns = 0
+        # A daemon: a read that never returns must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="dptrain-loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def wait_ns(self) -> int:
+        """Nanoseconds that the last batch was waited for."""
+        return self._wait_ns
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._end is not None:
+            raise self._end
+        if len(self._lent) == self._depth:
+            self._free.put(self._lent.popleft())
+        start = time.perf_counter_ns()
+        item = self._ready.get()
+        self._wait_ns = time.perf_counter_ns() - start
+        if item is None or isinstance(item, BaseException):
+            self._end = StopIteration() if item is None else item
+            raise self._end
+        batch, slot = item
+        self._lent.append(slot)
+        return batch
+
+    def close(self) -> None:
+        """End the thread; batches not yet asked for are dropped. May be called twice."""
+        self._end = self._end or StopIteration()
+        self._closed.set()
+        # Wakes whoever waits; a slot without memory is never filled, `_closed` being set.
+        self._free.put(_Slot(np.zeros(0, np.float32), np.zeros(0)))
+        self._ready.put(None)
+        self._thread.join(timeout=5.0)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # On the thread.
+
+    def _run(self) -> None:
+        epoch, order = -1, np.zeros(0, np.int64)
+        count = len(self._samples)
+        try:
+            for step in self._steps:
+                slot = self._free.get()
+                if self._closed.is_set():
+                    return
+                if (now := step // steps_per_epoch(count, self._batch_size)) != epoch:
+                    epoch, order = now, epoch_order(count, self._seed, now)
+                everyone = order[minibatch_span(count, self._batch_size, step)]
+                mine = everyone[shard(len(everyone), self._rank, self._size)]
+                x, y = slot.x[: len(mine)], slot.y[: len(mine)]
+                self._read(mine, epoch, x, y)
+                self._ready.put((Batch(step, epoch, x, y, mine, len(everyone)), slot))
+            self._ready.put(None)
+        except BaseException as error:  # the consumer raises it
+            self._ready.put(error)
+
+    def _read(
+        self, mine: NDArray[np.int64], epoch: int, x: NDArray[np.float32], y: NDArray[Any]
+    ) -> None:
+        if not len(mine):
+            return
+        if self._surround is None:
+            self._samples.read(mine, x, y)
+        else:
+            self._samples.read(mine, self._surround[1][: len(mine)], y)
+        if self._augmentation is not None:
+            source = None if self._surround is None else self._surround[0][: len(mine)]
+            self._augmentation.apply(x, seed=self._seed, epoch=epoch, samples=mine, source=source)
+
+    def _make_surround(
+        self, rows: int, input_shape: Shape
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Pictures with what lies around them, and the part of them that the source fills."""
+        if self._augmentation is None or not self._augmentation.crop:
+            return None
+        channels, height, width = input_shape
+        margin = 2 * self._augmentation.crop
+        around = np.zeros((rows, channels, height + margin, width + margin), np.float32)
+        _, *canvas = self._samples.canvas or input_shape
+        # An even number of pixels more than the network sees, so that the middle stays the middle.
+        filled = tuple(
+            min(seen + margin, most - (most - seen) % 2)
+            for seen, most in zip((height, width), canvas, strict=True)
+        )
+        return around, around[centre(around.shape, filled)]

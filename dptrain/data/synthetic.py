@@ -1,0 +1,62 @@
+"""Random samples of any shape, for timing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.base import Dataset, Samples
+from dptrain.data.spec import Request
+
+_POOL = 256
+_POOL_BYTES = 64 * 2**20
+_STREAM = 0x73796E
+
+
+@dataclass(frozen=True)
+class SyntheticSamples(Samples):
+    """`count` samples that go round a small pool, so that reading costs next to nothing."""
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
+        rows = indices % len(self.x)
+        x[...] = self.x[rows]
+        y[...] = self.y[rows]
+
+
+def open_synthetic(request: Request) -> Dataset:
+    """Normal inputs; random classes, zeros and ones, or normal values, as the loss wants them."""
+    network = request.network
+    count = request.number("samples", 8192)
+    shape, width, targets = network.input_shape, network.num_outputs, network.loss.targets
+    pool = max(1, min(_POOL, count, _POOL_BYTES // (4 * math.prod(shape))))
+    key = np.array([request.seed % 2**64, _STREAM], dtype=np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    x = generator.standard_normal((pool, *shape), dtype=np.float32)
+    y: NDArray[Any]
+    if targets == "classes":
+        y = generator.integers(width, size=pool, dtype=np.int32)
+    elif targets == "binary":
+        y = generator.integers(2, size=(pool, width)).astype(np.float32)
+    else:
+        y = generator.standard_normal((pool, width), dtype=np.float32)
+    return Dataset(
+        name=request.name,
+        train=SyntheticSamples(x, y, count),
+        test=SyntheticSamples(x, y, max(1, count // 4)),
+        input_shape=shape,
+        targets=targets,
+        classes=tuple(str(label) for label in range(width)) if targets == "classes" else None,
+        description=f"random numbers for timing; {count:,} training samples, {pool} different ones",
+        num_outputs=width,
+    )

@@ -1,0 +1,134 @@
+"""What a network is and what training it takes, from its plan: nothing is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dptrain.backends import load_backend
+from dptrain.network.network import Network
+from dptrain.network.zoo import NETWORKS, recipe
+from dptrain.plan.lowering import Phase
+from dptrain.plan.optimizers import SGD, Adam, Optimizer
+from dptrain.plan.plan import Plan, make_plan
+
+
+def plan_for(
+    network: Network,
+    *,
+    backend: str,
+    batch_size: int,
+    precision: str | None = None,
+    optimizer: str | None = None,
+    threads: int = 1,
+    training: bool = True,
+) -> Plan:
+    """Plan `network` as one rank would compute it; what is left out follows its recipe.
+
+    Raises:
+        UserError: an unknown backend or precision, or a number below 1.
+    """
+    chosen = load_backend(backend)
+    rule = recipe(network, optimizer)
+    update: Optimizer = Adam() if rule.optimizer == Adam.kind else SGD(rule.momentum)
+    return make_plan(
+        network,
+        chosen,
+        batch_size,
+        precision=next(iter(chosen.precisions)) if precision is None else precision,
+        optimizer=update,
+        training=training,
+        threads=threads,
+    )
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Layers, stages and memory of `plan`, as JSON has them.
+
+    Layers are counted for one sample, stages for a full batch. FLOPs of backward are those that
+    training computes: no gradient of the network's input.
+    """
+    network = plan.network
+    return {
+        "network": network.name,
+        "input_shape": list(network.input_shape),
+        "output_shape": list(network.output_shape),
+        "loss": network.loss.kind,
+        "parameters": network.num_parameters,
+        "backend": plan.backend,
+        "precision": plan.precision,
+        "batch_size": plan.batch_size,
+        "threads": plan.setting.threads,
+        "training": plan.training,
+        "optimizer": _words(plan.optimizer) if plan.training else None,
+        "layers": _layers(network),
+        "memory_bytes": _memory(plan),
+        "stages": [
+            {
+                "name": stage.name,
+                "group": stage.group,
+                "phase": stage.phase.value,
+                "flops": stage.flops,
+                "bytes_moved": stage.bytes_moved,
+            }
+            for stage in plan.stages
+        ],
+    }
+
+
+def _memory(plan: Plan) -> dict[str, int]:
+    order = ("parameters", "gradients", "optimizer", "buffers")
+    assert set(plan.memory) <= set(order)
+    by_purpose = {purpose: plan.memory[purpose] for purpose in order if purpose in plan.memory}
+    return {**by_purpose, "total": sum(by_purpose.values())}
+
+
+def _words(optimizer: Optimizer) -> str:
+    if isinstance(optimizer, SGD):
+        return f"sgd, momentum {optimizer.momentum:g}" if optimizer.momentum else "sgd"
+    return optimizer.kind
+
+
+def _layers(network: Network) -> list[dict[str, Any]]:
+    first = next((node.index for node in network.nodes if node.parameters), len(network.nodes))
+    rows: list[dict[str, Any]] = []
+    for node in network.nodes:
+        backward = node.flops.backward_weight + (
+            node.flops.backward_input if node.index > first else 0
+        )
+        rows.append({
+            "name": node.name,
+            "output_shape": list(node.output_shape),
+            "parameters": sum(parameter.size for parameter in node.parameters),
+            "forward_flops": node.flops.forward,
+            "backward_flops": backward,
+        })  # fmt: skip
+    return rows
+
+
+def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sum the stages of `describe_plan` by group: FLOPs forward and backward, bytes moved."""
+    groups: dict[str, dict[str, Any]] = {}
+    for stage in stages:
+        empty = {"group": stage["group"], "forward_flops": 0, "backward_flops": 0, "bytes_moved": 0}
+        row = groups.setdefault(stage["group"], empty)
+        is_backward = stage["phase"].startswith(Phase.BACKWARD.value)
+        row["backward_flops" if is_backward else "forward_flops"] += stage["flops"]
+        row["bytes_moved"] += stage["bytes_moved"]
+    return list(groups.values())
+
+
+def list_networks() -> list[dict[str, Any]]:
+    """Every network of the zoo with its size and how it is trained unless the user says more."""
+    rows: list[dict[str, Any]] = []
+    for name, entry in NETWORKS.items():
+        built = entry.build()
+        rows.append({
+            "network": name,
+            "input_shape": list(built.input_shape),
+            "parameters": built.num_parameters,
+            "data": entry.recipe.data,
+            "optimizer": entry.recipe.optimizer,
+            "learning_rate": entry.recipe.learning_rate,
+            "description": entry.description,
+        })  # fmt: skip
+    return rows

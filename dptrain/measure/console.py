@@ -1,0 +1,62 @@
+"""Whether a person is watching, and how wide the window is.
+
+Under `mpirun` a rank's output is a pipe even when it ends on a terminal: the launcher copies the
+bytes. So where this process has no terminal of its own, the launcher above it is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
+PLAIN_WIDTH = 100
+
+
+def _launcher() -> int | None:
+    """Process number of the launcher on this node that started this process."""
+    pid = os.getpid()
+    for _ in range(8):
+        try:
+            # The name stands in parentheses and may itself hold any character.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pid = int(fields[1])
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except (OSError, ValueError, IndexError):
+            return None
+        if name in LAUNCHERS:
+            return pid
+    return None
+
+
+def terminal_width(descriptor: int = 1) -> int | None:
+    """Columns of the terminal that `descriptor` (1 output, 2 errors) ends on, or None."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    try:
+        if stream.isatty():
+            return os.get_terminal_size(stream.fileno()).columns
+        pid = _launcher()
+        if pid is None:
+            return None
+        target = Path(f"/proc/{pid}/fd/{descriptor}")
+        if not str(target.readlink()).startswith(("/dev/pts/", "/dev/tty")):
+            return None
+        with target.open("rb") as terminal:
+            return os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):
+        return None
+
+
+def make_console() -> Console:
+    """A console on standard output: colours where somebody watches, plain text elsewhere."""
+    from rich.console import Console
+
+    width = terminal_width()
+    if width is None:
+        return Console(width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False)
+    return Console(width=max(width, 60), force_terminal=True, highlight=False, markup=False)

@@ -1,0 +1,99 @@
+"""The closing tables: an `Attribution` and an `Efficiency` as people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dptrain.measure.attribution import Attribution, Span, StageTime
+from dptrain.plan.lowering import Phase
+from dptrain.scaling.baseline import Efficiency
+from dptrain.scaling.statistics import Estimate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+
+
+def stage_table(attribution: Attribution, *, ranks: int) -> Table:
+    """One row a group of layers; forward and backward; the rest of the step below."""
+    table = _table("Where a step goes (mean over steps and ranks)")
+    table.add_column("stage", no_wrap=True, overflow="ellipsis")
+    for column in ("forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"):
+        table.add_column(column, justify="right")
+    groups: dict[str, list[StageTime]] = {}
+    for stage in attribution.stages:
+        groups.setdefault(stage.group, []).append(stage)
+    for group, stages in groups.items():
+        table.add_row(*_group_row(group, stages))
+    table.add_section()
+    rows = {
+        "communication, exposed": attribution.exposed,
+        "data wait": attribution.data_wait,
+        "other": attribution.other,
+    }
+    for name, span in rows.items():
+        table.add_row(name, *_span_cells(span, ranks))
+    table.add_section()
+    table.add_row("step", *_span_cells(attribution.step, ranks))
+    hidden = attribution.hidden
+    if hidden.mean_ms:
+        table.add_row("communication, hidden", _ms(hidden.mean_ms), "", _slowest(hidden, ranks))
+    return table
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _slowest(span: Span, ranks: int) -> str:
+    return f"{_ms(span.slowest_ms)} (r{span.slowest_rank})" if ranks > 1 else _ms(span.slowest_ms)
+
+
+def _span_cells(span: Span, ranks: int) -> tuple[str, ...]:
+    return _ms(span.mean_ms), "", _slowest(span, ranks), f"{span.share:.1%}"
+
+
+def _group_row(group: str, stages: list[StageTime]) -> tuple[str, ...]:
+    backward = [stage for stage in stages if stage.phase.startswith(Phase.BACKWARD.value)]
+    forward = [stage for stage in stages if stage not in backward]
+    total = sum(stage.mean_ms for stage in stages)
+    flops = sum(stage.flops for stage in stages)
+    return (
+        group,
+        _ms(sum(stage.mean_ms for stage in forward)),
+        _ms(sum(stage.mean_ms for stage in backward)) if backward else "",
+        _ms(sum(stage.slowest_ms for stage in stages)),
+        f"{sum(stage.share for stage in stages):.1%}",
+        f"{flops / total / 1e6:.1f}" if flops and total else "",
+        f"{sum(stage.bytes_moved for stage in stages) / 1e6:.2f}",
+    )
+
+
+def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
+    """Weak and strong efficiency with their intervals."""
+    table = _table(f"Scaling efficiency at {size} {'rank' if size == 1 else 'ranks'} (measured)")
+    table.add_column("scaling")
+    table.add_column("E", justify="right")
+    table.add_column("95% interval", justify="right")
+    table.add_column("definition")
+    table.add_column("steps alone / together", justify="right")
+
+    def row(name: str, value: Estimate | None, definition: str) -> None:
+        if value is not None:
+            interval = f"{value.low:.3f} – {value.high:.3f}"
+            table.add_row(name, f"{value.value:.3f}", interval, definition, f"{value.n} / {steps}")
+
+    row("weak", efficiency.weak, "T(1) / T(p), same work a rank")
+    row("strong", efficiency.strong, "T(1) / (p T(p)), same minibatch")
+    if efficiency.possible < 1:
+        table.caption = (
+            f"The ranks share cores: at most {efficiency.possible:.2f} is possible on this machine."
+        )
+        table.caption_justify = "left"
+    return table

@@ -1,0 +1,1 @@
+"""How well the job scales: measured baselines, statistics, efficiencies."""

@@ -1,0 +1,251 @@
+"""From a configuration to a job that is ready to step, the same on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from dptrain.backends import load_backend
+from dptrain.backends.base import Backend, Replica
+from dptrain.comm import load_strategy
+from dptrain.comm.world import World
+from dptrain.config import TrainConfig
+from dptrain.data import Dataset, open_data
+from dptrain.data.augmentation import Augmentation
+from dptrain.data.sharding import steps_per_epoch
+from dptrain.errors import UserError
+from dptrain.measure.environment import available_cores, environment
+from dptrain.measure.recorder import StepRecorder
+from dptrain.network.network import Network
+from dptrain.plan.buckets import make_buckets
+from dptrain.plan.plan import Plan, make_plan
+from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
+from dptrain.training.rundir import RunDirectory
+from dptrain.training.schedules import Schedule
+from dptrain.training.step import Stepper
+
+T = TypeVar("T")
+
+
+def together(world: World, action: Callable[[], T]) -> T:
+    """Run `action` on every rank; if it is refused on one, all raise the same `UserError`."""
+    error: UserError | None = None
+    result: list[T] = []
+    try:
+        result.append(action())
+    except UserError as caught:
+        error = caught
+    world.agree(error)
+    return result[0]
+
+
+def main_only(world: World, action: Callable[[], T]) -> T | None:
+    """Run `action` on rank 0 alone; if it is refused there, all raise the same `UserError`."""
+    return together(world, lambda: action() if world.is_main else None)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a training loop needs.
+
+    Attributes:
+        config: resolved: nothing is left for a default to decide.
+        local_batch: largest share of a minibatch that a rank gets.
+        run: where results go; None except on rank 0.
+        first_step: number of the step to begin with; more than 0 after a resume.
+        last_step: one past the last step.
+        epoch_steps: steps an epoch.
+    """
+
+    config: TrainConfig
+    world: World
+    network: Network
+    dataset: Dataset
+    backend: Backend
+    plan: Plan
+    replica: Replica
+    recorder: StepRecorder
+    stepper: Stepper
+    schedule: Schedule
+    augmentation: Augmentation | None
+    run: RunDirectory | None
+    first_step: int
+    last_step: int
+    epoch_steps: int
+
+    @property
+    def local_batch(self) -> int:
+        """Largest share of a minibatch that a rank gets."""
+        return self.plan.batch_size
+
+
+def share_of_cores(world: World) -> tuple[int, int]:
+    """Cores that this rank may use, and how many ranks may use the same ones.
+
+    A launcher that binds ranks gives each its own cores; one that does not lets all ranks of a
+    node share them.
+    """
+    mine = [socket.gethostname(), sorted(os.sched_getaffinity(0))]
+    everybody = world.all_gather_json(mine)
+    return available_cores(), sum(1 for other in everybody if other == mine)
+
+
+def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
+    """Fill in what the configuration leaves to the backend and to the machine."""
+    cores, sharing = share_of_cores(world)
+    return dataclasses.replace(
+        config,
+        threads=config.threads or max(cores // sharing, 1),
+        precision=config.precision or next(iter(backend.precisions)),
+    )
+
+
+def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
+    """Compile on one rank a node first, so that the others find the kernels in the cache."""
+    if world.first_on_node():
+        backend.prepare(plan)
+    world.node_barrier()
+    backend.prepare(plan)
+    return backend.compile(plan, seed=seed)
+
+
+def share_state(world: World, replica: Replica) -> None:
+    """Parameters and optimizer state of rank 0 on every rank, verified equal."""
+    count = np.array([replica.updates], np.int64)
+    world.broadcast(count)
+    replica.updates = int(count[0])
+    for flat in (replica.flat_parameters, *replica.flat_state.values()):
+        world.broadcast(flat)
+    world.check_equal(replica.flat_parameters, "parameters")
+
+
+def set_up(config: TrainConfig, world: World) -> Job:
+    """Open data and run directory, plan, compile, share parameters.
+
+    Raises:
+        UserError: the same on every rank.
+    """
+    backend = together(world, lambda: load_backend(config.backend))
+    config = resolve(config, backend, world)
+    network = together(world, config.load_network)
+    dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))
+    plan = together(
+        world,
+        lambda: make_plan(
+            network,
+            backend,
+            max(math.ceil(config.batch_size / world.size), 1),
+            precision=str(config.precision),
+            optimizer=config.update_rule(),
+            threads=int(config.threads or 1),
+        ),
+    )
+    epoch_steps = steps_per_epoch(len(dataset.train), config.batch_size)
+    last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
+    run = main_only(world, lambda: _run_directory(config, network, dataset))
+    replica = make_replica(world, backend, plan, config.seed)
+    restored = main_only(world, lambda: _restore(config, run, replica))
+    first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
+    share_state(world, replica)
+    if run is not None:
+        _describe_run(run, config, world, restored)
+    buckets = make_buckets(plan, config.bucket_kib * 1024)
+    recorder = StepRecorder(plan.stages)
+    gradient_sum = load_strategy(config.strategy, world, replica, buckets)
+    return Job(
+        config=config,
+        world=world,
+        network=network,
+        dataset=dataset,
+        backend=backend,
+        plan=plan,
+        replica=replica,
+        recorder=recorder,
+        stepper=Stepper(replica, gradient_sum, buckets, recorder),
+        schedule=_schedule(config, last_step),
+        augmentation=together(world, lambda: _augmentation(config)),
+        run=run,
+        first_step=first_step,
+        last_step=last_step,
+        epoch_steps=epoch_steps,
+    )
+
+
+def _augmentation(config: TrainConfig) -> Augmentation | None:
+    if not (config.crop or config.flip or config.brightness or config.contrast):
+        return None
+    return Augmentation(config.crop or 0, config.flip, config.brightness, config.contrast)
+
+
+def _schedule(config: TrainConfig, last_step: int) -> Schedule:
+    return Schedule(
+        kind=str(config.schedule),
+        base=float(config.learning_rate or 0.0),
+        warmup_steps=config.warmup_steps,
+        total_steps=last_step,
+        step_every=config.step_every or 0,
+        step_factor=config.step_factor,
+    )
+
+
+def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> RunDirectory:
+    if config.resume is not None:
+        return RunDirectory.open(Path(config.resume))
+    path = None if config.run_dir is None else Path(config.run_dir)
+    return RunDirectory.create(path, network=network.name, data=dataset.name, now=datetime.now())
+
+
+def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:
+    if config.resume is None or run is None:
+        return None
+    checkpoint = run.checkpoints.load()
+    _check_same_job(config, checkpoint)
+    restore_replica(replica, checkpoint)
+    return checkpoint
+
+
+def _check_same_job(config: TrainConfig, checkpoint: Checkpoint) -> None:
+    """A resumed run must see the same minibatches, or its step number means something else."""
+    for name in ("batch_size", "seed", "data"):
+        was, now = checkpoint.facts.get(name), getattr(config, name)
+        if was != now:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{checkpoint.path} was trained with {flag} {was}, this run asks for {now}; "
+                f"resume with {flag} {was}, or start a new run"
+            )
+
+
+def _describe_run(
+    run: RunDirectory, config: TrainConfig, world: World, restored: Checkpoint | None
+) -> None:
+    if restored is None:
+        run.write_config(config.to_toml_values())
+    else:
+        run.metrics.truncate_after(restored.step)
+    run.write_environment(environment(world))
+
+
+def save_checkpoint(job: Job, step: int) -> Path | None:
+    """Write the state after `step` steps; rank 0 does, the others go on."""
+    if job.run is None:
+        return None
+    config = job.config
+    facts = {
+        "updates": job.replica.updates,
+        "network": job.network.name,
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "data": config.data,
+        "ranks": job.world.size,
+    }
+    return job.run.checkpoints.save(step, replica_arrays(job.replica), facts)

@@ -1,0 +1,43 @@
+"""Under mpirun, a test that fails on one rank ends the run: the other ranks would wait for ever."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:  # fmt: skip
+    """Print the failure with its rank and end all ranks."""
+    report = yield
+    if report.failed:
+        _end_all_ranks(item.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """As for a test, for a module that cannot be imported on this rank."""
+    report = yield
+    if report.failed:
+        _end_all_ranks(collector.config, report)
+    return report
+
+
+def _end_all_ranks(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not config.getoption("--with-mpi", default=False):
+        return
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.Get_size() == 1:
+        return
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{report.nodeid} failed on rank {world.Get_rank()} of {world.Get_size()}")
+        print(report.longreprtext)
+        sys.stdout.flush()
+    world.Abort(1)

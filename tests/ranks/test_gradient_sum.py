@@ -1,0 +1,91 @@
+"""Each way of summing gradients: every rank fills in its own number, so the sum is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dptrain.api as api
+from dptrain.backends.base import Replica
+from dptrain.comm import STRATEGIES, load_strategy
+from dptrain.comm.world import World
+from dptrain.network import Dense, Network, ReLU
+from dptrain.plan import SGD, Bucket, make_buckets
+
+pytestmark = pytest.mark.mpi
+
+NETWORK = Network((5,), [Dense(7), ReLU(), Dense(3), ReLU(), Dense(2)])
+
+
+def _replica(precision: str) -> Replica:
+    optimizer = SGD(momentum=0.5)
+    return api.compile(NETWORK, "reference", 4, precision=precision, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("bucket_bytes", [1, 200, 1 << 20])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sum_of_rank_numbers(
+    world: World, strategy: str, bucket_bytes: int, precision: str
+) -> None:
+    replica = _replica(precision)
+    buckets = make_buckets(replica.plan, bucket_bytes)
+    sums = load_strategy(strategy, world, replica, buckets)
+    flat, size = replica.flat_gradients, replica.plan.layout.size
+    total = world.size * (world.size + 1) / 2
+    for step in range(3):
+        for index, bucket in enumerate(buckets):
+            # Values that differ by element too, and are exact in float32.
+            places = np.arange(bucket.start, bucket.stop) % 64
+            flat[bucket.start : bucket.stop] = (world.rank + 1) * (places + step)
+            sums.start(index)
+            sums.poll()
+        sums.finish()
+        expected = total * (np.arange(flat.size) % 64 + step)
+        known_everywhere = strategy == "mirrored" or world.is_main
+        span = slice(0 if known_everywhere else size, None)
+        np.testing.assert_array_equal(flat[span], expected[span])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_update_leaves_all_ranks_equal(world: World, strategy: str) -> None:
+    replica = _replica("fp64")
+    (bucket,) = buckets = make_buckets(replica.plan, 1 << 20)
+    sums = load_strategy(strategy, world, replica, buckets)
+    start = replica.flat_parameters.copy()
+    for _ in range(2):
+        replica.flat_gradients[bucket.start : bucket.stop] = world.rank + 1
+        sums.start(0)
+        sums.finish()
+        sums.update(0.25)
+    world.check_equal(replica.flat_parameters, "parameters")
+    # v₁ = g, v₂ = ½ g + g: together 2.5 α g; four roundings of numbers below 8.
+    moved = start - 2.5 * 0.25 * world.size * (world.size + 1) / 2
+    np.testing.assert_allclose(replica.flat_parameters, moved, rtol=0, atol=4 * 8 * 2.0**-53)
+    assert replica.updates == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_accounts(world: World, strategy: str) -> None:
+    replica = _replica("fp32")
+    buckets = make_buckets(replica.plan, 1)
+    sums = load_strategy(strategy, world, replica, buckets)
+    for _ in range(2):
+        for index in range(len(buckets)):
+            sums.start(index)
+        sums.finish()
+        sums.update(0.0)
+    assert sums.exposed_ns >= 0
+    assert sums.hidden_ns >= 0
+    updates_here = world.size == 1 or strategy == "mirrored" or world.is_main
+    assert (sums.update_ns > 0) == updates_here
+    sent = 0 if world.size == 1 else replica.flat_gradients.nbytes
+    if strategy == "central" and world.is_main and world.size > 1:
+        sent += replica.flat_parameters.nbytes
+    assert sums.bytes == sent
+
+
+def test_buckets_must_cover_the_gradient(world: World) -> None:
+    replica = _replica("fp32")
+    with pytest.raises(AssertionError, match="cover"):
+        load_strategy("mirrored", world, replica, (Bucket(0, 16, 3),))

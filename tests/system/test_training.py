@@ -1,0 +1,288 @@
+"""Training as a user runs it, from the command line to the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dptrain.toml import read_toml
+from tests.system.launch import command, environment, launch, succeed
+
+SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
+
+
+def state(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Arrays of a checkpoint."""
+    return load_file(run / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """``summary.json``, which must be strict JSON."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    return json.loads((run / "summary.json").read_text(), parse_constant=refuse)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Lines of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
+    text = succeed("train", ranks=4, cwd=tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    facts = summary(run)
+    assert facts["test_accuracy"] >= 0.97
+    assert facts["network"] == "model0"
+    assert facts["ranks"] == 4
+    assert facts["backend"] == "numba"
+    assert facts["first_step_s"] > 0
+    assert facts["images_per_s"] > 0
+    for kind in ("weak", "strong"):
+        low, high = facts["scaling"][f"{kind}_interval"]
+        assert 0 < low <= facts["scaling"][kind] <= high
+        assert kind in text
+    assert sum(1 for line in text.splitlines() if line.startswith("epoch")) == 12
+    assert "Traceback" not in text
+
+
+def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
+    succeed(*SMALL, "--steps", 60, "--run-dir", "run", ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    step = facts["step"]
+    parts = sum(stage["mean_ms"] for stage in facts["stages"])
+    parts += sum(step[name]["mean_ms"] for name in ("data_wait", "exposed", "other"))
+    assert parts == pytest.approx(step["step"]["mean_ms"], rel=1e-6)
+    assert step["other"]["share"] < 0.1
+    assert all(stage["slowest_ms"] >= stage["mean_ms"] for stage in facts["stages"])
+    phases = {stage["phase"] for stage in facts["stages"]}
+    assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """50 steps of the reference backend in float64 on one rank."""
+    folder = tmp_path_factory.mktemp("oracle")
+    succeed(*SMALL, "--steps", 50, "--backend", "reference", "--run-dir", "run", cwd=folder)
+    return state(folder / "run", 50)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "central"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_ranks_train_to_the_parameters_of_the_oracle(
+    tmp_path: Path, oracle: dict[str, np.ndarray], ranks: int, strategy: str
+) -> None:
+    arguments = ("--steps", 50, "--strategy", strategy, "--run-dir", "run", "--threads", 1)
+    succeed(*SMALL, *arguments, ranks=ranks, cwd=tmp_path)
+    trained = state(tmp_path / "run", 50)
+    assert trained.keys() == oracle.keys()
+    for name, expected in oracle.items():
+        if not name.startswith("parameters/"):
+            continue
+        # One float32 rounding (2⁻²⁴ of its size) of every parameter in every step, on average in
+        # the same direction: many times more than the float32 reference backend shows.
+        bound = 50 * 2.0**-24 * np.linalg.norm(expected)
+        assert np.linalg.norm(trained[name] - expected) <= bound, name
+
+
+def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
+    for ranks in (1, 4):
+        run = f"run{ranks}"
+        arguments = ("--batch-size", 3, "--steps", 20, "--run-dir", run)
+        succeed(*SMALL, *arguments, ranks=ranks, cwd=tmp_path)
+    one, four = state(tmp_path / "run1", 20), state(tmp_path / "run4", 20)
+    for name, expected in one.items():
+        bound = 2 * 20 * 2.0**-24 * np.linalg.norm(expected)
+        assert np.linalg.norm(four[name] - expected) <= max(bound, 1e-7), name
+
+
+@pytest.mark.parametrize("options", [(), ("--optimizer", "adam", "--learning-rate", "0.001")])
+def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    # 45 steps an epoch: both halves end inside one. Dropout, order and augmentation take part.
+    run = (*SMALL, *options, "--flip", "--schedule", "constant")
+    succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=2, cwd=tmp_path)
+    succeed(*run, "--steps", 25, "--run-dir", "parts", ranks=2, cwd=tmp_path)
+    resume = ("train", "--resume", "parts", "--steps", 60)
+    text = succeed(*resume, ranks=2, cwd=tmp_path)
+    assert "resumed after step 25" in text
+    whole, parts = state(tmp_path / "whole", 60), state(tmp_path / "parts", 60)
+    assert whole.keys() == parts.keys()
+    for name, expected in whole.items():
+        assert np.array_equal(parts[name], expected), name
+    lines = metrics(tmp_path / "parts")
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == sorted(set(steps))
+
+
+def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
+    run = (*SMALL, "--schedule", "constant")
+    succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=1, cwd=tmp_path)
+    succeed(*run, "--steps", 25, "--run-dir", "parts", ranks=3, cwd=tmp_path)
+    succeed("train", "--resume", "parts", "--steps", 60, ranks=2, cwd=tmp_path)
+    whole, parts = state(tmp_path / "whole", 60), state(tmp_path / "parts", 60)
+    for name, expected in whole.items():
+        bound = 2 * 60 * 2.0**-24 * np.linalg.norm(expected)
+        assert np.linalg.norm(parts[name] - expected) <= max(bound, 1e-7), name
+
+
+def test_the_written_configuration_starts_the_same_run_again(tmp_path: Path) -> None:
+    succeed(*SMALL, "--steps", 20, "--run-dir", "first", ranks=2, cwd=tmp_path)
+    config = tmp_path / "first/config.toml"
+    values = read_toml(config)
+    assert values["learning_rate"] > 0
+    assert values["data"] == "digits"
+    succeed("train", "--config", config, "--run-dir", "second", ranks=2, cwd=tmp_path)
+    first, second = state(tmp_path / "first", 20), state(tmp_path / "second", 20)
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_checkpoint_that_goes_on_exactly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    run = (*SMALL, "--schedule", "constant", "--steps", 20000, "--run-dir", "run")
+    line = command(*map(str, run), ranks=2)
+    process = subprocess.Popen(
+        line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    wait_for_steps(tmp_path / "run")
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=30)
+    assert "stopped on request" in text
+    stopped_at = summary(tmp_path / "run")["steps"]
+    assert summary(tmp_path / "run")["stopped"] is True
+    assert 0 < stopped_at < 20000
+    target = stopped_at + 10
+    succeed("train", "--resume", "run", "--steps", target, ranks=2, cwd=tmp_path)
+    again = (*SMALL, "--schedule", "constant", "--steps", target, "--run-dir", "again")
+    succeed(*again, ranks=2, cwd=tmp_path)
+    expected, resumed = state(tmp_path / "again", target), state(tmp_path / "run", target)
+    assert all(np.array_equal(expected[name], resumed[name]) for name in expected)
+
+
+def wait_for_steps(run: Path) -> None:
+    """Return when training has written its first line of metrics."""
+    lines = run / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (lines.exists() and lines.stat().st_size):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    line = command(*map(str, (*SMALL, "--steps", 100000, "--run-dir", "run")), ranks=3)
+    process = subprocess.Popen(
+        line,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_steps(tmp_path / "run")
+    ranks = _descendants(process.pid, "dptrain")
+    assert len(ranks) == 3
+    start = time.monotonic()
+    subprocess.run(["kill", "-9", str(ranks[1])], check=True)
+    assert process.wait(timeout=30) != 0
+    # A limit on hanging, not a claim of speed.
+    assert time.monotonic() - start < 10
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+def _descendants(pid: int, word: str) -> list[int]:
+    """Processes below `pid` that are Python's and have `word` in their command line."""
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        line = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if line[1:3] == [b"-m", word.encode()]:
+            found.append(child)
+        found += _descendants(child, word)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
+    tmp_path: Path, ranks: int
+) -> None:
+    run = (*SMALL, "--learning-rate", "1e6", "--steps", 200, "--run-dir", "run")
+    done = launch(*run, ranks=ranks, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("dptrain: "))
+    assert "the loss is" in line
+    assert "conv1" in line
+    assert "learning rate" in line
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "cifar10:nowhere"), "nowhere"),
+        (("--data", "digitz"), "did you mean 'digits'"),
+        (("--network", "model-small", "--data", "irradiance"), "irradiance"),
+        (("--resume", "nowhere"), "nowhere"),
+        (("--precision", "fp8"), "fp8"),
+        (("--run-dir", "taken"), "taken"),
+    ],
+)
+def test_a_mistake_is_one_line_from_one_rank(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.txt").write_text("mine")
+    done = launch("train", *arguments, ranks=3, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("dptrain: "))
+    assert message in line
+    assert "Traceback" not in done.stderr
+    assert (taken / "thesis.txt").read_text() == "mine"
+    assert [path.name for path in taken.iterdir()] == ["thesis.txt"]
+
+
+def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
+    succeed(*SMALL, "--epochs", 2, "--run-dir", "run", ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    for ranks in (0, 3):
+        found = json.loads(succeed("evaluate", "run", "--json", ranks=ranks, cwd=tmp_path))
+        assert found["test_accuracy"] == facts["test_accuracy"]
+        assert found["test_loss"] == pytest.approx(facts["test_loss"], rel=1e-5)
+        assert found["samples"] == 360
+    images = np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.uint8)
+    np.save(tmp_path / "new.npy", images)
+    for ranks, name in ((0, "one.csv"), (2, "two.csv")):
+        succeed("predict", "run", "-i", "new.npy", "-o", name, ranks=ranks, cwd=tmp_path)
+    one = (tmp_path / "one.csv").read_text().splitlines()
+    assert len(one) == 6
+    assert one[0].startswith("sample,class,probability_")
+    shares = np.array([[float(v) for v in row.split(",")[2:]] for row in one[1:]])
+    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-4)
+    two = (tmp_path / "two.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in one] == [row.split(",")[1] for row in two]
+    refused = launch("predict", "run", "-i", "new.npy", "-o", "one.csv", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert (tmp_path / "one.csv").read_text().splitlines() == one
+
+
+@pytest.mark.parametrize("network", ["solar", "mlp-50-25"])
+def test_regressions_learn(tmp_path: Path, network: str) -> None:
+    data = "irradiance?samples=600"
+    run = ("train", "--network", network, "--data", data, "--epochs", 2, "--run-dir", "run")
+    succeed(*run, "--baseline-steps", 0, ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    assert facts["test_accuracy"] is None
+    losses = metrics(tmp_path / "run")
+    first = next(line["loss"] for line in losses if "loss" in line)
+    assert facts["test_loss"] < first

@@ -1,0 +1,245 @@
+"""Networks that put one layer, or a few, at odd shapes, and the numbers that go through them.
+
+`dx` of a layer is no output of a replica, so each network starts with a layer that makes it one:
+a 1×1 convolution (or a dense layer) on a one-hot input. Pixel p of the batch has channel p set
+and nothing else, so what the convolution gives is its weight, y[k, p] = w[k, p], and the gradient
+of its weight is the gradient by its output, dw[k, p] = dy[k, p]: exactly the input and the `dx`
+of the layer behind it. The mean squared error at the end gives every output a gradient of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.network import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    Loss,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+    Shape,
+    Sigmoid,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+    SumPool2d,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, a batch size and the seed of its numbers."""
+
+    name: str
+    network: Network
+    batch_size: int
+
+    def data(self) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
+        """Inputs, one-hot over the pixels of the batch, and targets."""
+        n, shape = self.batch_size, self.network.input_shape
+        x = np.eye(shape[0])
+        if len(shape) == 3:
+            x = x.reshape(n, *shape[1:], shape[0]).transpose(0, 3, 1, 2)
+        rng = np.random.default_rng(7)
+        outputs = (n, self.network.num_outputs)
+        kind = self.network.loss.targets
+        if kind == "classes":
+            return x, rng.integers(0, outputs[1], n)
+        return x, rng.integers(0, 2, outputs) if kind == "binary" else 2.0 * spread(rng, outputs)
+
+    def parameters(self) -> dict[str, NDArray[np.float64]]:
+        """Weights whose values are spread out, so that no maximum and no sign is undecided.
+
+        Behind the first layer they shrink with the number of inputs: magnitudes then neither grow
+        nor vanish from layer to layer, and rounding bounds stay narrow in a stack.
+        """
+        rng = np.random.default_rng(11)
+        first, *rest = (node for node in self.network.nodes if node.parameters)
+        weight, bias = first.parameters
+        values = {weight.name: spread(rng, weight.shape), bias.name: np.zeros(bias.shape)}
+        for parameter in (p for node in rest for p in node.parameters):
+            values[parameter.name] = 3.0 * spread(rng, parameter.shape) / parameter.fan_in
+        return values
+
+
+def spread(rng: np.random.Generator, shape: Shape) -> NDArray[np.float64]:
+    """Distinct numbers in (−1, 1), each at least 0.3/size from zero and 2/size from the others."""
+    size = math.prod(shape)
+    return rng.permutation((2.0 * np.arange(size) + 1.0) / size - 1.0 + 0.3 / size).reshape(shape)
+
+
+def behind_maps(
+    name: str,
+    shape: tuple[int, int, int, int],
+    layers: Sequence[Layer],
+    loss: Loss = MeanSquaredError(),  # noqa: B008
+) -> Case:
+    """`layers` with an input of shape (N, C, H, W)."""
+    n, channels, height, width = shape
+    last = () if isinstance(layers[-1], Dense) else (Flatten(),)
+    stack = [Conv2d(channels, 1), *layers, *last]
+    return Case(name, Network((n * height * width, height, width), stack, loss, name), n)
+
+
+def behind_vector(
+    name: str,
+    shape: tuple[int, int],
+    layers: Sequence[Layer],
+    loss: Loss = MeanSquaredError(),  # noqa: B008
+) -> Case:
+    """`layers` with an input of shape (N, F)."""
+    n, width = shape
+    return Case(name, Network((n,), [Dense(width), *layers], loss, name), n)
+
+
+def _convolutions() -> list[Case]:
+    same, valid, full = "same", "valid", "full"
+    table = [
+        ("one of everything", (1, 1, 1, 1), Conv2d(1, 1)),
+        ("one pixel, 3x3 around it", (2, 3, 1, 1), Conv2d(4, 3, padding=same)),
+        ("primes", (2, 3, 7, 11), Conv2d(5, 3, padding=same)),
+        ("one sample, one channel", (1, 1, 5, 7), Conv2d(3, 3, padding=valid)),
+        ("one filter", (3, 2, 5, 5), Conv2d(1, 3, padding=1)),
+        ("even kernel", (2, 2, 5, 7), Conv2d(3, 2, padding=same)),
+        ("wide kernel", (2, 3, 5, 11), Conv2d(2, (1, 5), padding=valid)),
+        ("tall kernel, full", (1, 2, 5, 3), Conv2d(3, (3, 2), padding=full)),
+        ("full", (2, 3, 3, 5), Conv2d(2, 3, padding=full)),
+        ("two zeros on every side", (1, 3, 5, 5), Conv2d(3, 3, padding=2)),
+        ("more zeros than kernel", (1, 2, 2, 3), Conv2d(2, 2, padding=3)),
+        ("kernel as large as the map", (2, 3, 5, 3), Conv2d(7, (5, 3), padding=valid)),
+        ("kernel larger than the map", (1, 2, 3, 2), Conv2d(2, 5, padding=same)),
+        ("5x5 as in cifar", (1, 3, 7, 7), Conv2d(5, 5, padding=same)),
+        ("stride 2", (2, 3, 7, 5), Conv2d(4, 3, stride=2, padding=valid)),
+        ("stride 3", (1, 2, 10, 7), Conv2d(3, 4, stride=3, padding=valid)),
+        ("stride 2, one zero", (1, 2, 7, 9), Conv2d(3, 3, stride=2, padding=1)),
+        ("stride 2, full", (1, 2, 5, 7), Conv2d(2, 3, stride=2, padding=full)),
+        ("stride 2, same, odd", (1, 2, 7, 5), Conv2d(3, 3, stride=2, padding=same)),
+        ("stride 2, same, even: one zero", (2, 2, 6, 8), Conv2d(3, 3, stride=2, padding=same)),
+        ("stride 3, same", (1, 3, 8, 7), Conv2d(2, 3, stride=3, padding=same)),
+        ("stride 2 and 3", (1, 2, 7, 8), Conv2d(3, (3, 2), stride=(2, 3), padding=valid)),
+        ("stride larger than kernel", (2, 2, 5, 7), Conv2d(3, 1, stride=2, padding=same)),
+        ("stride larger than kernel, gaps", (1, 2, 8, 8), Conv2d(3, 2, stride=3, padding=valid)),
+        ("many filters", (1, 3, 5, 5), Conv2d(37, 3, padding=same)),
+        ("many channels", (1, 37, 3, 3), Conv2d(5, 3, padding=same)),
+        ("powers of two", (2, 16, 8, 8), Conv2d(32, 3, padding=same)),
+    ]
+    return [behind_maps(f"conv: {name}", shape, [layer]) for name, shape, layer in table]
+
+
+def _poolings() -> list[Case]:
+    table = [
+        ("one pixel", (1, 1, 1, 1), {"window": 1}),
+        ("2/2", (2, 3, 6, 4), {"window": 2}),
+        ("2/2, last row and column left out", (2, 3, 7, 5), {"window": 2}),
+        ("2/2, same, odd", (1, 3, 7, 5), {"window": 2, "padding": "same"}),
+        ("3/2, overlapping", (2, 2, 7, 9), {"window": 3, "stride": 2}),
+        ("3/2, same, odd", (1, 3, 7, 5), {"window": 3, "stride": 2, "padding": "same"}),
+        ("3/2, same, even", (2, 2, 6, 8), {"window": 3, "stride": 2, "padding": "same"}),
+        ("3/1, nine windows a pixel", (1, 2, 5, 5), {"window": 3, "stride": 1}),
+        ("3/1, same, one pixel", (2, 1, 1, 1), {"window": 3, "stride": 1, "padding": "same"}),
+        ("2x3/1x2", (1, 3, 5, 7), {"window": (2, 3), "stride": (1, 2)}),
+        ("2/3, gaps", (1, 2, 8, 8), {"window": 2, "stride": 3}),
+        ("3x2/2x3, same", (1, 2, 7, 8), {"window": (3, 2), "stride": (2, 3), "padding": "same"}),
+        ("whole map", (3, 5, 3, 7), {"window": (3, 7)}),
+        ("many channels", (1, 37, 5, 5), {"window": 3, "stride": 2, "padding": "same"}),
+    ]
+    return [
+        behind_maps(f"{kind.kind}: {name}", shape, [kind(**options)])
+        for kind in (MaxPool2d, AveragePool2d, SumPool2d)
+        for name, shape, options in table
+    ]
+
+
+def _elementwise() -> list[Case]:
+    lrn = [
+        ("as in cifar", (2, 11, 3, 2), LocalResponseNorm()),
+        ("strong", (2, 7, 2, 3), LocalResponseNorm(2, bias=2.0, alpha=0.5, beta=0.6)),
+        ("radius 0", (1, 3, 2, 2), LocalResponseNorm(0, alpha=0.5)),
+        ("radius beyond the channels", (1, 3, 2, 2), LocalResponseNorm(5, alpha=0.3, beta=2.0)),
+        ("one pixel, one channel", (1, 1, 1, 1), LocalResponseNorm(1, alpha=0.7)),
+        ("64 channels", (1, 64, 2, 3), LocalResponseNorm(4, alpha=0.1)),
+    ]
+    cases = [behind_maps(f"lrn: {name}", shape, [layer]) for name, shape, layer in lrn]
+    for layer in (ReLU(), Sigmoid(), Dropout(0.3)):
+        cases += [
+            behind_maps(f"{layer.kind}: maps", (2, 3, 5, 7), [layer]),
+            behind_maps(f"{layer.kind}: one pixel", (1, 1, 1, 1), [layer]),
+            behind_vector(f"{layer.kind}: vector", (3, 13), [layer]),
+            # Behind a sigmoid, which no backend fuses with it, the layer stands alone.
+            behind_maps(f"{layer.kind}: alone", (1, 5, 3, 2), [Sigmoid(), layer, Sigmoid()]),
+        ]
+    return cases
+
+
+def _dense() -> list[Case]:
+    table = [
+        ("one by one", (1, 1), 1),
+        ("primes", (5, 13), 11),
+        ("one sample", (1, 37), 3),
+        ("one input", (7, 1), 5),
+        ("one output", (3, 17), 1),
+        ("powers of two", (8, 64), 32),
+    ]
+    cases = [behind_vector(f"dense: {name}", shape, [Dense(k)]) for name, shape, k in table]
+    maps = [Flatten(), Dense(7)]
+    return [*cases, behind_maps("dense: on flattened maps", (2, 3, 5, 2), maps)]
+
+
+def _losses() -> list[Case]:
+    cases = []
+    for loss, widths in (
+        (SoftmaxCrossEntropy(), (2, 11)),
+        (SigmoidBinaryCrossEntropy(), (1, 3)),
+        (MeanSquaredError(), (1, 5)),
+    ):
+        for n in (1, 7):
+            for width in widths:
+                name = f"{loss.kind}: {n} of {width}"
+                cases.append(behind_vector(name, (n, width), [Dense(width)], loss))
+        cases.append(behind_maps(f"{loss.kind}: on maps", (2, 3, 2, 2), [ReLU()], loss))
+    return cases
+
+
+def _stacks() -> list[Case]:
+    """Layers in a row, as networks have them and as backends fuse them."""
+    conv, pool = Conv2d(5, 3), MaxPool2d(2)
+    overlap = MaxPool2d(3, 2, padding="same")
+    lrn = LocalResponseNorm(2, alpha=0.2)
+    softmax = SoftmaxCrossEntropy()
+    shape = (2, 3, 8, 6)
+    return [
+        behind_maps("stack: conv relu", shape, [conv, ReLU()]),
+        behind_maps("stack: conv relu pool", shape, [conv, ReLU(), pool]),
+        behind_maps("stack: conv relu pool, odd", (1, 2, 7, 5), [conv, ReLU(), pool]),
+        behind_maps("stack: conv relu overlapping pool", shape, [conv, ReLU(), overlap]),
+        behind_maps("stack: conv pool relu", shape, [conv, pool, ReLU()]),
+        behind_maps("stack: conv sigmoid pool", shape, [conv, Sigmoid(), pool]),
+        behind_maps("stack: conv relu lrn pool", shape, [conv, ReLU(), lrn, overlap]),
+        behind_maps("stack: conv relu average pool", shape, [conv, ReLU(), AveragePool2d(2)]),
+        behind_maps("stack: conv conv", shape, [conv, Conv2d(2, 2, padding="full")]),
+        behind_maps("stack: relu relu", shape, [ReLU(), ReLU()]),
+        behind_maps("stack: conv dropout", shape, [conv, ReLU(), Dropout(0.25)]),
+        behind_vector("stack: dense relu dense", (5, 7), [Dense(11), ReLU(), Dense(3)], softmax),
+        behind_vector("stack: dense sigmoid", (5, 7), [Dense(11), Sigmoid(), Dense(3)]),
+        behind_vector("stack: dense relu dropout", (3, 7), [Dense(9), ReLU(), Dropout(0.5)]),
+        behind_maps(
+            "stack: as in model0",
+            (2, 1, 8, 6),
+            [Conv2d(3), ReLU(), pool, Conv2d(2), ReLU(), pool, Flatten(), Dense(5), ReLU()],
+            softmax,
+        ),
+    ]
+
+
+CASES = (*_convolutions(), *_poolings(), *_elementwise(), *_dense(), *_losses(), *_stacks())

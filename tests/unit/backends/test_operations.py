@@ -1,0 +1,387 @@
+"""Every layer, loss and update rule, in every backend, against PyTorch and finite differences."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import dptrain.api
+from dptrain.backends import BACKENDS, load_backend
+from dptrain.backends.base import Replica
+from dptrain.network import (
+    LAYERS,
+    LOSSES,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+    SigmoidBinaryCrossEntropy,
+    SoftmaxCrossEntropy,
+)
+from dptrain.plan import SGD, Adam, Optimizer
+from dptrain.plan.random import dropout_keep, philox
+from tests.unit.backends import twin
+from tests.unit.backends.cases import CASES, Case, behind_maps, spread
+
+PRESENT = [b for b in BACKENDS if importlib.util.find_spec(f"dptrain.backends.{b}")]
+VARIANTS = [(backend, p) for backend in PRESENT for p in load_backend(backend).precisions]
+
+every_variant = pytest.mark.parametrize(("backend", "precision"), VARIANTS)
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+SEED = 5
+
+
+def compile_case(case: Case, backend: str, precision: str) -> Replica:
+    """A replica with the case's parameters, rounded to its dtype."""
+    replica = dptrain.api.compile(
+        case.network, backend, case.batch_size, precision=precision, seed=SEED
+    )
+    for name, value in case.parameters().items():
+        replica.parameters[name] = value
+    return replica
+
+
+def assert_within(actual: object, expected: object, bound: object, what: str) -> None:
+    """Element by element, |actual − expected| ≤ bound."""
+    error = np.abs(np.asarray(actual, np.float64) - np.asarray(expected))
+    excess = np.max(error - np.asarray(bound), initial=-1.0)
+    assert excess <= 0.0, f"{what}: error exceeds its bound by {excess:.3g}"
+    assert np.isfinite(error).all(), f"{what}: not finite"
+
+
+def test_the_cases_cover_every_layer_and_loss() -> None:
+    covered = {type(layer) for case in CASES for layer in case.network.layers}
+    assert covered == set(LAYERS.values())
+    assert {type(case.network.loss) for case in CASES} == set(LOSSES.values())
+
+
+@every_variant
+@every_case
+def test_output_loss_and_gradients_equal_pytorch(case: Case, backend: str, precision: str) -> None:
+    replica = compile_case(case, backend, precision)
+    x, y = case.data()
+    keys = {"seed": SEED, "step": 3, "samples": np.arange(case.batch_size) + 40}
+    loss = replica.forward_backward(x, y, step=3, samples=keys["samples"])
+    exact = twin.compute(case.network, dict(replica.parameters), x, y, **keys)
+    bounds = twin.bounds(case.network, dict(replica.parameters), x, y, replica.plan.dtype)
+    assert_within(replica.output(), exact.output, bounds.output, "output")
+    assert_within(loss, exact.loss, bounds.loss, "loss")
+    for name, gradient in exact.gradients.items():
+        assert_within(replica.gradients[name], gradient, bounds.gradients[name], name)
+
+
+@every_case
+def test_the_bounds_are_narrow_enough_to_see_a_mistake(case: Case) -> None:
+    """In float32 the bound stays under a tenth of the largest gradient it guards."""
+    x, y = case.data()
+    exact = twin.compute(
+        case.network, case.parameters(), x, y, seed=SEED, step=3, samples=np.arange(len(x))
+    )
+    bounds = twin.bounds(case.network, case.parameters(), x, y, "float32")
+    first = f"{case.network.nodes[0].name}.weight"
+    largest = np.abs(exact.gradients[first]).max()
+    assert largest > 0.0
+    assert bounds.gradients[first].max() < 0.1 * largest
+
+
+@every_case
+def test_gradients_equal_finite_differences(case: Case) -> None:
+    """Central differences of the reference in float64.
+
+    With h = 1e-5 the truncation error is h²/6 times a third derivative and the rounding error
+    u/h ≈ 1e-11 times the loss: 1e-8 leaves room for both, and h is far below the distance of the
+    numbers from each other, so that no maximum changes place and no ReLU its side.
+    """
+    replica = compile_case(case, "reference", "fp64")
+    x, y = case.data()
+    replica.forward_backward(x, y, step=3)
+    gradients = dict(replica.gradients)
+    rng = np.random.default_rng(3)
+    h = 1e-5
+    for name, gradient in gradients.items():
+        value = replica.parameters[name]
+        for index in rng.choice(value.size, min(6, value.size), replace=False):
+            losses = []
+            for step in (h, -h):
+                moved = value.copy()
+                moved.flat[index] += step
+                replica.parameters[name] = moved
+                losses.append(replica.forward_backward(x, y, step=3))
+            replica.parameters[name] = value
+            slope = (losses[0] - losses[1]) / (2.0 * h)
+            scale = 1.0 + abs(losses[0])
+            assert slope == pytest.approx(gradient.flat[index], abs=1e-8 * scale, rel=1e-7), name
+
+
+@every_variant
+def test_the_first_of_equals_gets_the_gradient_of_a_maximum(backend: str, precision: str) -> None:
+    case = behind_maps("equals", (1, 2, 4, 6), [MaxPool2d(2)])
+    replica = compile_case(case, backend, precision)
+    replica.parameters["conv1.weight"] = np.ones((2, 24, 1, 1))
+    x, y = case.data()
+    replica.forward_backward(x, np.zeros_like(y))
+    dx = replica.gradients["conv1.weight"].reshape(2, 4, 6)
+    assert (dx[:, ::2, ::2] > 0.0).all()
+    dx[:, ::2, ::2] = 0.0
+    assert (dx == 0.0).all()
+
+
+@every_variant
+def test_relu_has_no_gradient_at_zero(backend: str, precision: str) -> None:
+    case = behind_maps("zero", (1, 1, 2, 2), [ReLU()])
+    replica = compile_case(case, backend, precision)
+    replica.parameters["conv1.weight"] = np.zeros((1, 4, 1, 1))
+    x, y = case.data()
+    replica.forward_backward(x, np.ones_like(y))
+    assert (replica.gradients["conv1.weight"] == 0.0).all()
+
+
+@every_variant
+@pytest.mark.parametrize("loss", [SoftmaxCrossEntropy(), SigmoidBinaryCrossEntropy()])
+@pytest.mark.parametrize("size", [1e2, 1e4])
+def test_losses_stay_finite_far_from_zero(
+    backend: str, precision: str, loss: SoftmaxCrossEntropy, size: float
+) -> None:
+    network = Network((1,), [Dense(4)], loss)
+    replica = dptrain.api.compile(network, backend, 2, precision=precision)
+    replica.parameters["dense1.weight"] = np.array([[size], [-size], [0.0], [1.0]])
+    x = np.array([[1.0], [-1.0]])
+    y = np.array([1, 0]) if loss.targets == "classes" else np.array([[0, 1, 1, 0], [1, 0, 0, 1.0]])
+    value = replica.forward_backward(x, y)
+    exact = twin.compute(network, dict(replica.parameters), x, y)
+    relative = 16.0 * float(np.finfo(replica.plan.dtype).eps)
+    assert value == pytest.approx(exact.loss, rel=relative)
+    for name, gradient in exact.gradients.items():
+        np.testing.assert_allclose(replica.gradients[name], gradient, relative, 2.0 * relative)
+
+
+@every_variant
+def test_correct_answers_are_counted(backend: str, precision: str) -> None:
+    z = np.array([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [0.5, -1.0, 4.0], [-1.0, -2.0, -3.0]])
+    expected = {
+        "classes": (np.array([1, 0, 1, 2]), 2),
+        "binary": (z > 0, 4),
+        "values": (z, 0),
+    }
+    for loss in LOSSES.values():
+        network = Network((3,), [Dense(3)], loss())
+        replica = dptrain.api.compile(network, backend, 4, precision=precision)
+        replica.parameters["dense1.weight"] = np.eye(3)
+        y, correct = expected[loss.targets]
+        assert replica.evaluate(z, y)[1] == correct
+    replica = dptrain.api.compile(
+        Network((3,), [Dense(3)], SigmoidBinaryCrossEntropy()), backend, 4, precision=precision
+    )
+    replica.parameters["dense1.weight"] = np.eye(3)
+    wrong = (z > 0).astype(float)
+    wrong[2, 1] = 1.0
+    assert replica.evaluate(z, wrong)[1] == 3
+
+
+STACK = Network(
+    (3, 7, 5),
+    [Conv2d(5), ReLU(), MaxPool2d(2), Dropout(0.25), Flatten(), Dense(9), ReLU(), Dense(4)],
+)
+
+
+def _batch(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    rng = np.random.default_rng(1)
+    return spread(rng, (n, 3, 7, 5)), rng.integers(0, 4, n)
+
+
+@every_variant
+def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precision: str) -> None:
+    x, y = _batch(5)
+    large = dptrain.api.compile(STACK, backend, 5, precision=precision, seed=SEED)
+    small = dptrain.api.compile(STACK, backend, 3, precision=precision, seed=SEED)
+    large.forward_backward(x, y)
+    assert large.forward_backward(x[:3], y[:3]) == small.forward_backward(x[:3], y[:3])
+    for name, gradient in small.gradients.items():
+        np.testing.assert_array_equal(large.gradients[name], gradient)
+
+
+@every_variant
+def test_a_rank_without_samples_contributes_zeros(backend: str, precision: str) -> None:
+    x, y = _batch(3)
+    replica = dptrain.api.compile(STACK, backend, 3, precision=precision)
+    replica.forward_backward(x, y)
+    assert replica.forward_backward(x[:0], y[:0], global_count=3) == 0.0
+    for name, gradient in replica.gradients.items():
+        assert (gradient == 0.0).all(), name
+    assert replica.sums[1] == 0.0
+
+
+@every_variant
+def test_shares_of_a_minibatch_sum_to_the_whole(backend: str, precision: str) -> None:
+    """The loss divided by the global count: unequal shares need no weights."""
+    x, y = _batch(7)
+    replica = dptrain.api.compile(STACK, backend, 7, precision=precision, seed=SEED)
+    whole = replica.forward_backward(x, y)
+    expected = dict(replica.gradients)
+    loss, sums = 0.0, {name: np.zeros(g.shape) for name, g in expected.items()}
+    for start, stop in ((0, 4), (4, 6), (6, 7)):
+        samples = np.arange(start, stop)
+        loss += replica.forward_backward(
+            x[start:stop], y[start:stop], samples=samples, global_count=7
+        )
+        for name in sums:
+            sums[name] += replica.gradients[name]
+    bounds = twin.bounds(STACK, dict(replica.parameters), x, y, replica.plan.dtype)
+    assert_within(loss, whole, 2.0 * bounds.loss, "loss")
+    for name, total in sums.items():
+        assert_within(total, expected[name], 2.0 * bounds.gradients[name], name)
+
+
+# Dropout.
+
+
+def _mask(
+    backend: str, precision: str, rate: float, width: int, **context: object
+) -> NDArray[np.float64]:
+    """What dropout makes of ones: 0, or 1 / (1 − rate)."""
+    samples = context["samples"]
+    assert isinstance(samples, np.ndarray)
+    network = Network((width,), [Dropout(rate)], MeanSquaredError())
+    replica = dptrain.api.compile(
+        network, backend, max(len(samples), 1), precision=precision, seed=SEED
+    )
+    ones = np.ones((len(samples), width))
+    replica.forward_backward(ones, ones, **context)
+    return np.asarray(replica.output(), np.float64)
+
+
+@every_variant
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_the_mean(backend: str, precision: str, rate: float) -> None:
+    """Five standard deviations of a binomial around the expected share."""
+    mask = _mask(backend, precision, rate, 997, samples=np.arange(20), step=1)
+    kept = mask > 0.0
+    deviation = (rate * (1.0 - rate) / mask.size) ** 0.5
+    assert abs(kept.mean() - (1.0 - rate)) <= 5.0 * deviation
+    assert abs(mask.mean() - 1.0) <= 5.0 * deviation / (1.0 - rate) + 1e-6
+    np.testing.assert_allclose(mask[kept], 1.0 / (1.0 - rate), rtol=1e-6)
+
+
+@every_variant
+def test_a_samples_mask_does_not_depend_on_its_batch(backend: str, precision: str) -> None:
+    samples = np.array([907, 3, 2**33 + 5, 41, 0])
+    whole = _mask(backend, precision, 0.4, 61, samples=samples, step=9)
+    for part in ([2], [4, 1], [0, 3, 2]):
+        alone = _mask(backend, precision, 0.4, 61, samples=samples[part], step=9)
+        np.testing.assert_array_equal(alone, whole[part])
+
+
+@every_variant
+def test_masks_are_those_of_the_published_generator(backend: str, precision: str) -> None:
+    samples = np.array([12, 5])
+    mask = _mask(backend, precision, 0.4, 61, samples=samples, step=9)
+    keep = dropout_keep(0.4, 61, seed=SEED, step=9, layer=0, samples=samples)
+    np.testing.assert_array_equal(mask > 0.0, keep)
+
+
+@every_variant
+def test_masks_differ_by_step_and_sample(backend: str, precision: str) -> None:
+    first = _mask(backend, precision, 0.5, 256, samples=np.arange(2), step=1)
+    second = _mask(backend, precision, 0.5, 256, samples=np.arange(2), step=2)
+    # Independent masks agree in half of 256 places, give or take 8.
+    for one, other in ((first[0], first[1]), (first[0], second[0]), (first[1], second[1])):
+        assert 256 / 2 - 48 < np.sum(one == other) < 256 / 2 + 48
+
+
+@every_variant
+def test_dropout_is_off_outside_of_training(backend: str, precision: str) -> None:
+    network = Network((61,), [Dropout(0.5)], MeanSquaredError())
+    replica = dptrain.api.compile(network, backend, 3, precision=precision)
+    x = spread(np.random.default_rng(2), (3, 61)).astype(replica.plan.dtype)
+    np.testing.assert_array_equal(replica.forward(x), x)
+
+
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_words(
+    counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
+    """The test vectors that come with the paper's own implementation, Random123."""
+    assert tuple(int(word) for word in philox(counter, key)) == words
+
+
+# Updates.
+
+RULES: dict[str, tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = {
+    "sgd": (SGD(), torch.optim.SGD, {}),
+    "momentum": (SGD(0.9), torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (SGD(0.8, True), torch.optim.SGD, {"momentum": 0.8, "nesterov": True}),
+    "adam": (Adam(), torch.optim.Adam, {}),
+    "adam, other constants": (
+        Adam(0.8, 0.95, 1e-3),
+        torch.optim.Adam,
+        {"betas": (0.8, 0.95), "eps": 1e-3},
+    ),
+}
+
+
+@every_variant
+@pytest.mark.parametrize("decays", [(0.0, 0.0), (0.004, 0.3)], ids=["plain", "weight decay"])
+@pytest.mark.parametrize("rule", RULES)
+def test_updates_equal_pytorch(
+    backend: str, precision: str, rule: str, decays: tuple[float, float]
+) -> None:
+    optimizer, theirs, options = RULES[rule]
+    layers = [Dense(n, weight_decay=decay) for n, decay in zip((13, 5), decays, strict=True)]
+    network = Network((7,), layers, MeanSquaredError())
+    replica = dptrain.api.compile(network, backend, 1, precision=precision, optimizer=optimizer)
+    tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
+    decay = {p.name: p.weight_decay for p in network.parameters}
+    groups = [{"params": [tensor], "weight_decay": decay[n]} for n, tensor in tensors.items()]
+    reference = theirs(groups, lr=0.1, **options)
+    rng = np.random.default_rng(4)
+    steps = 5
+    for step in range(steps):
+        rate = 0.1 / (1 + step)
+        for name, tensor in tensors.items():
+            replica.gradients[name] = rng.standard_normal(tuple(tensor.shape))
+            tensor.grad = torch.tensor(np.float64(replica.gradients[name]))
+        for group in reference.param_groups:
+            group["lr"] = rate
+        replica.update(rate)
+        reference.step()
+    # Some ten roundings a step, of numbers no larger than the sums they end in.
+    roundings = 16 * steps * float(np.finfo(replica.plan.dtype).eps)
+    for name, tensor in tensors.items():
+        np.testing.assert_allclose(replica.parameters[name], tensor, roundings, roundings)
+
+
+@every_variant
+def test_an_update_leaves_the_padding_between_parameters_alone(
+    backend: str, precision: str
+) -> None:
+    network = dataclasses.replace(STACK)
+    replica = dptrain.api.compile(network, backend, 2, precision=precision, optimizer=Adam())
+    x, y = _batch(2)
+    for _ in range(2):
+        replica.forward_backward(x, y)
+        replica.update(0.1)
+    inside = np.zeros(replica.plan.layout.size, bool)
+    for slot in replica.plan.layout.slots:
+        inside[slot.start : slot.stop] = True
+    assert (replica.flat_parameters[~inside] == 0.0).all()

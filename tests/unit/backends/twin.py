@@ -1,0 +1,209 @@
+"""The same network in PyTorch, in float64: what every backend's operations are compared with.
+
+PyTorch computes gradients by itself from the forward pass, so nothing of our derivatives is
+shared. Where its layers differ from ours (padding, local response normalisation) the difference
+is mapped here, in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from dptrain.network import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    LocalResponseNorm,
+    MaxPool2d,
+    Network,
+    Node,
+    ReLU,
+    Sigmoid,
+    SumPool2d,
+)
+from dptrain.plan.random import dropout_keep
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Output before the loss, the loss, and its gradient by every parameter."""
+
+    output: Array
+    loss: float
+    gradients: dict[str, Array]
+
+
+def _pad(x: Tensor, pads: tuple[tuple[int, int], tuple[int, int]], value: float = 0.0) -> Tensor:
+    (top, bottom), (left, right) = pads
+    return functional.pad(x, (left, right, top, bottom), value=value)
+
+
+def _sum_pool(x: Tensor, layer: SumPool2d | AveragePool2d | MaxPool2d, node: Node) -> Tensor:
+    padded = _pad(x, layer.pads(node.input_shape))
+    return functional.avg_pool2d(padded, layer.windows, layer.strides, divisor_override=1)
+
+
+def _apply(
+    node: Node, x: Tensor, weights: Mapping[str, Tensor], keys: Mapping[str, object]
+) -> Tensor:
+    layer = node.layer
+    if isinstance(layer, Conv2d):
+        weight, bias = (weights[f"{node.name}.{part}"] for part in ("weight", "bias"))
+        return functional.conv2d(_pad(x, layer.pads(node.input_shape)), weight, bias, layer.strides)
+    if isinstance(layer, Dense):
+        return functional.linear(x, weights[f"{node.name}.weight"], weights[f"{node.name}.bias"])
+    if isinstance(layer, MaxPool2d):
+        padded = _pad(x, layer.pads(node.input_shape), -torch.inf)
+        return functional.max_pool2d(padded, layer.windows, layer.strides)
+    if isinstance(layer, AveragePool2d):
+        inside = _sum_pool(torch.ones_like(x), layer, node)
+        return _sum_pool(x, layer, node) / inside
+    if isinstance(layer, SumPool2d):
+        return _sum_pool(x, layer, node)
+    if isinstance(layer, LocalResponseNorm):
+        # PyTorch takes the mean over the window of squares where we take the sum.
+        size = 2 * layer.radius + 1
+        return functional.local_response_norm(x, size, layer.alpha * size, layer.beta, layer.bias)
+    if isinstance(layer, Dropout):
+        return x * _dropout_factor(node, layer, keys)
+    if isinstance(layer, Flatten):
+        return x.flatten(1)
+    return {ReLU: torch.relu, Sigmoid: torch.sigmoid}[type(layer)](x)
+
+
+def _dropout_factor(node: Node, layer: Dropout, keys: Mapping[str, object]) -> Tensor:
+    """Our mask: PyTorch's own random numbers cannot be keyed by sample."""
+    channels, height, width = node.output_maps
+    keep = dropout_keep(layer.rate, channels * height * width, layer=node.index, **keys)
+    ordered = keep.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+    factor = torch.tensor(ordered / (1.0 - layer.rate))
+    return factor.reshape(-1, *node.output_shape)
+
+
+def _loss(kind: str, z: Tensor, y: Tensor) -> Tensor:
+    if kind == "classes":
+        return functional.cross_entropy(z, y.long())
+    if kind == "binary":
+        return functional.binary_cross_entropy_with_logits(z, y)
+    return functional.mse_loss(z, y)
+
+
+def compute(
+    network: Network,
+    parameters: Mapping[str, NDArray[np.generic]],
+    x: NDArray[np.generic],
+    y: NDArray[np.generic],
+    **keys: object,
+) -> Result:
+    """Output, mean loss and gradients.
+
+    Args:
+        network: the network.
+        parameters: by name, canonical shapes.
+        x: (N, C, H, W) or (N, F).
+        y: targets.
+        **keys: ``seed``, ``step`` and ``samples`` of the dropout masks, if there are any.
+    """
+    weights = {
+        name: torch.tensor(np.asarray(value, np.float64), requires_grad=True)
+        for name, value in parameters.items()
+    }
+    z = torch.tensor(np.asarray(x, np.float64))
+    for node in network.nodes:
+        z = _apply(node, z, weights, keys)
+    loss = _loss(network.loss.targets, z, torch.tensor(np.asarray(y, np.float64)))
+    loss.backward()
+    gradients = {name: weight.grad.numpy() for name, weight in weights.items()}
+    return Result(z.detach().numpy(), float(loss.detach()), gradients)
+
+
+def bounds(
+    network: Network,
+    parameters: Mapping[str, NDArray[np.generic]],
+    x: NDArray[np.generic],
+    y: NDArray[np.generic],
+    dtype: str,
+) -> Result:
+    """How far a correct computation in `dtype` may lie from the exact one, element by element.
+
+    A sum of n products, in whatever order, is off by at most n·u·Σ|aᵢ||bᵢ| to first order, u the
+    unit roundoff (Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1).
+    Σ|aᵢ||bᵢ| is what the same layer gives for absolute values. So the network runs once more with
+    every number replaced by its magnitude and every other layer by a linear one that is nowhere
+    smaller and nowhere less steep: what comes out, times u, times the length of all sums on the
+    way, bounds the error, those of earlier layers included.
+
+    Returns:
+        Bounds of output, loss and gradients.
+    """
+    n, outputs = len(x), network.num_outputs
+    weights = {
+        name: torch.tensor(np.abs(np.asarray(value, np.float64)), requires_grad=True)
+        for name, value in parameters.items()
+    }
+    z = torch.tensor(np.abs(np.asarray(x, np.float64)))
+    length = 0
+    for node in network.nodes:
+        z = _majorant(node, z, weights)
+        length += _longest_sum(node, n) + ELEMENTWISE
+    targets = 1.0 if network.loss.targets == "classes" else np.abs(np.asarray(y, np.float64))
+    # Every loss: |dz| ≤ share, and |d²loss/dz²| ≤ share.
+    share = 2.0 / n if network.loss.targets == "classes" else 2.0 / (n * outputs)
+    reach = z.detach() + torch.as_tensor(targets)
+    z.backward(share * (1.0 + reach))
+    # Twice, because the network in PyTorch, in float64, rounds as well.
+    roundoff = 2.0 * 0.5 * float(np.finfo(dtype).eps)
+    factor = roundoff * length
+    # A squared error is the steepest loss: |z − y|² summed over n·F.
+    loss = (factor + roundoff * n * outputs) * float((1.0 + reach).square().sum()) * share
+    gradients = {name: factor * weight.grad.numpy() for name, weight in weights.items()}
+    return Result(factor * z.detach().numpy(), loss, gradients)
+
+
+ELEMENTWISE = 16
+"""Roundings of an element outside of sums: exponentials, powers, a division; with room."""
+
+
+def _majorant(node: Node, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    layer = node.layer
+    if isinstance(layer, MaxPool2d):
+        # The value of the maximum, the gradient of the sum: whichever element is the largest.
+        total = _sum_pool(x, layer, node)
+        return total + (_apply(node, x, weights, {}) - total).detach()
+    if isinstance(layer, Sigmoid):
+        return x + 1.0
+    if isinstance(layer, ReLU):
+        return x
+    if isinstance(layer, Dropout):
+        return x / (1.0 - layer.rate)
+    if isinstance(layer, LocalResponseNorm):
+        window = (2 * layer.radius + 1) * float(x.detach().max()) ** 2
+        steepness = 1.0 + 2.0 * layer.alpha * layer.beta * window / layer.bias
+        return x * (steepness * layer.bias**-layer.beta)
+    return _apply(node, x, weights, {})
+
+
+def _longest_sum(node: Node, n: int) -> int:
+    """Of forward, gradient by input and gradient by weight."""
+    layer = node.layer
+    if isinstance(layer, Conv2d):
+        taps = math.prod(layer.window)
+        pixels = n * math.prod(node.output_shape[1:])
+        return max(node.input_shape[0] * taps, layer.filters * taps, pixels) + 1
+    if isinstance(layer, Dense):
+        return max(node.input_shape[0], layer.units, n) + 1
+    if isinstance(layer, MaxPool2d | AveragePool2d | SumPool2d):
+        return math.prod(layer.windows)
+    return 2 * layer.radius + 1 if isinstance(layer, LocalResponseNorm) else 0

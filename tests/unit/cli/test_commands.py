@@ -1,0 +1,209 @@
+"""The commands: what they call, what they print, what they import, how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import dptrain
+import dptrain.training
+from dptrain.cli.main import cli, run
+from dptrain.config import TrainConfig, load_config, settings
+from dptrain.errors import UserError
+
+HEAVY = ("numpy", "numba", "mpi4py", "rich", "PIL", "safetensors", "llvmlite", "tomli_w")
+
+
+def modules_after(code: str) -> set[str]:
+    program = f"{code}\nimport sys; print(*sys.modules)"
+    root = Path(dptrain.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dptrain",
+        "import dptrain.cli.main",
+        "from dptrain.cli.main import run; run(['--help'], speaks=True)",
+        "from dptrain.cli.main import run; run(['train', '--help'], speaks=True)",
+        "from dptrain.cli.main import run; run(['train', '--wrong'], speaks=True)",
+    ],
+)
+def test_help_waits_for_no_heavy_module(code: str) -> None:
+    loaded = modules_after(code)
+    assert not [name for name in HEAVY if name in loaded]
+    # Time on a busy machine says little; what is loaded decides it. 0.2 s were 170 modules.
+    assert len(loaded) < 300
+
+
+def test_help_of_train_lists_every_setting() -> None:
+    text = CliRunner().invoke(cli, ["train", "--help"], terminal_width=100).output
+    for setting in settings():
+        assert f"  {setting.flag} " in text
+        assert setting.help.split()[0] in text
+        if setting.limits.choices:
+            assert "|".join(setting.limits.choices) in text
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
+def test_every_help_has_examples(command: list[str]) -> None:
+    result = CliRunner().invoke(cli, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:\n" in result.output
+    assert CliRunner().invoke(cli, [*command, "-h"]).output == result.output
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([], speaks=True) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"], speaks=True) == 0
+    assert capsys.readouterr().out == f"dptrain {dptrain.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["train", "--batchsize", "3"], "No such option '--batchsize'"),
+        (["train", "--batch-size"], "Option '--batch-size' requires an argument"),
+        (["train", "now"], "Got unexpected extra argument (now); see dptrain train --help"),
+        (["describe", "model0", "--batch-size", "many"], "'many' is not a valid integer"),
+        (["describe", "model0", "--batch-size", "0"], "batch size is 0; expected at least 1"),
+        (["describe", "model9"], "no network 'model9'"),
+        (["describe", "absent.toml"], "absent.toml: no such file"),
+        (["describe", "model0", "--backend", "cuda9"], "no backend 'cuda9'"),
+        (["describe", "model0", "--precision", "fp8"], "has no precision 'fp8'"),
+        (["train", "--batch-size", "0"], "--batch-size is 0; expected a whole number"),
+        (["train", "--config", "absent.toml"], "absent.toml: no such file"),
+        (["predict", "somewhere"], "Missing option '-i'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments, speaks=True) == 2
+    out, err = capfd.readouterr()
+    assert err.startswith("dptrain: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+def test_ranks_that_do_not_speak_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--wrong"], speaks=False) == 2
+    assert run(["describe", "model9"], speaks=False) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interruption_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Group, "invoke", interrupt)
+    assert run(["describe"], speaks=True) == 130
+    # Click ends the line that holds the terminal's ^C.
+    assert capsys.readouterr().err == "\ndptrain: interrupted\n"
+
+
+# What the commands call. MPI itself stays out of it: these tests run in one process.
+
+
+class FakeWorld:
+    """A world of one."""
+
+    is_main = True
+    timeouts: tuple[float, ...] = ()
+
+    @classmethod
+    def connect(cls, *, timeout: float = 300.0) -> FakeWorld:
+        cls.timeouts = (*cls.timeouts, timeout)
+        return cls()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Calls of the training functions, which do nothing but note them."""
+    noted: list[tuple[Any, ...]] = []
+
+    def note(name: str, answer: Any) -> None:
+        def function(*arguments: Any, **options: Any) -> Any:
+            values = [value for value in arguments if not isinstance(value, FakeWorld)]
+            noted.append((name, *values, options))
+            return answer
+
+        monkeypatch.setattr(dptrain.training, name, function, raising=False)
+
+    note("train", None)
+    note("evaluate", {"samples": 360, "test_loss": 0.123456789, "test_accuracy": 0.975})
+    note("predict", 7)
+    monkeypatch.setattr("dptrain.comm.world.World", FakeWorld)
+    for name in [s.variable for s in settings()]:
+        monkeypatch.delenv(name, raising=False)
+    return noted
+
+
+def test_train_hands_over_the_configuration(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DPTRAIN_SEED", "5")
+    file = tmp_path / "run.toml"
+    file.write_text("steps = 3\nseed = 1\n")
+    arguments = ["train", "--config", str(file), "--network", "solar", "--flip", "--timeout", "9"]
+    assert run(arguments, speaks=True) == 0
+    [(name, config, options)] = calls
+    assert (name, options) == ("train", {})
+    assert isinstance(config, TrainConfig)
+    flags = {"network": "solar", "flip": True, "timeout": "9"}
+    assert config == load_config(flags, {"DPTRAIN_SEED": "5"}, file)
+    assert FakeWorld.timeouts[-1] == 9.0
+
+
+def test_evaluate_prints_names_and_values(
+    calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", "here", "--checkpoint", "40", "--data", "digits"], speaks=True) == 0
+    assert calls == [("evaluate", Path("here"), {"data": "digits", "checkpoint": 40})]
+    assert capsys.readouterr().out.splitlines() == [
+        "samples        360",
+        "test_loss      0.123457",
+        "test_accuracy  0.975",
+    ]
+    assert run(["evaluate", "here", "--json"], speaks=True) == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracy"] == 0.975
+
+
+def test_predict_says_where_its_answers_are(
+    calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], speaks=True) == 0
+    assert calls == [("predict", Path("here"), Path("x.npy"), Path("y.csv"), {"checkpoint": None})]
+    assert capsys.readouterr().out == "7 predictions in y.csv\n"
+
+
+def test_a_mistake_found_while_training_is_said_like_any_other(
+    calls: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise UserError("no")
+
+    monkeypatch.setattr(dptrain.training, "train", refuse, raising=False)
+    assert run(["train"], speaks=True) == 2
+    assert capfd.readouterr().err == "dptrain: no\n"

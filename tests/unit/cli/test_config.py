@@ -1,0 +1,234 @@
+"""The configuration: order of its sources, and one line for every mistake."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from dptrain.config import TrainConfig, load_config, settings
+from dptrain.errors import UserError
+from dptrain.plan import SGD, Adam
+
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "network": ("model1", "model2"),
+    "data": ("digits", "synthetic"),
+    "backend": ("numba", "reference"),
+    "strategy": ("mirrored", "central"),
+    "schedule": ("cosine", "constant"),
+    "optimizer": ("sgd", "adam"),
+    "precision": ("fp32", "fp64"),
+    "run_dir": (Path("a"), Path("b")),
+    "nesterov": (True, False),
+    "flip": (True, False),
+}
+"""Two right values of a setting; numbers are made up below."""
+
+ALONE = {"steps", "resume", "step_every"}
+"""Settings that need others; they have tests of their own."""
+
+
+def samples_of(name: str, kind: type[Any]) -> tuple[Any, Any]:
+    return SAMPLES.get(name, (kind(1), kind(2)) if kind is int else (0.25, 0.5))
+
+
+def as_toml(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda setting: setting.name)
+def test_flags_beat_environment_beats_file_beats_default(setting: Any, tmp_path: Path) -> None:
+    if setting.name in ALONE:
+        return
+    first, second = samples_of(setting.name, setting.type)
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps({setting.name: as_toml(first)}))
+
+    def value(flags: dict[str, Any], environment: dict[str, str]) -> Any:
+        return getattr(load_config(flags, environment, file), setting.name)
+
+    flag = second if setting.type is bool else str(second)
+    assert value({}, {}) == first
+    assert value({}, {setting.variable: str(second)}) == second
+    assert value({setting.name: flag}, {setting.variable: str(first)}) == second
+
+
+def test_defaults_come_from_the_recipe_of_the_network() -> None:
+    config = load_config({}, {"HOME": "somewhere"})
+    assert (config.network, config.data, config.optimizer) == ("model0", "digits", "sgd")
+    assert config.epochs
+    assert config.steps is None
+    assert config.learning_rate
+    assert config.update_rule() == SGD(0.9)
+    regression = load_config({"network": "solar"}, {})
+    assert (regression.data, regression.update_rule()) == ("irradiance", Adam())
+    assert regression.learning_rate == 1e-4
+
+
+def test_another_optimizer_brings_its_own_rate() -> None:
+    assert load_config({"optimizer": "adam"}, {}).learning_rate == 1e-3
+    assert load_config({"optimizer": "adam"}, {}).update_rule() == Adam()
+    chosen = load_config({"optimizer": "sgd", "network": "solar"}, {})
+    assert chosen.update_rule() == SGD(0.9)
+    assert load_config({"learning_rate": "0.5", "optimizer": "adam"}, {}).learning_rate == 0.5
+
+
+def test_a_higher_layer_may_say_steps_where_a_lower_one_says_epochs(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("epochs = 3\n")
+    config = load_config({"steps": "50"}, {}, file)
+    assert (config.epochs, config.steps) == (None, 50)
+    config = load_config({"epochs": "2"}, {"DPTRAIN_STEPS": "9"}, file)
+    assert (config.epochs, config.steps) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"network": "cifar", "steps": "7", "crop": "4", "flip": True, "threads": "2"},
+        {"network": "mlp-7", "optimizer": "sgd", "nesterov": True, "schedule": "step",
+         "step_every": "10", "timeout": "20"},
+        {"run_dir": "somewhere", "precision": "fp32"},
+    ],
+)  # fmt: skip
+def test_a_resolved_configuration_starts_the_same_run_again(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
+    config = load_config(flags, {})
+    file = tmp_path / "config.toml"
+    file.write_text(tomli_w.dumps(config.to_toml_values()))
+    again = load_config({}, {}, file)
+    assert again.to_toml_values() == config.to_toml_values()
+    assert TrainConfig.from_values(config.to_toml_values(), "here").resolved() == again
+    assert again.resolved() == again
+    # A second run with the same settings has a directory of its own.
+    assert again.run_dir is None
+
+
+def test_resume_reads_the_configuration_of_its_run(tmp_path: Path) -> None:
+    first = load_config({"network": "model1", "epochs": "2"}, {})
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(first.to_toml_values()))
+    config = load_config({"resume": str(tmp_path), "epochs": "5"}, {})
+    assert (config.network, config.epochs) == ("model1", 5)
+    assert config.run_dir == config.resume == tmp_path
+    assert load_config({}, {"DPTRAIN_RESUME": str(tmp_path)}).run_dir == tmp_path
+
+
+def test_no_default_data_is_said(tmp_path: Path) -> None:
+    network = tmp_path / "pair.toml"
+    network.write_text(
+        'input = [4]\nloss = "sigmoid_cross_entropy"\n[[layer]]\ntype = "dense"\nunits = 1\n'
+    )
+    with pytest.raises(UserError, match=r"no default data for network '.*pair.toml'; try --data"):
+        load_config({"network": str(network)}, {})
+    assert load_config({"network": str(network), "data": "npz:a"}, {}).data == "npz:a"
+
+
+def test_other_variables_of_the_project_are_left_alone() -> None:
+    load_config(
+        {},
+        {
+            "DPTRAIN_CACHE_DIR": "x",
+            "DPTRAIN_ALLOW_SINGLE": "1",
+            "DPTRAIN_VECTOR_WIDTH": "8",
+            "DPTRAINER": "x",
+        },
+    )
+
+
+MISTAKES = [
+    ({"batch_size": "0"}, "--batch-size is 0; expected a whole number of at least 1"),
+    ({"batch_size": "3.5"}, "--batch-size is '3.5'; expected a whole number of at least 1"),
+    ({"batch_size": "x"}, "--batch-size is 'x'; expected a whole number of at least 1"),
+    ({"learning_rate": "0"}, "--learning-rate is 0.0; expected a number above 0"),
+    ({"learning_rate": "nan"}, "--learning-rate is nan; expected a number above 0"),
+    ({"timeout": "inf"}, "--timeout is inf; expected a number above 0"),
+    ({"momentum": "1"}, "--momentum is 1.0; expected a number of at least 0 and below 1"),
+    ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
+    ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam"
+                             "; did you mean 'adam'?"),
+    ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference"
+                           "; did you mean 'numba'?"),
+    ({"network": "model9"}, "no network 'model9'; there are model0,"),
+    ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; expected one of the two"),
+    ({"schedule": "step"}, "schedule is 'step' without step_every; try --step-every 1000"),
+    ({"step_every": "5"}, "step_every is 5 but schedule is left out; try --schedule step"),
+    ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
+    ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
+    ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
+    ({"resume": "nowhere"}, "nowhere/config.toml: no such file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "message"), MISTAKES)
+def test_mistakes_in_flags(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(flags, {})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("DPTRAIN_BATCH_SIZE", "many", "DPTRAIN_BATCH_SIZE is 'many'; expected a whole number"),
+        ("DPTRAIN_FLIP", "maybe", "DPTRAIN_FLIP is 'maybe'; expected true or false"),
+        ("DPTRAIN_BATCHSIZE", "3", "unknown environment variable DPTRAIN_BATCHSIZE"
+                                   "; did you mean 'DPTRAIN_BATCH_SIZE'?"),
+        ("DPTRAIN_CACHEDIR", "3", "; did you mean 'DPTRAIN_CACHE_DIR'?"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_the_environment(variable: str, text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config({}, {variable: text})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batchsize = 3", "unknown key 'batchsize'; did you mean 'batch_size'?"),
+        ("batch_size = '3'", "batch_size is '3'; expected a whole number of at least 1"),
+        ("batch_size = true", "batch_size is True; expected a whole number"),
+        ("flip = 1", "flip is 1; expected true or false"),
+        ("data = 3", "data is 3; expected text"),
+        ("run_dir = 3", "run_dir is 3; expected a path"),
+        ("strategy = 'centre'", "strategy is 'centre'; expected one of mirrored, central"),
+        ("[train]\nbatch_size = 3", "unknown key 'train'"),
+        ("batch_size = ", "not TOML: "),
+    ],
+)
+def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config({}, {}, file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert message in str(caught.value)
+
+
+def test_resume_has_one_directory_and_one_file(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(UserError, match="leave run_dir out"):
+        load_config({"resume": str(tmp_path), "run_dir": "other"}, {})
+    with pytest.raises(UserError, match="leave --config out"):
+        load_config({"resume": str(tmp_path)}, {}, tmp_path / "config.toml")
+
+
+def test_python_users_get_the_same_checks() -> None:
+    with pytest.raises(UserError, match="batch_size is 0; expected a whole number of at least 1"):
+        TrainConfig(batch_size=0)
+    assert type(TrainConfig(learning_rate=1).learning_rate) is float
+    assert TrainConfig(run_dir="a").run_dir == Path("a")  # type: ignore[arg-type]
+
+
+def test_every_setting_has_help_and_a_right_default() -> None:
+    found = settings()
+    assert [setting.name for setting in found] == [item.name for item in fields(TrainConfig)]
+    for setting in found:
+        assert setting.help.endswith((".", ")"))
+        assert setting.default is not None or setting.optional

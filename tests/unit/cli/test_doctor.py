@@ -1,0 +1,164 @@
+"""`dptrain doctor`: each thing that can be wrong here, found and mended by advice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dptrain import doctor
+from dptrain.cli.main import run
+from dptrain.comm.world import World
+from dptrain.doctor import NOTE, OK, PROBLEM, Finding, examine
+from dptrain.errors import UserError
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher and no settings in the environment, and MPI is not started."""
+    for name in list(os.environ):
+        if name.startswith(("DPTRAIN_", "PMI", "OMPI_", "SLURM_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(World, "connect", lambda **_: World.single())
+    monkeypatch.setattr(doctor, "mpi_findings", lambda failure: iter(()))
+
+
+def by_subject(findings: tuple[Finding, ...]) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in findings}
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho '{text}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_rank_finds_itself() -> None:
+    found = by_subject(examine())
+    assert found["launcher"].text == "none: one rank, started by hand"
+    assert "rank 0" in found["ranks"].text
+    assert found["variables"].status == OK
+    assert found["numba"].status == OK
+    assert {finding.status for finding in found.values()} <= {OK, NOTE}
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_exit_code_says_whether_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor"], speaks=True) == 0
+    assert "problem" not in capsys.readouterr().out
+    monkeypatch.setenv("DPTRAIN_BATCHSIZE", "3")
+    assert run(["doctor"], speaks=True) == 1
+    lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if line.startswith("problem")]
+    assert "unknown environment variable DPTRAIN_BATCHSIZE; did you mean" in line
+    assert run(["doctor", "--json"], speaks=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [item["subject"] for item in found if item["status"] == PROBLEM] == ["variables"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_launcher_that_mpi_does_not_hear_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = UserError("MPI sees 1 rank but the launcher meant 4")
+    import mpi4py.MPI  # noqa: F401
+
+    assert doctor.launcher_finding(1, failure) == Finding("launcher", PROBLEM, str(failure))
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert doctor.launcher_finding(4, None).text == "meant 4 (PMI_SIZE=4), MPI sees 4"
+
+
+def test_no_mpi_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(doctor.sys.modules, "mpi4py.MPI", raising=False)
+    [finding] = doctor.mpi_findings(UserError("mpi4py finds no MPI library"))
+    assert finding.status == PROBLEM
+
+
+def test_a_wheel_that_hides_the_sites_mpi_is_noted(tmp_path: Path) -> None:
+    prefix, site = tmp_path / "environment", tmp_path / "opt"
+    executable(prefix / "bin" / "mpirun", "")
+    other = executable(site / "bin" / "mpirun", "")
+    search = os.pathsep.join([str(prefix / "bin"), str(site / "bin"), str(tmp_path / "absent")])
+    others = doctor.site_launchers(search, prefix)
+    assert others == [other]
+    wheel = ["mpich 5.0.2"]
+    noted = doctor.wheel_finding(wheel, others, in_slurm=False)
+    assert noted.status == NOTE
+    assert str(other) in noted.text
+    assert "pip uninstall mpich" in noted.advice
+    assert doctor.wheel_finding(wheel, [], in_slurm=True).status == NOTE
+    assert doctor.wheel_finding(wheel, [], in_slurm=False).status == OK
+    assert doctor.wheel_finding([], others, in_slurm=True).status == OK
+
+
+@pytest.mark.parametrize(
+    ("answer", "vendor", "status"),
+    [
+        ("HYDRA build details:", "MPICH", OK),
+        ("HYDRA build details:", "Open MPI", PROBLEM),
+        ("mpirun (Open MPI) 5.0.11", "Open MPI", OK),
+        ("mpirun (Open MPI) 5.0.11", "MPICH", PROBLEM),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "Intel MPI", OK),
+        ("something else", "MPICH", NOTE),
+    ],
+)
+def test_mpirun_must_be_of_the_same_mpi(
+    answer: str, vendor: str, status: str, tmp_path: Path
+) -> None:
+    executable(tmp_path / "mpirun", answer)
+    finding = doctor.mpirun_finding(vendor, str(tmp_path), tmp_path / "absent")
+    assert finding.status == status
+
+
+def test_mpirun_off_the_path_is_noted(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    assert doctor.mpirun_finding("MPICH", absent, tmp_path).text == "none on PATH"
+    executable(tmp_path / "mpirun", "")
+    finding = doctor.mpirun_finding("MPICH", absent, tmp_path)
+    assert finding.status == NOTE
+    assert finding.text == f"{tmp_path / 'mpirun'} is not on PATH"
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    same = {"host": "a", "cores": 4, "threads": 2, "python": "3.11.7", "versions": {}, "cache": "x"}
+    return {**same, **changes}
+
+
+def test_ranks_are_told_by_host_and_crowding_is_noted() -> None:
+    ranks = [facts(), facts(), facts(host="b", cores=1), facts(host="b", cores=1), facts()]
+    first, second = doctor.rank_findings(ranks)
+    assert first == Finding("ranks", OK, "a: 3 ranks (0, 1, 4), 4 cores, 2 threads a rank")
+    assert second.status == NOTE
+    assert second.text.startswith("b: 2 ranks (2 to 3), 1 core, 2 threads a rank")
+    assert "at most 1 on this node" in second.advice
+
+
+def test_ranks_with_other_versions_are_a_problem() -> None:
+    *_, last = doctor.rank_findings([facts(), facts(versions={"numpy": "1"}), facts()])
+    assert last.status == PROBLEM
+    assert last.text == "rank 1 runs other versions than rank 0"
+
+
+def test_a_cache_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "kernel.nbc").write_bytes(bytes(3_000_000))
+    _, cache = doctor.kernel_findings([facts(cache=str(tmp_path))])
+    assert cache == Finding("kernel cache", OK, f"{tmp_path}, 1 file, 3.0 MB")
+    _, cache = doctor.kernel_findings([facts(cache=str(tmp_path)), facts(cache=None)])
+    assert cache.status == NOTE
+    assert cache.text.startswith("rank 1 can write none")
+    assert "DPTRAIN_CACHE_DIR" in cache.advice
+
+
+def test_gpus_are_listed_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.gpu_finding().text.startswith("none found")
+    executable(tmp_path / "nvidia-smi", "NVIDIA H200, 143771 MiB\nNVIDIA H200, 143771 MiB")
+    assert doctor.gpu_finding().text.startswith("2 × NVIDIA H200, 143771 MiB")

@@ -1,0 +1,82 @@
+"""`import dptrain`: names that load when used, and a subpackage that can be called."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dptrain
+from dptrain.network import Network
+
+SOURCE = Path(dptrain.__file__)
+
+
+def public_names() -> set[str]:
+    """Names that type checkers see."""
+    [block] = [node for node in ast.parse(SOURCE.read_text()).body if isinstance(node, ast.If)]
+    return {
+        str(alias.asname)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_every_name_that_type_checkers_see_is_there(name: str) -> None:
+    assert getattr(dptrain, name) is not None
+    assert name in dir(dptrain)
+
+
+def test_no_other_name_is_promised() -> None:
+    assert public_names() == {*dptrain._HOMES, "network"}
+    with pytest.raises(AttributeError, match="'dptrain' has no attribute 'nothing'"):
+        _ = dptrain.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import dptrain; n = dptrain.network('model0')",
+        "import dptrain, dptrain.network.layers; n = dptrain.network('model0')",
+        "import dptrain.network.layers, dptrain; n = dptrain.network('model0')",
+        "import dptrain; n = dptrain.network('model0'); import dptrain.network.zoo;"
+        "n = dptrain.network('model0')",
+        "from dptrain.network import Network; from dptrain import network; n = network('model0')",
+        "from dptrain import network; import dptrain.network as m; assert m is network;"
+        "n = m('model0')",
+        "from dptrain.network.zoo import network; n = network('model0'); import dptrain;"
+        "assert dptrain.network.Conv2d is dptrain.Conv2d; n = dptrain.network('model0')",
+    ],
+)
+def test_network_is_package_and_function_in_any_order_of_imports(code: str) -> None:
+    program = f"{code}; assert n.num_parameters == 210998"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=SOURCE.parents[1])
+
+
+def test_the_promise_of_the_interface() -> None:
+    network = dptrain.network("model-small")
+    assert isinstance(network, Network)
+    replica = dptrain.compile(network, backend="reference", batch_size=4, threads=1, seed=0)
+    x = np.random.default_rng(0).standard_normal((4, 3, 16, 16))
+    before = replica.forward_backward(x, [1, 2, 3, 4])
+    replica.update(0.1)
+    assert replica.forward_backward(x, [1, 2, 3, 4]) < before
+    assert replica.predict(x).shape == (4, 10)
+    assert replica.parameters["conv1.weight"].shape == (8, 3, 3, 3)
+    assert replica.gradients["dense2.weight"].shape == (10, 50)
+
+
+def test_a_network_of_layer_objects() -> None:
+    network = dptrain.Network((5,), [dptrain.Dense(3), dptrain.ReLU(), dptrain.Dense(2)])
+    assert network.num_parameters == 18 + 8
+
+
+def test_the_version_is_the_one_of_the_project_file() -> None:
+    project = SOURCE.parents[1] / "pyproject.toml"
+    assert f'\nversion = "{dptrain.__version__}"\n' in project.read_text()

@@ -1,0 +1,59 @@
+"""Signals that set a flag instead of ending the process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from dptrain.comm import signals
+from dptrain.comm.signals import SIGNALS, StopRequest
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_sets_the_flag(number: signal.Signals) -> None:
+    with StopRequest() as stop:
+        assert not stop.requested
+        assert stop.signal_name == ""
+        signal.raise_signal(number)
+        assert stop.requested
+        assert stop.signal_name == number.name
+
+
+def test_the_same_signal_twice_is_one_wish() -> None:
+    with StopRequest() as stop:
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert stop.signal_name == "SIGINT"
+
+
+def test_a_second_press_later_is_impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_SAME_PRESS_S", -1.0)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(ZeroDivisionError), StopRequest():
+        raise ZeroDivisionError
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_outside_the_main_thread_nothing_changes() -> None:
+    seen = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            seen.append((stop.requested, [signal.getsignal(number) for number in SIGNALS]))
+
+    before = [signal.getsignal(number) for number in SIGNALS]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]

@@ -1,0 +1,118 @@
+"""Random changes to pictures: what they are, and on what they depend."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptrain.data import Augmentation
+from dptrain.errors import UserError
+
+EVERYTHING = Augmentation(crop=3, flip=True, brightness=0.3, contrast=0.5)
+
+
+def pictures(n, channels=2, height=7, width=9):
+    return np.random.default_rng(0).normal(size=(n, channels, height, width)).astype(np.float32)
+
+
+def changed(augmentation, x, samples=None, *, seed=1, epoch=2, source=None):
+    x = x.copy()
+    ids = np.arange(len(x)) if samples is None else np.asarray(samples)
+    augmentation.apply(x, seed=seed, epoch=epoch, samples=ids, source=source)
+    return x
+
+
+@given(st.lists(st.integers(0, 39), max_size=12), st.integers(0, 2**62), st.integers(0, 99))
+def test_a_picture_depends_on_seed_epoch_and_sample_alone(samples, seed, epoch):
+    x = pictures(40)
+    whole = changed(EVERYTHING, x, seed=seed, epoch=epoch)
+    part = changed(EVERYTHING, x[samples], samples, seed=seed, epoch=epoch)
+    np.testing.assert_array_equal(part, whole[samples])
+
+
+def test_seed_epoch_and_sample_all_matter():
+    x = np.repeat(pictures(1), 2, axis=0)
+    first, second = changed(EVERYTHING, x)
+    assert (first != second).any()
+    assert (changed(EVERYTHING, x, seed=2)[0] != first).any()
+    assert (changed(EVERYTHING, x, epoch=3)[0] != first).any()
+    assert (changed(EVERYTHING, x, seed=1 + 2**32)[0] != first).any()
+
+
+def test_nothing_asked_for_changes_nothing():
+    x = pictures(5)
+    np.testing.assert_array_equal(changed(Augmentation(), x), x)
+
+
+def test_half_of_the_pictures_are_flipped():
+    x = pictures(400)
+    y = changed(Augmentation(flip=True), x)
+    flipped = (y == x[..., ::-1]).all(axis=(1, 2, 3))
+    same = (y == x).all(axis=(1, 2, 3))
+    assert (flipped ^ same).all()
+    # Binomial, 400 and ½: deviation 10.
+    assert 150 < flipped.sum() < 250
+
+
+def test_crops_are_windows_of_the_picture_with_zeros_around():
+    x = pictures(300)
+    padded = np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)))
+    y = changed(Augmentation(crop=2), x)
+    places = set()
+    for i in range(300):
+        windows = {
+            (top, left): padded[i, :, top : top + 7, left : left + 9]
+            for top in range(5)
+            for left in range(5)
+        }
+        found = [place for place, window in windows.items() if (window == y[i]).all()]
+        assert len(found) == 1
+        places.update(found)
+    assert len(places) == 25
+
+
+def test_crops_take_what_lies_around_where_it_is_known():
+    source = pictures(20, height=11, width=13)
+    x = np.full((20, 2, 7, 9), np.nan, np.float32)
+    y = changed(Augmentation(crop=2), x, source=source)
+    inside = np.lib.stride_tricks.sliding_window_view(source, (7, 9), axis=(2, 3))
+    for i in range(20):
+        assert (inside[i].transpose(1, 2, 0, 3, 4) == y[i]).all(axis=(2, 3, 4)).any()
+
+
+def test_brightness_adds_one_number_to_a_picture():
+    x = pictures(200)
+    added = (changed(Augmentation(brightness=0.3), x) - x).reshape(200, -1)
+    np.testing.assert_allclose(added, added[:, :1].repeat(added.shape[1], 1), atol=1e-5)
+    assert abs(added).max() <= 0.3 + 1e-5
+    assert added.min() < -0.2
+    assert added.max() > 0.2
+
+
+def test_contrast_keeps_means_and_scales_distances():
+    x = pictures(200)
+    y = changed(Augmentation(contrast=0.5), x)
+    np.testing.assert_allclose(y.mean(axis=(2, 3)), x.mean(axis=(2, 3)), atol=1e-5)
+    factors = y.std(axis=(2, 3)) / x.std(axis=(2, 3))
+    np.testing.assert_allclose(factors[:, 0], factors[:, 1], rtol=1e-4)
+    assert 0.5 - 1e-4 < factors.min() < 0.6
+    assert 1.4 < factors.max() < 1.5 + 1e-4
+
+
+def test_an_empty_batch_is_no_trouble():
+    assert changed(EVERYTHING, pictures(0)).shape == (0, 2, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"crop": -1}, "crop is -1"),
+        ({"brightness": -0.1}, "brightness is -0.1"),
+        ({"brightness": float("nan")}, "brightness is nan"),
+        ({"contrast": 1.5}, "contrast is 1.5"),
+        ({"contrast": float("nan")}, "contrast is nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        Augmentation(**settings)

@@ -1,0 +1,386 @@
+"""Whatever a user can get wrong gives one line that names it and says what was expected."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from dptrain.data import open_data
+from dptrain.data.folder import decode
+from dptrain.errors import UserError
+
+
+@pytest.fixture
+def refuse():
+    """Opening this spec fails with one line that has these words."""
+
+    def check(spec, network, *words):
+        with pytest.raises(UserError) as error:
+            open_data(str(spec), network)
+        message = str(error.value)
+        assert "\n" not in message
+        missing = [word for word in words if str(word) not in message]
+        assert not missing, f"{missing} not in: {message}"
+
+    return check
+
+
+# The spec.
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("digts", ["'digts'", "did you mean 'digits'", "cifar10"]),
+        ("", ["unknown data ''", "digits"]),
+        ("digits:here", ["takes no path", "expected digits"]),
+        ("digits:", ["takes no path"]),
+        ("cifar10", ["needs DIR", "cifar10:DIR"]),
+        ("cifar10:", ["needs DIR"]),
+        ("synthetic?sample=3", ["no option 'sample'", "did you mean 'samples'"]),
+        ("digits?fit=crop", ["no option 'fit'", "none"]),
+        ("synthetic?samples", ["samples=N"]),
+        ("synthetic?samples=", ["samples=N"]),
+        ("synthetic?samples=1&samples=2", ["once"]),
+        ("synthetic?", ["no option ''"]),
+        ("synthetic?samples=0", ["'0'", "at least 1"]),
+        ("synthetic?samples=many", ["'many'", "whole number"]),
+        ("csv:a.csv?horizon=3", ["target is missing", "csv:FILE?target=COLUMN"]),
+    ],
+)
+def test_specs(net, refuse, spec, words):
+    refuse(spec, net((3, 32, 32)), *words)
+
+
+def test_an_unknown_word_for_an_option(net, refuse, cifar):
+    refuse(f"cifar10:{cifar[0]}?fit=cut", net((3, 32, 32)), "'cut'", "resize or crop")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "folder", "npz", "csv"])
+def test_what_is_not_there(net, refuse, tmp_path, name):
+    tail = "?target=a" if name == "csv" else ""
+    path = tmp_path / "nowhere"
+    refuse(f"{name}:{path}{tail}", net((3, 32, 32)), path, "does not exist")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "folder"])
+def test_a_file_in_place_of_a_directory(net, refuse, tmp_path, name):
+    path = tmp_path / "file"
+    path.write_text("")
+    refuse(f"{name}:{path}", net((3, 32, 32)), path, "not a directory")
+
+
+def test_a_directory_in_place_of_a_file(net, refuse, tmp_path):
+    refuse(f"npz:{tmp_path}", net((2,)), tmp_path, "not a file")
+
+
+def test_what_the_system_refuses_is_named(net, refuse, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    def denied(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    monkeypatch.setattr(Path, "open", denied)
+    network = net((1,), 1, "values")
+    refuse(f"csv:{tmp_path / 't.csv'}?target=a", network, "t.csv", "Permission denied")
+
+
+# Networks that the data does not suit.
+
+
+def test_more_classes_than_outputs(net, refuse, cifar, mnist):
+    refuse("digits", net((1, 8, 8), 9), "digits", "0 to 9", "9 outputs")
+    # The labels that files hold are what counts, and these are random.
+    refuse(f"cifar10:{cifar[0]}", net((3, 32, 32), 2), cifar[0], "2 outputs")
+    refuse(f"mnist:{mnist()[0]}", net((1, 28, 28), 2), "mnist", "2 outputs")
+
+
+def test_classes_for_a_network_that_predicts_values(net, refuse, pictures):
+    network = net((3, 8, 8), 1, "values")
+    refuse("digits", network, "digits", "predicts values", "softmax_cross_entropy")
+    refuse(f"folder:{pictures}", network, pictures, "predicts values")
+
+
+def test_ten_classes_for_a_network_with_one_sigmoid(net, refuse):
+    refuse("digits", net((1, 8, 8), 1, "binary"), "0 to 9", "0 and 1")
+
+
+def test_two_classes_for_a_network_with_one_sigmoid(net, read, pictures):
+    data = open_data(f"folder:{pictures}", net((3, 8, 8), 1, "binary"))
+    _, y = read(data)
+    assert y.shape == (8, 1)
+    assert set(y.ravel()) == {0.0, 1.0}
+    assert data.classes == ("cat", "dog")
+
+
+def test_shapes_that_cannot_be_brought_together(net, refuse, cifar, pictures):
+    refuse("digits", net((50,)), "digits", (1, 8, 8), (50,))
+    refuse(f"cifar10:{cifar[0]}", net((4, 32, 32)), cifar[0], (3, 32, 32), (4, 32, 32))
+    refuse(f"cifar10:{cifar[0]}?fit=crop", net((3, 40, 40)), (3, 40, 40), "fit=resize")
+    refuse(f"folder:{pictures}", net((50,), 2), pictures, "(50,)", "(3, H, W)")
+    refuse("irradiance", net((49,), 1, "values"), "irradiance", (50,), (49,))
+
+
+def test_irradiance_is_one_value(net, refuse):
+    refuse("irradiance", net((50,), 10), "one value", "10 × softmax_cross_entropy")
+    refuse("irradiance", net((50,), 2, "values"), "one value")
+    refuse("irradiance?horizon=0", net((50,), 1, "values"), "horizon", "at least 1")
+
+
+# Damaged files.
+
+
+def test_cifar10_files(net, refuse, cifar):
+    folder, network = cifar[0], net((3, 32, 32))
+    path = folder / "data_batch_3.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    refuse(f"cifar10:{folder}", network, path, len(content) - 1, "multiple of 3073")
+    path.write_bytes(b"")
+    refuse(f"cifar10:{folder}", network, path, "0 bytes")
+    path.write_bytes(b"\x0a" + content[1:])
+    refuse(f"cifar10:{folder}", network, path, "label 10", "0 to 9")
+    path.unlink()
+    refuse(f"cifar10:{folder}", network, path, "does not exist", "binary version")
+
+
+def test_mnist_files(net, refuse, mnist):
+    folder, network = mnist()[0], net((1, 28, 28))
+    path = folder / "train-images-idx3-ubyte"
+    content = path.read_bytes()
+    spec = f"mnist:{folder}"
+    path.write_bytes(content[:-5])
+    refuse(spec, network, path, 9 * 784 - 5, 9 * 784)
+    path.write_bytes(content + b"1")
+    refuse(spec, network, path, 9 * 784 + 1)
+    path.write_bytes(b"\0\0\x0d\x03" + content[4:])
+    refuse(spec, network, path, "00000d03", "00000803")
+    path.write_bytes(content[:7])
+    refuse(spec, network, path, "IDX")
+    path.write_bytes(content[:4] + (8).to_bytes(4, "big") + content[8 : 16 + 8 * 784])
+    refuse(spec, network, path, "8 pictures", "9 labels")
+    path.unlink()
+    refuse(spec, network, path, "does not exist", "idx3-ubyte.gz")
+
+
+def test_mnist_gzip(net, refuse, mnist):
+    folder, network = mnist(packed=True)[0], net((1, 28, 28))
+    path = folder / "t10k-labels-idx1-ubyte.gz"
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[-6] ^= 255
+    for bad in (content[:-9], b"not gzip at all", bytes(damaged), b""):
+        path.write_bytes(bad)
+        refuse(f"mnist:{folder}", network, path)
+    path.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x09" + bytes(9)))
+    refuse(f"mnist:{folder}", network, "4 pictures", "9 labels")
+
+
+GOOD = {"x": np.zeros((10, 2)), "y": np.arange(10) % 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"y": None}, ["has x", "x_train", "x and y"]),
+        ({"x": np.zeros(10)}, ["(10,)", "(n, F)"]),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, ["(0, 2)"]),
+        ({"y": np.arange(9) % 3}, ["(10, 2) and (9,)"]),
+        ({"x": np.full((10, 2), "a")}, ["<U1", "numbers"]),
+        ({"y": np.full(10, "cat")}, ["<U3", "numbers"]),
+        ({"x": np.full((10, 2), np.inf)}, ["sample 0", "not finite"]),
+        ({"x": np.array([[0, 0]] * 9 + [[0, np.nan]])}, ["sample 9", "not finite"]),
+        ({"y": np.arange(10)}, ["0 to 9", "3 outputs", "0 to 2"]),
+        ({"y": np.arange(10) % 3 - 1}, ["-1 to 1", "0 to 2"]),
+        ({"y": np.arange(10) / 2}, ["whole numbers", "mean_squared_error"]),
+        ({"y": np.full(10, np.nan)}, ["sample 0", "finite"]),
+        ({"y": np.ones((10, 3))}, ["one-hot"]),
+        ({"y": np.ones((10, 4))}, ["(10, 4)", "one class number"]),
+        ({"x": np.zeros((10, 3))}, ["(3,)", "(2,)"]),
+        ({"x": np.zeros((10, 2, 2))}, ["(1, 2, 2)", "(2,)"]),
+        ({"x": np.zeros((1, 2)), "y": np.zeros(1, int)}, ["1 samples", "at least 2"]),
+        ({"x": np.array([None] * 10)}, ["cannot be read", "allow_pickle"]),
+    ],
+)
+def test_npz_arrays(net, refuse, tmp_path, change, words):
+    arrays = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
+    np.savez(tmp_path / "a.npz", **arrays)
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,), 3), tmp_path / "a.npz", *words)
+
+
+@pytest.mark.parametrize(
+    ("targets", "y", "words"),
+    [
+        ("binary", np.arange(10) % 3, ["0 to 2", "0 and 1"]),
+        ("binary", np.zeros((10, 2)), ["(10, 2)", "(10, 1)"]),
+        ("values", np.zeros((10, 2)), ["(10, 2)", "(10, 1)"]),
+        ("values", np.array([0.0] * 9 + [np.nan]), ["sample 9"]),
+    ],
+)
+def test_npz_targets(net, refuse, tmp_path, targets, y, words):
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 2)), y=y)
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,), 1, targets), tmp_path / "a.npz", *words)
+
+
+def test_npz_splits_of_unequal_shape(net, refuse, tmp_path):
+    path = tmp_path / "a.npz"
+    y = np.zeros(4, int)
+    np.savez(path, x_train=np.zeros((4, 2)), y_train=y, x_test=np.zeros((4, 3)), y_test=y)
+    refuse(f"npz:{path}", net((2,)), path, "(2,)", "(3,)")
+
+
+def test_npz_files(net, refuse, tmp_path):
+    path = tmp_path / "a.npz"
+    rng = np.random.default_rng(0)
+    np.savez_compressed(path, x=rng.random((100, 2)), y=np.zeros(100, int))
+    content = path.read_bytes()
+    middle = bytearray(content)
+    middle[len(middle) // 2] ^= 255
+    for bad in (b"", b"junk", content[: len(content) // 2], bytes(middle)):
+        path.write_bytes(bad)
+        refuse(f"npz:{path}", net((2,)), path, "cannot be read as npz", "x_train")
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    refuse(f"npz:{tmp_path / 'a.npy'}", net((2,)), "a.npy", "cannot be read as npz")
+
+
+def test_npy_files(net, refuse, tmp_path):
+    x, y, network = tmp_path / "x.npy", tmp_path / "y.npy", net((2,))
+    spec = f"npy:{x},{y}"
+    refuse(f"npy:{x}", network, "1 files", "npy:X.npy,Y.npy")
+    refuse(spec, network, x, "does not exist")
+    np.save(x, np.zeros((10, 2)))
+    np.save(y, np.zeros(9, int))
+    refuse(spec, network, "(10, 2) and (9,)")
+    np.save(y, np.zeros(10, int))
+    content = x.read_bytes()
+    for bad in (content[:-8], b"", b"junk"):
+        x.write_bytes(bad)
+        refuse(spec, network, x, "cannot be read as npy")
+    np.save(x, np.array([{}] * 10), allow_pickle=True)
+    refuse(spec, network, x, "cannot be read as npy", "numbers")
+    with x.open("wb") as file:
+        np.savez(file, x=np.zeros((10, 2)))
+    refuse(spec, network, x, "several arrays")
+
+
+def test_folders(net, refuse, pictures, tmp_path):
+    network = net((3, 8, 8), 2)
+    (pictures / "emu").mkdir()
+    refuse(f"folder:{pictures}", network, pictures / "emu", "no pictures", ".png")
+    (tmp_path / "empty").mkdir()
+    refuse(f"folder:{tmp_path / 'empty'}", network, "no folders", "a class")
+    root = tmp_path / "root"
+    for split, name in (("train", "cat"), ("test", "dog")):
+        (root / split / name).mkdir(parents=True)
+        (root / split / name / "a.png").write_bytes(b"")
+    refuse(f"folder:{root}", network, root / "test", "dog", "cat")
+
+
+def test_a_damaged_picture_is_named_when_it_is_read(net, read, pictures):
+    path = pictures / "cat" / "0.png"
+    content = path.read_bytes()
+    for bad in (content[: len(content) // 2], b"junk", b""):
+        path.write_bytes(bad)
+        data = open_data(f"folder:{pictures}", net((3, 8, 8), 2))
+        with pytest.raises(UserError, match=r"cat.0\.png cannot be read as a picture") as error:
+            read(data, "train"), read(data, "test")
+        assert "\n" not in str(error.value)
+
+
+def test_a_picture_of_16_bits_is_refused_rather_than_clipped(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(path)
+    with pytest.raises(UserError, match=r"deep\.png cannot be read .* 8 bits"):
+        decode(path, grey=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "tail", "words"),
+    [
+        ("", "target=a", ["no rows"]),
+        ("a,b\n", "target=a", ["no rows"]),
+        ("a,b\n" + "1,2\n" * 20, "target=c", ["no column 'c'", "a, b"]),
+        ("a,bee\n" + "1,2\n" * 20, "target=bea", ["did you mean 'bee'"]),
+        ("a,b,b\n" + "1,2,3\n" * 20, "target=a", ["more than one column 'b'"]),
+        ("a,b\n" + "1,2\n" * 20, "target=a&columns=b,x", ["no column 'x'"]),
+        ("a\n" + "1\n" * 20, "target=a", ["no numeric column besides a"]),
+        ("a,b\n" + "1,2\n" * 20, "target=a&columns=a", ["own input", "horizon"]),
+        ("a,b\n1,2\n\n3,nan\n" + "1,2\n" * 20, "target=a", ["line 4", "column b", "'nan'"]),
+        ("a,b\n1,2\n3,\n" + "1,2\n" * 20, "target=a", ["line 3", "column b", "''"]),
+        ("a,b\n1,2\ninf,3\n" + "1,2\n" * 20, "target=a", ["line 3", "column a", "'inf'"]),
+        ("a,b\nx,2\n" + "1,2\n" * 20, "target=a", ["line 2", "column a", "'x'"]),
+        ("a,b\n1,2\n1,2,3\n", "target=a", ["line 3", "3 fields", "expected 2"]),
+        ("a,b\n" + "1,2\n" * 4, "target=a", ["4 rows", "at least 5"]),
+        ("a,b\n" + "1,2\n" * 24, "target=a&horizon=4", ["24 rows", "at least 25"]),
+        ("a,b,c\n" + "1,2,3\n" * 20, "target=a", ["2 input columns: b, c", "(2,)", "(1,)"]),
+        ("a,b\n" + "1,2\n" * 20, "target=a&horizon=-1", ["'-1'", "at least 0"]),
+    ],
+)
+def test_tables(net, refuse, tmp_path, text, tail, words):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    words = words if "horizon=-1" in tail else [path, *words]
+    refuse(f"csv:{path}?{tail}", net((1,), 1, "values"), *words)
+
+
+def test_a_table_that_is_no_text(net, refuse, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a,b\n\xff\xfe\x00\n")
+    refuse(f"csv:{path}?target=a", net((1,), 1, "values"), path, "UTF-8")
+
+
+def test_the_smallest_tables_that_are_said_to_do(net, tmp_path):
+    path = tmp_path / "t.csv"
+    for rows, horizon in ((5, 0), (25, 4)):
+        path.write_text("a,b\n" + "1,2\n" * rows)
+        spec = f"csv:{path}?target=a&horizon={horizon}"
+        assert len(open_data(spec, net((1,), 1, "values")).test) >= 1
+
+
+# Odd numbers and odd files.
+
+
+def test_numbers_too_large_for_float32(net, refuse, tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "1,2\n3,1e300\n" * 5)
+    refuse(f"csv:{tmp_path / 't.csv'}?target=y", net((1,), 1, "values"), "1e+300", "float32")
+    (tmp_path / "t.csv").write_text("x,y\n" + "1e308,2\n-1e308,1\n" * 5)
+    refuse(f"csv:{tmp_path / 't.csv'}?target=y", net((1,), 1, "values"), "column x", "too large")
+    np.savez(tmp_path / "a.npz", x=np.full((4, 2), 1e300), y=np.zeros(4))
+    refuse(f"npz:{tmp_path / 'a.npz'}", net((2,)), "a.npz", "sample 0", "not finite")
+
+
+def test_more_than_memory(net, refuse):
+    network = net((50,), 1, "values")
+    refuse("irradiance?samples=99999999999999", network, "99999999999999", "memory")
+
+
+def test_specs_that_are_no_text(net, refuse):
+    refuse("folder:a\nb", net((3, 8, 8)), "a\\nb", "plain text")
+    refuse("folder:\udcff", net((3, 8, 8)), "udcff", "plain text")
+
+
+def test_files_with_damage_at_any_byte(net, tmp_path):
+    """Whatever a byte is changed to, the file is read or refused in one line."""
+    rng = np.random.default_rng(0)
+    network = net((4,))
+    np.savez_compressed(tmp_path / "a.npz", x=np.ones((9, 4)), y=np.arange(9))
+    np.save(tmp_path / "x.npy", np.ones((9, 4)))
+    np.save(tmp_path / "y.npy", np.arange(9))
+    other = tmp_path / "damaged"
+    for name, spec in (
+        ("a.npz", f"npz:{other}"),
+        ("x.npy", f"npy:{other},{tmp_path / 'y.npy'}"),
+        ("y.npy", f"npy:{tmp_path / 'x.npy'},{other}"),
+    ):
+        content = (tmp_path / name).read_bytes()
+        for _ in range(150):
+            damaged = bytearray(content)
+            damaged[rng.integers(len(content))] = rng.integers(256)
+            other.write_bytes(damaged)
+            try:
+                open_data(spec, network)
+            except UserError:
+                continue

@@ -1,0 +1,264 @@
+"""Batches read ahead: the right ones, in memory that is used again, by a thread that ends."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dptrain.data import Augmentation, Loader, Samples, open_data
+from dptrain.data.sharding import minibatch, shard, steps_per_epoch
+from dptrain.errors import UserError
+
+
+class Numbers(Samples):
+    """Sample i is the number i; reading may fail or wait."""
+
+    def __init__(self, count, *, fail_at=None, gate=None):
+        self.count, self.fail_at, self.gate, self.reads = count, fail_at, gate, 0
+
+    def __len__(self):
+        return self.count
+
+    def read(self, indices, x, y):
+        if self.gate is not None:
+            self.gate.wait()
+        self.reads += 1
+        if self.fail_at is not None and self.fail_at in indices:
+            raise UserError(f"sample {self.fail_at} is damaged")
+        x[...] = indices[:, None]
+        y[...] = indices
+
+
+def loader(samples, **changes):
+    settings = {
+        "input_shape": (2,), "batch_size": 4, "seed": 3, "rank": 0, "size": 1, "first_step": 0,
+        "last_step": 10,
+    }  # fmt: skip
+    return Loader(samples, **{**settings, **changes})
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "dptrain-loader"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(("count", "batch_size"), [(10, 4), (3, 8), (12, 3), (1, 1)])
+def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, size):
+    last = 2 * steps_per_epoch(count, batch_size) + 1
+    parts = {step: [] for step in range(1, last)}
+    for rank in range(size):
+        changes = {"batch_size": batch_size, "rank": rank, "size": size}
+        with loader(Numbers(count), first_step=1, last_step=last, **changes) as batches:
+            for step, batch in zip(range(1, last), batches, strict=True):
+                everyone = minibatch(count, batch_size, 3, step)
+                np.testing.assert_array_equal(
+                    batch.samples, everyone[shard(len(everyone), rank, size)]
+                )
+                np.testing.assert_array_equal(batch.x[:, 0], batch.samples)
+                np.testing.assert_array_equal(batch.y, batch.samples)
+                assert batch.step == step
+                assert batch.epoch == step // steps_per_epoch(count, batch_size)
+                assert batch.global_count == len(everyone)
+                parts[step] += list(batch.samples)
+    for step, used in parts.items():
+        assert used == list(minibatch(count, batch_size, 3, step))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_batch_keeps_its_numbers_until_depth_further_ones_are_asked_for(depth):
+    with loader(Numbers(50), depth=depth, last_step=40) as batches:
+        kept = []
+        for batch in batches:
+            kept = [*kept[-depth + 1 :], batch] if depth > 1 else [batch]
+            time.sleep(0.001)
+            for old in kept:
+                np.testing.assert_array_equal(old.x[:, 0], old.samples)
+
+
+def test_memory_is_used_again():
+    with loader(Numbers(50), last_step=40) as batches:
+        places = {batch.x.ctypes.data for batch in batches}
+    assert len(places) <= 4
+
+
+def test_no_more_than_the_buffers_are_read_ahead():
+    samples = Numbers(50)
+    with loader(samples, depth=3, last_step=40) as batches:
+        next(batches)
+        time.sleep(0.05)
+        assert samples.reads <= 6
+
+
+def test_an_epochs_order_is_computed_once(monkeypatch):
+    from dptrain.data import loader as module
+
+    epochs = []
+    order = module.epoch_order
+
+    def counted(count, seed, epoch):
+        epochs.append(epoch)
+        return order(count, seed, epoch)
+
+    monkeypatch.setattr(module, "epoch_order", counted)
+    with loader(Numbers(12), first_step=1, last_step=9) as batches:
+        assert len(list(batches)) == 8
+    assert epochs == [0, 1, 2]
+
+
+def test_the_thread_ends_with_the_steps():
+    with loader(Numbers(10), last_step=2) as batches:
+        assert len(list(batches)) == 2
+        batches._thread.join(5)
+        assert not threads()
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+@pytest.mark.parametrize("asked", [0, 1, 5])
+def test_the_thread_ends_when_the_loader_is_closed_early(asked):
+    batches = loader(Numbers(10), last_step=10**9)
+    for _ in range(asked):
+        next(batches)
+    batches.close()
+    batches.close()
+    assert not threads()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_the_thread_ends_when_the_consumer_fails():
+    def consume():
+        with loader(Numbers(10)) as batches:
+            return next(batches).step // 0
+
+    with pytest.raises(ZeroDivisionError):
+        consume()
+    assert not threads()
+
+
+def test_closing_wakes_a_consumer_that_waits():
+    gate = threading.Event()
+    batches = loader(Numbers(10, gate=gate))
+    ended = threading.Event()
+
+    def consume():
+        list(batches)
+        ended.set()
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    time.sleep(0.02)
+    closing = threading.Thread(target=batches.close, daemon=True)
+    closing.start()
+    assert ended.wait(5)
+    gate.set()
+    closing.join(5)
+    consumer.join(5)
+    assert not threads()
+
+
+def test_closing_waits_for_no_more_than_the_read_under_way():
+    gate = threading.Event()
+    samples = Numbers(10, gate=gate)
+    batches = loader(samples)
+    closing = threading.Thread(target=batches.close, daemon=True)
+    closing.start()
+    time.sleep(0.02)
+    gate.set()
+    closing.join(5)
+    assert not threads()
+    assert samples.reads <= 1
+
+
+def test_an_error_comes_in_place_of_its_batch():
+    bad = int(minibatch(20, 4, 3, 3)[1])
+    with loader(Numbers(20, fail_at=bad), last_step=5) as batches:
+        for step in range(3):
+            assert next(batches).step == step
+        for _ in range(2):
+            with pytest.raises(UserError, match=f"sample {bad} is damaged"):
+                next(batches)
+    assert not threads()
+
+
+def test_waiting_is_measured():
+    gate = threading.Event()
+    with loader(Numbers(10, gate=gate)) as batches:
+        threading.Timer(0.05, gate.set).start()
+        next(batches)
+        assert batches.wait_ns > 30e6
+        time.sleep(0.05)
+        next(batches)
+        assert batches.wait_ns < 30e6
+
+
+def test_no_steps_and_no_samples_for_this_rank():
+    with loader(Numbers(10), first_step=4, last_step=4) as batches:
+        assert list(batches) == []
+    with loader(Numbers(2), rank=5, size=6, last_step=3) as batches:
+        assert [(len(b.x), len(b.y), b.global_count) for b in batches] == [(0, 0, 2)] * 3
+
+
+def test_targets_have_the_type_of_the_loss(net):
+    for targets, outputs, shape, dtype in (
+        ("classes", 3, (), np.int32),
+        ("values", 2, (2,), np.float32),
+    ):
+        data = open_data("synthetic?samples=8", net((5,), outputs, targets))
+        changes = {"input_shape": (5,), "target_shape": data.target_shape}
+        with loader(data.train, **changes) as batches:
+            batch = next(batches)
+            assert batch.y.shape == (4, *shape)
+            assert batch.y.dtype == dtype
+
+
+@pytest.mark.parametrize("fit", ["crop", "resize"])
+@pytest.mark.parametrize("shape", [(3, 24, 24), (3, 29, 27)])
+def test_augmented_batches_are_the_same_for_any_number_of_ranks(net, cifar, fit, shape):
+    data = open_data(f"cifar10:{cifar[0]}?fit={fit}", net(shape))
+    augmentation = Augmentation(crop=3, flip=True, brightness=0.1, contrast=0.2)
+    seen = []
+    for size in (1, 3):
+        pictures = {}
+        for rank in range(size):
+            changes = {"input_shape": shape, "rank": rank, "size": size, "batch_size": 7}
+            with loader(data.train, augmentation=augmentation, last_step=3, **changes) as batches:
+                for batch in batches:
+                    pictures |= dict(zip(batch.samples.tolist(), batch.x.copy(), strict=True))
+        seen.append(pictures)
+    assert set(seen[0]) == set(range(20))
+    for sample in range(20):
+        np.testing.assert_array_equal(seen[0][sample], seen[1][sample])
+
+
+def test_random_crops_show_true_pixels_around_the_centre(net, read, cifar):
+    data = open_data(f"cifar10:{cifar[0]}?fit=crop", net((3, 24, 24)))
+    whole, _ = read(data, shape=(3, 32, 32))
+    changes = {"input_shape": (3, 24, 24), "augmentation": Augmentation(crop=4)}
+    with loader(data.train, last_step=5, **changes) as batches:
+        for batch in batches:
+            for x, sample in zip(batch.x, batch.samples, strict=True):
+                views = np.lib.stride_tricks.sliding_window_view(whole[sample, 0], (24, 24))
+                assert (views == x[0]).all(axis=(2, 3)).any()
+
+
+@pytest.mark.parametrize(("size", "crop"), [(24, 4), (27, 1), (27, 9), (32, 2)])
+def test_the_middle_crop_is_what_evaluation_sees(net, read, cifar, monkeypatch, size, crop):
+    shape = (3, size, size)
+    data = open_data(f"cifar10:{cifar[0]}?fit=crop", net(shape))
+    plain, _ = read(data)
+
+    def middle(self, seed, epoch, samples):
+        return tuple(np.full(len(samples), 0.5) for _ in range(8))
+
+    monkeypatch.setattr(Augmentation, "_draws", middle)
+    changes = {"input_shape": shape, "augmentation": Augmentation(crop=crop), "last_step": 5}
+    with loader(data.train, **changes) as batches:
+        for batch in batches:
+            np.testing.assert_array_equal(batch.x, plain[batch.samples])
+
+
+def test_vectors_cannot_be_augmented():
+    with pytest.raises(UserError, match=r"augmentation changes pictures.*\(2,\)"):
+        loader(Numbers(10), augmentation=Augmentation(flip=True))

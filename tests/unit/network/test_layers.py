@@ -1,0 +1,208 @@
+"""Layers as descriptions: shapes, names, starts, and every refusal with its message."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dptrain.errors import UserError
+from dptrain.network import (
+    LAYERS,
+    AveragePool2d,
+    Constant,
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    LocalResponseNorm,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    Normal,
+    ReLU,
+    Sigmoid,
+    SigmoidBinaryCrossEntropy,
+    SumPool2d,
+    initial_parameters,
+)
+
+REFUSALS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Conv2d(0), "conv filters is 0; expected a whole number of at least 1"),
+    (lambda: Conv2d(True), "conv filters is True; expected a whole number"),
+    (lambda: Conv2d(2, 0), "conv kernel or stride is 0; expected a whole number of at least 1"),
+    (lambda: Conv2d(2, (3, -1)), "conv kernel or stride is -1"),
+    (lambda: Conv2d(2, stride=0), "conv kernel or stride is 0"),
+    (lambda: Conv2d(2, (1, 2, 3)), "(1, 2, 3) has 3 numbers; expected one, or a pair"),
+    (
+        lambda: Conv2d(2, padding="some"),
+        "padding is 'some'; expected a number, same, valid or full",
+    ),
+    (lambda: Conv2d(2, padding=-1), "conv padding is -1; expected at least 0"),
+    (
+        lambda: Conv2d(2, 4, stride=2, padding="valid").output_shape((1, 7, 8)),
+        "conv height: (7 − 4 + 0) / 2 + 1 is not a whole number; change kernel, stride or padding",
+    ),
+    (
+        lambda: Conv2d(2, 3, stride=3, padding=1).output_shape((1, 7, 6)),
+        "conv width: (6 − 3 + 2) / 3 + 1 is not a whole number",
+    ),
+    (
+        lambda: Conv2d(2, 5, padding="valid").output_shape((1, 9, 4)),
+        "conv width: kernel 5 is larger than the input, padding included (4 + 0)",
+    ),
+    (lambda: Conv2d(2).output_shape((5,)), "conv needs an input of shape (C, H, W), got (5,)"),
+    (lambda: MaxPool2d(0), "pool window or stride is 0; expected a whole number of at least 1"),
+    (lambda: AveragePool2d(2, 0), "avgpool window or stride is 0"),
+    (lambda: SumPool2d(2, padding="full"), "sumpool padding is 'full'; expected same or valid"),
+    (lambda: MaxPool2d(4).output_shape((1, 3, 8)), "pool: window 4 is larger than the input 3"),
+    (lambda: MaxPool2d(2).output_shape((5,)), "pool needs an input of shape (C, H, W), got (5,)"),
+    (lambda: Dense(0), "dense units is 0; expected a whole number of at least 1"),
+    (
+        lambda: Dense(2).output_shape((1, 2, 3)),
+        "dense needs a vector, got (1, 2, 3); put a flatten in front",
+    ),
+    (lambda: Dropout(1.0), "dropout rate is 1.0; expected 0 ≤ rate < 1"),
+    (lambda: Dropout(-0.1), "dropout rate is -0.1; expected 0 ≤ rate < 1"),
+    (lambda: LocalResponseNorm(-1), "lrn radius is -1; expected at least 0"),
+    (lambda: LocalResponseNorm(bias=0.0), "lrn bias is 0.0; expected more than 0"),
+    (
+        lambda: LocalResponseNorm().output_shape((5,)),
+        "lrn needs an input of shape (C, H, W), got (5,)",
+    ),
+    (lambda: Network((3, 2), [ReLU()]), "input shape (3, 2); expected (C, H, W) or (F,)"),
+    (lambda: Network((0,), [ReLU()]), "input shape (0,); expected (C, H, W) or (F,)"),
+    (lambda: Network((4,), [], name="nothing"), "network nothing has no layers"),
+    (lambda: Network((4,), ["relu"]), "layer 1 of network is 'relu'; expected a layer"),
+    (
+        lambda: Network((3, 8, 8), [Conv2d(2), Dense(3)], name="mine"),
+        "network mine, layer 2 (dense1): dense needs a vector, got (2, 8, 8)",
+    ),
+    (
+        lambda: Network((3, 8, 8), [Conv2d(2)]),
+        "the network ends in maps of shape (2, 8, 8), but softmax_cross_entropy needs a vector",
+    ),
+    (
+        lambda: Network((4,), [Dense(1)]),
+        "softmax needs at least 2 outputs; use sigmoid_cross_entropy for one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSALS)
+def test_a_mistake_gives_one_line_that_names_it(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("padding", ["valid", "full", "same", 0, 1, 2])
+def test_a_convolution_has_as_many_outputs_as_places_for_its_kernel(
+    kernel: int, padding: int | str
+) -> None:
+    """Counted by sliding the kernel over the padded row."""
+    layer = Conv2d(4, kernel, padding=padding)
+    (before, after), _ = layer.pads((3, 7, 11))
+    places = sum(1 for start in range(-before, 7 + after) if start + kernel <= 7 + after)
+    channels, height, _ = layer.output_shape((3, 7, 11))
+    assert (channels, height) == (4, places)
+    assert {"valid": 7 - kernel + 1, "full": 7 + kernel - 1, "same": 7}.get(
+        padding, 7 + 2 * before - kernel + 1
+    ) == height
+
+
+@pytest.mark.parametrize("layer", [Conv2d(1, 3, 2, "same"), MaxPool2d(3, 2, "same")])
+@pytest.mark.parametrize(("size", "pads"), [(7, (1, 1)), (6, (0, 1)), (1, (1, 1))])
+def test_same_puts_the_odd_zero_at_the_end(
+    layer: Conv2d | MaxPool2d, size: int, pads: tuple[int, int]
+) -> None:
+    """As TensorFlow does: ceil(size / stride) outputs, the extra zero below and at the right."""
+    assert layer.pads((1, size, size)) == (pads, pads)
+    assert layer.output_shape((1, size, size))[1] == math.ceil(size / 2)
+
+
+def test_an_incomplete_last_window_is_left_out_of_pooling() -> None:
+    assert MaxPool2d(2).output_shape((3, 7, 5)) == (3, 3, 2)
+    assert MaxPool2d(2, padding="same").output_shape((3, 7, 5)) == (3, 4, 3)
+    assert MaxPool2d(3, 2).output_shape((3, 8, 7)) == (3, 3, 3)
+
+
+def test_layers_are_numbered_by_kind() -> None:
+    layers = [Conv2d(2), ReLU(), Conv2d(3), Sigmoid(), MaxPool2d(), Flatten(), Dense(4), Dense(2)]
+    names = [node.name for node in Network((1, 8, 8), layers).nodes]
+    expected = "conv1 relu1 conv2 sigmoid1 pool1 flatten1 dense1 dense2"
+    assert " ".join(names) == expected
+    assert len({layer.kind for layer in LAYERS.values()}) == len(LAYERS)
+
+
+def test_a_flattened_tensor_remembers_its_maps() -> None:
+    network = Network((2, 3, 4), [ReLU(), Flatten(), Dropout(0.5), Dense(5), ReLU()])
+    assert [node.output_maps for node in network.nodes] == [
+        (2, 3, 4),
+        (2, 3, 4),
+        (2, 3, 4),
+        (5, 1, 1),
+        (5, 1, 1),
+    ]
+
+
+def test_a_dense_layer_as_wide_as_its_input_gives_a_vector_of_its_own() -> None:
+    network = Network((2, 3, 4), [Flatten(), Dense(24)])
+    assert network.nodes[1].output_maps == (24, 1, 1)
+
+
+def test_parameters_are_named_shaped_and_counted() -> None:
+    network = Network(
+        (3, 8, 8), [Conv2d(5, (3, 2), weight_decay=0.1), Flatten(), Dense(7, weight_decay=0.2)]
+    )
+    shapes = {p.name: p.shape for p in network.parameters}
+    assert shapes == {
+        "conv1.weight": (5, 3, 3, 2),
+        "conv1.bias": (5,),
+        "dense1.weight": (7, 320),
+        "dense1.bias": (7,),
+    }
+    assert network.num_parameters == 5 * 3 * 3 * 2 + 5 + 7 * 320 + 7
+    decays = {p.name: p.weight_decay for p in network.parameters}
+    assert decays == {
+        "conv1.weight": 0.1,
+        "conv1.bias": 0.0,
+        "dense1.weight": 0.2,
+        "dense1.bias": 0.0,
+    }
+
+
+def test_initial_values_have_the_deviation_asked_for() -> None:
+    """Five standard errors of a sample deviation, σ/√(2n), around σ."""
+    network = Network(
+        (8, 16, 16),
+        [
+            Conv2d(64, 3, bias_init=Constant(0.1)),
+            *(Flatten(), Dense(10, weight_init=Normal(0.04))),
+        ],
+        MeanSquaredError(),
+    )
+    values = initial_parameters(network, 0)
+    for name, deviation in (
+        ("conv1.weight", math.sqrt(2.0 / (8 * 9))),
+        ("dense1.weight", 0.04),
+    ):
+        error = deviation / math.sqrt(2 * values[name].size)
+        assert abs(values[name].std() - deviation) < 5.0 * error
+        assert abs(values[name].mean()) < 5.0 * deviation / math.sqrt(values[name].size)
+    assert (values["conv1.bias"] == 0.1).all()
+    assert (values["dense1.bias"] == 0.0).all()
+
+
+def test_initial_values_depend_on_seed_and_name_alone() -> None:
+    short = Network((6,), [Dense(5)], SigmoidBinaryCrossEntropy())
+    long = Network((6,), [Dense(5), ReLU(), Dense(5)], SigmoidBinaryCrossEntropy())
+    one, other = initial_parameters(short, 3), initial_parameters(long, 3)
+    np.testing.assert_array_equal(one["dense1.weight"], other["dense1.weight"])
+    assert not np.array_equal(other["dense1.weight"][:, :5], other["dense2.weight"])
+    reseeded = initial_parameters(short, 4)
+    assert not np.array_equal(one["dense1.weight"], reseeded["dense1.weight"])
