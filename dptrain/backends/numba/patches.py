@@ -17,8 +17,8 @@ from dptrain.backends.numba.windows import maximum_of_windows, scatter_to_window
 NOTHING = np.float32(-np.inf)
 """The floor that changes nothing."""
 
-BAND = 8192
-"""Elements of x and dy that backward by the weights takes at a time: together they fit in L1."""
+BAND = 36 * 1024
+"""Bytes of x and dz that backward by the weights takes at a time, so that they stay in L1."""
 
 
 def conv_geometry(
@@ -171,7 +171,9 @@ def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, 
         window: R · S.
         patch: R · S · C.
     """
-    step = max(1, max(96, BAND // (patch // window + k)) // w_out) * w_out
+    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
+    pixel = min(64, 4 * (patch // window)) + min(128, 4 * k)
+    step = max(1, BAND // pixel // w_out) * w_out
     for p in range(0, h_out * w_out, step):
         multiply(
             (a, a_start),
