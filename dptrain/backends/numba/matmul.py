@@ -35,9 +35,15 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
             rows = min(_BLOCK, stop - n)
             d, d_start, d_row = (b, 0, 0) if i == 0 else (y_flat, n * outputs, outputs)
             multiply(
-                (x_flat, n * inputs + i), (_RAMP, 0, inputs), (_RAMP, 0, 1),
-                (w_flat, i * outputs, outputs), (d, d_start, d_row),
-                (y_flat, n * outputs), (_RAMP, 0, outputs), (rows, steps, outputs), floor,
+                (x_flat, n * inputs + i),
+                (_RAMP, 0, inputs),
+                (_RAMP, 0, 1),
+                (w_flat, i * outputs, outputs),
+                (d, d_start, d_row),
+                (y_flat, n * outputs),
+                (_RAMP, 0, outputs),
+                (rows, steps, outputs),
+                floor,
             )
 
 
@@ -58,9 +64,15 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
         for o in range(0, outputs, _BLOCK):
             steps = min(_BLOCK, outputs - o)
             multiply(
-                (w_flat, i * outputs + o), (_RAMP, 0, outputs), (_RAMP, 0, 1),
-                (turned, o * samples, samples), (block, 0, -1 if o == 0 else samples),
-                (block, 0), (_RAMP, 0, samples), (rows, steps, samples), NOTHING,
+                (w_flat, i * outputs + o),
+                (_RAMP, 0, outputs),
+                (_RAMP, 0, 1),
+                (turned, o * samples, samples),
+                (block, 0, -1 if o == 0 else samples),
+                (block, 0),
+                (_RAMP, 0, samples),
+                (rows, steps, samples),
+                NOTHING,
             )
         transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
 
@@ -87,7 +99,13 @@ def dense_backward_weight(start, stop, thread, x, dy, dw, db):  # type: ignore[n
         for n in range(0, samples, _BLOCK):
             steps = min(_BLOCK, samples - n)
             multiply(
-                (x_flat, n * inputs + i), (_RAMP, 0, 1), (_RAMP, 0, inputs),
-                (dy_flat, n * outputs, outputs), (dw_flat, i * outputs, -1 if n == 0 else outputs),
-                (dw_flat, i * outputs), (_RAMP, 0, outputs), (rows, steps, outputs), NOTHING,
+                (x_flat, n * inputs + i),
+                (_RAMP, 0, 1),
+                (_RAMP, 0, inputs),
+                (dy_flat, n * outputs, outputs),
+                (dw_flat, i * outputs, -1 if n == 0 else outputs),
+                (dw_flat, i * outputs),
+                (_RAMP, 0, outputs),
+                (rows, steps, outputs),
+                NOTHING,
             )

@@ -9,8 +9,8 @@ they are complete. A is read one element at a time and broadcast, B is read by v
 
 - A[m, t] lies at ``a + a_rows[m] · a_row + a_steps[t] · a_step``;
 - B[t, k] at ``b + t · b_step + k``;
-- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias when
-  ``d_row`` is 0, what C held before when it is ``c_row``, and zero when it is negative.
+- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias
+  when ``d_row`` is 0, what C held before when it is ``c_row``, and zero when it is negative.
 
 The offsets of rows and steps come from tables. So a convolution needs no copy of its input's
 patches: with pixels as rows and filter elements (r, s, c) as steps A is the input's patches, with
@@ -110,7 +110,12 @@ class _Tile(Writer):
             return new
 
         zeros = [self.zero] * (self.height * self.vectors)
-        return self.loop(I64(0), args["steps"], [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros], step)[2:]
+        return self.loop(
+            I64(0),
+            args["steps"],
+            [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros],
+            step,
+        )[2:]
 
     def _finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""

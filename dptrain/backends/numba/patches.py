@@ -1,4 +1,4 @@
-"""What the convolution kernels share: geometry, scratch, tables of offsets, padded copies.
+"""What the convolution kernels share: geometry, scratch, tables of offsets, one sample's work.
 
 A *pixel table* says where the pixel's patch starts in a map, a *filter table* where element
 (r, s, c) lies in a patch. Distances are in elements.
@@ -10,8 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import expanded, inlined
-from dptrain.backends.numba.vector import copy
-from dptrain.backends.numba.windows import scatter_to_windows
+from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.vector import copy, transpose
+from dptrain.backends.numba.windows import maximum_of_windows, scatter_to_windows
+
+NOTHING = np.float32(-np.inf)
+"""The floor that changes nothing."""
+
+BAND = 36 * 1024
+"""Bytes of x and dz that backward by the weights takes at a time, so that they stay in L1."""
 
 
 def conv_geometry(
@@ -135,3 +142,111 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
                 *(wide, columns * k, pool[3], k, count),
             )
             j += count
+
+
+@expanded
+def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
+    """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
+    wide = pool[5]
+    j = 0
+    while j < w_pool:
+        column = j * pool[3] - pool[1]
+        begin, end, count = max(0, -column), min(wide, w_out - column), 1
+        if begin == 0 and end == wide:
+            # All windows up to the last whole one.
+            count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
+        maximum_of_windows(
+            *(band, column * k, y, start + j * k, argmax, start + j * k),
+            *(first, last, begin, end, wide, w_out * k, pool[3], k, count),
+        )
+        j += count
+
+
+@expanded
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
+    """Add one sample's dw to sums (R·S·C, K).
+
+    Args:
+        tables: filter table, table of dw's rows and pixel table, one behind the other.
+        window: R · S.
+        patch: R · S · C.
+    """
+    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
+    pixel = min(64, 4 * (patch // window)) + min(128, 4 * k)
+    step = max(1, BAND // pixel // w_out) * w_out
+    for p in range(0, h_out * w_out, step):
+        multiply(
+            (a, a_start),
+            (tables, 0, 1),
+            (tables, 2 * patch + p, 1),
+            (dz, dz_start + p * k, k),
+            (sums, 0, 1),
+            (sums, 0),
+            (tables, patch, 1),
+            (patch, min(step, h_out * w_out - p), k),
+            NOTHING,
+        )
+
+
+@inlined
+def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
+    """Weights as backward by the input meets them: by phase, flipped, (…, K, C)."""
+    r, s, c, k = shape
+    down, across = geometry[2], geometry[3]
+    place = 0
+    for f in range(down):
+        for g in range(across):
+            for i in range(taps(r, f, down) - 1, -1, -1):
+                for j in range(taps(s, g, across) - 1, -1, -1):
+                    source = ((f + i * down) * s + g + j * across) * c * k
+                    transpose(w, source, k, packed, place, c, c, k)
+                    place += c * k
+
+
+@inlined
+def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
+    """Pixels of the input by phase, where each starts in padded dz and in dx; and filter tables.
+
+    Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride.
+    So each phase (f, g) is a correlation of stride 1 of its own.
+    """
+    top, left, down, across, r, s = geometry
+    pixel, step = 0, 0
+    for f in range(down):
+        for g in range(across):
+            # Padded dz has (r − 1) // down rows above: as many as the phase with most taps needs.
+            row_taps, column_taps = taps(r, f, down), taps(s, g, across)
+            for h in range((f - top) % down, h_in, down):
+                row = (h + top - f) // down - row_taps + 1 + (r - 1) // down
+                for v in range((g - left) % across, w_in, across):
+                    column = (v + left - g) // across - column_taps + 1 + (s - 1) // across
+                    a_rows[pixel] = (row * columns + column) * k
+                    c_rows[pixel] = (h * w_in + v) * c
+                    pixel += 1
+            size = row_taps * column_taps * k
+            fill_filter(row_taps, column_taps * k, columns * k, a_steps[step : step + size])
+            step += size
+
+
+@expanded
+def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
+    """Dx of one sample from its padded dz."""
+    top, left, down, across, r, s = geometry
+    pixel, step = 0, 0
+    for f in range(down):
+        for g in range(across):
+            pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
+            size = taps(r, f, down) * taps(s, g, across) * k
+            multiply(
+                (dz, 0),
+                (a_rows, pixel, 1),
+                (a_steps, step, 1),
+                (packed, step * c, c),
+                (packed, 0, -1),
+                (dx, dx_start),
+                (c_rows, pixel, 1),
+                (pixels, size, c),
+                NOTHING,
+            )
+            pixel += pixels
+            step += size

@@ -109,9 +109,7 @@ class Writer:
     def mask_after(self, count: ir.Value) -> None:
         """Let masked accesses touch the first `count` elements alone."""
         lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
-        self.mask = self.builder.icmp_signed(
-            "<", lanes, self.splat(self.builder.trunc(count, I32))
-        )
+        self.mask = self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
         """Pointer moved by `offset` elements."""
@@ -182,7 +180,10 @@ class _Transpose(Writer):
     """Transpose one square block of as many rows and columns as a vector has elements."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
-        "source": F32P, "source_row": I64, "target": F32P, "target_row": I64,
+        "source": F32P,
+        "source_row": I64,
+        "target": F32P,
+        "target_row": I64,
     }
 
     def __init__(self, module: ir.Module, width: int) -> None:

@@ -28,7 +28,9 @@ from dptrain.backends.numba.vector import (
 NO_GRADIENT = 255
 """Position in a window that stands for no element: the maximum was not above 0."""
 
-_SHAPE = dict.fromkeys(("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64)
+_SHAPE = dict.fromkeys(
+    ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64
+)
 
 
 class _Windows(Writer):
@@ -115,14 +117,18 @@ class _Maximum(_Windows):
         nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
         best, where = self.pixels(corner, [self.zero, nowhere], pixel)
         self.store(best, self.at(args["largest"], pooled))
-        self.store(
-            b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled)
-        )
+        self.store(b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled))
 
 
 class _Scatter(_Windows):
     name = "scatter"
-    arrays = {"map": F32P, "gradient": F32P, "position": I8P, "sums": F32P, "add": I64}  # noqa: RUF012
+    arrays = {  # noqa: RUF012
+        "map": F32P,
+        "gradient": F32P,
+        "position": I8P,
+        "sums": F32P,
+        "add": I64,
+    }
 
     def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
         b, args = self.builder, self.args

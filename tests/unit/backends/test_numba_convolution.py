@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from dptrain.backends.numba import convolution as conv
 
@@ -65,22 +65,28 @@ class Case:
         pool_height = pool[0][0] if pool else 0
         sizes = conv.conv_scratch(corner, strides, (r, s), (h, w, c), (ho, wo, k), pool_height)
         # Kernels must not count on what scratch holds, nor touch what lies behind it.
-        self.scratch = [np.full((2, size), np.nan, np.float32) for size in sizes]
+        self.memory = [np.full(2 * size + 64, np.nan, np.float32) for size in sizes]
+        self.scratch = [
+            m[: 2 * size].reshape(2, size) for m, size in zip(self.memory, sizes, strict=True)
+        ]
         self.tx = nchw(self.x).requires_grad_()
         self.tw = torch.from_numpy(self.w.transpose(3, 2, 0, 1).copy()).double().requires_grad_()
         self.tb = torch.from_numpy(self.b).double().requires_grad_()
-        padded = F.pad(self.tx, (*pads[1], *pads[0]))
-        self.ty = F.conv2d(padded, self.tw, self.tb, strides)
+        padded = functional.pad(self.tx, (*pads[1], *pads[0]))
+        self.ty = functional.conv2d(padded, self.tw, self.tb, strides)
         if pool:
             window, pool_strides, pool_pads = pool
             self.pool_geometry = conv.pool_geometry(
                 (pool_pads[0][0], pool_pads[1][0]), pool_strides, window, (ho, wo)
             )
-            z = F.pad(torch.relu(self.ty), (*pool_pads[1], *pool_pads[0]))
-            self.ty = F.max_pool2d(z, window, pool_strides)
+            z = functional.pad(torch.relu(self.ty), (*pool_pads[1], *pool_pads[0]))
+            self.ty = functional.max_pool2d(z, window, pool_strides)
         self.dy = rng.standard_normal(nhwc(self.ty).shape, np.float32)
         self.ty.backward(nchw(self.dy))
         self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
+
+    def memory_behind_scratch_is_untouched(self):
+        return all(np.isnan(memory[-64:]).all() for memory in self.memory)
 
     def partial(self):
         return np.full((2, self.w.size + self.b.size), np.nan, np.float32)
@@ -94,7 +100,9 @@ def close(actual, expected, length):
 
 @pytest.fixture(params=CASES)
 def case(request):
-    return Case(CASES[request.param])
+    case = Case(CASES[request.param])
+    yield case
+    assert case.memory_behind_scratch_is_untouched()
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -200,6 +208,7 @@ def test_pooled(name, pool):
     dw, db = weight_gradients(case, partial)
     close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
     close(db, case.tb.grad.numpy(), case.lengths["dw"])
+    assert case.memory_behind_scratch_is_untouched()
 
 
 def test_not_a_number_passes():
