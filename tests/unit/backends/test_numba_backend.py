@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import math
+import pkgutil
 import threading
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.caching import FunctionCache
 from numba.core.runtime import _nrt_python, rtsys
 
+import dptrain.backends.numba
 from dptrain.api import compile
 from dptrain.backends.base import Replica
 from dptrain.backends.numba.backend import NumbaBackend
@@ -411,3 +415,19 @@ def _resident_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_kernels_use_the_backend_s_cache() -> None:
+    """Numba's own cache fails at import where it cannot write, and trusts damaged files."""
+    modules = [
+        importlib.import_module(f"dptrain.backends.numba.{module.name}")
+        for module in pkgutil.iter_modules(dptrain.backends.numba.__path__)
+    ]
+    caches = {
+        name: type(value._cache)
+        for module in modules
+        for name, value in vars(module).items()
+        if hasattr(value, "py_func")
+    }
+    assert len(caches) > 30
+    assert FunctionCache not in caches.values(), caches
