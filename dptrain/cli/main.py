@@ -18,6 +18,9 @@ from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
 from dptrain.errors import UserError
 
+STOPPED = 75
+"""Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
+
 EXISTING = click.Path(path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
@@ -108,6 +111,9 @@ def train(file: Path | None, **flags: Any) -> int:
 
     Each setting can be a key of the --config FILE (batch_size = 64), an environment variable
     (DPTRAIN_BATCH_SIZE=64) or a flag (--batch-size 64); flags win, then the environment.
+
+    Ctrl-C, SIGTERM and SIGUSR1 end training at the next step, with a checkpoint; the exit code is
+    then 75, and --resume goes on from there. It is 2 for a mistake of yours, 1 for one of ours.
     """
 
     def action() -> int:
@@ -115,8 +121,8 @@ def train(file: Path | None, **flags: Any) -> int:
         from dptrain.comm.world import World
         from dptrain.training import train
 
-        train(config, World.connect(timeout=config.timeout))
-        return 0
+        summary = train(config, World.connect(timeout=config.timeout))
+        return STOPPED if summary["stopped"] else 0
 
     return guarded(action)
 

@@ -161,6 +161,7 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_exactly(
     wait_for_steps(tmp_path / "run")
     process.send_signal(number)
     text, _ = process.communicate(timeout=30)
+    assert process.returncode == 75
     assert "stopped on request" in text
     stopped_at = summary(tmp_path / "run")["steps"]
     assert summary(tmp_path / "run")["stopped"] is True

@@ -149,7 +149,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         monkeypatch.setattr(dptrain.training, name, function, raising=False)
 
-    note("train", None)
+    note("train", {"stopped": False})
     note("evaluate", {"samples": 360, "test_loss": 0.123456789, "test_accuracy": 0.975})
     note("predict", 7)
     monkeypatch.setattr("dptrain.comm.world.World", FakeWorld)
