@@ -198,10 +198,13 @@ def _schedule(config: TrainConfig, last_step: int) -> Schedule:
 
 
 def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> RunDirectory:
+    keep = config.keep_checkpoints
     if config.resume is not None:
-        return RunDirectory.open(Path(config.resume))
+        return RunDirectory.open(Path(config.resume), keep=keep)
     path = None if config.run_dir is None else Path(config.run_dir)
-    return RunDirectory.create(path, network=network.name, data=dataset.name, now=datetime.now())
+    return RunDirectory.create(
+        path, network=network.name, data=dataset.name, now=datetime.now(), keep=keep
+    )
 
 
 def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:

@@ -127,6 +127,12 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     assert steps == sorted(set(steps))
 
 
+def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path: Path) -> None:
+    run = (*SMALL, "--steps", 8, "--checkpoint-every", 2, "--run-dir", "run")
+    succeed(*run, "--keep-checkpoints", 1, cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000008"]
+
+
 def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
     run = (*SMALL, "--schedule", "constant")
     succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=1, cwd=tmp_path)
