@@ -64,6 +64,7 @@ class Job:
         first_step: number of the step to begin with; more than 0 after a resume.
         last_step: one past the last step.
         epoch_steps: steps an epoch.
+        notes: what a user should know about the checkpoint that the run goes on from.
     """
 
     config: TrainConfig
@@ -81,6 +82,7 @@ class Job:
     first_step: int
     last_step: int
     epoch_steps: int
+    notes: tuple[str, ...] = ()
 
     @property
     def local_batch(self) -> int:
@@ -177,6 +179,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
         first_step=first_step,
         last_step=last_step,
         epoch_steps=epoch_steps,
+        notes=() if restored is None else restored.notes,
     )
 
 

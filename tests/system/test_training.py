@@ -127,6 +127,17 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     assert steps == sorted(set(steps))
 
 
+def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Path) -> None:
+    run = (*SMALL, "--steps", 8, "--checkpoint-every", 4, "--run-dir", "run")
+    succeed(*run, cwd=tmp_path)
+    newest = tmp_path / "run/checkpoints/step-00000008"
+    (newest / "state.safetensors").write_bytes(b"half")
+    text = succeed("train", "--resume", "run", cwd=tmp_path)
+    assert "resumed after step 4" in text
+    (note,) = (line for line in text.splitlines() if line.startswith("note: "))
+    assert "step-00000008 is damaged" in note
+
+
 def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path: Path) -> None:
     run = (*SMALL, "--steps", 8, "--checkpoint-every", 2, "--run-dir", "run")
     succeed(*run, "--keep-checkpoints", 1, cwd=tmp_path)
