@@ -153,6 +153,8 @@ def set_up(config: TrainConfig, world: World) -> Job:
     )
     epoch_steps = steps_per_epoch(len(dataset.train), config.batch_size)
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
+    schedule = together(world, lambda: _schedule(config, last_step))
+    augmentation = together(world, lambda: _augmentation(config))
     run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
     restored = main_only(world, lambda: _restore(config, run, replica))
@@ -173,8 +175,8 @@ def set_up(config: TrainConfig, world: World) -> Job:
         replica=replica,
         recorder=recorder,
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
-        schedule=_schedule(config, last_step),
-        augmentation=together(world, lambda: _augmentation(config)),
+        schedule=schedule,
+        augmentation=augmentation,
         run=run,
         first_step=first_step,
         last_step=last_step,

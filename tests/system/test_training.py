@@ -254,6 +254,8 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
         (("--resume", "nowhere"), "nowhere"),
         (("--precision", "fp8"), "fp8"),
         (("--run-dir", "taken"), "taken"),
+        (("--steps", 2, "--warmup-steps", 5), "5 of warm-up"),
+        (("--threads", 2000), "up to 1024"),
     ],
 )
 def test_a_mistake_is_one_line_from_one_rank(
@@ -269,6 +271,8 @@ def test_a_mistake_is_one_line_from_one_rank(
     assert "Traceback" not in done.stderr
     assert (taken / "thesis.txt").read_text() == "mine"
     assert [path.name for path in taken.iterdir()] == ["thesis.txt"]
+    assert "Abort(" not in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
