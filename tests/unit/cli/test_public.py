@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 import dptrain
 from dptrain.network import Network
@@ -70,6 +71,22 @@ def test_the_promise_of_the_interface() -> None:
     assert replica.predict(x).shape == (4, 10)
     assert replica.parameters["conv1.weight"].shape == (8, 3, 3, 3)
     assert replica.gradients["dense2.weight"].shape == (10, 50)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ([1, 2, 3], "x has 4 samples, but y has targets for 3"),
+        ([0.5, 1, 2, 3], "whole numbers"),
+        ([0, 1, 2, float("nan")], "whole numbers"),
+        ([0, 1, 2, 10], "labels from 0 to 10"),
+        (np.full((4, 10), 0.1), "one-hot"),
+    ],
+)
+def test_wrong_targets_are_one_line(y: ArrayLike, message: str) -> None:
+    replica = dptrain.compile(dptrain.network("model-small"), backend="reference", batch_size=4)
+    with pytest.raises(dptrain.UserError, match=message):
+        replica.forward_backward(np.zeros((4, 3, 16, 16)), y)
 
 
 def test_a_network_of_layer_objects() -> None:
