@@ -130,6 +130,14 @@ class RunDirectory:
             raise UserError(f"{path} is no JSON: {error}") from error
         return summary
 
+    def summary_of(self, step: int) -> dict[str, Any] | None:
+        """What `write_summary` wrote when the run had made `step` steps; None if it has not."""
+        try:
+            summary = self.read_summary()
+        except UserError:
+            return None
+        return summary if summary.get("steps") == step else None
+
 
 def _run_name(network: str, data: str, now: datetime) -> str:
     words = (Path(network).name.removesuffix(".toml"), data.partition(":")[0])

@@ -109,7 +109,7 @@ def _summary(
         "seed": config.seed,
         "steps": progress.step,
         "stopped": progress.stopped,
-        "train_loss": progress.last_train_loss,
+        "train_loss": None if not job.recorder.steps else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
         "images_per_s": progress.images_per_s,

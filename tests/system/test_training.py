@@ -127,6 +127,22 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     assert steps == sorted(set(steps))
 
 
+def test_resuming_a_finished_run_leaves_its_results(tmp_path: Path) -> None:
+    succeed(*SMALL, "--steps", 8, "--run-dir", "run", ranks=2, cwd=tmp_path)
+    results = tmp_path / "run/summary.json"
+    before = results.read_bytes()
+    for _ in range(2):
+        assert "nothing left to do" in succeed("train", "--resume", "run", ranks=2, cwd=tmp_path)
+        assert results.read_bytes() == before
+    # As if it had been killed between its last checkpoint and its summary.
+    results.unlink()
+    succeed("train", "--resume", "run", ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    assert facts["test_accuracy"] == json.loads(before)["test_accuracy"]
+    assert facts["steps"] == 8
+    assert facts["train_loss"] is None
+
+
 def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Path) -> None:
     run = (*SMALL, "--steps", 8, "--checkpoint-every", 4, "--run-dir", "run")
     succeed(*run, cwd=tmp_path)
