@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dptrain.network.files import write_network
+from dptrain.network.zoo import network
 from dptrain.toml import read_toml
 from tests.system.launch import command, environment, launch, succeed
 
@@ -125,6 +127,19 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     lines = metrics(tmp_path / "parts")
     steps = [line["step"] for line in lines if "loss" in line]
     assert steps == sorted(set(steps))
+
+
+def test_a_run_goes_on_from_another_directory(tmp_path: Path) -> None:
+    write_network(network("model-small"), tmp_path / "mine.toml")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.random((40, 3, 16, 16)), y=np.arange(40) % 10)
+    own = ("train", "--network", "mine.toml", "--data", "npz:mine.npz", "--baseline-steps", 0)
+    succeed(*own, "--steps", 2, "--run-dir", "run", cwd=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    text = succeed("train", "--resume", "../run", "--steps", 4, cwd=elsewhere)
+    assert "resumed after step 2" in text
+    assert json.loads(succeed("evaluate", "../run", "--json", cwd=elsewhere))["step"] == 4
 
 
 def test_resuming_a_finished_run_leaves_its_results(tmp_path: Path) -> None:
