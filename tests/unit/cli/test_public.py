@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,15 @@ def test_wrong_targets_are_one_line(y: ArrayLike, message: str) -> None:
 def test_a_network_of_layer_objects() -> None:
     network = dptrain.Network((5,), [dptrain.Dense(3), dptrain.ReLU(), dptrain.Dense(2)])
     assert network.num_parameters == 18 + 8
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    program = tmp_path / "example.py"
+    program.write_text(example, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parents[1])}
+    subprocess.run([sys.executable, program], check=True, timeout=120, env=environment)
 
 
 def test_the_version_is_the_one_of_the_project_file() -> None:
