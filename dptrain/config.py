@@ -107,7 +107,8 @@ class TrainConfig:
     seed: int = _setting(0, "Of parameters, order of samples, dropout and augmentation.",
                          at_least=0)  # fmt: skip
     threads: int | None = _setting(None, "Threads of a rank; cores of the node divided by its "
-                                   "ranks where left out.", at_least=1)  # fmt: skip
+                                   "ranks where left out.", at_least=1,
+                                   at_most=1024)  # fmt: skip
     precision: str | None = _setting(None, "Arithmetic, a word of the backend's such as fp32.")
     crop: int | None = _setting(None, "Augmentation: move each image at random, by up to this "
                                 "many pixels; what suits the network where left out.",
@@ -165,9 +166,12 @@ class TrainConfig:
     def resolved(self) -> TrainConfig:
         """Fill in what the network's recipe decides; what is already there stays.
 
+        Paths become absolute, so that the run can be resumed and evaluated from anywhere.
+
         Raises:
             UserError: there is no such network, or nothing to train it on by default.
         """
+        from dptrain.data.spec import absolute
         from dptrain.network.zoo import recipe
 
         chosen = recipe(self.load_network(), self.optimizer)
@@ -177,9 +181,11 @@ class TrainConfig:
                 f"there is no default data for network '{self.network}'; try --data npz:FILE"
             )
         unlimited = self.epochs is None and self.steps is None
+        is_file = self.network.endswith(".toml")
         return replace(
             self,
-            data=data,
+            network=str(Path(self.network).absolute()) if is_file else self.network,
+            data=absolute(data),
             optimizer=chosen.optimizer,
             learning_rate=(
                 chosen.learning_rate if self.learning_rate is None else self.learning_rate

@@ -297,6 +297,8 @@ class Replica:
             raise UserError(
                 f"x has shape {x.shape}; this network expects ({n}, {str(expected)[1:-1]})"
             )
+        if y is not None and len(y) != n:
+            raise UserError(f"x has {n} samples, but y has targets for {len(y)}")
         context = self.context
         context.n, context.step, context.training = n, step, training
         context.samples = np.arange(n, dtype=np.int64) if samples is None else samples
@@ -437,6 +439,8 @@ class Replica:
             array = array.argmax(axis=1)
         if array.ndim != 1:
             raise UserError(f"y has shape {array.shape}; expected one class number a sample")
+        if (array != np.floor(array)).any():
+            raise UserError("y has labels that are not whole numbers; expected class numbers")
         if array.size and (array.min() < 0 or array.max() >= width):
             raise UserError(
                 f"y has labels from {array.min()} to {array.max()}; "

@@ -98,6 +98,22 @@ def existing(path: Path, kind: str) -> Path:
     return path
 
 
+def _at_home(path: str) -> str:
+    # Behind a colon no shell puts the home directory in.
+    return str(Path(path).expanduser()) if path[:2] == "~/" else path
+
+
+def absolute(spec: str) -> str:
+    """`spec` with absolute paths, so that it means the same from any directory."""
+    place, question, tail = spec.partition("?")
+    name, _, path = place.partition(":")
+    if not path:
+        return spec
+    parts = path.split(",") if name == "npy" else [path]
+    path = ",".join(str(Path(_at_home(part)).absolute()) for part in parts)
+    return f"{name}:{path}{question}{tail}"
+
+
 def parse(spec: str, sources: Mapping[str, Source], network: Network, seed: int) -> Request:
     """Take a spec apart and check it against the sources.
 
@@ -108,8 +124,7 @@ def parse(spec: str, sources: Mapping[str, Source], network: Network, seed: int)
         raise UserError(f"data {spec!a} is no plain text; rename what it names")
     place, question, tail = spec.partition("?")
     name, colon, path = place.partition(":")
-    # Behind a colon no shell puts the home directory in.
-    path = ",".join(str(Path(p).expanduser()) if p[:2] == "~/" else p for p in path.split(","))
+    path = ",".join(map(_at_home, path.split(",")))
     if name not in sources:
         raise UserError(
             f"unknown data '{name}'; expected one of {', '.join(sources)}" + suggest(name, sources)

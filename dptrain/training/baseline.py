@@ -17,6 +17,7 @@ from dptrain.training.step import Stepper
 
 WARM_UP = 3
 """Steps before the clock counts: the first ones touch memory and load code for the first time."""
+NO_BASELINE = Baseline(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def open_loader(
@@ -43,8 +44,7 @@ def measure_baseline(job: Job) -> Baseline:
 
     The parameters of the job stay as they are: a replica of its own makes the steps.
     """
-    none = np.zeros(0, np.int64)
-    weak = strong = none
+    weak, strong = NO_BASELINE.weak, NO_BASELINE.strong
     if job.config.baseline_steps and job.world.is_main:
         weak = _time_alone(job, job.local_batch)
         same = job.local_batch == job.config.batch_size

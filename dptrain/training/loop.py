@@ -10,7 +10,7 @@ from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
-from dptrain.training.baseline import measure_baseline, open_loader
+from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
 from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
@@ -38,6 +38,8 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
         stop = stack.enter_context(StopRequest())
         display = Display(world.is_main, job.first_step, job.last_step)
         introduce(job, display)
+        if job.first_step >= job.last_step:
+            return nothing_left(job, progress, display)
         baseline = measure_baseline(job)
         loader = stack.enter_context(
             open_loader(
@@ -64,6 +66,24 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
             progress.add(result, rate, step_ns)
             after_step(job, progress, display)
     return conclude(job, progress, display, baseline)
+
+
+def nothing_left(job: Job, progress: Progress, display: Display) -> dict[str, Any]:
+    """Leave the results of a run that has all its steps as they are.
+
+    One that was killed behind its last checkpoint has none of them yet; it gets what can still be
+    known.
+    """
+    display.say(
+        f"nothing left to do: {job.first_step} steps are made and {job.last_step} were asked for; "
+        "go on with a larger --epochs or --steps"
+    )
+    written = None if job.run is None else job.run.summary_of(job.first_step)
+    written = job.world.broadcast_json(written)
+    if written is not None:
+        return dict(written)
+    progress.score = score(job.replica, job.dataset.test, job.world)
+    return conclude(job, progress, display, NO_BASELINE)
 
 
 def raise_not_finite(job: Job, step: int, loss: float, rate: float) -> None:

@@ -37,13 +37,15 @@ class RunDirectory:
         checkpoints: its checkpoints.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep: int = 3) -> None:
         self.path = path
         self.metrics = MetricsFile(path / "metrics.jsonl")
-        self.checkpoints = CheckpointStore(path / "checkpoints")
+        self.checkpoints = CheckpointStore(path / "checkpoints", keep)
 
     @classmethod
-    def create(cls, path: Path | None, *, network: str, data: str, now: datetime) -> RunDirectory:
+    def create(
+        cls, path: Path | None, *, network: str, data: str, now: datetime, keep: int = 3
+    ) -> RunDirectory:
         """Make the directory of a new run; nothing that is there is overwritten.
 
         Args:
@@ -52,6 +54,7 @@ class RunDirectory:
             network: name of the network, or its file.
             data: name of the data; what follows a colon is left out.
             now: the time, for the name.
+            keep: how many checkpoints stay.
 
         Raises:
             UserError: `path` is a file or holds something, or cannot be made.
@@ -61,7 +64,7 @@ class RunDirectory:
             with writing(parent):
                 path = _make_new(parent, _run_name(network, data, now))
                 sync(parent)
-            return cls(path)
+            return cls(path, keep=keep)
         with writing(path):
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise UserError(
@@ -70,10 +73,10 @@ class RunDirectory:
                 )
             path.mkdir(parents=True, exist_ok=True)
             sync(path.parent)
-        return cls(path)
+        return cls(path, keep=keep)
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path, *, keep: int = 3) -> RunDirectory:
         """Open the directory of a run that was started before.
 
         Raises:
@@ -81,7 +84,7 @@ class RunDirectory:
         """
         try:
             if (path / CONFIG).is_file():
-                return cls(path)
+                return cls(path, keep=keep)
             problem = f"it has no {CONFIG}" if path.is_dir() else "no such directory"
             near = _near(path)
         except OSError as error:
@@ -126,6 +129,14 @@ class RunDirectory:
         except ValueError as error:
             raise UserError(f"{path} is no JSON: {error}") from error
         return summary
+
+    def summary_of(self, step: int) -> dict[str, Any] | None:
+        """What `write_summary` wrote when the run had made `step` steps; None if it has not."""
+        try:
+            summary = self.read_summary()
+        except UserError:
+            return None
+        return summary if summary.get("steps") == step else None
 
 
 def _run_name(network: str, data: str, now: datetime) -> str:

@@ -64,6 +64,7 @@ class Job:
         first_step: number of the step to begin with; more than 0 after a resume.
         last_step: one past the last step.
         epoch_steps: steps an epoch.
+        notes: what a user should know about the checkpoint that the run goes on from.
     """
 
     config: TrainConfig
@@ -81,6 +82,7 @@ class Job:
     first_step: int
     last_step: int
     epoch_steps: int
+    notes: tuple[str, ...] = ()
 
     @property
     def local_batch(self) -> int:
@@ -151,6 +153,8 @@ def set_up(config: TrainConfig, world: World) -> Job:
     )
     epoch_steps = steps_per_epoch(len(dataset.train), config.batch_size)
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
+    schedule = together(world, lambda: _schedule(config, last_step))
+    augmentation = together(world, lambda: _augmentation(config))
     run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
     restored = main_only(world, lambda: _restore(config, run, replica))
@@ -171,12 +175,13 @@ def set_up(config: TrainConfig, world: World) -> Job:
         replica=replica,
         recorder=recorder,
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
-        schedule=_schedule(config, last_step),
-        augmentation=together(world, lambda: _augmentation(config)),
+        schedule=schedule,
+        augmentation=augmentation,
         run=run,
         first_step=first_step,
         last_step=last_step,
         epoch_steps=epoch_steps,
+        notes=() if restored is None else restored.notes,
     )
 
 
@@ -198,10 +203,13 @@ def _schedule(config: TrainConfig, last_step: int) -> Schedule:
 
 
 def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> RunDirectory:
+    keep = config.keep_checkpoints
     if config.resume is not None:
-        return RunDirectory.open(Path(config.resume))
+        return RunDirectory.open(Path(config.resume), keep=keep)
     path = None if config.run_dir is None else Path(config.run_dir)
-    return RunDirectory.create(path, network=network.name, data=dataset.name, now=datetime.now())
+    return RunDirectory.create(
+        path, network=network.name, data=dataset.name, now=datetime.now(), keep=keep
+    )
 
 
 def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:

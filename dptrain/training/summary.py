@@ -40,6 +40,8 @@ def introduce(job: Job, display: Display) -> None:
     if job.run is not None:
         resumed = f", resumed after step {job.first_step}" if job.first_step else ""
         display.say(f"run: {job.run.path}{resumed}")
+    for note in job.notes:
+        display.say(f"note: {note}; going on from the one before")
 
 
 def _possible(job: Job) -> float:
@@ -107,7 +109,7 @@ def _summary(
         "seed": config.seed,
         "steps": progress.step,
         "stopped": progress.stopped,
-        "train_loss": progress.last_train_loss,
+        "train_loss": None if not job.recorder.steps else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
         "images_per_s": progress.images_per_s,

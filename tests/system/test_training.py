@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dptrain.network.files import write_network
+from dptrain.network.zoo import network
 from dptrain.toml import read_toml
 from tests.system.launch import command, environment, launch, succeed
 
@@ -127,6 +129,52 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
     assert steps == sorted(set(steps))
 
 
+def test_a_run_goes_on_from_another_directory(tmp_path: Path) -> None:
+    write_network(network("model-small"), tmp_path / "mine.toml")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.random((40, 3, 16, 16)), y=np.arange(40) % 10)
+    own = ("train", "--network", "mine.toml", "--data", "npz:mine.npz", "--baseline-steps", 0)
+    succeed(*own, "--steps", 2, "--run-dir", "run", cwd=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    text = succeed("train", "--resume", "../run", "--steps", 4, cwd=elsewhere)
+    assert "resumed after step 2" in text
+    assert json.loads(succeed("evaluate", "../run", "--json", cwd=elsewhere))["step"] == 4
+
+
+def test_resuming_a_finished_run_leaves_its_results(tmp_path: Path) -> None:
+    succeed(*SMALL, "--steps", 8, "--run-dir", "run", ranks=2, cwd=tmp_path)
+    results = tmp_path / "run/summary.json"
+    before = results.read_bytes()
+    for _ in range(2):
+        assert "nothing left to do" in succeed("train", "--resume", "run", ranks=2, cwd=tmp_path)
+        assert results.read_bytes() == before
+    # As if it had been killed between its last checkpoint and its summary.
+    results.unlink()
+    succeed("train", "--resume", "run", ranks=2, cwd=tmp_path)
+    facts = summary(tmp_path / "run")
+    assert facts["test_accuracy"] == json.loads(before)["test_accuracy"]
+    assert facts["steps"] == 8
+    assert facts["train_loss"] is None
+
+
+def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Path) -> None:
+    run = (*SMALL, "--steps", 8, "--checkpoint-every", 4, "--run-dir", "run")
+    succeed(*run, cwd=tmp_path)
+    newest = tmp_path / "run/checkpoints/step-00000008"
+    (newest / "state.safetensors").write_bytes(b"half")
+    text = succeed("train", "--resume", "run", cwd=tmp_path)
+    assert "resumed after step 4" in text
+    (note,) = (line for line in text.splitlines() if line.startswith("note: "))
+    assert "step-00000008 is damaged" in note
+
+
+def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path: Path) -> None:
+    run = (*SMALL, "--steps", 8, "--checkpoint-every", 2, "--run-dir", "run")
+    succeed(*run, "--keep-checkpoints", 1, cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000008"]
+
+
 def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
     run = (*SMALL, "--schedule", "constant")
     succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=1, cwd=tmp_path)
@@ -238,6 +286,8 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
         (("--resume", "nowhere"), "nowhere"),
         (("--precision", "fp8"), "fp8"),
         (("--run-dir", "taken"), "taken"),
+        (("--steps", 2, "--warmup-steps", 5), "5 of warm-up"),
+        (("--threads", 2000), "up to 1024"),
     ],
 )
 def test_a_mistake_is_one_line_from_one_rank(
@@ -253,6 +303,8 @@ def test_a_mistake_is_one_line_from_one_rank(
     assert "Traceback" not in done.stderr
     assert (taken / "thesis.txt").read_text() == "mine"
     assert [path.name for path in taken.iterdir()] == ["thesis.txt"]
+    assert "Abort(" not in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:

@@ -125,7 +125,21 @@ def test_no_default_data_is_said(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"no default data for network '.*pair.toml'; try --data"):
         load_config({"network": str(network)}, {})
-    assert load_config({"network": str(network), "data": "npz:a"}, {}).data == "npz:a"
+    assert load_config({"network": str(network), "data": "npz:/a"}, {}).data == "npz:/a"
+
+
+def test_paths_mean_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, expected in {
+        "digits": "digits",
+        "irradiance?samples=600": "irradiance?samples=600",
+        "npz:a,b.npz?fit=crop": f"npz:{tmp_path}/a,b.npz?fit=crop",
+        "npy:x.npy,y.npy": f"npy:{tmp_path}/x.npy,{tmp_path}/y.npy",
+        "mnist:~/mnist": "mnist:/home/me/mnist",
+        "cifar10:/data": "cifar10:/data",
+    }.items():
+        assert load_config({"data": given}, {}).data == expected
 
 
 def test_other_variables_of_the_project_are_left_alone() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 import dptrain
 from dptrain.network import Network
@@ -72,9 +75,34 @@ def test_the_promise_of_the_interface() -> None:
     assert replica.gradients["dense2.weight"].shape == (10, 50)
 
 
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ([1, 2, 3], "x has 4 samples, but y has targets for 3"),
+        ([0.5, 1, 2, 3], "whole numbers"),
+        ([0, 1, 2, float("nan")], "whole numbers"),
+        ([0, 1, 2, 10], "labels from 0 to 10"),
+        (np.full((4, 10), 0.1), "one-hot"),
+    ],
+)
+def test_wrong_targets_are_one_line(y: ArrayLike, message: str) -> None:
+    replica = dptrain.compile(dptrain.network("model-small"), backend="reference", batch_size=4)
+    with pytest.raises(dptrain.UserError, match=message):
+        replica.forward_backward(np.zeros((4, 3, 16, 16)), y)
+
+
 def test_a_network_of_layer_objects() -> None:
     network = dptrain.Network((5,), [dptrain.Dense(3), dptrain.ReLU(), dptrain.Dense(2)])
     assert network.num_parameters == 18 + 8
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    program = tmp_path / "example.py"
+    program.write_text(example, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parents[1])}
+    subprocess.run([sys.executable, program], check=True, timeout=120, env=environment)
 
 
 def test_the_version_is_the_one_of_the_project_file() -> None:
