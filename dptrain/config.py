@@ -133,7 +133,8 @@ class TrainConfig:
     bucket_kib: int = _setting(256, "KiB of gradients whose sum over the ranks starts together.",
                                at_least=1)  # fmt: skip
     prefetch: int = _setting(2, "Minibatches read ahead.", at_least=1)
-    timeout: float = _setting(300.0, "Seconds a rank waits for the others.", above=0)
+    timeout: float = _setting(300.0, "Seconds a rank waits for the others before it takes the job "
+                              "for hanging and ends it.", at_least=1)  # fmt: skip
 
     def __post_init__(self) -> None:
         for setting in settings():
@@ -327,13 +328,22 @@ def load_config(
                 "leave --config out"
             )
         file = resume / CONFIG_FILE
-    values = {} if file is None else _from_file(read_toml(file), str(file))
+    values = {} if file is None else _from_file(read_settings(file), str(file))
     for layer in (variables, given):
         for one, other in (("epochs", "steps"), ("steps", "epochs")):
             if one in layer and other not in layer:
                 values.pop(other, None)
         values.update(layer)
     return TrainConfig(**values).resolved()
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Values of a configuration file; a network's path is relative to the folder of that file."""
+    values = read_toml(file)
+    network = values.get("network")
+    if isinstance(network, str) and network.endswith(".toml"):
+        values["network"] = str(file.parent / network)
+    return values
 
 
 def _from_environment(

@@ -33,7 +33,7 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
         UserError: something the user can mend; the same on every rank.
     """
     job = set_up(config, world)
-    progress = Progress(job.first_step)
+    progress = Progress(job.first_step, job.network.loss.targets != "values")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         display = Display(world.is_main, job.first_step, job.last_step)
@@ -115,6 +115,7 @@ def after_step(job: Job, progress: Progress, display: Display) -> None:
     due = epoch_end and (step // job.epoch_steps) % max(config.evaluate_every, 1) == 0
     if (due and config.evaluate_every) or (last and not progress.stopped):
         progress.score = score(job.replica, job.dataset.test, job.world)
+        progress.scored_at = step
         if job.run is not None:
             job.run.metrics.append(progress.score_record())
     if epoch_end or last:

@@ -16,20 +16,24 @@ class Progress:
     """Running sums; `step` counts steps done since the very start, resumed ones included.
 
     Attributes:
+        has_answers: a prediction is right or wrong, not near or far.
         stopped: somebody asked to end early.
         first_step_s: age of the process when its first step was done.
         loss: of the last minibatch.
         rate: learning rate of the last update.
         last_train_loss: mean over the epoch under way, or the one that has just ended.
         score: latest look at the test split.
+        scored_at: step of that look.
     """
 
     step: int
+    has_answers: bool
     stopped: bool = False
     first_step_s: float | None = None
     loss: float = math.nan
     rate: float = math.nan
     score: Score | None = None
+    scored_at: int = -1
     last_train_loss: float = math.nan
     _epoch_loss: float = 0.0
     _epoch_correct: int = 0
@@ -86,9 +90,9 @@ class Progress:
         """What is printed when an epoch ends."""
         parts = [f"epoch {math.ceil(self.step / epoch_steps):>3}", f"step {self.step}/{last_step}"]
         parts.append(f"loss {self.last_train_loss:.4f}")
-        if self.score is not None:
-            if self.score.accuracy is not None:
-                parts.append(f"train {self._epoch_correct / max(self._epoch_images, 1):.1%}")
+        if self.has_answers:
+            parts.append(f"train {self._epoch_correct / max(self._epoch_images, 1):.1%}")
+        if self.score is not None and self.scored_at == self.step:
             parts.append(f"test {self.score}")
         parts.append(f"{self.images_per_s:,.0f} images/s")
         return "  ".join(parts)

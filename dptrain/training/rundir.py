@@ -19,13 +19,16 @@ from typing import Any
 
 import tomli_w
 
+from dptrain.config import CONFIG_FILE as CONFIG
+from dptrain.config import read_settings
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, sync, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
-from dptrain.toml import read_toml
+from dptrain.network.files import write_network
+from dptrain.network.network import Network
 from dptrain.training.checkpoints import CheckpointStore
 
-CONFIG, ENVIRONMENT, SUMMARY = "config.toml", "env.json", "summary.json"
+ENVIRONMENT, SUMMARY, NETWORK = "env.json", "summary.json", "network.toml"
 
 
 class RunDirectory:
@@ -97,13 +100,22 @@ class RunDirectory:
         heading = f"# Starts the same run again: dptrain train --config {CONFIG}\n"
         write_whole(self.path / CONFIG, heading + text)
 
+    def keep_network(self, network: Network) -> str:
+        """Write `network.toml`, so that the run outlives the file that the network came from.
+
+        Returns:
+            What `config.toml` is to call the network.
+        """
+        write_network(network, self.path / NETWORK)
+        return NETWORK
+
     def read_config(self) -> dict[str, Any]:
         """Values of `config.toml`.
 
         Raises:
             UserError: it is missing or no TOML.
         """
-        return read_toml(self.path / CONFIG)
+        return read_settings(self.path / CONFIG)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`; see `dptrain.measure.environment`."""

@@ -161,7 +161,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
     if run is not None:
-        _describe_run(run, config, world, restored)
+        _describe_run(run, config, network, world, restored)
     buckets = make_buckets(plan, config.bucket_kib * 1024)
     recorder = StepRecorder(plan.stages)
     gradient_sum = load_strategy(config.strategy, world, replica, buckets)
@@ -234,11 +234,17 @@ def _check_same_job(config: TrainConfig, checkpoint: Checkpoint) -> None:
 
 
 def _describe_run(
-    run: RunDirectory, config: TrainConfig, world: World, restored: Checkpoint | None
+    run: RunDirectory,
+    config: TrainConfig,
+    network: Network,
+    world: World,
+    restored: Checkpoint | None,
 ) -> None:
-    if restored is None:
-        run.write_config(config.to_toml_values())
-    else:
+    values = config.to_toml_values()
+    if config.network.endswith(".toml"):
+        values["network"] = run.keep_network(network)
+    run.write_config(values)
+    if restored is not None:
         run.metrics.truncate_after(restored.step)
     run.write_environment(environment(world))
 

@@ -331,13 +331,29 @@ def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
     assert (tmp_path / "one.csv").read_text().splitlines() == one
 
 
-@pytest.mark.parametrize("network", ["solar", "mlp-50-25"])
-def test_regressions_learn(tmp_path: Path, network: str) -> None:
+@pytest.mark.parametrize("name", ["solar", "mlp-50-25"])
+def test_regressions_learn(tmp_path: Path, name: str) -> None:
     data = "irradiance?samples=600"
-    run = ("train", "--network", network, "--data", data, "--epochs", 2, "--run-dir", "run")
+    run = ("train", "--network", name, "--data", data, "--epochs", 2, "--run-dir", "run")
     succeed(*run, "--baseline-steps", 0, ranks=2, cwd=tmp_path)
     facts = summary(tmp_path / "run")
     assert facts["test_accuracy"] is None
     losses = metrics(tmp_path / "run")
     first = next(line["loss"] for line in losses if "loss" in line)
     assert facts["test_loss"] < first
+
+
+def test_a_run_outlives_its_network_file_and_its_place(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    write_network(network("model-small"), mine)
+    run = ("train", "--network", "mine.toml", "--data", "digits", "--baseline-steps", 0)
+    succeed(*run, "--steps", 5, "--run-dir", "run", cwd=tmp_path)
+    mine.unlink()
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "run").rename(moved)
+    assert json.loads(succeed("evaluate", moved, "--json"))["step"] == 5
+    succeed("train", "--resume", moved, "--steps", 8, "--schedule", "cosine", cwd=tmp_path)
+    assert read_toml(moved / "config.toml")["steps"] == 8
+    wrong = launch("train", "--resume", tmp_path / "elsewher")
+    assert wrong.returncode == 2
+    assert "elsewhere" in wrong.stderr.splitlines()[-1]

@@ -19,6 +19,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "backend": ("numba", "reference"),
     "strategy": ("mirrored", "central"),
     "schedule": ("cosine", "constant"),
+    "timeout": (20.0, 30.0),
     "optimizer": ("sgd", "adam"),
     "precision": ("fp32", "fp64"),
     "run_dir": (Path("a"), Path("b")),
@@ -160,7 +161,7 @@ MISTAKES = [
     ({"batch_size": "x"}, "--batch-size is 'x'; expected a whole number of at least 1"),
     ({"learning_rate": "0"}, "--learning-rate is 0.0; expected a number above 0"),
     ({"learning_rate": "nan"}, "--learning-rate is nan; expected a number above 0"),
-    ({"timeout": "inf"}, "--timeout is inf; expected a number above 0"),
+    ({"timeout": "inf"}, "--timeout is inf; expected a number of at least 1"),
     ({"momentum": "1"}, "--momentum is 1.0; expected a number of at least 0 and below 1"),
     ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
     ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam"
