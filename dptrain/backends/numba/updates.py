@@ -16,6 +16,17 @@ from dptrain.backends.numba.jit import inlined, kernel
 Array = NDArray[Any]
 
 
+TINY = np.float32(1e-30)
+"""State below this counts as zero. A momentum without gradient decays into denormal numbers, on
+which processors are slow: model0's update took 33 times as long once two thirds of it were."""
+
+
+@inlined
+def _flushed(value: Any) -> Any:
+    """Zero for a tiny value; NaN stays NaN."""
+    return np.float32(0.0) if abs(value) < TINY else value
+
+
 @inlined
 def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
     """What segment k has in common with [start, stop), empty or not, as unsigned numbers."""
@@ -52,7 +63,7 @@ def sgd_momentum(
         first, last = _overlap(start, stop, bounds, k)
         for i in range(first, last):
             d = g[i] + decay * w[i]
-            v[i] = mu * v[i] + d
+            v[i] = _flushed(mu * v[i] + d)
             w[i] -= rate * (p * d + q * v[i])
 
 
@@ -72,6 +83,6 @@ def adam(
         first, last = _overlap(start, stop, bounds, k)
         for i in range(first, last):
             d = g[i] + decay * w[i]
-            m[i] = b1 * m[i] + c1 * d
-            v[i] = b2 * v[i] + c2 * d * d
+            m[i] = _flushed(b1 * m[i] + c1 * d)
+            v[i] = _flushed(b2 * v[i] + c2 * d * d)
             w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)

@@ -431,3 +431,19 @@ def test_kernels_use_the_backend_s_cache() -> None:
     }
     assert len(caches) > 30
     assert FunctionCache not in caches.values(), caches
+
+
+@pytest.mark.parametrize("rule", [SGD(momentum=0.9), Adam()], ids=["sgd", "adam"])
+def test_state_without_gradient_ends_at_zero_and_never_denormal(rule: Optimizer) -> None:
+    replica = compile(Network((5,), [Dense(3)]), "numba", 2, optimizer=rule)
+    smallest = np.finfo(np.float32).tiny
+    replica.flat_gradients[:] = 1.0
+    replica.update(0.01)
+    replica.flat_gradients[:] = 0.0
+    for _ in range(1200):
+        replica.update(0.01)
+        for flat in replica.flat_state.values():
+            assert not ((flat != 0) & (np.abs(flat) < smallest)).any()
+    replica.flat_gradients[0] = np.nan
+    replica.update(0.01)
+    assert np.isnan(replica.flat_parameters[0])
