@@ -65,16 +65,18 @@ def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
     Of Python and NumPy the largest amount held within a step; of numba the number of allocations,
     which it counts only if ``NUMBA_NRT_STATS`` is set.
     """
+    import numpy as np
     from numba.core.runtime import rtsys
 
     import dptrain
 
     built = dptrain.network(network)
     x, y = _numbers(built, batch_size)
+    samples = np.arange(batch_size, dtype=np.int64)
     replica = dptrain.compile(built, batch_size=batch_size)
 
     def step() -> None:
-        replica.load(x, y)
+        replica.load(x, y, samples=samples)
         replica.run()
         replica.update(LEARNING_RATE)
 

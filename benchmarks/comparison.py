@@ -28,6 +28,9 @@ from dptrain.plan.plan import make_plan
 PROBES = 3
 """Steps of each mode by which the best is chosen."""
 
+HOPELESS = 1.6
+"""Times the fastest mode's step."""
+
 OURS, THEIRS = "dptrain", "PyTorch"
 
 
@@ -121,7 +124,7 @@ def _compare(
         if task == "inference" or not _drops(network):
             _agree(f"{network.name}, batch {batch_size}, {task}, {name}", mine, theirs)
     with one_core():
-        probes = take_turns(programs, PROBES, warm_up=1)
+        probes = _probe(programs)
         best = min(probes, key=lambda name: float(np.median(probes[name].cpu)))
         times = take_turns({OURS: ours, THEIRS: programs[best]}, steps)
         peak = sgemm_peak()
@@ -130,6 +133,14 @@ def _compare(
         network.name, batch_size, task, best, medians, times[OURS], times[THEIRS],
         flops(network, batch_size, training=task == "training"), peak,
     )  # fmt: skip
+
+
+def _probe(programs: dict[str, Program]) -> dict[str, Times]:
+    """A few steps of each mode; but one of those that are hopeless, for they are the slow ones."""
+    first = take_turns(programs, 1, warm_up=0)
+    least = min(times.median_ms for times in first.values())
+    near = {n: p for n, p in programs.items() if first[n].median_ms < HOPELESS * least}
+    return {**first, **take_turns(near, PROBES, warm_up=0)}
 
 
 def flops(network: Network, batch_size: int, *, training: bool) -> int:

@@ -67,9 +67,10 @@ def modes_for(network: Network, *, compiled: bool) -> tuple[Mode, ...]:
 def dptrain_step(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Program:
     """Copy the batch in, forward, loss, backward, update."""
     replica = dptrain.compile(network, batch_size=len(x))
+    samples = np.arange(len(x), dtype=np.int64)
 
     def step() -> float:
-        replica.load(x, y)
+        replica.load(x, y, samples=samples)
         replica.run()
         replica.update(LEARNING_RATE)
         return float(replica.sums[0])

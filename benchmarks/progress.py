@@ -11,7 +11,7 @@ from dptrain.measure.console import make_console
 if TYPE_CHECKING:
     from benchmarks.report import Table
 
-WIDTH = 150
+WIDTH = 170
 """Columns of the widest table."""
 
 

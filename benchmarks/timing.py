@@ -71,9 +71,12 @@ def ratio(slower: Times, faster: Times) -> Ratio:
 
 
 def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) -> dict[str, Times]:
-    """Time `steps` or more steps of each program, block by block in turn."""
-    longest = max(_estimate(program, warm_up) for program in programs.values())
-    block = int(min(max(BLOCK_NS // max(longest, 1), 1), 10))
+    """Time `steps` or more steps of each program, block by block in turn.
+
+    Without `warm_up`, which says how long a step takes, blocks are of one step.
+    """
+    longest = max(_estimate(program, warm_up) for program in programs.values()) if warm_up else 0
+    block = int(min(max(BLOCK_NS // longest, 1), 10)) if longest else 1
     blocks = max(-(-steps // block), min(MIN_BLOCKS, steps))
     records = {name: np.zeros((2, blocks * block), np.int64) for name in programs}
     for turn in range(blocks):
@@ -84,7 +87,7 @@ def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) ->
 
 
 def _estimate(program: Program, warm_up: int) -> int:
-    return min(_time(program)[0] for _ in range(max(warm_up, 1)))
+    return max(min(_time(program)[0] for _ in range(warm_up)), 1)
 
 
 def _time(program: Program) -> tuple[int, int]:
