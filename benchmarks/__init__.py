@@ -1,0 +1,1 @@
+"""Side-by-side runs against PyTorch and against what the machine can do."""

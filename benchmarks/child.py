@@ -1,0 +1,146 @@
+"""What must be measured in a process of its own: memory, allocations, compile time.
+
+    python -m benchmarks.child train-dptrain model0 32
+
+prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+STEPS = 10
+LEARNING_RATE = 1e-8
+TIMEOUT_S = 300
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_child(task: str, network: str, batch_size: int, **variables: str) -> dict[str, Any]:
+    """Run a task of this module in a new process, with environment variables besides ours."""
+    command = [sys.executable, "-m", "benchmarks.child", task, network, str(batch_size)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def compile_times(network: str, batch_size: int) -> tuple[float, float]:
+    """Seconds of compiling what training takes, with an empty cache and again with a full one."""
+    with tempfile.TemporaryDirectory() as folder:
+        times = [
+            run_child("compile", network, batch_size, DPTRAIN_CACHE_DIR=folder)["seconds"]
+            for _ in range(2)
+        ]
+    return times[0], times[1]
+
+
+def _compile(network: str, batch_size: int) -> dict[str, Any]:
+    import dptrain
+    from dptrain.training.evaluation import EVALUATION_BATCH
+
+    start = time.perf_counter()
+    built = dptrain.network(network)
+    dptrain.compile(built, batch_size=batch_size, optimizer=dptrain.SGD(momentum=0.9))
+    dptrain.compile(built, batch_size=EVALUATION_BATCH, training=False)
+    return {"seconds": time.perf_counter() - start}
+
+
+def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
+    """Peak memory, and what a steady step takes from the heap.
+
+    Of Python and NumPy the largest amount held within a step; of numba the number of allocations,
+    which it counts only if ``NUMBA_NRT_STATS`` is set.
+    """
+    import numpy as np
+    from numba.core.runtime import rtsys
+
+    import dptrain
+
+    built = dptrain.network(network)
+    x, y = _numbers(built, batch_size)
+    samples = np.arange(batch_size, dtype=np.int64)
+    replica = dptrain.compile(built, batch_size=batch_size)
+
+    def step() -> None:
+        replica.load(x, y, samples=samples)
+        replica.run()
+        replica.update(LEARNING_RATE)
+
+    for _ in range(STEPS):
+        step()
+    memory = _peak_memory()
+    before = rtsys.get_allocation_stats().alloc
+    for _ in range(STEPS):
+        step()
+    allocations = (rtsys.get_allocation_stats().alloc - before) / STEPS
+    tracemalloc.start()
+    step()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    step()
+    _, peak = tracemalloc.get_traced_memory()
+    return {"memory": memory, "python_bytes": peak - held, "numba_allocations": allocations}
+
+
+def _train_torch(network: str, batch_size: int) -> dict[str, Any]:
+    import torch
+
+    import dptrain
+    from benchmarks.programs import MODES, torch_step
+
+    torch.set_num_threads(1)
+    built = dptrain.network(network)
+    x, y = _numbers(built, batch_size)
+    step = torch_step(built, x, y, MODES[0])
+    for _ in range(STEPS):
+        step()
+    return {"torch_memory": _peak_memory()}
+
+
+def _numbers(network: Any, batch_size: int) -> tuple[Any, Any]:
+    """As `random_batch`, without importing PyTorch."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch_size, *network.input_shape), np.float32)
+    width = network.num_outputs
+    if network.loss.targets == "classes":
+        return x, rng.integers(0, width, batch_size)
+    return x, rng.random((batch_size, width), np.float32)
+
+
+def _peak_memory() -> int:
+    """Largest resident set of this process so far, in bytes.
+
+    Not getrusage on Linux: its figure survives exec, and so starts at the size of the parent.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):
+        # macOS counts in bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+TASKS = {
+    "compile": _compile,
+    "train-dptrain": _train_dptrain,
+    "train-torch": _train_torch,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(TASKS[sys.argv[1]](sys.argv[2], int(sys.argv[3]))))

@@ -1,0 +1,89 @@
+"""dptrain against PyTorch, and against the limits of the machine, on a CPU.
+
+python -m benchmarks.cpu [--quick] [--networks model0,cifar] [--output DIR]
+
+docs/performance.md says how the figures are measured and what they mean.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from benchmarks.suite import Settings
+
+CNNS = ("model0", "model1", "model2", "cifar", "solar")
+NETWORKS = (*CNNS, "mlp-800-400-208", "mlp-6400-3200-1664")
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+SECTIONS = ("training", "inference", "stages", "ranks", "processes")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A minute: batch 32, few repeats, no torch.compile.")
+@click.option("--networks", help="Names with commas between them.  [default: all seven]")
+@click.option("--sections", help=f"Some of {','.join(SECTIONS)}.  [default: all]")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the files.  [default: benchmarks/results; --quick writes none]",
+)
+def main(quick: bool, networks: str | None, sections: str | None, output: Path | None) -> None:
+    """Compare dptrain with PyTorch on this machine's CPU."""
+    # BLAS libraries read these when they are loaded, which happens in the imports below.
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    from benchmarks.check import WrongResultError
+    from benchmarks.progress import Progress
+    from benchmarks.report import headline, write
+    from benchmarks.suite import run
+    from dptrain.errors import UserError
+
+    start = time.perf_counter()
+    progress = Progress()
+    try:
+        settings = _settings(quick, networks, sections)
+        results = run(settings, progress)
+    except (UserError, WrongResultError) as error:
+        progress.close()
+        print(f"benchmarks.cpu: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, WrongResultError) else 2)
+    progress.close()
+    progress.show(results.tables())
+    progress.say(headline(results))
+    progress.say(f"{time.perf_counter() - start:.0f} s")
+    folder = output or (None if quick else Path(__file__).parent / "results")
+    if folder is not None:
+        for path in write(results, folder):
+            progress.say(f"written: {path}")
+
+
+def _settings(quick: bool, networks: str | None, sections: str | None) -> Settings:
+    from benchmarks.suite import Settings
+    from dptrain.errors import UserError, suggest
+
+    chosen = tuple(sections.split(",")) if sections else SECTIONS
+    for section in chosen:
+        if section not in SECTIONS:
+            raise UserError(
+                f"no section '{section}'; there are {', '.join(SECTIONS)}"
+                f"{suggest(section, SECTIONS)}"
+            )
+    names = tuple(networks.split(",")) if networks else NETWORKS
+    if quick:
+        return Settings(
+            names, chosen, batches=(32,), inference_batches=(32,), steps=8, compiled=False,
+            launches=1, rank_networks=("model0",), rank_steps=10,
+        )  # fmt: skip
+    # torch.compile generates C++.
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return Settings(names, chosen, compiled=compiler is not None)
+
+
+if __name__ == "__main__":
+    main()

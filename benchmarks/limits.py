@@ -1,0 +1,58 @@
+"""What one core of this machine can do: multiply matrices, and copy memory."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.timing import Program
+
+MATRIX_SIZES = (512, 1024)
+"""Where both libraries are at their best on the machines seen; 1536 and 2048 gave the same."""
+REPEATS = 3
+COPY_NS = 1e6
+"""Least time of a measured run of copies, so that the clock and the call do not count."""
+
+
+def sgemm_peak() -> float:
+    """Best rate of NumPy's and PyTorch's matrix product on one thread, FLOP/s."""
+    rates = []
+    for size in MATRIX_SIZES:
+        a, b = np.random.default_rng(0).random((2, size, size), np.float32)
+        c, ta, tb = np.empty_like(a), torch.from_numpy(a), torch.from_numpy(b)
+        tc = torch.from_numpy(c)
+        programs: tuple[Program, ...] = (
+            partial(np.matmul, a, b, out=c),
+            partial(torch.mm, ta, tb, out=tc),
+        )
+        for program in programs:
+            program()
+            rates.append(2.0 * size**3 / min(_seconds(program) for _ in range(REPEATS)))
+    return max(rates)
+
+
+def copy_rate(working_set: int) -> float:
+    """Bytes/s, read and written, of copying between arrays of `working_set` bytes together."""
+    size = max(working_set // 2, 64)
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+
+    def once() -> None:
+        np.copyto(target, source)
+
+    once()
+    count = max(int(COPY_NS / (1e9 * max(_seconds(once), 1e-9))), 1)
+
+    def many() -> None:
+        for _ in range(count):
+            np.copyto(target, source)
+
+    return 2.0 * size * count / float(np.median([_seconds(many) for _ in range(REPEATS)]))
+
+
+def _seconds(program: Program) -> float:
+    start = time.process_time_ns()
+    program()
+    return max(time.process_time_ns() - start, 1) / 1e9

@@ -1,0 +1,63 @@
+"""What is being measured now, and the tables at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dptrain.measure.console import make_console
+
+if TYPE_CHECKING:
+    from benchmarks.report import Table
+
+WIDTH = 170
+"""Columns of the widest table."""
+
+
+class Progress:
+    """A line that changes on a terminal; elsewhere a line for each thing measured."""
+
+    def __init__(self) -> None:
+        self._console = make_console()
+        # A table that is wider than the window is better wrapped than cut.
+        self._console.width = max(self._console.width, WIDTH)
+        self._start = time.perf_counter()
+        self._status = self._console.status("") if self._console.is_terminal else None
+        if self._status is not None:
+            self._status.start()
+
+    def step(self, what: str) -> None:
+        """Say what comes next."""
+        line = f"{time.perf_counter() - self._start:4.0f} s  {what}"
+        if self._status is None:
+            print(line, flush=True)
+        else:
+            self._status.update(line)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Print lines as they are."""
+        print(text, flush=True)
+
+    def show(self, tables: Iterable[Table]) -> None:
+        """Print tables: in frames and colours where somebody watches, plain elsewhere."""
+        from rich import box
+        from rich.table import Table as Frame
+
+        terminal = self._console.is_terminal
+        for table in tables:
+            frame = Frame(
+                title=table.title, title_justify="left", box=box.SIMPLE if terminal else None
+            )
+            for i, column in enumerate(table.columns):
+                frame.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+            for row in table.rows:
+                style = "yellow" if row[-1].endswith("target") else None
+                frame.add_row(*row, style=style)
+            self._console.print(frame, crop=False)
+            self._console.print()

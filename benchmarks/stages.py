@@ -1,0 +1,124 @@
+"""Every stage of a training step against the limit that applies to it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import dptrain
+from benchmarks.limits import copy_rate, sgemm_peak
+from benchmarks.programs import LEARNING_RATE
+from benchmarks.timing import one_core
+from benchmarks.torch_network import random_batch
+from dptrain.network import Conv2d, Dense, Network
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import Plan, Stage
+
+WARM_UP = 3
+ROUNDS = 5
+"""Spells of steps, each followed by a look at the limits: a shared machine is not always equally
+fast."""
+PRODUCTS = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+FEW_CHANNELS = 3
+"""Convolutions of so few input channels have a target of their own: they reuse little."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """A stage, how long it took, and what its limit would have allowed.
+
+    Attributes:
+        network, batch_size: the case.
+        name: of the stage.
+        kind: "convolution", "first convolution" (few input channels), "dense" or "memory".
+        time_us: median.
+        quartiles_us: first and third.
+        share_of_step: of the sum of all stages' medians.
+        rate: FLOP/s, or bytes/s for what only moves memory.
+        limit: the same unit: sgemm peak, or copying at the same working set.
+        share_of_limit: rate over limit, each measured in the same `ROUNDS` short spells.
+    """
+
+    network: str
+    batch_size: int
+    name: str
+    kind: str
+    time_us: float
+    quartiles_us: tuple[float, float]
+    share_of_step: float
+    rate: float
+    limit: float
+    share_of_limit: float
+
+
+def kind_of(plan: Plan, stage: Stage) -> str:
+    """Which limit applies: that of the layer with parameters, or memory's."""
+    heads = {group.name: group.head for group in plan.groups}
+    if stage.phase not in PRODUCTS or stage.group not in heads:
+        return "memory"
+    head = heads[stage.group]
+    if isinstance(head.layer, Conv2d):
+        few = head.input_shape[0] <= FEW_CHANNELS
+        return "first convolution" if few else "convolution"
+    return "dense" if isinstance(head.layer, Dense) else "memory"
+
+
+def bytes_of(stage: Stage) -> int:
+    """Bytes moved; loading reads the user's arrays as well, which no plan knows."""
+    return stage.bytes_moved * (2 if stage.phase is Phase.LOAD else 1)
+
+
+def measure_stages(network: Network, batch_size: int, *, steps: int) -> list[StageResult]:
+    """Time every stage inside of whole training steps, and what limits it in between."""
+    x, y = random_batch(network, batch_size)
+    replica = dptrain.compile(network, batch_size=batch_size)
+    plan = replica.plan
+    kinds = [kind_of(plan, stage) for stage in plan.stages]
+    work = np.array(
+        [bytes_of(s) if k == "memory" else s.flops for s, k in zip(plan.stages, kinds, strict=True)]
+    )
+    laps, limits = [], []
+    with one_core():
+        for _ in range(WARM_UP):
+            _laps(replica, x, y)
+        for _ in range(ROUNDS):
+            laps.append([_laps(replica, x, y) for _ in range(-(-steps // ROUNDS))])
+            peak = sgemm_peak()
+            limits.append(
+                [
+                    copy_rate(int(w)) if k == "memory" else peak
+                    for w, k in zip(work, kinds, strict=True)
+                ]
+            )
+    shares = np.median(work / (np.median(laps, axis=1) / 1e9) / limits, axis=0)
+    times = np.concatenate(laps)
+    low, medians, high = np.percentile(times, [25, 50, 75], axis=0)
+    typical = np.median(limits, axis=0)
+    return [
+        StageResult(
+            network.name, batch_size, stage.name, kinds[i], medians[i] / 1e3,
+            (low[i] / 1e3, high[i] / 1e3), medians[i] / medians.sum(),
+            1e9 * work[i] / medians[i], typical[i], shares[i],
+        )
+        for i, stage in enumerate(plan.stages)
+    ]  # fmt: skip
+
+
+def _laps(replica: dptrain.Replica, x: Any, y: Any) -> list[int]:
+    """Nanoseconds of every stage of one step, by index."""
+    clock = time.process_time_ns
+    stamps = np.zeros(len(replica.plan.stages) + 1, np.int64)
+    stamps[0] = clock()
+    replica.load(x, y)
+    stamps[1] = clock()
+
+    def note(index: int) -> None:
+        stamps[index + 1] = clock()
+
+    replica.run(note)
+    replica.update(LEARNING_RATE)
+    stamps[-1] = clock()
+    return [int(lap) for lap in np.diff(stamps)]

@@ -1,0 +1,138 @@
+"""The order of a run: first whether results are right, then how fast they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import dptrain
+from benchmarks.check import WrongResultError, check
+from benchmarks.child import compile_times, run_child
+from benchmarks.comparison import compare_inference, compare_training
+from benchmarks.machine import about
+from benchmarks.progress import Progress
+from benchmarks.ranks import measure_ranks
+from benchmarks.report import Results
+from benchmarks.stages import measure_stages
+from dptrain.measure.environment import available_cores
+from dptrain.network import Network
+
+DEFAULT_RUN = ("model0", 32)
+"""What `dptrain train` does where the user says nothing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, and how often.
+
+    Attributes:
+        networks: names.
+        sections: parts of the run.
+        batches, inference_batches: batch sizes.
+        steps: least number of timed steps of each program.
+        compiled: whether torch.compile takes part.
+        launches: of each command that starts ranks.
+        rank_networks, rank_steps: what they train, and for how many steps.
+    """
+
+    networks: tuple[str, ...]
+    sections: tuple[str, ...]
+    batches: tuple[int, ...] = (32, 128)
+    inference_batches: tuple[int, ...] = (1, 32, 1024)
+    steps: int = 30
+    compiled: bool = True
+    launches: int = 3
+    rank_networks: tuple[str, ...] = ("model0", "cifar")
+    rank_steps: int = 12
+
+
+def run(settings: Settings, progress: Progress) -> Results:
+    """Run every section.
+
+    Raises:
+        WrongResultError: before anything is timed, or where a timed program gives something else.
+    """
+    networks = [dptrain.network(name) for name in settings.networks]
+    results = Results(
+        about(
+            threads=1,
+            steps=f"at least {settings.steps} of each program",
+            launches=settings.launches,
+            **{"torch.compile": "takes part" if settings.compiled else "left out"},
+        )
+    )
+    _check(networks, settings, results, progress)
+    torch.set_num_threads(1)
+    _compare(networks, settings, results, progress)
+    if "stages" in settings.sections:
+        for network in networks:
+            for n in settings.batches:
+                progress.step(f"stages of {network.name} at batch {n}")
+                results.stages += measure_stages(network, n, steps=settings.steps)
+    peaks = [c.peak / 1e9 for c in results.comparisons]
+    if peaks:
+        results.about["sgemm peak"] = (
+            f"{np.median(peaks):.0f} GFLOP/s, {min(peaks):.0f} to {max(peaks):.0f} in this run"
+        )
+    if "ranks" in settings.sections and available_cores() > 1:
+        for name in settings.rank_networks:
+            progress.step(f"ranks and threads: {name}")
+            results.ranks.append(
+                measure_ranks(name, launches=settings.launches, steps=settings.rank_steps)
+            )
+    if "processes" in settings.sections:
+        _measure_processes(networks, settings, results, progress)
+    return results
+
+
+def _check(
+    networks: list[Network], settings: Settings, results: Results, progress: Progress
+) -> None:
+    for network in networks:
+        for n in settings.batches:
+            progress.step(f"checking {network.name} at batch {n}")
+            found = check(network, n)
+            results.checks.append(found)
+            if not found.passed:
+                raise WrongResultError(
+                    f"{found.network}, batch {found.batch_size}: {found.quantity} is off by "
+                    f"{found.error:.1e} of its size; rounding allows {found.allowed:.1e}"
+                )
+
+
+def _compare(
+    networks: list[Network], settings: Settings, results: Results, progress: Progress
+) -> None:
+    steps, compiled = settings.steps, settings.compiled
+    for network in networks:
+        for n in settings.batches if "training" in settings.sections else ():
+            progress.step(f"training step of {network.name} at batch {n}")
+            results.comparisons.append(compare_training(network, n, steps=steps, compiled=compiled))
+            torch.compiler.reset()
+    for network in networks:
+        if len(network.input_shape) != 3 or "inference" not in settings.sections:
+            continue
+        for n in settings.inference_batches:
+            progress.step(f"inference of {network.name} at batch {n}")
+            results.comparisons.append(
+                compare_inference(network, n, steps=steps, compiled=compiled)
+            )
+            torch.compiler.reset()
+
+
+def _measure_processes(
+    networks: list[Network], settings: Settings, results: Results, progress: Progress
+) -> None:
+    n = settings.batches[-1]
+    for network in networks:
+        progress.step(f"memory of {network.name} at batch {n}")
+        name = network.name
+        ours = run_child("train-dptrain", name, n, NUMBA_NRT_STATS="1")
+        theirs = run_child("train-torch", name, n)
+        results.children.append({"network": name, "batch_size": n, **ours, **theirs})
+    name, n = DEFAULT_RUN
+    progress.step("compiling the default run")
+    cold, warm = compile_times(name, n)
+    results.children.append({"network": name, "batch_size": n, "cold_s": cold, "warm_s": warm})

@@ -1,0 +1,110 @@
+"""Timing programs against each other on a machine that others use too.
+
+Programs take turns in blocks of a few steps, so that whatever slows the machine slows all of them.
+The clock is the process's CPU time, that of all its threads together: on a quiet machine it shows
+what a clock on the wall shows, since nothing here waits; on a busy one it leaves out the time in
+which somebody else had the core. The wall's time is kept beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_NS = 20e6
+"""Time of a block of steps; what the other program left in the caches fades within it."""
+MIN_BLOCKS = 10
+
+Program = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Nanoseconds of each step, by CPU time and on the wall, and the number of steps in a block."""
+
+    cpu: NDArray[np.int64]
+    wall: NDArray[np.int64]
+    block: int = 1
+
+    @property
+    def median_ms(self) -> float:
+        """Median step, CPU time."""
+        return float(np.median(self.cpu)) / 1e6
+
+    @property
+    def wall_median_ms(self) -> float:
+        """Median step, on the wall."""
+        return float(np.median(self.wall)) / 1e6
+
+    @property
+    def quartiles_ms(self) -> tuple[float, float]:
+        """First and third quartile of the steps."""
+        low, high = np.percentile(self.cpu, [25, 75]) / 1e6
+        return float(low), float(high)
+
+    @property
+    def block_medians(self) -> NDArray[np.float64]:
+        """Median of each block, in nanoseconds."""
+        return np.asarray(np.median(self.cpu.reshape(-1, self.block), axis=1))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster one program is: ratio of medians, and quartiles over the turns."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(slower: Times, faster: Times) -> Ratio:
+    """Times of `slower` over those of `faster`, which took turns with it."""
+    turns = slower.block_medians / faster.block_medians
+    low, high = np.percentile(turns, [25, 75])
+    return Ratio(float(np.median(slower.cpu) / np.median(faster.cpu)), float(low), float(high))
+
+
+def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) -> dict[str, Times]:
+    """Time `steps` or more steps of each program, block by block in turn.
+
+    Without `warm_up`, which says how long a step takes, blocks are of one step.
+    """
+    longest = max(_estimate(program, warm_up) for program in programs.values()) if warm_up else 0
+    block = int(min(max(BLOCK_NS // longest, 1), 10)) if longest else 1
+    blocks = max(-(-steps // block), min(MIN_BLOCKS, steps))
+    records = {name: np.zeros((2, blocks * block), np.int64) for name in programs}
+    for turn in range(blocks):
+        for name, program in programs.items():
+            for step in range(turn * block, (turn + 1) * block):
+                records[name][:, step] = _time(program)
+    return {name: Times(cpu, wall, block) for name, (cpu, wall) in records.items()}
+
+
+def _estimate(program: Program, warm_up: int) -> int:
+    return max(min(_time(program)[0] for _ in range(warm_up)), 1)
+
+
+def _time(program: Program) -> tuple[int, int]:
+    cpu, wall = time.process_time_ns(), time.perf_counter_ns()
+    program()
+    return time.process_time_ns() - cpu, time.perf_counter_ns() - wall
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep the calling thread on one core, where the system knows how."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
