@@ -24,7 +24,9 @@ from dptrain.backends.numba.vector import I8P, I32, flatten_arguments, transpose
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
-"""Rows or steps of a product: a square of so many weights fits the second cache several times."""
+"""Rows or columns of a block: with `_STEPS` it fits the second cache several times."""
+_STEPS = 256
+"""Steps of a product: a panel of B with so many stays in the first cache."""
 _PANEL = 32
 """Columns that lie together; a multiple of two vectors of any processor."""
 _LINE = 16
@@ -50,6 +52,12 @@ def _prefetch(typingctx, array, start):  # type: ignore[no-untyped-def]
 def dense_scratch(samples: int, inputs: int, outputs: int) -> int:
     """Elements of scratch that either backward kernel needs for each thread."""
     return samples * outputs + 48 * samples
+
+
+@inlined
+def _even(total, most):  # type: ignore[no-untyped-def]
+    """A length of at most `most` that splits `total` without a short rest."""
+    return -(-total // -(-total // most))
 
 
 @inlined
@@ -87,16 +95,17 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
         _forward_few(start, stop, x, w, b, y, relu)
         return
     inputs, outputs = w.shape
+    block = _even(inputs, _STEPS)
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     for n in range(start, stop, _BLOCK):
         rows = min(_BLOCK, stop - n)
         for o in range(0, outputs, _BLOCK):
             wide = min(_BLOCK, outputs - o)
-            for i in range(0, inputs, _BLOCK):
-                steps = min(_BLOCK, inputs - i)
+            for i in range(0, inputs, block):
+                steps = min(block, inputs - i)
                 floor = np.float32(0) if relu and i + steps == inputs else NOTHING
-                ahead, behind = (i + _BLOCK, o) if i + _BLOCK < inputs else (0, o + _BLOCK)
-                deep_, wide_ = min(_BLOCK, inputs - ahead), min(_BLOCK, outputs - behind)
+                ahead, behind = (i + block, o) if i + block < inputs else (0, o + _BLOCK)
+                deep_, wide_ = min(block, inputs - ahead), min(_BLOCK, outputs - behind)
                 for k in range(0, wide, 2 * _PANEL):
                     part, parts = k // (2 * _PANEL), -(-wide // (2 * _PANEL))
                     following = ahead * outputs + behind
@@ -126,12 +135,13 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
     samples = stop - start
     mine = scratch[thread]
     turned, block = mine[: outputs * samples], mine[outputs * samples :]
+    deep = _even(outputs, _STEPS)
     w_flat, dx_flat = w.reshape(-1), dx.reshape(-1)
     transpose(dy.reshape(-1), start * outputs, outputs, turned, 0, samples, samples, outputs)
     for i in range(0, inputs, 48):
         rows = min(48, inputs - i)
-        for o in range(0, outputs, _BLOCK):
-            steps = min(_BLOCK, outputs - o)
+        for o in range(0, outputs, deep):
+            steps = min(deep, outputs - o)
             multiply(
                 (w_flat, i * outputs + o),
                 (_RAMP, 0, outputs),
