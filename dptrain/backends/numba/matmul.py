@@ -3,69 +3,46 @@
 Activations (N, features), weights (I, O), all float32 and contiguous.
 
 A large matrix of weights comes from beyond the second cache, and at the batch sizes of training no
-part of it is used for long. So forward asks for the next block of it while it computes with this
-one; backward reads or writes it in the order in which it lies, and brings together what it uses
-again and again. 6400 inputs, 3200 outputs, one core, GFLOP/s before and after, as the processor's
-clock allowed: 32 samples forward 81 and 127; 128 samples forward 90 and 155, by the weights 86 and
-170.
+part of it is used for long. So every kernel reads or writes it in the order in which it lies, in
+blocks whose height gives the products enough to do, and brings together what it uses again and
+again. One core, GFLOP/s, before this was so and after: 800 inputs, 400 outputs, forward, 32 samples
+157 and 205, 128 samples 194 and 215; 6400 inputs, 3200 outputs, 128 samples, forward 93 and 150, by
+the weights 86 and 165.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
-from dptrain.backends.numba.vector import I8P, I32, flatten_arguments, transpose
+from dptrain.backends.numba.vector import transpose
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
-"""Rows or columns of a block: with `_STEPS` it fits the second cache several times."""
+"""Rows of a product at most."""
 _STEPS = 256
-"""Steps of a product: a panel of B with so many stays in the first cache."""
+"""Steps of a product at most: a panel of B with so many stays in the first cache."""
+_WIDE = 640
+"""Columns of a product with many rows: with `_STEPS` of them B stays in the second cache."""
 _PANEL = 32
 """Columns that lie together; a multiple of two vectors of any processor."""
-_LINE = 16
-"""Elements of a cache line."""
+_GATHERED = 144
+"""Features of x that `dense_backward_weight` brings together at a time."""
+_FEW = 64
+"""Samples below which reading weights takes longer than computing with them."""
 _RAMP = np.arange(_BLOCK, dtype=np.int32)
-
-
-@intrinsic
-def _prefetch(typingctx, array, start):  # type: ignore[no-untyped-def]
-    """Ask for the cache line of an element; the second cache is where it should be."""
-    sig = types.none(array, start)
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        (pointer,) = flatten_arguments(context, builder, sig.args, args)
-        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [builder.bitcast(pointer, I8P), I32(0), I32(2), I32(1)])
-        return context.get_dummy_value()
-
-    return sig, codegen
 
 
 def dense_scratch(samples: int, inputs: int, outputs: int) -> int:
     """Elements of scratch that either backward kernel needs for each thread."""
-    return samples * outputs + 48 * samples
+    return samples * (outputs + _GATHERED)
 
 
 @inlined
 def _even(total, most):  # type: ignore[no-untyped-def]
     """A length of at most `most` that splits `total` without a short rest."""
     return -(-total // -(-total // most))
-
-
-@inlined
-def _prefetch_share(w, place, row, rows, columns, part, parts):  # type: ignore[no-untyped-def]
-    """Ask for the `part`-th of `parts` shares of a block of w that starts at `place`."""
-    for r in range(rows * part // parts, rows * (part + 1) // parts):
-        for c in range(0, columns, _LINE):
-            _prefetch(w, place + r * row + c)
 
 
 @inlined
@@ -95,34 +72,30 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
         _forward_few(start, stop, x, w, b, y, relu)
         return
     inputs, outputs = w.shape
-    block = _even(inputs, _STEPS)
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
+    # Blocks of w that fit the second cache. For few samples they are whole rows, so that w is read
+    # as it lies; for many, sums that stay long in registers count for more.
+    wide = outputs if stop - start <= _FEW else min(outputs, _WIDE)
+    deep = _even(inputs, max(32, min(_STEPS, 98304 // wide)))
     for n in range(start, stop, _BLOCK):
         rows = min(_BLOCK, stop - n)
-        for o in range(0, outputs, _BLOCK):
-            wide = min(_BLOCK, outputs - o)
-            for i in range(0, inputs, block):
-                steps = min(block, inputs - i)
+        for o in range(0, outputs, wide):
+            for i in range(0, inputs, deep):
+                steps = min(deep, inputs - i)
                 floor = np.float32(0) if relu and i + steps == inputs else NOTHING
-                ahead, behind = (i + block, o) if i + block < inputs else (0, o + _BLOCK)
-                deep_, wide_ = min(block, inputs - ahead), min(_BLOCK, outputs - behind)
-                for k in range(0, wide, 2 * _PANEL):
-                    part, parts = k // (2 * _PANEL), -(-wide // (2 * _PANEL))
-                    following = ahead * outputs + behind
-                    _prefetch_share(w_flat, following, outputs, deep_, wide_, part, parts)
-                    at = n * outputs + o + k
-                    d, d_start, d_row = (b, o + k, 0) if i == 0 else (y_flat, at, outputs)
-                    multiply(
-                        (x_flat, n * inputs + i),
-                        (_RAMP, 0, inputs),
-                        (_RAMP, 0, 1),
-                        (w_flat, i * outputs + o + k, outputs),
-                        (d, d_start, d_row),
-                        (y_flat, at),
-                        (_RAMP, 0, outputs),
-                        (rows, steps, min(2 * _PANEL, wide - k)),
-                        floor,
-                    )
+                at = n * outputs + o
+                d, d_start, d_row = (b, o, 0) if i == 0 else (y_flat, at, outputs)
+                multiply(
+                    (x_flat, n * inputs + i),
+                    (_RAMP, 0, inputs),
+                    (_RAMP, 0, 1),
+                    (w_flat, i * outputs + o, outputs),
+                    (d, d_start, d_row),
+                    (y_flat, at),
+                    (_RAMP, 0, outputs),
+                    (rows, steps, min(wide, outputs - o)),
+                    floor,
+                )
 
 
 @kernel
@@ -186,21 +159,24 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     for o in range(0, outputs, _PANEL):
         columns = min(_PANEL, outputs - o)
         _gather(dy_flat, o, outputs, panels, o * samples, samples, columns)
-    for i in range(start, stop, 24):
-        # Few rows at a time, so that dw is written as it lies.
-        rows = min(24, stop - i)
-        _gather(x_flat, i, inputs, block, 0, samples, rows)
-        for o in range(0, outputs, _PANEL):
-            columns = min(_PANEL, outputs - o)
-            for n in range(0, samples, _BLOCK):
-                multiply(
-                    (block, n * rows),
-                    (_RAMP, 0, 1),
-                    (_RAMP, 0, rows),
-                    (panels, o * samples + n * columns, columns),
-                    (dw_flat, i * outputs + o, -1 if n == 0 else outputs),
-                    (dw_flat, i * outputs + o),
-                    (_RAMP, 0, outputs),
-                    (rows, min(_BLOCK, samples - n), columns),
-                    NOTHING,
-                )
+    for first in range(start, stop, _GATHERED):
+        gathered = min(_GATHERED, stop - first)
+        _gather(x_flat, first, inputs, block, 0, samples, gathered)
+        for i in range(0, gathered, 48):
+            # Few rows at a time, so that dw is written as it lies.
+            rows = min(48, gathered - i)
+            for o in range(0, outputs, _PANEL):
+                columns = min(_PANEL, outputs - o)
+                place = (first + i) * outputs + o
+                for n in range(0, samples, _BLOCK):
+                    multiply(
+                        (block, n * gathered + i),
+                        (_RAMP, 0, 1),
+                        (_RAMP, 0, gathered),
+                        (panels, o * samples + n * columns, columns),
+                        (dw_flat, place, -1 if n == 0 else outputs),
+                        (dw_flat, place),
+                        (_RAMP, 0, outputs),
+                        (rows, min(_BLOCK, samples - n), columns),
+                        NOTHING,
+                    )
