@@ -156,9 +156,14 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
         dw[start:stop] = 0
     mine = scratch[thread]
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
-    for o in range(0, outputs, _PANEL):
-        columns = min(_PANEL, outputs - o)
-        _gather(dy_flat, o, outputs, panels, o * samples, samples, columns)
+    # dy is read once for every 48 inputs: with few of them as it lies, else panel by panel.
+    packed = stop - start > 4 * 48
+    if packed:
+        for o in range(0, outputs, _PANEL):
+            columns = min(_PANEL, outputs - o)
+            _gather(dy_flat, o, outputs, panels, o * samples, samples, columns)
+    else:
+        panels = dy_flat
     for first in range(start, stop, _GATHERED):
         gathered = min(_GATHERED, stop - first)
         _gather(x_flat, first, inputs, block, 0, samples, gathered)
@@ -168,12 +173,13 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
             for o in range(0, outputs, _PANEL):
                 columns = min(_PANEL, outputs - o)
                 place = (first + i) * outputs + o
+                panel, row = (o * samples, columns) if packed else (o, outputs)
                 for n in range(0, samples, _BLOCK):
                     multiply(
                         (block, n * gathered + i),
                         (_RAMP, 0, 1),
                         (_RAMP, 0, gathered),
-                        (panels, o * samples + n * columns, columns),
+                        (panels, panel + n * row, row),
                         (dw_flat, place, -1 if n == 0 else outputs),
                         (dw_flat, place),
                         (_RAMP, 0, outputs),
