@@ -384,7 +384,7 @@ class Replica:
             chunks.append(self.output())
         if not chunks:
             return np.zeros((0, *self.plan.network.output_shape), self.plan.dtype)
-        return np.concatenate(chunks)
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
         """What a user wants to know: probabilities (softmax, sigmoid) or values, (N, F)."""
