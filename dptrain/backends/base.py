@@ -185,6 +185,14 @@ class Backend(ABC):
         return replica
 
 
+def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
+    """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
+    nbytes = size * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes].view(dtype)
+
+
 class Replica:
     """A network in memory, ready to step. Made by `dptrain.compile`.
 
@@ -202,10 +210,10 @@ class Replica:
         self.context = Context(seed=seed)
         self.updates = 0
         layout, dtype = plan.layout, plan.dtype
-        self.flat_parameters = np.zeros(layout.size, dtype)
-        self.flat_gradients = np.zeros(layout.gradient_size if plan.training else 0, dtype)
+        self.flat_parameters = aligned_zeros(layout.size, dtype)
+        self.flat_gradients = aligned_zeros(layout.gradient_size if plan.training else 0, dtype)
         names = plan.optimizer.state if plan.training else ()
-        self.flat_state = {name: np.zeros(layout.size, dtype) for name in names}
+        self.flat_state = {name: aligned_zeros(layout.size, dtype) for name in names}
         self.parameters = NamedArrays(layout, self.flat_parameters)
         self.gradients = NamedArrays(layout, self.flat_gradients)
         self.state = {name: NamedArrays(layout, flat) for name, flat in self.flat_state.items()}
@@ -214,20 +222,18 @@ class Replica:
             if plan.training
             else np.zeros(len(SUMS), dtype)
         )
-        self._arena = np.zeros(max(plan.arena_bytes, 1) + 64, np.uint8)
-        # NumPy aligns to 16 bytes; vector kernels want whole cache lines.
-        self._base = -self._arena.ctypes.data % 64
+        self._arena = aligned_zeros(max(plan.arena_bytes, 1), "uint8")
         self._views = {name: self._view(name) for name in plan.buffers}
         self.stages = self._bind()
         self._update = backend.bind_update(self) if plan.training else None
 
     def _view(self, name: str) -> NDArray[Any]:
         buffer = self.plan.buffers[name]
-        start = self._base + buffer.offset
         shape = buffer.shape
         if self.backend.channels_last and len(shape) == 4:
             shape = (shape[0], shape[2], shape[3], shape[1])
-        return self._arena[start : start + buffer.nbytes].view(buffer.dtype).reshape(shape)
+        span = slice(buffer.offset, buffer.offset + buffer.nbytes)
+        return self._arena[span].view(buffer.dtype).reshape(shape)
 
     def _group_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
         needs = self.backend.needs(group, self.plan.setting)
@@ -380,7 +386,7 @@ class Replica:
             chunks.append(self.output())
         if not chunks:
             return np.zeros((0, *self.plan.network.output_shape), self.plan.dtype)
-        return np.concatenate(chunks)
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
         """What a user wants to know: probabilities (softmax, sigmoid) or values, (N, F)."""

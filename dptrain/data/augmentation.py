@@ -66,10 +66,11 @@ class Augmentation:
                 them; `x` is then only written. `x` with zeros around where left out.
         """
         draws = self._draws(seed, epoch, samples)
+        flips = (draws[2] < 0.5) & self.flip
         if self.crop:
-            self._move(x, self._surround(x) if source is None else source, draws)
-        if self.flip:
-            for i in np.flatnonzero(draws[2] < 0.5):
+            self._move(x, self._surround(x) if source is None else source, draws, flips)
+        else:
+            for i in np.flatnonzero(flips):
                 x[i] = x[i, :, :, ::-1].copy()
         if not (self.brightness or self.contrast):
             return
@@ -101,12 +102,16 @@ class Augmentation:
         x: NDArray[np.float32],
         source: NDArray[np.float32],
         draws: tuple[NDArray[np.float64], ...],
+        flips: NDArray[np.bool_],
     ) -> None:
         height, width = x.shape[2:]
         places = 2 * self.crop + 1
-        tops, lefts = ((draw * places).astype(np.int64) for draw in draws[:2])
-        for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
-            x[i] = source[i, :, top : top + height, left : left + width]
+        tops, lefts = ((draw * places).astype(np.int64).tolist() for draw in draws[:2])
+        for picture, around, top, left, flip in zip(
+            x, source, tops, lefts, flips.tolist(), strict=True
+        ):
+            window = around[:, top : top + height, left : left + width]
+            picture[...] = window[:, :, ::-1] if flip else window
 
 
 def _column(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -161,11 +161,13 @@ class FullyConnected(Operation):
                 phases[Phase.FORWARD] = Access(("x",), ("y", "mask"))
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
-            phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"))
+            phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
             inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
             count = matmul.dense_scratch(setting.batch_size, inputs, outputs)
-            buffers["scratch"] = BufferSpec((setting.threads, count), "float32")
-            phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "scratch"))
+            # Two buffers of which each lives for one stage only.
+            for name in ("weight_scratch", "input_scratch"):
+                buffers[name] = BufferSpec((setting.threads, count), "float32")
+            phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "input_scratch"))
         return GroupNeeds(phases, buffers)
 
     def kernels(self) -> Kernels:
@@ -210,19 +212,21 @@ class FullyConnected(Operation):
         return each(self.team.bind(elementwise.relu_mask, dy, y, factor), self.size)
 
     def _backward_weight(self) -> Kernel:
-        x, dy = self.rows("x"), self.rows("dy")
         dw, db = self._weight("dweight"), self.arrays["dbias"]
-        launch = self.team.bind(matmul.dense_backward_weight, varying=(x, dy, dw, db))
+        launch = self.team.bind(
+            matmul.dense_backward_weight,
+            self.rows("x"), self.rows("dy"), dw, db, self.arrays["weight_scratch"], varying=(0,),
+        )  # fmt: skip
 
         def run(context: Context) -> None:
-            # Items are inputs, so the samples in use must show in the shapes.
-            launch(len(dw), x[: context.n], dy[: context.n], dw, db)
+            launch(len(dw), context.n)
 
         return run
 
     def _backward_input(self) -> Kernel:
         launch = self.team.bind(
             matmul.dense_backward_input,
-            self.rows("dy"), self._weight("weight"), self.rows("dx"), self.arrays["scratch"],
+            self.rows("dy"), self._weight("weight"), self.rows("dx"),
+            self.arrays["input_scratch"],
         )  # fmt: skip
         return each(launch, 1)

@@ -17,9 +17,12 @@ def close(actual, expected, length):
 
 
 @pytest.fixture(
-    params=[(1, 1, 1), (3, 5, 17), (2, 1, 33), (13, 37, 10), (32, 129, 100), (251, 300, 31)],
+    params=[
+        (1, 1, 1), (3, 5, 17), (2, 1, 33), (13, 37, 10), (32, 129, 100), (251, 300, 31),
+        (9, 800, 390), (780, 30, 33), (400, 420, 40),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def arrays(request):
     n, inputs, outputs = request.param
     rng = np.random.default_rng(0)
@@ -52,7 +55,9 @@ def test_backward_input(arrays):
 def test_backward_weight(arrays, n):
     x, w, b, dy = arrays
     dw, db, inputs = np.full_like(w, np.nan), np.full_like(b, np.nan), len(w)
+    scratch = np.full((2, matmul.dense_scratch(len(x), *w.shape)), np.nan, np.float32)
+    samples = len(x[:n])
     for start, stop, thread in ((0, inputs // 2, 0), (inputs // 2, inputs, 1)):
-        matmul.dense_backward_weight(start, stop, thread, x[:n], dy[:n], dw, db)
+        matmul.dense_backward_weight(start, stop, thread, x, dy, dw, db, scratch, samples)
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
