@@ -8,18 +8,20 @@ for a plan, stages bound to it, and the calls that users and the training loop m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.memory import NamedArrays, aligned_zeros
+from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initial import initial_parameters
 from dptrain.network.layers import Layer, Parameter
 from dptrain.network.network import Node
-from dptrain.plan.flat import SUMS, FlatLayout, Slot
+from dptrain.plan.flat import SUMS
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 
@@ -55,49 +57,6 @@ several layers that have parameters in one group the names carry the layer: ``de
 
 Listener = Callable[[int], None]
 """Called with a stage's index when that stage has run (on a GPU: has been enqueued)."""
-
-
-class NamedArrays(Mapping[str, NDArray[Any]]):
-    """Parameters (or gradients, or optimizer state) by name, in canonical layout.
-
-    Reading gives a copy; assigning writes through to the replica.
-
-    Example:
-        >>> replica.parameters["conv1.weight"].shape            # doctest: +SKIP
-        (16, 3, 3, 3)
-        >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
-    """
-
-    def __init__(self, layout: FlatLayout, flat: NDArray[Any]) -> None:
-        self._layout, self._flat = layout, flat
-
-    def _slot(self, name: str) -> Slot:
-        try:
-            return self._layout[name]
-        except KeyError:
-            names = ", ".join(self) or "none"
-            raise KeyError(f"no parameter {name!r}; this network has {names}") from None
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        slot = self._slot(name)
-        stored = self._flat[slot.start : slot.stop].reshape(slot.storage.shape)
-        view = np.transpose(stored, np.argsort(slot.storage.axes))
-        canonical: NDArray[Any] = np.array(view, order="C", copy=True)
-        return canonical.reshape(slot.parameter.shape)
-
-    def __setitem__(self, name: str, value: ArrayLike) -> None:
-        slot = self._slot(name)
-        array = np.asarray(value)
-        if array.shape != slot.parameter.shape:
-            raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
-        stored = array.reshape(slot.storage.view).transpose(slot.storage.axes)
-        self._flat[slot.start : slot.stop] = stored.ravel()
-
-    def __iter__(self) -> Iterator[str]:
-        return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))
-
-    def __len__(self) -> int:
-        return len(self._layout.slots)
 
 
 class Backend(ABC):
@@ -183,14 +142,6 @@ class Backend(ABC):
         for name, value in initial_parameters(plan.network, seed).items():
             replica.parameters[name] = value
         return replica
-
-
-def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
-    """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
-    nbytes = size * np.dtype(dtype).itemsize
-    memory = np.zeros(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes].view(dtype)
 
 
 class Replica:
@@ -312,16 +263,10 @@ class Replica:
         self._load_input(x)
         if y is not None:
             target = self._views[TARGET]
-            target[:n] = self._stored_targets(np.asarray(y).reshape((n, *target.shape[1:])))
-
-    def _stored_targets(self, y: NDArray[Any]) -> NDArray[Any]:
-        """Targets in the order of the stored outputs, which matters if these are flattened maps."""
-        channels, height, width = self.plan.network.nodes[-1].output_maps
-        if not self.backend.channels_last or channels == 1 or height * width == 1:
-            return y
-        indices = np.arange(channels * height * width).reshape(channels, height, width)
-        order = indices.transpose(1, 2, 0).ravel()
-        return np.argsort(order)[y] if y.ndim == 1 else y[:, order]
+            targets = np.asarray(y).reshape((n, *target.shape[1:]))
+            if self.backend.channels_last:
+                targets = channels_last_targets(self.plan.network, targets)
+            target[:n] = targets
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target = self._views[self.plan.resolve(INPUT)]
@@ -355,7 +300,7 @@ class Replica:
         """
         if not self.plan.training:
             raise UserError("this replica was compiled without training")
-        self.load(np.asarray(x), self._targets(y), **context)
+        self.load(np.asarray(x), checked_targets(self.plan.network, y), **context)
         self.run()
         return float(self.sums[0])
 
@@ -401,7 +346,7 @@ class Replica:
 
     def evaluate(self, x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
         """Sum of the losses and number of correct answers, for any number of samples."""
-        array, targets = np.asarray(x), self._targets(y)
+        array, targets = np.asarray(x), checked_targets(self.plan.network, y)
         saved = self.sums.copy()
         loss, correct = 0.0, 0
         for start in range(0, len(array), self.plan.batch_size):
@@ -430,29 +375,6 @@ class Replica:
             if not np.isfinite(self._views[outputs[stage.group]][:n]).all():
                 return f"the output of {stage.group}"
         return None
-
-    def _targets(self, y: ArrayLike) -> NDArray[Any]:
-        """Check labels; one-hot rows become class numbers."""
-        array = np.asarray(y)
-        loss, width = self.plan.network.loss, self.plan.network.num_outputs
-        if loss.targets != "classes":
-            if array.size != len(array) * width:
-                raise UserError(f"y has shape {array.shape}; this network gives {width} values")
-            return array.reshape(len(array), width)
-        if array.ndim == 2 and array.shape[1] == width:
-            if not (((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all()):
-                raise UserError("y has one column a class but is not one-hot")
-            array = array.argmax(axis=1)
-        if array.ndim != 1:
-            raise UserError(f"y has shape {array.shape}; expected one class number a sample")
-        if (array != np.floor(array)).any():
-            raise UserError("y has labels that are not whole numbers; expected class numbers")
-        if array.size and (array.min() < 0 or array.max() >= width):
-            raise UserError(
-                f"y has labels from {array.min()} to {array.max()}; "
-                f"this network has {width} classes"
-            )
-        return array
 
 
 def segments(plan: Plan) -> Sequence[tuple[int, int, float]]:
