@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import multiply, multiply_spaced
 from dptrain.backends.numba.patches import (
     NOTHING,
     add_weight_gradient,
@@ -83,7 +83,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        multiply(
+        multiply_spaced(
             (a, a_start),
             (a_rows, 0, 1),
             (a_steps, 0, 1),
@@ -93,6 +93,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
             (c_rows, 0, 1),
             (pixels, patch, k),
             floor,
+            w_out,
         )
 
 
@@ -146,7 +147,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                 for p in range((first - above) * w_out * k, (ready - above) * w_out * k):
                     band[p] = band[p + shift]
             ready = max(ready, first)
-            multiply(
+            multiply_spaced(
                 (a, a_start),
                 (a_rows, ready * w_out, 1),
                 (a_steps, 0, 1),
@@ -156,6 +157,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                 (c_rows, 0, 1),
                 (max(0, last - ready) * w_out, patch, k),
                 np.float32(0),
+                w_out,
             )
             ready = max(ready, last)
             pool_row(
@@ -205,9 +207,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         dz_start = n * pixels * k
-        add_weight_gradient(
-            a, a_start, dy_flat, dz_start, tables, h_out, w_out, r * s, patch, k, sums
-        )
+        add_weight_gradient(a, a_start, dy_flat, dz_start, tables, h_out, w_out, r, s, c, k, sums)
         # db is the product of dy with ones.
         multiply(
             (one, 0),
@@ -266,7 +266,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
             0,
             sums[patch * k :],
         )
-        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r * s, patch, k, sums)
+        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
 
 
 @kernel

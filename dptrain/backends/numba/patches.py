@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import expanded, inlined
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import copy, transpose
 from dptrain.backends.numba.windows import maximum_of_windows, scatter_to_windows
 
@@ -163,19 +163,18 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
 
 
 @expanded
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, r, s, c, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
-        window: R · S.
-        patch: R · S · C.
     """
+    patch = r * s * c
     # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
-    pixel = min(64, 4 * (patch // window)) + min(128, 4 * k)
+    pixel = min(64, 4 * c) + min(128, 4 * k)
     step = max(1, BAND // pixel // w_out) * w_out
     for p in range(0, h_out * w_out, step):
-        multiply(
+        multiply_adjacent(
             (a, a_start),
             (tables, 0, 1),
             (tables, 2 * patch + p, 1),
@@ -185,6 +184,7 @@ def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, 
             (tables, patch, 1),
             (patch, min(step, h_out * w_out - p), k),
             NOTHING,
+            s * c,
         )
 
 
@@ -233,11 +233,13 @@ def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_s
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
     pixel, step = 0, 0
+    # Pixels of a phase are neighbours only where it is the only one.
+    run = w_in if down * across == 1 else 1
     for f in range(down):
         for g in range(across):
             pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
             size = taps(r, f, down) * taps(s, g, across) * k
-            multiply(
+            multiply_spaced(
                 (dz, 0),
                 (a_rows, pixel, 1),
                 (a_steps, step, 1),
@@ -247,6 +249,7 @@ def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_s
                 (c_rows, pixel, 1),
                 (pixels, size, c),
                 NOTHING,
+                run,
             )
             pixel += pixels
             step += size
