@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import copy, transpose
@@ -58,13 +59,21 @@ def conv_scratch(
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
-    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1]) * c
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
+    # One row and column more than the patches have, where `winograd` takes two outputs at a time.
+    padded = ((h_out - 1) * strides[0] + window[0] + 1) * ((w_out - 1) * strides[1] + window[1] + 1)
+    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + 1
+    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1] + 1
+    transformed = winograd.scratch(c, k) if window == (3, 3) and strides == (1, 1) else 0
+    band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
     return (
-        padded + 2 * pixels + patch + pool_height * w_out * k,
-        padded + 2 * patch + pixels + (pixels * k if pool_height else 1),
-        rows * columns * k + patch * k + 2 * h_in * w_in + window[0] * window[1] * k + k,
+        padded * c + 2 * pixels + patch + band + transformed,
+        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1) + transformed,
+        rows * columns * k
+        + patch * k
+        + 2 * h_in * w_in
+        + window[0] * window[1] * k
+        + k
+        + transformed,
     )
 
 
@@ -100,6 +109,14 @@ def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
     """Table of equal distances."""
     for i in range(len(table)):
         table[i] = i * scale
+
+
+@expanded
+def padded_maps(h_out, w_out, geometry, even):  # type: ignore[no-untyped-def]
+    """Height and width that the patches cover, of an even number of them each way if asked."""
+    _, _, down, across, r, s = geometry
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    return (rows + h_out % 2, columns + w_out % 2) if even else (rows, columns)
 
 
 @expanded
@@ -145,8 +162,11 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
 
 
 @expanded
-def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
-    """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
+def pool_row(band, origin, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
+    """Maxima of one row of windows, whose rows `first` to `last` exist.
+
+    Their first row starts at band[origin], whether it exists or not.
+    """
     wide = pool[5]
     j = 0
     while j < w_pool:
@@ -156,7 +176,7 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
             # All windows up to the last whole one.
             count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
         maximum_of_windows(
-            *(band, column * k, y, start + j * k, argmax, start + j * k),
+            *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
             *(first, last, begin, end, wide, w_out * k, pool[3], k, count),
         )
         j += count
