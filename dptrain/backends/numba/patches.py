@@ -63,7 +63,7 @@ def conv_scratch(
     padded = ((h_out - 1) * strides[0] + window[0] + 1) * ((w_out - 1) * strides[1] + window[1] + 1)
     rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + 1
     columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1] + 1
-    transformed = winograd.scratch(c, k) if window == (3, 3) and strides == (1, 1) else 0
+    transformed = winograd.scratch(strides, window, c, k)
     band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
     return (
         padded * c + 2 * pixels + patch + band + transformed,

@@ -33,10 +33,12 @@ from dptrain.backends.numba.vector import (
     vector_width,
 )
 
-BLOCK = 48
+BLOCK = 96
 """Tiles between two transforms: what they leave stays in L2."""
 
-MOST = 512
+FEWEST, MOST = 16, 512
+"""Channels. Below, the transforms cost what the products save; above is beyond the ramp."""
+
 _RAMP = np.arange(MOST, dtype=np.int32)
 _GAP = 16
 """Elements between the 16 matrices: without them all lie in the same sets of the cache."""
@@ -110,7 +112,7 @@ class _Transform(Writer):
         def body(q: ir.Value, _: Vectors) -> Vectors:
             size = range(_SIZES[self.transform])
             matrix = [[self._element(q, i, j) for j in size] for i in size]
-            for _ in range(2):
+            for _axis in range(2):
                 # Along the first index, and turned: twice makes both.
                 done = [
                     self.transform(self.builder, column) for column in zip(*matrix, strict=True)
@@ -180,8 +182,13 @@ _transform_weight_gradient = _intrinsic(_weight_gradient)
 _NOTHING = np.float32(-np.inf)
 
 
-def scratch(c: int, k: int) -> int:
-    """Elements that the functions below need: 16 matrices of weights, inputs and outputs."""
+def scratch(strides: tuple[int, int], window: tuple[int, int], c: int, k: int) -> int:
+    """Elements that the functions below need: 16 matrices of weights, inputs and outputs.
+
+    0 where no processor computes so.
+    """
+    if strides != (1, 1) or window != (3, 3) or min(c, k) < FEWEST:
+        return 0
     return 16 * (c * k + BLOCK * (c + k) + 2 * _GAP)
 
 
@@ -190,7 +197,7 @@ def suits(geometry, c, k):  # type: ignore[no-untyped-def]
     """Whether a convolution can be computed so: channels must fill vectors."""
     size = vector_width()
     ones = geometry[2] == 1 and geometry[3] == 1 and geometry[4] == 3 and geometry[5] == 3
-    return ones and c % size == 0 and k % size == 0 and min(c, k) >= 16 and max(c, k) <= MOST
+    return ones and c % size == 0 and k % size == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
 
 
 @inlined

@@ -48,4 +48,4 @@ def test_kernels_are_right_on(processor, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "7 passed" in done.stdout, done.stdout
+    assert "8 passed" in done.stdout, done.stdout
