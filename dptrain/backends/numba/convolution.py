@@ -32,6 +32,7 @@ from dptrain.backends.numba.patches import (
     padded_maps,
     pool_geometry,
     pool_row,
+    rows_alike,
     unpool,
 )
 from dptrain.backends.numba.windows import NO_GRADIENT
@@ -96,18 +97,23 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
                 *(h_out, w_out, k, floor, work),
             )
             continue
-        multiply_spaced(
-            (a, a_start),
-            (a_rows, 0, 1),
-            (a_steps, 0, 1),
-            (w_flat, 0, k),
-            (b, 0, 0),
-            (y_flat, n * pixels * k),
-            (c_rows, 0, 1),
-            (pixels, patch, k),
-            floor,
-            w_out,
-        )
+        i = 0
+        while i < h_out:
+            above = i * down - top
+            first, last, stop_row = rows_alike(i, h_out, down, above, r, h_in)
+            multiply_spaced(
+                (a, a_start),
+                (a_rows, i * w_out, 1),
+                (a_steps, first * s * c, 1),
+                (w_flat, first * s * c * k, k),
+                (b, 0, 0),
+                (y_flat, (n * pixels + i * w_out) * k),
+                (c_rows, 0, 1),
+                ((stop_row - i) * w_out, (last - first) * s * c, k),
+                floor,
+                w_out,
+            )
+            i = stop_row
 
 
 @kernel
@@ -390,6 +396,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
             continue
         correlate_phases(
             dz,
+            h_out,
             h_in,
             w_in,
             c,
@@ -456,6 +463,7 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
             continue
         correlate_phases(
             dz,
+            h_out,
             h_in,
             w_in,
             c,

@@ -126,6 +126,32 @@ def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-d
 
 
 @inlined
+def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-def]
+    """Filter rows first to last that row i of the output meets the map with, and which rows alike.
+
+    Products with rows of padding are left out, 10% of a 5 by 5 filter's on 12 rows.
+
+    Args:
+        i, rows: row and number of rows of the output.
+        stride: vertical.
+        above: the row of the map that the filter's first meets.
+        r: rows of the filter.
+        height: of the map.
+
+    Returns:
+        first, last and the first row of the output where they differ.
+    """
+    first, last = min(r, max(0, -above)), min(r, height - above)
+    stop = i
+    while stop < rows:
+        row = above + (stop - i) * stride
+        if min(r, max(0, -row)) != first or min(r, height - row) != last:
+            break
+        stop += 1
+    return first, max(first, last), max(i + 1, stop)
+
+
+@inlined
 def taps(size, phase, stride):  # type: ignore[no-untyped-def]
     """How many of range(size) leave remainder `phase`."""
     return (size - phase + stride - 1) // stride if phase < size else 0
@@ -249,7 +275,9 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
 
 
 @expanded
-def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
+def correlate_phases(  # type: ignore[no-untyped-def]
+    dz, h_out, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start
+):
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
     pixel, step = 0, 0
@@ -259,17 +287,25 @@ def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_s
         for g in range(across):
             pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
             size = taps(r, f, down) * taps(s, g, across) * k
-            multiply_spaced(
-                (dz, 0),
-                (a_rows, pixel, 1),
-                (a_steps, step, 1),
-                (packed, step * c, c),
-                (packed, 0, -1),
-                (dx, dx_start),
-                (c_rows, pixel, 1),
-                (pixels, size, c),
-                NOTHING,
-                run,
-            )
+            i = 0
+            while i < h_in:
+                first, last, stop, count = 0, taps(r, f, down), h_in, pixels
+                if run > 1:
+                    first, last, stop = rows_alike(i, h_in, 1, i + top - (r - 1), r, h_out)
+                    count = (stop - i) * w_in
+                skipped = first * s * k
+                multiply_spaced(
+                    (dz, 0),
+                    (a_rows, pixel + i * w_in, 1),
+                    (a_steps, step + skipped, 1),
+                    (packed, (step + skipped) * c, c),
+                    (packed, 0, -1),
+                    (dx, dx_start),
+                    (c_rows, pixel + i * w_in, 1),
+                    (count, (last - first) * taps(s, g, across) * k, c),
+                    NOTHING,
+                    run,
+                )
+                i = stop
             pixel += pixels
             step += size
