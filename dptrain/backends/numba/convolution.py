@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import multiply, multiply_spaced
 from dptrain.backends.numba.patches import (
     NOTHING,
     add_weight_gradient,
@@ -28,8 +29,10 @@ from dptrain.backends.numba.patches import (
     fill_ramp,
     is_inside,
     pack_flipped,
+    padded_maps,
     pool_geometry,
     pool_row,
+    rows_alike,
     unpool,
 )
 from dptrain.backends.numba.windows import NO_GRADIENT
@@ -64,7 +67,8 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     r, s, _, k = w.shape
     _, h_out, w_out, _ = y.shape
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
     padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
@@ -77,23 +81,39 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
+    work = mine[size + 2 * pixels + patch :]
+    u, work = work[: 16 * c * k], work[16 * c * k :]
+    if fast:
+        winograd.transform_weights(w_flat, 0, c, k, u)
     floor = np.float32(0) if relu else NOTHING
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        multiply(
-            (a, a_start),
-            (a_rows, 0, 1),
-            (a_steps, 0, 1),
-            (w_flat, 0, k),
-            (b, 0, 0),
-            (y_flat, n * pixels * k),
-            (c_rows, 0, 1),
-            (pixels, patch, k),
-            floor,
-        )
+        if fast:
+            winograd.correlate(
+                *(a, a_start, width * c, c, u, b, True, y_flat, n * pixels * k),
+                *(h_out, w_out, k, floor, work),
+            )
+            continue
+        i = 0
+        while i < h_out:
+            above = i * down - top
+            first, last, stop_row = rows_alike(i, h_out, down, above, r, h_in)
+            multiply_spaced(
+                (a, a_start),
+                (a_rows, i * w_out, 1),
+                (a_steps, first * s * c, 1),
+                (w_flat, first * s * c * k, k),
+                (b, 0, 0),
+                (y_flat, (n * pixels + i * w_out) * k),
+                (c_rows, 0, 1),
+                ((stop_row - i) * w_out, (last - first) * s * c, k),
+                floor,
+                w_out,
+            )
+            i = stop_row
 
 
 @kernel
@@ -111,12 +131,15 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     _, h_pool, w_pool, _ = y.shape
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
     high, h_out, w_out = pool[4], pool[6], pool[7]
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
     padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     band = mine[size + 2 * pixels + patch :]
+    u = band[pixels * k : (pixels + 16 * c) * k]
+    work = band[(pixels + 16 * c) * k :]
     x_flat, w_flat, y_flat, argmax_flat = (
         x.reshape(-1),
         w.reshape(-1),
@@ -130,11 +153,35 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
+    if fast:
+        winograd.transform_weights(w_flat, 0, c, k, u)
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
+        if fast:
+            winograd.correlate(
+                *(a, a_start, width * c, c, u, b, True, band, 0),
+                *(h_out, w_out, k, np.float32(0), work),
+            )
+            for i in range(h_pool):
+                above = i * pool[2] - pool[0]
+                first, last = max(0, above), min(h_out, above + high)
+                pool_row(
+                    band,
+                    above * w_out * k,
+                    first - above,
+                    last - above,
+                    w_out,
+                    w_pool,
+                    k,
+                    pool,
+                    y_flat,
+                    argmax_flat,
+                    (n * h_pool + i) * w_pool * k,
+                )
+            continue
         ready = 0
         for i in range(h_pool):
             # `band` holds the rows that this row of windows meets, from row `above` on.
@@ -146,7 +193,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                 for p in range((first - above) * w_out * k, (ready - above) * w_out * k):
                     band[p] = band[p + shift]
             ready = max(ready, first)
-            multiply(
+            multiply_spaced(
                 (a, a_start),
                 (a_rows, ready * w_out, 1),
                 (a_steps, 0, 1),
@@ -156,10 +203,12 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                 (c_rows, 0, 1),
                 (max(0, last - ready) * w_out, patch, k),
                 np.float32(0),
+                w_out,
             )
             ready = max(ready, last)
             pool_row(
                 band,
+                0,
                 first - above,
                 last - above,
                 w_out,
@@ -184,11 +233,13 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
     _, h_in, w_in, c = x.shape
     _, h_out, w_out, k = dy.shape
     top, left, down, across, r, s = geometry
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
     one = mine[size + 2 * patch + pixels :]
+    total, work = one[1 : 1 + 16 * c * k], one[1 + 16 * c * k :]
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -196,6 +247,8 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     sums[:] = 0
+    if fast:
+        total[:] = 0
     one[0] = 1
     if not inside:
         padded[:] = 0
@@ -205,9 +258,14 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         dz_start = n * pixels * k
-        add_weight_gradient(
-            a, a_start, dy_flat, dz_start, tables, h_out, w_out, r * s, patch, k, sums
-        )
+        if fast:
+            winograd.add_weight_gradient(
+                *(a, a_start, width * c, c, dy_flat, dz_start, h_out, w_out, k, total, work)
+            )
+        else:
+            add_weight_gradient(
+                a, a_start, dy_flat, dz_start, tables, h_out, w_out, r, s, c, k, sums
+            )
         # db is the product of dy with ones.
         multiply(
             (one, 0),
@@ -220,6 +278,8 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             (1, pixels, k),
             NOTHING,
         )
+    if fast:
+        winograd.finish_weight_gradient(total, c, k, sums)
 
 
 @kernel
@@ -231,11 +291,13 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _, h_pool, w_pool, k = dy.shape
     top, left, down, across, r, s = geometry
     h_out, w_out = pool[6], pool[7]
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
-    dz = mine[size + 2 * patch + pixels :]
+    dz, work = mine[size + 2 * patch + pixels :][: pixels * k], mine[size + 2 * patch + pixels :]
+    total, work = work[pixels * k :][: 16 * c * k], work[(pixels + 16 * c) * k :]
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -243,6 +305,8 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     sums[:] = 0
+    if fast:
+        total[:] = 0
     dz[:] = 0
     if not inside:
         padded[:] = 0
@@ -266,7 +330,14 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
             0,
             sums[patch * k :],
         )
-        add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r * s, patch, k, sums)
+        if fast:
+            winograd.add_weight_gradient(
+                *(a, a_start, width * c, c, dz, 0, h_out, w_out, k, total, work)
+            )
+        else:
+            add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
+    if fast:
+        winograd.finish_weight_gradient(total, c, k, sums)
 
 
 @kernel
@@ -305,15 +376,27 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
     tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
+    work = mine[size + weights + 2 * pixels + r * s * k + k :]
+    u, work = work[: 16 * c * k], work[16 * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
+    fast = winograd.suits(geometry, c, k)
+    if fast:
+        winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0
     for n in range(start, stop):
         copy_padded(
             dy_flat, n * h_out * w_out * k, (h_out, w_out, k), dz, rows, columns, above, before
         )
+        if fast:
+            winograd.correlate(
+                *(dz, (top * columns + left) * k, columns * k, k, u, packed, False),
+                *(dx_flat, n * pixels * c, h_in, w_in, c, NOTHING, work),
+            )
+            continue
         correlate_phases(
             dz,
+            h_out,
             h_in,
             w_in,
             c,
@@ -345,11 +428,16 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
     tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
-    sums = mine[size + weights + 2 * pixels + r * s * k :]
+    sums = mine[size + weights + 2 * pixels + r * s * k :][:k]
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
+    work = mine[size + weights + 2 * pixels + r * s * k + k :]
+    u, work = work[: 16 * c * k], work[16 * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
+    fast = winograd.suits(geometry, c, k)
+    if fast:
+        winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0
     sums[:] = 0
     for n in range(start, stop):
@@ -367,8 +455,15 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
             before,
             sums,
         )
+        if fast:
+            winograd.correlate(
+                *(dz, (top * columns + left) * k, columns * k, k, u, packed, False),
+                *(dx_flat, n * pixels * c, h_in, w_in, c, NOTHING, work),
+            )
+            continue
         correlate_phases(
             dz,
+            h_out,
             h_in,
             w_in,
             c,

@@ -16,11 +16,17 @@ The offsets of rows and steps come from tables. So a convolution needs no copy o
 patches: with pixels as rows and filter elements (r, s, c) as steps A is the input's patches, with
 the two tables swapped it is their transpose. All are arguments at run time, and layers of every
 shape share the same few machine functions.
+
+An address for every row is more than the processor has integer registers for, and what it keeps in
+memory instead takes the load ports from A. Where rows lie in runs at equal distances, as pixels of
+one row of a map or elements of one row of a filter do, a `_Regular` tile gets by with an address
+for every few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -63,61 +69,65 @@ class _Tile(Writer):
     Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
     """
 
+    kind = "tile"
+
     def __init__(
-        self, module: ir.Module, width: int, height: int, vectors: int, masked: bool
+        self, module: ir.Module, width: int, height: int, vectors: int, masked: bool = False
     ) -> None:
         self.height, self.vectors, self.masked = height, vectors, masked
-        name = f"dptrain_tile_{height}x{vectors}x{width}{'_masked' if masked else ''}"
+        name = f"dptrain_{self.kind}_{height}x{vectors}x{width}{'_masked' if masked else ''}"
         super().__init__(module, name, _ARGUMENTS, width)
 
     def write(self) -> None:
         if self.masked:
             before = I64((self.vectors - 1) * self.width)
             self.mask_after(self.builder.sub(self.args["columns"], before))
-        self._finish(self._sum())
+        self.finish(self._sum())
 
-    def _columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
+    def columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
         """Where each vector of columns lies, and whether it is masked."""
         return [
             (self.at(pointer, I64(v * self.width)), self.masked and v == self.vectors - 1)
             for v in range(self.vectors)
         ]
 
-    def _entry(self, table: str, index: ir.Value, scale: str) -> ir.Value:
+    def entry(self, table: str, index: ir.Value, scale: ir.Value) -> ir.Value:
         """Offset that a table gives."""
         entry = self.builder.load(self.at(self.args[table], index))
-        return self.builder.mul(self.builder.sext(entry, I64), self.args[scale])
+        return self.builder.mul(self.builder.sext(entry, I64), scale)
 
-    def _sum(self) -> Sequence[ir.Value]:
+    def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
+        """What gives every row's element of A at an offset."""
         b, args = self.builder, self.args
         rows = []
         for m in range(self.height):
             # Rows beyond the last repeat the first, whose memory exists.
             exists = b.icmp_signed("<", I64(m), args["rows"])
             index = b.select(exists, I64(m), I64(0))
-            rows.append(self.at(args["a"], self._entry("a_rows", index, "a_row")))
+            rows.append(self.at(args["a"], self.entry("a_rows", index, args["a_row"])))
+        return lambda offset: (self.at(row, offset) for row in rows)
+
+    def _sum(self) -> Sequence[ir.Value]:
+        b, args, rows = self.builder, self.args, self.rows()
 
         def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
             pointer, offset, *sums = state
-            columns = [self.load(place, masked=masked) for place, masked in self._columns(pointer)]
+            columns = [self.load(place, masked=masked) for place, masked in self.columns(pointer)]
             following = b.add(t, I64(1))
             following = b.select(b.icmp_signed("<", following, args["steps"]), following, t)
-            new = [self.at(pointer, args["b_step"]), self._entry("a_steps", following, "a_step")]
-            for m, row in enumerate(rows):
-                element = self.splat(b.load(self.at(row, offset), align=4))
+            following = self.entry("a_steps", following, args["a_step"])
+            new = [self.at(pointer, args["b_step"]), following]
+            for m, place in enumerate(rows(offset)):
+                element = self.splat(b.load(place, align=4))
                 for v, column in enumerate(columns):
                     new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
             return new
 
         zeros = [self.zero] * (self.height * self.vectors)
-        return self.loop(
-            I64(0),
-            args["steps"],
-            [args["b"], self._entry("a_steps", I64(0), "a_step"), *zeros],
-            step,
-        )[2:]
+        first = self.entry("a_steps", I64(0), args["a_step"])
+        return self.loop(I64(0), args["steps"], [args["b"], first, *zeros], step)[2:]
 
-    def _finish(self, sums: Sequence[ir.Value]) -> None:
+    def finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""
         b, args = self.builder, self.args
         kind = ir.ArrayType(F32, self.vectors * self.width)
@@ -126,28 +136,82 @@ class _Tile(Writer):
         zeros.initializer = ir.Constant(kind, None)
         nothing = b.icmp_signed("<", args["d_row"], I64(0))
         d = b.select(nothing, b.bitcast(zeros, F32P), args["d"])
-        d_row = b.select(nothing, I64(0), args["d_row"])
-        floor = self.splat(args["floor"])
+        self.store_rows(sums, d, b.select(nothing, I64(0), args["d_row"]))
+
+    def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
+        """Store the rows that exist, D added."""
+        b, args = self.builder, self.args
         for m in range(self.height):
             with b.if_then(b.icmp_signed("<", I64(m), args["rows"]), likely=True):
-                entry = b.sext(b.load(self.at(args["c_rows"], I64(m))), I64)
-                addends = self._columns(self.at(d, b.mul(entry, d_row)))
-                targets = self._columns(self.at(args["c"], b.mul(entry, args["c_row"])))
-                for v, ((addend, masked), (target, _)) in enumerate(
-                    zip(addends, targets, strict=True)
-                ):
-                    value = b.fadd(sums[m * self.vectors + v], self.load(addend, masked=masked))
-                    # Written so that a NaN passes: it must reach the loss to be noticed.
-                    value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-                    self.store(value, target, masked)
+                addend = self.at(d, self.entry("c_rows", I64(m), d_row))
+                target = self.at(args["c"], self.entry("c_rows", I64(m), args["c_row"]))
+                self.store_row(sums[m * self.vectors :], addend, target)
+
+    def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
+        """Store the sums of one row, added to `addend`'s and not below the floor."""
+        b, floor = self.builder, self.splat(self.args["floor"])
+        places = zip(sums, self.columns(addend), self.columns(target), strict=False)
+        for total, (source, masked), (place, _) in places:
+            value = b.fadd(total, self.load(source, masked=masked))
+            # Written so that a NaN passes: it must reach the loss to be noticed.
+            value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
+            self.store(value, place, masked)
+
+
+class _Regular(_Tile):
+    """A tile all of whose rows exist, those of A in groups at equal distances, those of C at one.
+
+    Args:
+        group: rows of a group.
+        adjacent: whether the distance in A is 1, else it is that of the first two rows.
+    """
+
+    def __init__(
+        self, module: ir.Module, width: int, height: int, vectors: int, group: int, adjacent: bool
+    ) -> None:
+        self.group, self.adjacent = group, adjacent
+        self.kind = "adjacent" if adjacent else "spaced"
+        super().__init__(module, width, height, vectors)
+
+    def _distance(self, table: str, scale: ir.Value) -> ir.Value:
+        first, second = (self.entry(table, I64(m), scale) for m in range(2))
+        return self.builder.sub(second, first)
+
+    def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
+        args, groups = self.args, range(0, self.height, self.group)
+        leaders = [self.at(args["a"], self.entry("a_rows", I64(m), args["a_row"])) for m in groups]
+        one = I64(1) if self.adjacent else self._distance("a_rows", args["a_row"])
+        distances = [self.builder.mul(one, I64(j)) for j in range(self.group)]
+
+        def places(offset: ir.Value) -> Iterator[ir.Value]:
+            for leader in leaders:
+                moved = self.at(leader, offset)
+                yield from (self.at(moved, distance) for distance in distances)
+
+        return places
+
+    def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
+        b, c_row = self.builder, self.args["c_row"]
+        addend = self.at(d, self.entry("c_rows", I64(0), d_row))
+        target = self.at(self.args["c"], self.entry("c_rows", I64(0), c_row))
+        down, below = self._distance("c_rows", d_row), self._distance("c_rows", c_row)
+        for m in range(self.height):
+            moved = self.at(addend, b.mul(I64(m), down)), self.at(target, b.mul(I64(m), below))
+            self.store_row(sums[m * self.vectors :], *moved)
 
 
 class _Product(Writer):
-    """All tiles of a product: columns outside, so that a panel of B stays in cache."""
+    """All tiles of a product: columns outside, so that a panel of B stays in cache.
 
-    def __init__(self, module: ir.Module) -> None:
-        self.registers = compiled_registers()
-        super().__init__(module, "dptrain_product", _ARGUMENTS, self.registers.width)
+    Args:
+        kind: "any", or how the rows of A lie inside of every ``run`` of them: "spaced" at equal
+            distances, or "adjacent".
+    """
+
+    def __init__(self, module: ir.Module, kind: str) -> None:
+        self.registers, self.kind = compiled_registers(), kind
+        arguments = {**_ARGUMENTS, "run": I64}
+        super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
 
     def write(self) -> None:
         b, args, width = self.builder, self.args, self.registers.width
@@ -155,11 +219,8 @@ class _Product(Writer):
 
         def panels(start: ir.Value, stop: ir.Value, vectors: int) -> None:
             def panel(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                def tile(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                    self._tile(k, m, vectors)
-                    return []
-
-                self.loop(I64(0), args["rows"], [], tile, step=self.registers.heights[0])
+                first = I64(0) if self.kind == "any" else self._regular(k, vectors)
+                self._tiles(k, first, vectors)
                 return []
 
             self.loop(start, stop, [], panel, step=vectors * width)
@@ -167,29 +228,72 @@ class _Product(Writer):
         panels(I64(0), wide, 2)
         panels(wide, args["columns"], 1)
 
-    def _tile(self, k: ir.Value, m: ir.Value, vectors: int) -> None:
-        """Call the lowest tile that holds the rows that are left."""
+    def _moved(self, k: ir.Value, m: ir.Value) -> dict[str, ir.Value]:
+        """Arguments of a tile."""
         b = self.builder
-        moved = dict(self.args)
+        moved = {name: self.args[name] for name in _ARGUMENTS}
         for name in ("b", "d", "c"):
             moved[name] = self.at(moved[name], k)
         for name in ("a_rows", "c_rows"):
             moved[name] = self.at(moved[name], m)
         moved["rows"] = b.sub(moved["rows"], m)
         moved["columns"] = b.sub(moved["columns"], k)
+        return moved
 
-        def call(heights: Sequence[int]) -> None:
-            if len(heights) == 1:
-                tile = _Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
-                b.call(tile.function, list(moved.values()))
-                return
-            with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
-                with high:
-                    call(heights[:1])
-                with low:
-                    call(heights[1:])
+    def _regular(self, k: ir.Value, vectors: int) -> ir.Value:
+        """Compute by regular tiles what fits them; returns the first row that is left."""
+        b, args, adjacent = self.builder, self.args, self.kind == "adjacent"
+        height, group = getattr(self.registers, self.kind)[vectors - 1]
+        tile = _Regular(self.module, self.width, height, vectors, group, adjacent)
+        whole = b.icmp_signed(">=", b.sub(args["columns"], k), I64(vectors * self.width))
+        aligned = b.icmp_signed("==", b.srem(args["run"], I64(group)), I64(0))
+        last = b.mul(b.sdiv(args["rows"], I64(height)), I64(height))
+        last = b.select(b.and_(whole, aligned), last, I64(0))
 
-        call(self.registers.heights)
+        def call(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            b.call(tile.function, list(self._moved(k, m).values()))
+            return []
+
+        self.loop(I64(0), last, [], call, step=height)
+        return last
+
+    def _tiles(self, k: ir.Value, first: ir.Value, vectors: int) -> None:
+        """Compute the rows from `first` on, each tile the lowest that holds what is left."""
+        b = self.builder
+
+        def tile(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            moved = self._moved(k, m)
+
+            def call(heights: Sequence[int]) -> None:
+                if len(heights) == 1:
+                    tile = _Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
+                    b.call(tile.function, list(moved.values()))
+                    return
+                with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
+                    with high:
+                        call(heights[:1])
+                    with low:
+                        call(heights[1:])
+
+            call(self.registers.heights)
+            return []
+
+        self.loop(first, self.args["rows"], [], tile, step=self.registers.heights[0])
+
+
+def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
+    """Call a product with groups of arguments, of which `floor` and the run are alone."""
+    flat_kinds: list[Any] = []
+    flat: list[ir.Value] = []
+    for group, value in zip(kinds, values, strict=True):
+        grouped = isinstance(group, types.BaseTuple)
+        flat_kinds += group.types if grouped else [group]
+        flat += cgutils.unpack_tuple(builder, value) if grouped else [value]
+    flat = flatten_arguments(context, builder, flat_kinds, flat)
+    if kind == "any":
+        flat.append(I64(1))
+    builder.call(_Product(builder.module, kind).function, flat)
+    return context.get_dummy_value()
 
 
 @intrinsic
@@ -206,10 +310,32 @@ def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # t
     sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        kinds = [kind for group in sig.args[:-1] for kind in group.types]
-        values = [v for group in args[:-1] for v in cgutils.unpack_tuple(builder, group)]
-        flat = flatten_arguments(context, builder, [*kinds, sig.args[-1]], [*values, args[-1]])
-        builder.call(_Product(builder.module).function, flat)
-        return context.get_dummy_value()
+        return _call(context, builder, sig.args, args, "any")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
+    """As `multiply`, where rows of C are at equal distances, those of A inside of every run.
+
+    Args:
+        run: rows of a run; all runs have the same distance.
+    """
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, "spaced")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_adjacent(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
+    """As `multiply_spaced`, where rows of A lie side by side inside of every run."""
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, "adjacent")
 
     return sig, codegen

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import expanded, inlined
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import copy, transpose
 from dptrain.backends.numba.windows import maximum_of_windows, scatter_to_windows
 
@@ -58,13 +59,21 @@ def conv_scratch(
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
-    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1]) * c
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
+    # One row and column more than the patches have, where `winograd` takes two outputs at a time.
+    padded = ((h_out - 1) * strides[0] + window[0] + 1) * ((w_out - 1) * strides[1] + window[1] + 1)
+    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + 1
+    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1] + 1
+    transformed = winograd.scratch(strides, window, c, k)
+    band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
     return (
-        padded + 2 * pixels + patch + pool_height * w_out * k,
-        padded + 2 * patch + pixels + (pixels * k if pool_height else 1),
-        rows * columns * k + patch * k + 2 * h_in * w_in + window[0] * window[1] * k + k,
+        padded * c + 2 * pixels + patch + band + transformed,
+        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1) + transformed,
+        rows * columns * k
+        + patch * k
+        + 2 * h_in * w_in
+        + window[0] * window[1] * k
+        + k
+        + transformed,
     )
 
 
@@ -103,9 +112,43 @@ def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
 
 
 @expanded
+def padded_maps(h_out, w_out, geometry, even):  # type: ignore[no-untyped-def]
+    """Height and width that the patches cover, of an even number of them each way if asked."""
+    _, _, down, across, r, s = geometry
+    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
+    return (rows + h_out % 2, columns + w_out % 2) if even else (rows, columns)
+
+
+@expanded
 def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-def]
     """Whether all (rows, columns) that the patches cover lie in the maps, so need no copy."""
     return geometry[0] == 0 and geometry[1] == 0 and rows <= h_in and columns <= w_in
+
+
+@inlined
+def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-def]
+    """Filter rows first to last that row i of the output meets the map with, and which rows alike.
+
+    Products with rows of padding are left out, 10% of a 5 by 5 filter's on 12 rows.
+
+    Args:
+        i, rows: row and number of rows of the output.
+        stride: vertical.
+        above: the row of the map that the filter's first meets.
+        r: rows of the filter.
+        height: of the map.
+
+    Returns:
+        first, last and the first row of the output where they differ.
+    """
+    first, last = min(r, max(0, -above)), min(r, height - above)
+    stop = i
+    while stop < rows:
+        row = above + (stop - i) * stride
+        if min(r, max(0, -row)) != first or min(r, height - row) != last:
+            break
+        stop += 1
+    return first, max(first, last), max(i + 1, stop)
 
 
 @inlined
@@ -145,8 +188,11 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
 
 
 @expanded
-def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
-    """Maxima of one row of windows, whose rows `first` to `last` exist, from `band`."""
+def pool_row(band, origin, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
+    """Maxima of one row of windows, whose rows `first` to `last` exist.
+
+    Their first row starts at band[origin], whether it exists or not.
+    """
     wide = pool[5]
     j = 0
     while j < w_pool:
@@ -156,26 +202,25 @@ def pool_row(band, first, last, w_out, w_pool, k, pool, y, argmax, start):  # ty
             # All windows up to the last whole one.
             count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
         maximum_of_windows(
-            *(band, column * k, y, start + j * k, argmax, start + j * k),
+            *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
             *(first, last, begin, end, wide, w_out * k, pool[3], k, count),
         )
         j += count
 
 
 @expanded
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, patch, k, sums):  # type: ignore[no-untyped-def]
+def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, r, s, c, k, sums):  # type: ignore[no-untyped-def]
     """Add one sample's dw to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
-        window: R · S.
-        patch: R · S · C.
     """
+    patch = r * s * c
     # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
-    pixel = min(64, 4 * (patch // window)) + min(128, 4 * k)
+    pixel = min(64, 4 * c) + min(128, 4 * k)
     step = max(1, BAND // pixel // w_out) * w_out
     for p in range(0, h_out * w_out, step):
-        multiply(
+        multiply_adjacent(
             (a, a_start),
             (tables, 0, 1),
             (tables, 2 * patch + p, 1),
@@ -185,6 +230,7 @@ def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, window, 
             (tables, patch, 1),
             (patch, min(step, h_out * w_out - p), k),
             NOTHING,
+            s * c,
         )
 
 
@@ -229,24 +275,37 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
 
 
 @expanded
-def correlate_phases(dz, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start):  # type: ignore[no-untyped-def]
+def correlate_phases(  # type: ignore[no-untyped-def]
+    dz, h_out, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start
+):
     """Dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
     pixel, step = 0, 0
+    # Pixels of a phase are neighbours only where it is the only one.
+    run = w_in if down * across == 1 else 1
     for f in range(down):
         for g in range(across):
             pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
             size = taps(r, f, down) * taps(s, g, across) * k
-            multiply(
-                (dz, 0),
-                (a_rows, pixel, 1),
-                (a_steps, step, 1),
-                (packed, step * c, c),
-                (packed, 0, -1),
-                (dx, dx_start),
-                (c_rows, pixel, 1),
-                (pixels, size, c),
-                NOTHING,
-            )
+            i = 0
+            while i < h_in:
+                first, last, stop, count = 0, taps(r, f, down), h_in, pixels
+                if run > 1:
+                    first, last, stop = rows_alike(i, h_in, 1, i + top - (r - 1), r, h_out)
+                    count = (stop - i) * w_in
+                skipped = first * s * k
+                multiply_spaced(
+                    (dz, 0),
+                    (a_rows, pixel + i * w_in, 1),
+                    (a_steps, step + skipped, 1),
+                    (packed, (step + skipped) * c, c),
+                    (packed, 0, -1),
+                    (dx, dx_start),
+                    (c_rows, pixel + i * w_in, 1),
+                    (count, (last - first) * taps(s, g, across) * k, c),
+                    NOTHING,
+                    run,
+                )
+                i = stop
             pixel += pixels
             step += size

@@ -33,15 +33,24 @@ class Registers:
         width: float32 elements of a vector.
         heights: rows of the register tiles, the highest first. Twice so many accumulators must
             fit, with room for two vectors of B and one broadcast element of A.
+        spaced, adjacent: (height, group) of tiles of one and of two vectors whose rows lie in
+            groups at equal distances, any or 1. A group needs one address, so these tiles may be
+            as high as there are vector registers.
     """
 
     width: int
     heights: tuple[int, ...]
+    spaced: tuple[tuple[int, int], tuple[int, int]]
+    adjacent: tuple[tuple[int, int], tuple[int, int]]
 
 
-AVX512 = Registers(width=16, heights=(12, 8, 4))
-AVX2 = Registers(width=8, heights=(6, 4, 2))
-PORTABLE = Registers(width=4, heights=(6, 4, 2))
+AVX512 = Registers(
+    width=16, heights=(12, 8, 4), spaced=((24, 4), (12, 4)), adjacent=((27, 3), (9, 3))
+)
+AVX2 = Registers(width=8, heights=(6, 4, 2), spaced=((12, 4), (6, 2)), adjacent=((12, 3), (6, 3)))
+PORTABLE = Registers(
+    width=4, heights=(6, 4, 2), spaced=((12, 4), (6, 2)), adjacent=((12, 3), (6, 3))
+)
 """128-bit vectors, which every processor that Numba supports has."""
 
 

@@ -56,18 +56,23 @@ class _Windows(Writer):
         whole = b.mul(b.sdiv(args["channels"], vectors), vectors)
         channels = (I64(0), whole) if self.width > 1 else (whole, args["channels"])
 
-        def window(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            pooled = b.mul(p, args["channels"])
-            corner = b.mul(pooled, args["across"])
+        def vector(q: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            def window(p: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                pooled = b.mul(p, args["channels"])
+                corner = b.mul(pooled, args["across"])
+                return self.window(b.add(pooled, q), b.add(corner, q), state)
 
-            def vector(q: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                self.window(b.add(pooled, q), b.add(corner, q), q)
-                return []
-
-            self.loop(*channels, [], vector, step=self.width)
+            self.finish(q, self.loop(I64(0), args["windows"], self.begin(q), window))
             return []
 
-        self.loop(I64(0), args["windows"], [], window)
+        self.loop(*channels, [], vector, step=self.width)
+
+    def begin(self, channel: ir.Value) -> Sequence[ir.Value]:
+        """What the windows of a vector of channels hand on from one to the next."""
+        return []
+
+    def finish(self, channel: ir.Value, state: Sequence[ir.Value]) -> None:
+        """Keep what the last one handed on."""
 
     def pixels(self, corner: ir.Value, state: Sequence[ir.Value], body: Any) -> list[ir.Value]:
         """Run ``body(place in the map, position in the window, state)`` over a window's pixels."""
@@ -92,7 +97,9 @@ class _Windows(Writer):
 
         return self.loop(args["first"], args["last"], state, row)
 
-    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+    def window(
+        self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
+    ) -> Sequence[ir.Value]:
         """Write the work of one window and vector."""
         raise NotImplementedError
 
@@ -101,7 +108,9 @@ class _Maximum(_Windows):
     name = "maximum"
     arrays = {"map": F32P, "largest": F32P, "position": I8P}  # noqa: RUF012
 
-    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+    def window(
+        self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
+    ) -> Sequence[ir.Value]:
         b, args = self.builder, self.args
         lanes = ir.VectorType(I32, self.width)
 
@@ -118,6 +127,7 @@ class _Maximum(_Windows):
         best, where = self.pixels(corner, [self.zero, nowhere], pixel)
         self.store(best, self.at(args["largest"], pooled))
         self.store(b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled))
+        return state
 
 
 class _Scatter(_Windows):
@@ -130,15 +140,21 @@ class _Scatter(_Windows):
         "add": I64,
     }
 
-    def window(self, pooled: ir.Value, corner: ir.Value, channel: ir.Value) -> None:
+    def begin(self, channel: ir.Value) -> Sequence[ir.Value]:
+        return [self.load(self.at(self.args["sums"], channel))]
+
+    def finish(self, channel: ir.Value, state: Sequence[ir.Value]) -> None:
+        self.store(state[0], self.at(self.args["sums"], channel))
+
+    def window(
+        self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
+    ) -> Sequence[ir.Value]:
         b, args = self.builder, self.args
         lanes = ir.VectorType(I32, self.width)
         where = b.zext(self.load(self.at(args["position"], pooled), I8), lanes)
         gradient = self.load(self.at(args["gradient"], pooled))
         exists = b.icmp_unsigned("!=", where, ir.Constant(lanes, [NO_GRADIENT] * self.width))
-        sums = self.at(args["sums"], channel)
-        total = b.fadd(self.load(sums), b.select(exists, gradient, self.zero))
-        self.store(total, sums)
+        total = b.fadd(state[0], b.select(exists, gradient, self.zero))
         adding = b.icmp_signed("!=", args["add"], I64(0))
 
         def pixel(
@@ -152,6 +168,7 @@ class _Scatter(_Windows):
             return []
 
         self.pixels(corner, [], pixel)
+        return [total]
 
 
 def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Windows]) -> Any:

@@ -19,6 +19,11 @@ CASES = {
     "one channel": (2, (17, 19, 1), 33, (3, 3), (1, 1), ((0, 0), (0, 0))),
     "one filter": (2, (7, 5, 13), 1, (2, 2), (1, 1), ((0, 0), (0, 0))),
     "wide": (2, (8, 6, 16), 64, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "long rows": (2, (4, 24, 16), 48, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "odd maps": (2, (21, 23, 16), 32, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "even maps without pads": (2, (8, 6, 32), 16, (3, 3), (1, 1), ((0, 0), (0, 0))),
+    "odd maps without pads": (2, (9, 7, 16), 16, (3, 3), (1, 1), ((0, 0), (0, 0))),
+    "vectors in uneven pads": (2, (6, 9, 32), 48, (3, 3), (1, 1), ((2, 1), (0, 3))),
     "five": (2, (11, 7, 5), 48, (5, 5), (1, 1), ((2, 2), (2, 2))),
     "uneven window": (2, (9, 13, 7), 31, (2, 5), (1, 1), ((1, 0), (2, 2))),
     "uneven pads": (2, (9, 13, 2), 5, (3, 2), (1, 1), ((2, 1), (0, 1))),
@@ -157,7 +162,9 @@ def test_no_samples_give_no_gradient():
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("name", ["first layer", "wide", "stride 2", "uneven pads"])
+@pytest.mark.parametrize(
+    "name", ["first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads"]
+)
 def test_pooled(name, pool):
     case = Case(CASES[name], pool=POOLS[pool])
     n = len(case.x)

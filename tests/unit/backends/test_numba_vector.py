@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba import njit
 
+from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import AVX2, AVX512, PORTABLE, registers
 
 HERE = Path(__file__).parent
@@ -48,4 +52,32 @@ def test_kernels_are_right_on(processor, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout, done.stdout
+    assert "8 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("multiply", [multiply_spaced, multiply_adjacent], ids=["any", "one"])
+def test_sums_of_a_tile_stay_in_registers(multiply):
+    """No vector is kept on the stack: one too many would cost a load and a store for each step."""
+
+    @njit
+    def product(a, ramp, c, rows, steps, columns):
+        multiply(
+            (a, 0),
+            (ramp, 0, 1),
+            (ramp, 0, 1),
+            (a, 0, columns),
+            (a, 0, 0),
+            (c, 0),
+            (ramp, 0, 1),
+            (rows, steps, columns),
+            np.float32(0),
+            12,
+        )
+
+    a, ramp = np.ones(48 * 48, np.float32), np.arange(48, dtype=np.int32)
+    product(a, ramp, np.ones(96, np.float32), 48, 3, 48)
+    (assembly,) = product.inspect_asm().values()
+    kind = "spaced" if multiply is multiply_spaced else "adjacent"
+    tiles = re.findall(rf"\ndptrain_{kind}_\S+:\n(.*?)\tret", assembly, re.DOTALL)
+    assert len(tiles) == 2
+    assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))
