@@ -55,17 +55,31 @@ class Augmentation:
         samples: NDArray[np.int64],
         source: NDArray[np.float32] | None = None,
     ) -> None:
-        """Change pictures in place.
+        """Draw for these pictures and change them in place.
 
         Args:
             x: float32 (n, C, H, W).
             seed: of the run.
             epoch: from 0.
             samples: int64 (n,), identities of the pictures.
+            source: as for `change`.
+        """
+        self.change(x, self.draw(seed, epoch, samples), source)
+
+    def change(
+        self,
+        x: NDArray[np.float32],
+        draws: NDArray[np.float64],
+        source: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Change pictures in place, as drawn.
+
+        Args:
+            x: float32 (n, C, H, W).
+            draws: (8, n), what `draw` gave for these pictures.
             source: float32 (n, C, H + 2·crop, W + 2·crop), the pictures with what lies around
                 them; `x` is then only written. `x` with zeros around where left out.
         """
-        draws = self._draws(seed, epoch, samples)
         flips = (draws[2] < 0.5) & self.flip
         if self.crop:
             self._move(x, self._surround(x) if source is None else source, draws, flips)
@@ -81,14 +95,15 @@ class Augmentation:
         x *= factor
         x += mean + shift
 
-    def _draws(
-        self, seed: int, epoch: int, samples: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], ...]:
-        """Eight numbers in [0, 1) a sample, each (n,)."""
+    def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Eight numbers in [0, 1) for each sample, (8, n).
+
+        Many samples at once cost little more than one: generating is a few dozen array operations.
+        """
         blocks = np.arange(2, dtype=np.uint64)[:, None]
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = philox((blocks, samples.astype(np.uint64)[None, :], epoch, _STREAM), key)
-        return tuple(word[block] / 2.0**32 for block in range(2) for word in words)
+        return np.stack([word[block] / 2.0**32 for block in range(2) for word in words])
 
     def _surround(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         n, channels, height, width = x.shape
@@ -101,7 +116,7 @@ class Augmentation:
         self,
         x: NDArray[np.float32],
         source: NDArray[np.float32],
-        draws: tuple[NDArray[np.float64], ...],
+        draws: NDArray[np.float64],
         flips: NDArray[np.bool_],
     ) -> None:
         height, width = x.shape[2:]

@@ -21,6 +21,9 @@ from dptrain.data.sharding import epoch_order, minibatch_span, shard, steps_per_
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
+DRAWN_TOGETHER = 16
+"""Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -170,26 +173,49 @@ class Loader:
     # On the thread.
 
     def _run(self) -> None:
-        epoch, order = -1, np.zeros(0, np.int64)
-        count = len(self._samples)
         try:
-            for step in self._steps:
-                slot = self._free.get()
-                if self._closed.is_set():
-                    return
-                if (now := step // steps_per_epoch(count, self._batch_size)) != epoch:
-                    epoch, order = now, epoch_order(count, self._seed, now)
-                everyone = order[minibatch_span(count, self._batch_size, step)]
-                mine = everyone[shard(len(everyone), self._rank, self._size)]
-                x, y = slot.x[: len(mine)], slot.y[: len(mine)]
-                self._read(mine, epoch, x, y)
-                self._ready.put((Batch(step, epoch, x, y, mine, len(everyone)), slot))
+            for epoch, steps in self._epochs():
+                order = epoch_order(len(self._samples), self._seed, epoch)
+                for start in range(0, len(steps), DRAWN_TOGETHER):
+                    if not self._fill(epoch, order, steps[start : start + DRAWN_TOGETHER]):
+                        return
             self._ready.put(None)
         except BaseException as error:  # the consumer raises it
             self._ready.put(error)
 
+    def _epochs(self) -> Iterator[tuple[int, range]]:
+        """Epochs and the steps of each that are asked for."""
+        each = steps_per_epoch(len(self._samples), self._batch_size)
+        first, last = self._steps.start, self._steps.stop
+        while first < last:
+            epoch = first // each
+            stop = min((epoch + 1) * each, last)
+            yield epoch, range(first, stop)
+            first = stop
+
+    def _fill(self, epoch: int, order: NDArray[np.int64], steps: range) -> bool:
+        """Make the batches of steps of an epoch; False if the loader was closed on the way."""
+        everyone = [order[minibatch_span(len(order), self._batch_size, step)] for step in steps]
+        mine = [ids[shard(len(ids), self._rank, self._size)] for ids in everyone]
+        draws, place = None, 0
+        if self._augmentation is not None:
+            draws = self._augmentation.draw(self._seed, epoch, np.concatenate(mine))
+        for step, ids, shared in zip(steps, mine, everyone, strict=True):
+            slot = self._free.get()
+            if self._closed.is_set():
+                return False
+            x, y = slot.x[: len(ids)], slot.y[: len(ids)]
+            self._read(ids, x, y, None if draws is None else draws[:, place : place + len(ids)])
+            place += len(ids)
+            self._ready.put((Batch(step, epoch, x, y, ids, len(shared)), slot))
+        return True
+
     def _read(
-        self, mine: NDArray[np.int64], epoch: int, x: NDArray[np.float32], y: NDArray[Any]
+        self,
+        mine: NDArray[np.int64],
+        x: NDArray[np.float32],
+        y: NDArray[Any],
+        draws: NDArray[np.float64] | None,
     ) -> None:
         if not len(mine):
             return
@@ -197,9 +223,9 @@ class Loader:
             self._samples.read(mine, x, y)
         else:
             self._samples.read(mine, self._surround[1][: len(mine)], y)
-        if self._augmentation is not None:
+        if self._augmentation is not None and draws is not None:
             source = None if self._surround is None else self._surround[0][: len(mine)]
-            self._augmentation.apply(x, seed=self._seed, epoch=epoch, samples=mine, source=source)
+            self._augmentation.change(x, draws, source)
 
     def _make_surround(
         self, rows: int, input_shape: Shape

@@ -250,9 +250,9 @@ def test_the_middle_crop_is_what_evaluation_sees(net, read, cifar, monkeypatch, 
     plain, _ = read(data)
 
     def middle(self, seed, epoch, samples):
-        return tuple(np.full(len(samples), 0.5) for _ in range(8))
+        return np.full((8, len(samples)), 0.5)
 
-    monkeypatch.setattr(Augmentation, "_draws", middle)
+    monkeypatch.setattr(Augmentation, "draw", middle)
     changes = {"input_shape": shape, "augmentation": Augmentation(crop=crop), "last_step": 5}
     with loader(data.train, **changes) as batches:
         for batch in batches:
