@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Arrays, Context, Kernel
-from dptrain.backends.numba import convolution, dropout, elementwise, normalization, pooling
+from dptrain.backends.numba import dropout, elementwise, normalization, patches, pooling
 from dptrain.backends.numba.threads import Launch, Team
 from dptrain.network.layers import (
     Dropout,
@@ -220,7 +220,7 @@ def pool_geometry(node: Node) -> NDArray[np.int64]:
     layer: Any = node.layer
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, height, width = node.input_shape
-    return convolution.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
+    return patches.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
 
 
 class _Pooling(_Single):

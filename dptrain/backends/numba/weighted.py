@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Context, Kernel
-from dptrain.backends.numba import convolution, dropout, elementwise, matmul
+from dptrain.backends.numba import (
+    convolution,
+    dropout,
+    elementwise,
+    matmul,
+    patches,
+    pooled_convolution,
+)
 from dptrain.backends.numba.operations import (
     DropoutMask,
     Kernels,
@@ -65,7 +72,7 @@ class Convolution(Operation):
 
     def _geometry(self) -> NDArray[np.int64]:
         (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        return convolution.conv_geometry((top, left), self.layer.strides, self.layer.window)
+        return patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
 
     def _pool_geometry(self) -> NDArray[np.int64]:
         return pool_geometry(self.group.tail)
@@ -75,7 +82,7 @@ class Convolution(Operation):
         operands = a["x"], a["weight"], a["bias"], a["y"]
         if "argmax" in a:
             launch = self.team.bind(
-                convolution.conv2d_relu_pool_forward,
+                pooled_convolution.conv2d_relu_pool_forward,
                 *operands, a["argmax"], geometry, self._pool_geometry(), scratch,
             )  # fmt: skip
         else:
@@ -92,7 +99,7 @@ class Convolution(Operation):
         partial = a["partial"]
         if "argmax" in a:
             accumulate = self.team.bind(
-                convolution.conv2d_relu_pool_backward_weight,
+                pooled_convolution.conv2d_relu_pool_backward_weight,
                 a["x"], a["dy"], a["argmax"], partial, geometry, self._pool_geometry(), scratch,
             )  # fmt: skip
         else:
@@ -113,7 +120,7 @@ class Convolution(Operation):
         a, geometry, scratch = self.arrays, self._geometry(), self.arrays["input_scratch"]
         if "argmax" in a:
             launch = self.team.bind(
-                convolution.conv2d_relu_pool_backward_input,
+                pooled_convolution.conv2d_relu_pool_backward_input,
                 a["dy"], a["argmax"], a["weight"], a["dx"], geometry, self._pool_geometry(),
                 scratch,
             )  # fmt: skip
@@ -132,7 +139,7 @@ def _scratch(group: Group) -> dict[str, int]:
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
     pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    counts = convolution.conv_scratch(
+    counts = patches.conv_scratch(
         (top, left), conv.strides, conv.window, (h, w, c), (ho, wo, k), pool_height
     )
     return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), counts, strict=True))

@@ -8,6 +8,9 @@ import torch
 from torch.nn import functional
 
 from dptrain.backends.numba import convolution as conv
+from dptrain.backends.numba import pooled_convolution as pooled
+from dptrain.backends.numba.patches import conv_geometry, conv_scratch, pool_geometry
+from dptrain.backends.numba.windows import NO_GRADIENT
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -66,9 +69,9 @@ class Case:
         ho = (h + sum(pads[0]) - r) // strides[0] + 1
         wo = (w + sum(pads[1]) - s) // strides[1] + 1
         corner = (pads[0][0], pads[1][0])
-        self.geometry = conv.conv_geometry(corner, strides, (r, s))
+        self.geometry = conv_geometry(corner, strides, (r, s))
         pool_height = pool[0][0] if pool else 0
-        sizes = conv.conv_scratch(corner, strides, (r, s), (h, w, c), (ho, wo, k), pool_height)
+        sizes = conv_scratch(corner, strides, (r, s), (h, w, c), (ho, wo, k), pool_height)
         # Kernels must not count on what scratch holds, nor touch what lies behind it.
         self.memory = [np.full(2 * size + 64, np.nan, np.float32) for size in sizes]
         self.scratch = [
@@ -81,7 +84,7 @@ class Case:
         self.ty = functional.conv2d(padded, self.tw, self.tb, strides)
         if pool:
             window, pool_strides, pool_pads = pool
-            self.pool_geometry = conv.pool_geometry(
+            self.pool_geometry = pool_geometry(
                 (pool_pads[0][0], pool_pads[1][0]), pool_strides, window, (ho, wo)
             )
             z = functional.pad(torch.relu(self.ty), (*pool_pads[1], *pool_pads[0]))
@@ -172,7 +175,7 @@ def test_pooled(name, pool):
     argmax = np.full(y.shape, 77, np.uint8)
     dx, partial = np.full(case.x.shape, np.nan, np.float32), case.partial()
     for start, stop, thread in ((0, n // 2, 0), (n // 2, n, 1)):
-        conv.conv2d_relu_pool_forward(
+        pooled.conv2d_relu_pool_forward(
             start,
             stop,
             thread,
@@ -185,7 +188,7 @@ def test_pooled(name, pool):
             case.pool_geometry,
             case.scratch[0],
         )
-        conv.conv2d_relu_pool_backward_weight(
+        pooled.conv2d_relu_pool_backward_weight(
             start,
             stop,
             thread,
@@ -197,7 +200,7 @@ def test_pooled(name, pool):
             case.pool_geometry,
             case.scratch[1],
         )
-        conv.conv2d_relu_pool_backward_input(
+        pooled.conv2d_relu_pool_backward_input(
             start,
             stop,
             thread,
@@ -210,7 +213,7 @@ def test_pooled(name, pool):
             case.scratch[2],
         )
     close(y, nhwc(case.ty), case.lengths["y"])
-    np.testing.assert_array_equal(argmax == conv.NO_GRADIENT, y == 0)
+    np.testing.assert_array_equal(argmax == NO_GRADIENT, y == 0)
     close(dx, nhwc(case.tx.grad), case.lengths["dx"])
     dw, db = weight_gradients(case, partial)
     close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
@@ -222,7 +225,7 @@ def test_not_a_number_passes():
     case = Case(CASES["first layer"], pool=POOLS["2/2"])
     case.x[0, 4, 4, 1] = np.nan
     y, argmax = np.zeros(case.dy.shape, np.float32), np.zeros(case.dy.shape, np.uint8)
-    conv.conv2d_relu_pool_forward(
+    pooled.conv2d_relu_pool_forward(
         0,
         3,
         0,

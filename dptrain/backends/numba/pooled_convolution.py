@@ -1,0 +1,259 @@
+"""Convolution, ReLU and max pooling in one, forward and backward.
+
+Neither the convolution's own output nor its gradient is ever stored whole: forward keeps the pooled
+maps and the place of each maximum, `NO_GRADIENT` where it is not above 0. Arguments are those of
+`convolution`, with `pool` from `pool_geometry`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dptrain.backends.numba import winograd
+from dptrain.backends.numba.jit import kernel
+from dptrain.backends.numba.microkernels import multiply_spaced
+from dptrain.backends.numba.patches import (
+    NOTHING,
+    add_weight_gradient,
+    copy_padded,
+    correlate_phases,
+    fill_filter,
+    fill_phases,
+    fill_pixels,
+    fill_ramp,
+    is_inside,
+    pack_flipped,
+    padded_maps,
+    pool_row,
+    unpool,
+)
+
+
+@kernel
+def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, pool, scratch):  # type: ignore[no-untyped-def]
+    """Convolution, ReLU and max pooling in one; the convolution's own output is never stored.
+
+    Args:
+        x, w, b: as in `conv2d_forward`.
+        y: (N, Hp, Wp, K) the pooled maps, written.
+        argmax: uint8 like y, written: which element of its window each maximum is, counted along
+            the window's rows, the first among equals; `NO_GRADIENT` where it is not above 0.
+    """
+    _, h_in, w_in, c = x.shape
+    r, s, _, k = w.shape
+    _, h_pool, w_pool, _ = y.shape
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    high, h_out, w_out = pool[4], pool[6], pool[7]
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
+    mine = scratch[thread]
+    padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    band = mine[size + 2 * pixels + patch :]
+    u = band[pixels * k : (pixels + 16 * c) * k]
+    work = band[(pixels + 16 * c) * k :]
+    x_flat, w_flat, y_flat, argmax_flat = (
+        x.reshape(-1),
+        w.reshape(-1),
+        y.reshape(-1),
+        argmax.reshape(-1),
+    )
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_pixels(h_out, w_out, down * width * c, across * c, a_rows)
+    fill_ramp(k, c_rows)
+    fill_filter(r, s * c, width * c, a_steps)
+    if not inside:
+        padded[:] = 0
+    if fast:
+        winograd.transform_weights(w_flat, 0, c, k, u)
+    for n in range(start, stop):
+        a, a_start = x_flat, n * h_in * w_in * c
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
+            a, a_start = padded, 0
+        if fast:
+            winograd.correlate(
+                *(a, a_start, width * c, c, u, b, True, band, 0),
+                *(h_out, w_out, k, np.float32(0), work),
+            )
+            for i in range(h_pool):
+                above = i * pool[2] - pool[0]
+                first, last = max(0, above), min(h_out, above + high)
+                pool_row(
+                    band,
+                    above * w_out * k,
+                    first - above,
+                    last - above,
+                    w_out,
+                    w_pool,
+                    k,
+                    pool,
+                    y_flat,
+                    argmax_flat,
+                    (n * h_pool + i) * w_pool * k,
+                )
+            continue
+        ready = 0
+        for i in range(h_pool):
+            # `band` holds the rows that this row of windows meets, from row `above` on.
+            above = i * pool[2] - pool[0]
+            last = min(h_out, above + high)
+            first = max(0, above)
+            if first < ready:
+                shift = pool[2] * w_out * k
+                for p in range((first - above) * w_out * k, (ready - above) * w_out * k):
+                    band[p] = band[p + shift]
+            ready = max(ready, first)
+            multiply_spaced(
+                (a, a_start),
+                (a_rows, ready * w_out, 1),
+                (a_steps, 0, 1),
+                (w_flat, 0, k),
+                (b, 0, 0),
+                (band, (ready - above) * w_out * k),
+                (c_rows, 0, 1),
+                (max(0, last - ready) * w_out, patch, k),
+                np.float32(0),
+                w_out,
+            )
+            ready = max(ready, last)
+            pool_row(
+                band,
+                0,
+                first - above,
+                last - above,
+                w_out,
+                w_pool,
+                k,
+                pool,
+                y_flat,
+                argmax_flat,
+                (n * h_pool + i) * w_pool * k,
+            )
+
+
+@kernel
+def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, dy, argmax, partial, geometry, pool, scratch
+):
+    """As `conv2d_backward_weight`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
+    _, h_in, w_in, c = x.shape
+    _, h_pool, w_pool, k = dy.shape
+    top, left, down, across, r, s = geometry
+    h_out, w_out = pool[6], pool[7]
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
+    mine, sums = scratch[thread], partial[thread]
+    padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
+    dz, work = mine[size + 2 * patch + pixels :][: pixels * k], mine[size + 2 * patch + pixels :]
+    total, work = work[pixels * k :][: 16 * c * k], work[(pixels + 16 * c) * k :]
+    x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
+    inside = is_inside(geometry, h_in, w_in, rows, columns)
+    width = w_in if inside else columns
+    fill_filter(r, s * c, width * c, tables[:patch])
+    fill_ramp(k, tables[patch : 2 * patch])
+    fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
+    sums[:] = 0
+    if fast:
+        total[:] = 0
+    dz[:] = 0
+    if not inside:
+        padded[:] = 0
+    for n in range(start, stop):
+        a, a_start = x_flat, n * h_in * w_in * c
+        if not inside:
+            copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
+            a, a_start = padded, 0
+        pooled = n * h_pool * w_pool * k
+        unpool(
+            dy_flat,
+            argmax_flat,
+            pooled,
+            h_pool,
+            w_pool,
+            k,
+            pool,
+            dz,
+            w_out,
+            0,
+            0,
+            sums[patch * k :],
+        )
+        if fast:
+            winograd.add_weight_gradient(
+                *(a, a_start, width * c, c, dz, 0, h_out, w_out, k, total, work)
+            )
+        else:
+            add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
+    if fast:
+        winograd.finish_weight_gradient(total, c, k, sums)
+
+
+@kernel
+def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, argmax, w, dx, geometry, pool, scratch
+):
+    """As `conv2d_backward_input`, with dy and argmax of `conv2d_relu_pool_forward`'s output."""
+    _, h_in, w_in, c = dx.shape
+    r, s, _, k = w.shape
+    _, h_pool, w_pool, _ = dy.shape
+    h_out, w_out = pool[6], pool[7]
+    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    above, before = (r - 1) // down, (s - 1) // across
+    rows = max((h_in - 1 + top) // down + 1, h_out) + above
+    columns = max((w_in - 1 + left) // across + 1, w_out) + before
+    size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
+    mine = scratch[thread]
+    dz, packed = mine[:size], mine[size : size + weights]
+    tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
+    sums = mine[size + weights + 2 * pixels + r * s * k :][:k]
+    a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
+    dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
+    work = mine[size + weights + 2 * pixels + r * s * k + k :]
+    u, work = work[: 16 * c * k], work[16 * c * k :]
+    pack_flipped(w.reshape(-1), w.shape, geometry, packed)
+    fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
+    fast = winograd.suits(geometry, c, k)
+    if fast:
+        winograd.transform_weights(packed, 0, k, c, u)
+    dz[:] = 0
+    sums[:] = 0
+    for n in range(start, stop):
+        unpool(
+            dy_flat,
+            argmax_flat,
+            n * h_pool * w_pool * k,
+            h_pool,
+            w_pool,
+            k,
+            pool,
+            dz,
+            columns,
+            above,
+            before,
+            sums,
+        )
+        if fast:
+            winograd.correlate(
+                *(dz, (top * columns + left) * k, columns * k, k, u, packed, False),
+                *(dx_flat, n * pixels * c, h_in, w_in, c, NOTHING, work),
+            )
+            continue
+        correlate_phases(
+            dz,
+            h_out,
+            h_in,
+            w_in,
+            c,
+            k,
+            geometry,
+            packed,
+            a_rows,
+            c_rows,
+            a_steps,
+            dx_flat,
+            n * pixels * c,
+        )
