@@ -119,9 +119,10 @@ def train(file: Path | None, **flags: Any) -> int:
     def action() -> int:
         from dptrain.training.rundir import RunDirectory
 
-        if flags["resume"] is not None:
-            RunDirectory.open(Path(flags["resume"]))
-        config = load_config(given(flags), os.environ, file)
+        chosen = given(flags)
+        if "resume" in chosen:
+            RunDirectory.open(Path(chosen["resume"]))
+        config = load_config(chosen, os.environ, file)
         from dptrain.comm.world import World
         from dptrain.training import train
 

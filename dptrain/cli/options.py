@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from dptrain.config import Setting, settings
+from dptrain.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -20,9 +21,22 @@ def setting_flags(command: Command) -> Command:
     return command
 
 
+RUN_DIR = "the one of --run-dir"
+"""What ``--resume`` stands for where no directory follows it."""
+
+
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The flags that the user gave."""
-    return {name: value for name, value in values.items() if value is not None}
+    """The flags that the user gave.
+
+    Raises:
+        UserError: ``--resume`` names no directory, and neither does ``--run-dir``.
+    """
+    flags = {name: value for name, value in values.items() if value is not None}
+    if flags.get("resume") == RUN_DIR:
+        if "run_dir" not in flags:
+            raise UserError("--resume names no run; expected --resume DIR, or --run-dir DIR too")
+        flags["resume"] = flags["run_dir"]
+    return flags
 
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
@@ -34,8 +48,15 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
         return click.option(f"{setting.flag}/{negative}", setting.name, default=None, help=help)
     # Text goes to the configuration as it is: file, environment and flags are checked by the same
     # code and complain in the same words.
+    optional = {"is_flag": False, "flag_value": RUN_DIR} if setting.name == "resume" else {}
     return click.option(
-        setting.flag, setting.name, type=str, default=None, metavar=_metavar(setting), help=help
+        setting.flag,
+        setting.name,
+        type=str,
+        default=None,
+        metavar=_metavar(setting),
+        help=help,
+        **optional,  # type: ignore[arg-type]
     )
 
 

@@ -352,8 +352,12 @@ def test_a_run_outlives_its_network_file_and_its_place(tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     (tmp_path / "run").rename(moved)
     assert json.loads(succeed("evaluate", moved, "--json"))["step"] == 5
-    succeed("train", "--resume", moved, "--steps", 8, "--schedule", "cosine", cwd=tmp_path)
+    again = ("train", "--run-dir", moved, "--resume", "--steps", 8, "--schedule", "cosine")
+    succeed(*again, cwd=tmp_path)
     assert read_toml(moved / "config.toml")["steps"] == 8
+    nowhere = launch("train", "--resume", "--steps", 9)
+    assert nowhere.returncode == 2
+    assert "--resume names no run" in nowhere.stderr
     wrong = launch("train", "--resume", tmp_path / "elsewher")
     assert wrong.returncode == 2
     assert "elsewhere" in wrong.stderr.splitlines()[-1]
