@@ -220,12 +220,16 @@ def _plain(value: Any) -> str:
 
 
 def write(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write both files, named after the day; a later run of the same day replaces them."""
+    """Write both files, named after the day; later runs of the day get -2, -3, … behind it."""
     from dptrain.files import dump_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"cpu-{re.sub(r'T.*', '', str(results.about['date']))}"
-    json_path, markdown_path = stem.with_suffix(".json"), stem.with_suffix(".md")
+    day = re.sub(r"T.*", "", str(results.about["date"]))
+    name, number = f"cpu-{day}", 1
+    while (folder / f"{name}.json").exists():
+        number += 1
+        name = f"cpu-{day}-{number}"
+    json_path, markdown_path = folder / f"{name}.json", folder / f"{name}.md"
     json_path.write_text(dump_json(as_json(results)), encoding="utf-8")
     markdown_path.write_text(as_markdown(results), encoding="utf-8")
     return json_path, markdown_path
