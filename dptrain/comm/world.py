@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,12 +251,6 @@ class World:
             if message is not None:
                 alone = any(other != message for other in messages)
                 raise AgreedError(f"rank {rank}: {message}" if alone else message)
-
-    def abort(self, code: int) -> NoReturn:
-        """End all ranks at once."""
-        if self.comm is not None:
-            self.comm.Abort(code)
-        os._exit(code)
 
 
 def _start_mpi() -> Any:

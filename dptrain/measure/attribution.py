@@ -76,10 +76,6 @@ class Attribution:
     hidden: Span
     other: Span
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
-
 
 def attribute(plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Attribution:
     """Combine what every rank measured (`rank_times`, in rank order)."""

@@ -51,7 +51,9 @@ class Recipe:
 CLASSES = Recipe("sgd", 0.02, momentum=0.9, epochs=12, data="digits", schedule="cosine")
 BINARY = replace(CLASSES, data=None)
 IMAGES = replace(CLASSES, crop=2)
-"""Digits by model0, 3 seeds: 98.6 to 99.2% right; without moving them 96.9 to 97.2%."""
+"""Digits by model0: 96.9 to 97.2% of the test images right without moving them, 98.6 to 99.2% with.
+Schedule, rate and shift were chosen from 7 settings by these very images, 3 seeds each; 5 seeds
+that took no part in it gave 98.6 to 99.4%."""
 VALUES = Recipe("adam", learning_rate=1e-3, momentum=0.0, epochs=6, data="irradiance")
 
 
