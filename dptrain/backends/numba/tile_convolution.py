@@ -3,11 +3,11 @@
 Arguments are those of `convolution` and `pooled_convolution`. Every sample is split into parts in
 scratch, zeros around it:
 
-- forward and backward by the input, a pixel's channels side by side: a row of a filter meets one
-  run of them, 32 of which are one step of the unit; pixels of a row of the output are a tile's rows;
-- backward by the weights, channel by channel: there pixels are the steps, filter elements the rows.
-  Neighbouring filter columns meet pixels that differ by one, so each has its own copy without the
-  pixels that it does not meet: then all copies have the pitch of the output.
+- forward and backward by the input, in the order of memory: what a row of a filter meets is one run
+  of pixels and channels, 32 of which are a step of the unit; pixels of the output are a tile's rows;
+- backward by the weights, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
+  turned around, so that pixels lie side by side, and x stands in pairs of pixels, once for each
+  column of the filter: a copy holds what that column meets, in the pitch of dy.
 
 Scratch is in lines of 64 bytes, which rows of a tile should not cross.
 """
@@ -17,26 +17,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba.jit import expanded, inlined, kernel
-from dptrain.backends.numba.microkernels import multiply
-from dptrain.backends.numba.patches import NOTHING, pack_flipped, pool_row, unpool
+from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.patches import copy_padded, pack_flipped, pool_row, unpool
 from dptrain.backends.numba.tiles import (
-    MOST_COPIES,
     PANEL,
     PARTS,
     SIDE,
     STEPS,
-    available,
     multiply_tiles,
-    split_panels,
+    split_pairs,
     split_rows,
-    split_turned,
 )
+from dptrain.backends.numba.vector import transpose
 
 LINE = 16
 """Float32 elements of a line."""
 WORDS = 2 * LINE
-CHUNK = 3
+CHUNK = 5
 """Steps of backward by the weights whose operands stay in L1 for all filter elements."""
 
 
@@ -71,7 +68,7 @@ def correlation(
     across = -(-w_out // SIDE)
     height = -(-w_out // across)
     tables = _words(PARTS * part)
-    panels = tables + _lines(2 * h_out * across + r * row_steps)
+    panels = tables + _lines(2 * h_out * across + r * row_steps + 2 * -(-k // SIDE))
     rest = panels + _words(r * row_steps * -(-k // SIDE) * PANEL)
     return np.array(
         [*maps, *out, *window, *pads, columns, part, row_steps, height, across, tables, panels, rest],
@@ -97,10 +94,14 @@ def _prepare(walk, w, start, scratch):  # type: ignore[no-untyped-def]
     for i in range(r):
         for t in range(row_steps):
             tables[2 * tiles + i * row_steps + t] = i * columns * c + t * STEPS
-        split_panels(
+        split_pairs(
             (w, start + i * s * c * k), k, (panels, i * row_steps * PANEL),
-            (s * c, k, r * row_steps * PANEL),
+            (s * c, row_steps * STEPS, k), (r * row_steps * PANEL, PANEL // PARTS, PANEL),
         )  # fmt: skip
+    wide = -(-k // SIDE)
+    for j in range(wide):
+        tables[2 * tiles + r * row_steps + j] = j * r * row_steps * PANEL
+        tables[2 * tiles + r * row_steps + wide + j] = j * SIDE
 
 
 @inlined
@@ -122,10 +123,12 @@ def _correlate(walk, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-
     words = scratch[: walk[15]].view(np.uint16)
     tables = scratch[walk[15] : walk[16]].view(np.int32)
     panels = scratch[walk[16] : walk[17]].view(np.uint16)
-    tiles = h_out * across
+    tiles, steps, wide = h_out * across, r * row_steps, -(-k // SIDE)
     multiply_tiles(
-        (words, 0), part, (tables, 0), c, (tables, 2 * tiles), (panels, 0),
-        (y, y_start), (tables, tiles), k, (d, 0), d_row, (height, tiles, r * row_steps, k),
+        (words, 0, part), (tables, 0, c), (tables, 2 * tiles),
+        (panels, 0, PANEL // PARTS, PANEL), (tables, 2 * tiles + steps),
+        (y, y_start), (tables, tiles, k), (tables, 2 * tiles + steps + wide),
+        (d, 0, d_row), (height, tiles, steps, wide, k - (wide - 1) * SIDE),
     )  # fmt: skip
 
 
@@ -210,86 +213,168 @@ def accumulation(
 ) -> NDArray[np.int64]:
     """How to walk over backward by the weights, for x of `maps` and dy of `out`.
 
+    A filter whose rows have at most 16 elements is one of a single column with that many channels.
+
     Returns:
-        int64: H, W, C, Ho, Wo, K, R, S, rows above, columns before; distances of channels, parts
-        and copies of x; steps; where tables, panels and what follows them begin in scratch.
+        int64: H, W, C, Ho, Wo, K, R, S; rows above, columns before; channels and filter columns as
+        walked; pitch of dy's rows; steps; distances of dy's channels and parts, of x's parts,
+        column tiles and copies, in words; where dy, x, tables, sums and what follows them begin.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
-    steps = -(-h_out * w_out // STEPS)
+    channels, columns = (s * c, 1) if s * c <= SIDE else (c, s)
+    high, wide = -(-k // SIDE), -(-channels // SIDE)
+    pitch = w_out + w_out % 2
+    steps = -(-h_out * pitch // STEPS)
     # An odd number of lines, so that the rows of a tile lie in different sets of the cache.
-    channel = (-(-((r - 1) * w_out + steps * STEPS) // WORDS) | 1) * WORDS
-    part = c * channel
-    copy = PARTS * part
-    tables = _words(s * copy)
-    panels = tables + _lines(2 * r * s * -(-c // SIDE) + steps)
-    rest = panels + _words(min(CHUNK, steps) * -(-k // SIDE) * PANEL)
+    row = (steps | 1) * WORDS
+    turned = high * SIDE * row
+    part = (-(-max((h_out + r - 1) * pitch, (r - 1) * pitch + steps * STEPS) // 2)) * WORDS
+    tile = PARTS * part
+    copy = wide * tile
+    x = _words(PARTS * turned)
+    tables = x + _words(columns * copy)
+    taps = r * columns * wide
+    sums = tables + _lines(2 * high + steps + 2 * taps)
+    rest = sums + taps * high * SIDE * SIDE
     return np.array(
-        [*maps, *out, *window, *pads, channel, part, copy, steps, tables, panels, rest], np.int64
-    )
+        [*maps, *out, *window, *pads, channels, columns, pitch, steps, row, turned, part, tile, copy,
+         x, tables, sums, rest],
+        np.int64,
+    )  # fmt: skip
+
+
+def accumulation_scratch(walk: NDArray[np.int64]) -> int:
+    """Elements of scratch for each thread."""
+    _, _, c, h_out, _, k, r, s = (int(n) for n in walk[:8])
+    pitch = int(walk[12])
+    maps = (h_out + r - 1) * (pitch + s) * c
+    return int(walk[22]) + _lines(maps) + _lines(STEPS * PARTS * k) + h_out * pitch * k
 
 
 @inlined
 def _prepare_sums(walk, scratch):  # type: ignore[no-untyped-def]
-    """Zeros for the padding, and tables."""
-    c, w_out, k, r, s, channel, copy = walk[2], walk[4], walk[5], walk[6], walk[7], walk[10], walk[12]
-    scratch[: walk[14]] = 0
-    tables = scratch[walk[14] : walk[15]].view(np.int32)
-    high = c // SIDE
-    tiles = r * s * high
-    for i in range(r):
-        for j in range(s):
-            for q in range(high):
-                m = (i * s + j) * high + q
-                tables[m] = j * copy + i * w_out + q * SIDE * channel
-                tables[tiles + m] = ((i * s + j) * c + q * SIDE) * k
-    for t in range(walk[13]):
-        tables[2 * tiles + t] = t * STEPS
+    """Zeros for the padding and the sums, and tables."""
+    k, r = walk[5], walk[6]
+    channels, columns, pitch, steps, row = walk[10], walk[11], walk[12], walk[13], walk[14]
+    scratch[:] = 0
+    tables = scratch[walk[20] : walk[21]].view(np.int32)
+    high, wide = -(-k // SIDE), -(-channels // SIDE)
+    for m in range(high):
+        tables[m] = m * SIDE * row
+        tables[high + m] = m * SIDE * wide * SIDE
+    for t in range(steps):
+        tables[2 * high + t] = t * STEPS
+    first = 2 * high + steps
+    taps = r * columns * wide
+    # Filter rows inside, which share what they meet in the cache.
+    for q in range(wide):
+        for j in range(columns):
+            for i in range(r):
+                place = first + (q * columns + j) * r + i
+                tables[place] = j * walk[18] + q * walk[17] + i * pitch // 2 * WORDS
+                tables[taps + place] = (i * columns + j) * high * SIDE * wide * SIDE + q * SIDE
 
 
 @inlined
-def _accumulate(walk, x, x_start, dz, dz_start, sums, scratch):  # type: ignore[no-untyped-def]
-    """Add one sample's dw to sums (R·S·C, K)."""
-    height, width, c, h_out, w_out, k, r, s = walk[:8]
-    above, before, channel, part, copy, steps = walk[8:14]
-    words = scratch[: walk[14]].view(np.uint16)
-    tables = scratch[walk[14] : walk[15]].view(np.int32)
-    panels = scratch[walk[15] : walk[16]].view(np.uint16)
-    for i in range(height):
-        for j in range(0, width, SIDE):
-            for q in range(0, c, SIDE):
-                split_turned(
-                    (x, x_start + (i * width + j) * c + q), c,
-                    (words, q * channel + (i + above) * w_out),
-                    (min(SIDE, width - j), channel, part, copy, s, w_out), j + before,
+def _turn(walk, dz, dz_start, scratch, work):  # type: ignore[no-untyped-def]
+    """One sample's dy, (Ho · pitch, K), split, channel by channel."""
+    h_out, k, pitch, row, turned = walk[3], walk[5], walk[12], walk[14], walk[15]
+    words = work.view(np.uint16)
+    size, high = h_out * pitch, -(-k // SIDE)
+    for p in range(0, size, STEPS):
+        few = min(STEPS, size - p)
+        split_pairs(
+            (dz, dz_start + p * k), k, (words, 0), (few, STEPS, k), (PANEL, PANEL // PARTS, 0)
+        )
+        for m in range(high):
+            for part in range(PARTS):
+                # Pairs of words are elements of 32 bits, which is all that turning asks for.
+                transpose(
+                    work, (m * PARTS + part) * STEPS * SIDE // 2, SIDE,
+                    scratch, (part * turned + m * SIDE * row + p) // 2, row // 2, SIDE, SIDE,
                 )  # fmt: skip
-    tiles = r * s * (c // SIDE)
-    pixels = h_out * w_out
+
+
+@inlined
+def _pair(walk, maps, scratch):  # type: ignore[no-untyped-def]
+    """One sample's padded maps (…, C) as pairs of pixels, a copy for every filter column."""
+    c, h_out, r, s = walk[2], walk[3], walk[6], walk[7]
+    channels, columns, pitch = walk[10], walk[11], walk[12]
+    part, tile, copy = walk[16], walk[17], walk[18]
+    words = scratch[walk[19] : walk[20]].view(np.uint16)
+    for j in range(columns):
+        for i in range(h_out + r - 1):
+            split_pairs(
+                (maps, (i * (pitch + s) + j) * c), c,
+                (words, j * copy + i * pitch // 2 * WORDS),
+                (pitch, pitch, channels), (tile, part, STEPS * SIDE),
+            )  # fmt: skip
+
+
+@inlined
+def _accumulate(walk, x, x_start, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
+    """Add one sample's dwᵀ to the sums."""
+    height, width, c, h_out, k, r, s = walk[0], walk[1], walk[2], walk[3], walk[5], walk[6], walk[7]
+    channels, columns, pitch, steps = walk[10], walk[11], walk[12], walk[13]
+    size = (h_out + r - 1) * (pitch + s) * c
+    maps = scratch[walk[22] :][:size]
+    work = scratch[walk[22] + (size + LINE - 1) // LINE * LINE :][: STEPS * PARTS * k * SIDE]
+    copy_padded(
+        x, x_start, (height, width, c), maps, h_out + r - 1, pitch + s, walk[8], walk[9]
+    )
+    _turn(walk, dz, dz_start, scratch, work)
+    _pair(walk, maps, scratch)
+    turned = scratch[: walk[19]].view(np.uint16)
+    pairs = scratch[walk[19] : walk[20]].view(np.uint16)
+    tables, sums = scratch[walk[20] : walk[21]].view(np.int32), scratch[walk[21] : walk[22]]
+    high, wide = -(-k // SIDE), -(-channels // SIDE)
+    taps = r * columns * wide
+    first, row = 2 * high + steps, wide * SIDE
     for t in range(0, steps, CHUNK):
-        few, p = min(CHUNK, steps - t), t * STEPS
-        shape = min(few * STEPS, pixels - p), k, few * PANEL
-        split_panels((dz, dz_start + p * k), k, (panels, 0), shape)
-        multiply_tiles(
-            (words, 0), part, (tables, 0), channel, (tables, 2 * tiles + t), (panels, 0),
-            (sums, 0), (tables, tiles), k, (sums, 0), k, (SIDE, tiles, few, k),
+        few = min(CHUNK, steps - t)
+        for m in range(0, high, 2):
+            multiply_tiles(
+                (turned, 0, walk[15]), (tables, m, walk[14]), (tables, 2 * high + t),
+                (pairs, t * STEPS * SIDE, walk[16], STEPS * SIDE), (tables, first),
+                (sums, 0), (tables, high + m, row), (tables, first + taps),
+                (sums, 0, row), (SIDE, min(2, high - m), few, taps, SIDE),
+            )  # fmt: skip
+
+
+@inlined
+def _finish_sums(walk, scratch, dw):  # type: ignore[no-untyped-def]
+    """Dw (R, S, C, K) from its transposed sums."""
+    k, r, channels, columns = walk[5], walk[6], walk[10], walk[11]
+    sums = scratch[walk[21] : walk[22]]
+    high, wide = -(-k // SIDE), -(-channels // SIDE)
+    for tap in range(r * columns):
+        transpose(
+            sums, tap * high * SIDE * wide * SIDE, wide * SIDE,
+            dw, tap * channels * k, k, k, channels,
         )  # fmt: skip
 
 
 @kernel
 def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_weight`."""
-    c, k = walk[2], walk[5]
-    patch, pixels = walk[6] * walk[7] * c, walk[3] * walk[4]
+    c, h_out, w_out, k, pitch = walk[2], walk[3], walk[4], walk[5], walk[12]
+    patch, pixels = walk[6] * walk[7] * c, h_out * w_out
     mine, sums = scratch[thread], partial[thread]
+    dz = mine[len(mine) - h_out * pitch * k :]
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     sums[:] = 0
     _prepare_sums(walk, mine)
     for n in range(start, stop):
-        _accumulate(
-            *(walk, x_flat, n * walk[0] * walk[1] * c, dy_flat, n * pixels * k, sums, mine)
-        )
+        x_start = n * walk[0] * walk[1] * c
+        if pitch == w_out:
+            _accumulate(walk, x_flat, x_start, dy_flat, n * pixels * k, mine)
+        else:
+            copy_padded(dy_flat, n * pixels * k, (h_out, w_out, k), dz, h_out, pitch, 0, 0)
+            _accumulate(walk, x_flat, x_start, dz, 0, mine)
         for p in range(n * pixels, (n + 1) * pixels):
             for q in range(np.uintp(k)):
                 sums[patch * k + q] += dy_flat[p * k + q]
+    _finish_sums(walk, mine, sums)
 
 
 @kernel
@@ -298,17 +383,17 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
     _, h_pool, w_pool, k = dy.shape
-    c, w_out = walk[2], walk[4]
+    c, h_out, pitch = walk[2], walk[3], walk[12]
     patch = walk[6] * walk[7] * c
     mine, sums = scratch[thread], partial[thread]
+    dz = mine[len(mine) - h_out * pitch * k :]
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
-    dz = mine[walk[16] :][: walk[3] * w_out * k]
     sums[:] = 0
-    dz[:] = 0
     _prepare_sums(walk, mine)
     for n in range(start, stop):
         unpool(
             *(dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool),
-            *(dz, w_out, 0, 0, sums[patch * k :]),
+            *(dz, pitch, 0, 0, sums[patch * k :]),
         )
-        _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, sums, mine)
+        _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, mine)
+    _finish_sums(walk, mine, sums)

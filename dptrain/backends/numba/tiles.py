@@ -36,7 +36,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.vector import F32P, I8, I8P, I32, I32P, I64, Writer, flatten_arguments, transposed
+from dptrain.backends.numba.vector import F32P, I8, I8P, I32, I32P, I64, Writer, flatten_arguments
 
 I16 = ir.IntType(16)
 I16P = I16.as_pointer()
@@ -46,8 +46,6 @@ STEPS = 32
 """Steps of the sum in one panel of B."""
 SIDE = 16
 """Rows and columns of a tile of C at most."""
-MOST_COPIES = 32
-"""Columns of a filter at most."""
 PANEL = PARTS * STEPS * SIDE
 """Elements of a panel."""
 
@@ -105,35 +103,41 @@ class _Product(Writer):
         "a_row": I64,
         "a_steps": I32P,
         "b": I16P,
+        "b_part": I64,
+        "b_step": I64,
+        "b_columns": I32P,
         "c": F32P,
         "c_rows": I32P,
         "c_row": I64,
+        "c_columns": I32P,
         "d": F32P,
         "d_row": I64,
         "height": I64,
         "tiles": I64,
         "steps": I64,
-        "columns": I64,
+        "across": I64,
+        "last": I64,
     }
 
     def __init__(self, module: ir.Module) -> None:
         super().__init__(module, "dptrain_tiles", self.arguments, SIDE)
 
     def write(self) -> None:
-        b, columns = self.builder, self.args["columns"]
+        b, across = self.builder, self.args["across"]
         self.configuration = b.alloca(ir.ArrayType(I64, 8))
+        full = b.icmp_signed("==", self.args["last"], I64(SIDE))
+        whole = b.select(full, across, b.sub(across, I64(1)))
         start: ir.Value = I64(0)
         for shape in _SHAPES:
-            wide = shape.across * SIDE
-            stop = b.mul(b.sdiv(columns, I64(wide)), I64(wide))
+            stop = b.mul(b.sdiv(whole, I64(shape.across)), I64(shape.across))
             with b.if_then(b.icmp_signed("<", start, stop)):
                 self.configure(shape, I64(SIDE))
-                self.loop(start, stop, [], functools.partial(self.panels, shape), step=wide)
+                body = functools.partial(self.columns, shape)
+                self.loop(start, stop, [], body, step=shape.across)
             start = stop
-        rest = b.sub(columns, start)
-        with b.if_then(b.icmp_signed(">", rest, I64(0)), likely=False):
-            self.configure(_SHAPES[-1], rest)
-            self.panels(_SHAPES[-1], start, ())
+        with b.if_then(b.icmp_signed("<", start, across), likely=False):
+            self.configure(_SHAPES[-1], self.args["last"])
+            self.columns(_SHAPES[-1], start, ())
         self.unit("tilerelease")
 
     def unit(self, name: str, *operands: ir.Value) -> None:
@@ -160,22 +164,21 @@ class _Product(Writer):
                 b.store(rows, b.gep(place, [I64(48 + register)]))
         self.unit("ldtilecfg", place)
 
-    def panels(
-        self, shape: _Shape, column: ir.Value, _: Sequence[ir.Value]
-    ) -> Sequence[ir.Value]:
-        """All rows of the column tiles that begin at `column`."""
+    def columns(self, shape: _Shape, column: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """All rows of the column tiles from number `column` on."""
         b, tiles = self.builder, self.args["tiles"]
-        panel = b.mul(b.mul(b.sdiv(column, I64(SIDE)), self.args["steps"]), I64(PANEL))
-        panel = self.at(self.args["b"], panel)
+        columns = [b.add(column, I64(j)) for j in range(shape.across)]
+        panels = [self.at(self.args["b"], self.entry("b_columns", j)) for j in columns]
+        places = [self.entry("c_columns", j) for j in columns]
         pairs = b.mul(b.sdiv(tiles, I64(2)), I64(2))
 
         def pair(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            self.tiles(shape, panel, column, [m, b.add(m, I64(1))])
+            self.tiles(shape, panels, places, [m, b.add(m, I64(1))])
             return []
 
         self.loop(I64(0), pairs, [], pair, step=2)
         with b.if_then(b.icmp_signed("<", pairs, tiles)):
-            self.tiles(shape, panel, column, [pairs])
+            self.tiles(shape, panels, places, [pairs])
         return []
 
     def entry(self, table: str, index: ir.Value) -> ir.Value:
@@ -183,63 +186,64 @@ class _Product(Writer):
         return self.builder.sext(self.builder.load(self.at(self.args[table], index)), I64)
 
     def tiles(
-        self, shape: _Shape, panel: ir.Value, column: ir.Value, rows: Sequence[ir.Value]
+        self,
+        shape: _Shape,
+        panels: Sequence[ir.Value],
+        columns: Sequence[ir.Value],
+        rows: Sequence[ir.Value],
     ) -> None:
         """Some row tiles by the column tiles of a shape."""
         b, args = self.builder, self.args
-        places = [b.add(self.entry("c_rows", m), column) for m in rows]
-        self.begin(shape, column, places)
         starts = [self.at(args["a"], self.entry("a_rows", m)) for m in rows]
-        distance = b.mul(args["a_row"], I64(2))
+        places = [self.entry("c_rows", m) for m in rows]
+        tiles = [
+            (shape.sums[m * shape.across + j], place, column)
+            for m, place in enumerate(places)
+            for j, column in enumerate(columns)
+        ]
+        self.begin(tiles)
+        sets, distance = len(shape.panels) // shape.across, b.mul(args["a_row"], I64(2))
 
         def step(t: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            moved = self.entry("a_steps", t)
+            moved, panel = self.entry("a_steps", t), b.mul(t, args["b_step"])
             held: dict[int, int] = {}
-            panels = b.mul(t, I64(PANEL))
+
+            def hold(register: int, part: int, start: ir.Value, parts: str, row: ir.Value) -> None:
+                if held.get(register) != part:
+                    held[register] = part
+                    place = self.at(start, b.mul(args[parts], I64(part)))
+                    self.load_tile(register, place, row)
+
             for part_a, part_b in shape.order:
-                for m, start in enumerate(starts):
-                    if held.get(shape.rows[m]) != part_a:
-                        held[shape.rows[m]] = part_a
-                        offset = b.add(moved, b.mul(args["part"], I64(part_a)))
-                        self.load_tile(shape.rows[m], self.at(start, offset), distance)
-                sets = len(shape.panels) // shape.across
-                for j in range(shape.across):
-                    register = shape.panels[part_b % sets * shape.across + j]
-                    if held.get(register) != part_b:
-                        held[register] = part_b
-                        next_tile = b.mul(b.mul(args["steps"], I64(j)), I64(PANEL))
-                        offset = b.add(b.add(panels, next_tile), I64(part_b * STEPS * SIDE))
-                        self.load_tile(register, self.at(panel, offset), I64(64))
-                for m in range(len(starts)):
+                chosen = shape.panels[part_b % sets * shape.across :]
+                for register, start in zip(shape.rows, starts, strict=False):
+                    hold(register, part_a, self.at(start, moved), "part", distance)
+                for register, start in zip(chosen, panels, strict=False):
+                    hold(register, part_b, self.at(start, panel), "b_part", I64(4 * SIDE))
+                for m, (a, _) in enumerate(zip(shape.rows, starts, strict=False)):
                     for j in range(shape.across):
-                        register = shape.panels[part_b % sets * shape.across + j]
                         total = shape.sums[m * shape.across + j]
-                        self.unit("tdpbf16ps", I8(total), I8(shape.rows[m]), I8(register))
+                        self.unit("tdpbf16ps", I8(total), I8(a), I8(chosen[j]))
             return []
 
         self.loop(I64(0), args["steps"], [], step)
-        for m, place in enumerate(places):
-            for j in range(shape.across):
-                target = self.at(args["c"], b.add(place, I64(j * SIDE)))
-                bytes_ = b.mul(args["c_row"], I64(4))
-                register = shape.sums[m * shape.across + j]
-                self.unit("tilestored64", I8(register), b.bitcast(target, I8P), bytes_)
+        for register, place, column in tiles:
+            target = b.bitcast(self.at(args["c"], b.add(place, column)), I8P)
+            self.unit("tilestored64", I8(register), target, b.mul(args["c_row"], I64(4)))
 
-    def begin(self, shape: _Shape, column: ir.Value, places: Sequence[ir.Value]) -> None:
+    def begin(self, tiles: Sequence[tuple[int, ir.Value, ir.Value]]) -> None:
         """Let the sums start from D, or from zero."""
         b, args = self.builder, self.args
         with b.if_else(b.icmp_signed("<", args["d_row"], I64(0))) as (nothing, something):
             with nothing:
-                for register in shape.sums[: len(places) * shape.across]:
+                for register, _, _ in tiles:
                     self.unit("tilezero", I8(register))
             with something:
                 same = b.icmp_signed("==", args["d_row"], I64(0))
-                for m, place in enumerate(places):
-                    start = b.select(same, column, place)
-                    for j in range(shape.across):
-                        source = self.at(args["d"], b.add(start, I64(j * SIDE)))
-                        register = shape.sums[m * shape.across + j]
-                        self.load_tile(register, source, b.mul(args["d_row"], I64(4)))
+                for register, place, column in tiles:
+                    start = b.add(b.select(same, I64(0), place), column)
+                    source = self.at(args["d"], start)
+                    self.load_tile(register, source, b.mul(args["d_row"], I64(4)))
 
     def load_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
         place = self.builder.bitcast(pointer, I8P)
@@ -310,20 +314,23 @@ class _Rows(Writer):
         b.call(function, [packed, target, I32(2), mask])
 
 
-class _Panels(Writer):
-    """Split a matrix into panels of B."""
+class _Pairs(Writer):
+    """Split a matrix into pairs of rows of B."""
 
     arguments = {  # noqa: RUF012
         "source": F32P,
         "source_row": I64,
         "target": I16P,
         "rows": I64,
+        "written": I64,
         "columns": I64,
         "tile": I64,
+        "part": I64,
+        "panel": I64,
     }
 
     def __init__(self, module: ir.Module) -> None:
-        super().__init__(module, "dptrain_split_panels", self.arguments, SIDE)
+        super().__init__(module, "dptrain_split_pairs", self.arguments, SIDE)
 
     def write(self) -> None:
         b, args = self.builder, self.args
@@ -333,7 +340,7 @@ class _Panels(Writer):
             target = self.at(args["target"], b.mul(b.sdiv(k, I64(SIDE)), args["tile"]))
 
             def pair(i: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                panel = b.mul(b.sdiv(i, I64(STEPS)), I64(PANEL))
+                panel = b.mul(b.sdiv(i, I64(STEPS)), args["panel"])
                 inside = b.mul(b.srem(i, I64(STEPS)), I64(SIDE))
                 place = self.at(target, b.add(panel, inside))
                 rows = [self.row(b.add(i, I64(h)), k) for h in range(2)]
@@ -341,13 +348,12 @@ class _Panels(Writer):
                 upper = self.splat(I32(0xFFFF0000))
                 for p in range(PARTS):
                     low, high = b.lshr(rows[0][p], sixteen), b.and_(rows[1][p], upper)
-                    spot = self.at(place, I64(p * STEPS * SIDE))
+                    spot = self.at(place, b.mul(args["part"], I64(p)))
                     spot = b.bitcast(spot, ir.VectorType(I32, SIDE).as_pointer())
                     b.store(b.or_(low, high), spot, align=4)
                 return []
 
-            steps = b.mul(b.sdiv(b.add(args["rows"], I64(STEPS - 1)), I64(STEPS)), I64(STEPS))
-            self.loop(I64(0), steps, [], pair, step=2)
+            self.loop(I64(0), args["written"], [], pair, step=2)
             return []
 
         self.loop(I64(0), args["columns"], [], column, step=SIDE)
@@ -360,72 +366,6 @@ class _Panels(Writer):
         place = self.at(args["source"], b.add(b.mul(row, args["source_row"]), column))
         value = self.load(place, masked=True)
         return _parts(self, b.select(exists, value, self.zero))
-
-
-class _Turned(Writer):
-    """Split 16 pixels of 16 channels into rows of A by channel, once for every column of a filter.
-
-    Copy s holds the pixels that filter column s meets, so pixel j lies at j − s + left of its row
-    of the output, if it has one.
-    """
-
-    arguments = {  # noqa: RUF012
-        "source": F32P,
-        "source_row": I64,
-        "target": I16P,
-        "pixels": I64,
-        "channel": I64,
-        "part": I64,
-        "copy": I64,
-        "copies": I64,
-        "width": I64,
-        "column": I64,
-    }
-
-    def __init__(self, module: ir.Module) -> None:
-        super().__init__(module, "dptrain_split_turned", self.arguments, SIDE)
-
-    def write(self) -> None:
-        b, args = self.builder, self.args
-        words = ir.VectorType(I16, SIDE)
-        lanes = ir.Constant(ir.VectorType(I32, SIDE), list(range(SIDE)))
-        masks = b.alloca(I16, size=I64(MOST_COPIES))
-        exists = b.icmp_signed("<", lanes, self.splat(b.trunc(args["pixels"], I32)))
-
-        def mask(s: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            place = b.add(lanes, self.splat(b.trunc(b.sub(args["column"], s), I32)))
-            width = self.splat(b.trunc(args["width"], I32))
-            chosen = b.and_(exists, b.icmp_unsigned("<", place, width))
-            b.store(b.bitcast(chosen, I16), self.at(masks, s))
-            return []
-
-        self.loop(I64(0), args["copies"], [], mask)
-        rows = []
-        for i in range(SIDE):
-            present = b.icmp_signed("<", I64(i), args["pixels"])
-            row = b.select(present, I64(i), I64(0))
-            rows.append(self.load(self.at(args["source"], b.mul(row, args["source_row"]))))
-        for q, row in enumerate(transposed(self, rows)):
-            parts = [
-                b.trunc(b.lshr(part, self.splat(I32(16))), words) for part in _parts(self, row)
-            ]
-            target = self.at(args["target"], b.add(args["column"], b.mul(args["channel"], I64(q))))
-
-            def store(s: ir.Value, _: Sequence[ir.Value], parts: Any = parts, target: ir.Value = target) -> Sequence[ir.Value]:
-                chosen = b.bitcast(b.load(self.at(masks, s)), ir.VectorType(ir.IntType(1), SIDE))
-                place = self.at(target, b.mul(s, b.sub(args["copy"], I64(1))))
-                kind = words.as_pointer()
-                for p, part in enumerate(parts):
-                    spot = b.bitcast(self.at(place, b.mul(args["part"], I64(p))), kind)
-                    signature = ir.FunctionType(
-                        ir.VoidType(), [words, kind, I32, chosen.type]
-                    )
-                    name = "llvm.masked.store.v16i16.p0v16i16"
-                    function = cgutils.get_or_insert_function(self.module, signature, name)
-                    b.call(function, [part, spot, I32(2), chosen])
-                return []
-
-            self.loop(I64(0), args["copies"], [], store)
 
 
 def _emit(writer: Any) -> Any:
@@ -444,21 +384,23 @@ def _emit(writer: Any) -> Any:
 
 
 @intrinsic
-def multiply_tiles(typingctx, a, part, a_rows, a_row, a_steps, b, c, c_rows, c_row, d, d_row, shape):  # type: ignore[no-untyped-def]
-    """C = D + A·B from operands that `split_rows` and `split_panels` prepared.
+def multiply_tiles(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape):  # type: ignore[no-untyped-def]
+    """C = D + A·B from operands that `split_rows` and `split_pairs` prepared.
 
-    Row tile m of A begins at ``a + a_rows[m]``, its rows are `a_row` apart, and panel t of the sum
-    at ``a_steps[t]`` behind that. Row tile m of C begins at ``c + c_rows[m]``.
+    Row tile m of A begins at ``a + a_rows[m]``, its 32 columns of step t at ``a_steps[t]`` behind
+    that. Column tile j of B begins at ``b + b_columns[j]``. Their tile of C is at
+    ``c + c_rows[m] + c_columns[j]``.
 
     Args:
-        a, a_rows, a_steps, b, c, c_rows: (contiguous array, start).
-        part: distance of the parts of A.
-        a_row, c_row: distances of rows.
-        d, d_row: (array, start) and distance of its rows: 0 for one row of bias, that of C for
-            what C holds, negative for nothing.
-        shape: (rows of a tile, row tiles, panels, columns).
+        a: (array, start, distance of parts); `a_rows` (table, first entry, distance of rows).
+        b: (array, start, distance of parts, of steps).
+        c: (array, start); `c_rows` (table, first entry, distance of rows).
+        a_steps, b_columns, c_columns: (table, first entry).
+        d: (array, start, distance of rows): of a bias 0, of what C holds that of C, of nothing
+            negative.
+        shape: (rows of a tile, row tiles, steps, column tiles, columns of the last).
     """
-    sig = types.none(a, part, a_rows, a_row, a_steps, b, c, c_rows, c_row, d, d_row, shape)
+    sig = types.none(a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape)
     return sig, _emit(_Product)
 
 
@@ -469,25 +411,13 @@ def split_rows(typingctx, source, target, part, count):  # type: ignore[no-untyp
 
 
 @intrinsic
-def split_panels(typingctx, source, source_row, target, shape):  # type: ignore[no-untyped-def]
-    """Split a matrix into panels.
+def split_pairs(typingctx, source, source_row, target, shape, distances):  # type: ignore[no-untyped-def]
+    """Split a matrix into pairs of rows.
 
     Args:
         source, target: (contiguous array, start).
         source_row: distance of rows.
-        shape: (rows, columns, elements of `target` from one column tile to the next).
+        shape: (rows, rows to write: zeros behind the last; columns).
+        distances: in `target`, of column tiles, of parts, of every 32 rows.
     """
-    return types.none(source, source_row, target, shape), _emit(_Panels)
-
-
-@intrinsic
-def split_turned(typingctx, source, source_row, target, shape, column):  # type: ignore[no-untyped-def]
-    """Split at most 16 pixels of 16 channels, channel by channel.
-
-    Args:
-        source, target: (contiguous array, start); `target` where the row of the output begins.
-        source_row: distance of pixels.
-        shape: (pixels, distance of channels, of parts, of copies; copies; width of the output).
-        column: of the first pixel in copy 0, negative where it has none.
-    """
-    return types.none(source, source_row, target, shape, column), _emit(_Turned)
+    return types.none(source, source_row, target, shape, distances), _emit(_Pairs)

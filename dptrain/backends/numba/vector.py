@@ -185,23 +185,6 @@ class Writer:
         return phis
 
 
-def transposed(writer: Writer, rows: Sequence[ir.Value]) -> list[ir.Value]:
-    """The columns of as many rows as a vector has elements."""
-    rows, size = list(rows), writer.width
-    # Exchange the off-diagonal halves of ever smaller blocks.
-    half = size // 2
-    while half:
-        low = [j if not j & half else size + j - half for j in range(size)]
-        high = [j + half if not j & half else size + j for j in range(size)]
-        for i in (i for i in range(size) if not i & half):
-            pair = rows[i], rows[i + half]
-            for place, lanes in ((i, low), (i + half, high)):
-                mask = ir.Constant(ir.VectorType(I32, size), lanes)
-                rows[place] = writer.builder.shuffle_vector(*pair, mask)
-        half //= 2
-    return rows
-
-
 class _Transpose(Writer):
     """Transpose one square block of as many rows and columns as a vector has elements."""
 
@@ -221,7 +204,17 @@ class _Transpose(Writer):
             self.load(self.at(args["source"], b.mul(I64(i), args["source_row"])))
             for i in range(size)
         ]
-        rows = transposed(self, rows)
+        # Exchange the off-diagonal halves of ever smaller blocks.
+        half = size // 2
+        while half:
+            low = [j if not j & half else size + j - half for j in range(size)]
+            high = [j + half if not j & half else size + j for j in range(size)]
+            for i in (i for i in range(size) if not i & half):
+                pair = rows[i], rows[i + half]
+                for place, lanes in ((i, low), (i + half, high)):
+                    mask = ir.Constant(ir.VectorType(I32, size), lanes)
+                    rows[place] = b.shuffle_vector(*pair, mask)
+            half //= 2
         for i, row in enumerate(rows):
             self.store(row, self.at(args["target"], b.mul(I64(i), args["target_row"])))
 
