@@ -6,24 +6,29 @@ scratch, zeros around it:
 - forward and backward by the input, in the order of memory: what a row of a filter meets is one run
   of pixels and channels, 32 of which are a step of the unit; pixels of the output are a tile's rows;
 - backward by the weights, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
-  turned around, so that pixels lie side by side, and x stands in pairs of pixels, once for each
-  column of the filter: a copy holds what that column meets, in the pitch of dy.
+  turned around, so that pixels lie side by side; x stands in pairs of pixels, (0, 1), (2, 3), … for
+  even columns of the filter and (1, 2), (3, 4), … for odd ones. Both have the pitch of padded x.
 
 Scratch is in lines of 64 bytes, which rows of a tile should not cross.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.patches import copy_padded, pack_flipped, pool_row, unpool
+from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.patches import NOTHING, copy_padded, pack_flipped, pool_row, unpool
 from dptrain.backends.numba.tiles import (
     PANEL,
     PARTS,
     SIDE,
     STEPS,
+    available,
     multiply_tiles,
     split_pairs,
     split_rows,
@@ -33,8 +38,47 @@ from dptrain.backends.numba.vector import transpose
 LINE = 16
 """Float32 elements of a line."""
 WORDS = 2 * LINE
-CHUNK = 5
-"""Steps of backward by the weights whose operands stay in L1 for all filter elements."""
+
+
+@dataclass(frozen=True)
+class Walks:
+    """How to walk each way; None where vectors are faster.
+
+    Attributes:
+        forward, weight, input: int64, `correlation` and `accumulation`.
+    """
+
+    forward: NDArray[np.int64] | None
+    weight: NDArray[np.int64] | None
+    input: NDArray[np.int64] | None
+
+
+NO_WALKS = Walks(None, None, None)
+
+
+def choose(
+    maps: tuple[int, int, int],
+    out: tuple[int, int, int],
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    pads: tuple[int, int],
+) -> Walks:
+    """Walks of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
+
+    Args:
+        window: (R, S).
+        strides: vertical, horizontal.
+        pads: top, left.
+    """
+    (_, width, c), (_, w_out, k), (r, s) = maps, out, window
+    around = r - 1 - pads[0], s - 1 - pads[1]
+    if not available() or strides != (1, 1) or min(*around) < 0 or min(width, w_out) < 8:
+        return NO_WALKS
+    return Walks(
+        correlation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
+        accumulation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
+        correlation(out, maps, window, around) if c >= 16 and k >= 16 else None,
+    )
 
 
 def _lines(elements: int) -> int:
@@ -48,7 +92,10 @@ def _words(elements: int) -> int:
 
 
 def correlation(
-    maps: tuple[int, int, int], out: tuple[int, int, int], window: tuple[int, int], pads: tuple[int, int]
+    maps: tuple[int, int, int],
+    out: tuple[int, int, int],
+    window: tuple[int, int],
+    pads: tuple[int, int],
 ) -> NDArray[np.int64]:
     """How to walk over a correlation of `maps` (H, W, C) that gives `out` (Ho, Wo, K).
 
@@ -59,7 +106,8 @@ def correlation(
     Returns:
         int64: H, W, C, Ho, Wo, K, R, S, rows above, columns before; columns of the padded maps;
         elements of a part; steps of a filter row; rows of a tile; tiles of a row; where tables,
-        packed weights and what follows them begin in scratch.
+        packed weights and what follows them begin in scratch; how long scratch is, if a sample's
+        output or input, whichever is larger, or the weights follow.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     columns = w_out + s - 1
@@ -70,8 +118,10 @@ def correlation(
     tables = _words(PARTS * part)
     panels = tables + _lines(2 * h_out * across + r * row_steps + 2 * -(-k // SIDE))
     rest = panels + _words(r * row_steps * -(-k // SIDE) * PANEL)
+    more = max(h_out * w_out * k, math.prod(maps) + c, r * s * c * k)
     return np.array(
-        [*maps, *out, *window, *pads, columns, part, row_steps, height, across, tables, panels, rest],
+        [*maps, *out, *window, *pads, columns, part, row_steps, height, across, tables, panels, rest,
+         rest + _lines(more)],
         np.int64,
     )  # fmt: skip
 
@@ -209,7 +259,10 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
 
 
 def accumulation(
-    maps: tuple[int, int, int], out: tuple[int, int, int], window: tuple[int, int], pads: tuple[int, int]
+    maps: tuple[int, int, int],
+    out: tuple[int, int, int],
+    window: tuple[int, int],
+    pads: tuple[int, int],
 ) -> NDArray[np.int64]:
     """How to walk over backward by the weights, for x of `maps` and dy of `out`.
 
@@ -217,38 +270,34 @@ def accumulation(
 
     Returns:
         int64: H, W, C, Ho, Wo, K, R, S; rows above, columns before; channels and filter columns as
-        walked; pitch of dy's rows; steps; distances of dy's channels and parts, of x's parts,
-        column tiles and copies, in words; where dy, x, tables, sums and what follows them begin.
+        walked; pitch of rows; steps; distances of dy's channels and parts, of x's parts, column
+        tiles and copies, in words; where x, tables, sums, padded x, what turns dy and padded dy
+        begin, and what is behind it.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     channels, columns = (s * c, 1) if s * c <= SIDE else (c, s)
     high, wide = -(-k // SIDE), -(-channels // SIDE)
-    pitch = w_out + w_out % 2
+    pitch = (w_out + s) // 2 * 2
     steps = -(-h_out * pitch // STEPS)
     # An odd number of lines, so that the rows of a tile lie in different sets of the cache.
     row = (steps | 1) * WORDS
     turned = high * SIDE * row
-    part = (-(-max((h_out + r - 1) * pitch, (r - 1) * pitch + steps * STEPS) // 2)) * WORDS
+    part = ((r - 1) * pitch + s + steps * STEPS) // 2 * WORDS
     tile = PARTS * part
     copy = wide * tile
-    x = _words(PARTS * turned)
-    tables = x + _words(columns * copy)
     taps = r * columns * wide
+    x = _words(PARTS * turned)
+    tables = x + _words(min(2, columns) * copy)
     sums = tables + _lines(2 * high + steps + 2 * taps)
-    rest = sums + taps * high * SIDE * SIDE
+    padded = sums + taps * high * SIDE * SIDE
+    work = padded + _lines(2 * part // WORDS * c + s * c)
+    dz = work + high * PANEL // 2
+    size = dz + _lines(h_out * pitch * k)
     return np.array(
         [*maps, *out, *window, *pads, channels, columns, pitch, steps, row, turned, part, tile, copy,
-         x, tables, sums, rest],
+         x, tables, sums, padded, work, dz, size, size + LINE],
         np.int64,
     )  # fmt: skip
-
-
-def accumulation_scratch(walk: NDArray[np.int64]) -> int:
-    """Elements of scratch for each thread."""
-    _, _, c, h_out, _, k, r, s = (int(n) for n in walk[:8])
-    pitch = int(walk[12])
-    maps = (h_out + r - 1) * (pitch + s) * c
-    return int(walk[22]) + _lines(maps) + _lines(STEPS * PARTS * k) + h_out * pitch * k
 
 
 @inlined
@@ -271,14 +320,16 @@ def _prepare_sums(walk, scratch):  # type: ignore[no-untyped-def]
         for j in range(columns):
             for i in range(r):
                 place = first + (q * columns + j) * r + i
-                tables[place] = j * walk[18] + q * walk[17] + i * pitch // 2 * WORDS
+                pair = (i * pitch + j) // 2
+                tables[place] = j % 2 * walk[18] + q * walk[17] + pair * WORDS
                 tables[taps + place] = (i * columns + j) * high * SIDE * wide * SIDE + q * SIDE
 
 
 @inlined
-def _turn(walk, dz, dz_start, scratch, work):  # type: ignore[no-untyped-def]
-    """One sample's dy, (Ho · pitch, K), split, channel by channel."""
+def _turn(walk, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
+    """One sample's padded dy (Ho, pitch, K) split, channel by channel."""
     h_out, k, pitch, row, turned = walk[3], walk[5], walk[12], walk[14], walk[15]
+    work = scratch[walk[23] : walk[24]]
     words = work.view(np.uint16)
     size, high = h_out * pitch, -(-k // SIDE)
     for p in range(0, size, STEPS):
@@ -296,49 +347,41 @@ def _turn(walk, dz, dz_start, scratch, work):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pair(walk, maps, scratch):  # type: ignore[no-untyped-def]
-    """One sample's padded maps (…, C) as pairs of pixels, a copy for every filter column."""
-    c, h_out, r, s = walk[2], walk[3], walk[6], walk[7]
-    channels, columns, pitch = walk[10], walk[11], walk[12]
-    part, tile, copy = walk[16], walk[17], walk[18]
+def _pair(walk, scratch):  # type: ignore[no-untyped-def]
+    """One sample's padded maps as pairs of pixels."""
+    c, channels, columns, part = walk[2], walk[10], walk[11], walk[16]
+    maps = scratch[walk[22] : walk[23]]
     words = scratch[walk[19] : walk[20]].view(np.uint16)
-    for j in range(columns):
-        for i in range(h_out + r - 1):
-            split_pairs(
-                (maps, (i * (pitch + s) + j) * c), c,
-                (words, j * copy + i * pitch // 2 * WORDS),
-                (pitch, pitch, channels), (tile, part, STEPS * SIDE),
-            )  # fmt: skip
+    pixels = 2 * part // WORDS
+    for j in range(min(2, columns)):
+        split_pairs(
+            (maps, j * c), c, (words, j * walk[18]),
+            (pixels, pixels, channels), (walk[17], part, STEPS * SIDE),
+        )  # fmt: skip
 
 
 @inlined
 def _accumulate(walk, x, x_start, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
     """Add one sample's dwᵀ to the sums."""
-    height, width, c, h_out, k, r, s = walk[0], walk[1], walk[2], walk[3], walk[5], walk[6], walk[7]
+    height, width, c, h_out, k, r = walk[0], walk[1], walk[2], walk[3], walk[5], walk[6]
     channels, columns, pitch, steps = walk[10], walk[11], walk[12], walk[13]
-    size = (h_out + r - 1) * (pitch + s) * c
-    maps = scratch[walk[22] :][:size]
-    work = scratch[walk[22] + (size + LINE - 1) // LINE * LINE :][: STEPS * PARTS * k * SIDE]
-    copy_padded(
-        x, x_start, (height, width, c), maps, h_out + r - 1, pitch + s, walk[8], walk[9]
-    )
-    _turn(walk, dz, dz_start, scratch, work)
-    _pair(walk, maps, scratch)
+    maps = scratch[walk[22] : walk[23]]
+    copy_padded(x, x_start, (height, width, c), maps, h_out + r - 1, pitch, walk[8], walk[9])
+    _turn(walk, dz, dz_start, scratch)
+    _pair(walk, scratch)
     turned = scratch[: walk[19]].view(np.uint16)
     pairs = scratch[walk[19] : walk[20]].view(np.uint16)
     tables, sums = scratch[walk[20] : walk[21]].view(np.int32), scratch[walk[21] : walk[22]]
     high, wide = -(-k // SIDE), -(-channels // SIDE)
     taps = r * columns * wide
     first, row = 2 * high + steps, wide * SIDE
-    for t in range(0, steps, CHUNK):
-        few = min(CHUNK, steps - t)
-        for m in range(0, high, 2):
-            multiply_tiles(
-                (turned, 0, walk[15]), (tables, m, walk[14]), (tables, 2 * high + t),
-                (pairs, t * STEPS * SIDE, walk[16], STEPS * SIDE), (tables, first),
-                (sums, 0), (tables, high + m, row), (tables, first + taps),
-                (sums, 0, row), (SIDE, min(2, high - m), few, taps, SIDE),
-            )  # fmt: skip
+    for m in range(0, high, 2):
+        multiply_tiles(
+            (turned, 0, walk[15]), (tables, m, walk[14]), (tables, 2 * high),
+            (pairs, 0, walk[16], STEPS * SIDE), (tables, first),
+            (sums, 0), (tables, high + m, row), (tables, first + taps),
+            (sums, 0, row), (SIDE, min(2, high - m), steps, taps, SIDE),
+        )  # fmt: skip
 
 
 @inlined
@@ -360,20 +403,20 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch): 
     c, h_out, w_out, k, pitch = walk[2], walk[3], walk[4], walk[5], walk[12]
     patch, pixels = walk[6] * walk[7] * c, h_out * w_out
     mine, sums = scratch[thread], partial[thread]
-    dz = mine[len(mine) - h_out * pitch * k :]
+    dz, one, tables = mine[walk[24] :], mine[walk[25] : walk[25] + 1], mine[walk[25] + 1 :]
+    ramp = tables.view(np.int32)
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     sums[:] = 0
     _prepare_sums(walk, mine)
+    one[0] = 1
     for n in range(start, stop):
-        x_start = n * walk[0] * walk[1] * c
-        if pitch == w_out:
-            _accumulate(walk, x_flat, x_start, dy_flat, n * pixels * k, mine)
-        else:
-            copy_padded(dy_flat, n * pixels * k, (h_out, w_out, k), dz, h_out, pitch, 0, 0)
-            _accumulate(walk, x_flat, x_start, dz, 0, mine)
-        for p in range(n * pixels, (n + 1) * pixels):
-            for q in range(np.uintp(k)):
-                sums[patch * k + q] += dy_flat[p * k + q]
+        copy_padded(dy_flat, n * pixels * k, (h_out, w_out, k), dz, h_out, pitch, 0, 0)
+        _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, mine)
+        # db is the product of dy with ones.
+        multiply(
+            (one, 0), (ramp, 0, 0), (ramp, 0, 0), (dy_flat, n * pixels * k, k),
+            (sums, patch * k, 0), (sums, patch * k), (ramp, 0, 0), (1, pixels, k), NOTHING,
+        )  # fmt: skip
     _finish_sums(walk, mine, sums)
 
 
@@ -383,10 +426,10 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
     _, h_pool, w_pool, k = dy.shape
-    c, h_out, pitch = walk[2], walk[3], walk[12]
+    c, pitch = walk[2], walk[12]
     patch = walk[6] * walk[7] * c
     mine, sums = scratch[thread], partial[thread]
-    dz = mine[len(mine) - h_out * pitch * k :]
+    dz = mine[walk[24] :]
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     sums[:] = 0
     _prepare_sums(walk, mine)

@@ -50,7 +50,6 @@ PANEL = PARTS * STEPS * SIDE
 """Elements of a panel."""
 
 
-
 @dataclass(frozen=True)
 class _Shape:
     """Tiles of C that are summed side by side, and what the eight registers hold.
@@ -284,7 +283,9 @@ class _Rows(Writer):
                 place = self.at(args["source"], b.add(i, I64(h * SIDE)))
                 halves.append(_parts(self, self.load(place, masked=masked)))
             for p in range(PARTS):
-                self.store_words(halves[0][p], halves[1][p], b.add(i, b.mul(args["part"], I64(p))), masked)
+                self.store_words(
+                    halves[0][p], halves[1][p], b.add(i, b.mul(args["part"], I64(p))), masked
+                )
             return []
 
         self.loop(I64(0), whole, [], body, step=STEPS)

@@ -16,6 +16,7 @@ from dptrain.backends.numba import (
     matmul,
     patches,
     pooled_convolution,
+    tile_convolution,
 )
 from dptrain.backends.numba.operations import (
     DropoutMask,
@@ -70,42 +71,56 @@ class Convolution(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
-    def _geometry(self) -> NDArray[np.int64]:
-        (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        return patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
+    def _pool(self) -> tuple[NDArray[np.int64], ...]:
+        """Geometry of fused pooling, if there is any."""
+        return (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
 
-    def _pool_geometry(self) -> NDArray[np.int64]:
-        return pool_geometry(self.group.tail)
+    def _ways(self, vectors: Any, tiles: Any, walk: NDArray[np.int64] | None) -> tuple[Any, Any]:
+        """Kernel and what it asks of the geometry: on the tile unit where that is faster."""
+        if walk is not None:
+            return tiles, walk
+        (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
+        return vectors, patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
 
     def _forward(self) -> Kernel:
-        a, geometry, scratch = self.arrays, self._geometry(), self.arrays["forward_scratch"]
+        a, walk = self.arrays, _walks(self.group).forward
         operands = a["x"], a["weight"], a["bias"], a["y"]
         if "argmax" in a:
-            launch = self.team.bind(
+            kernel, geometry = self._ways(
                 pooled_convolution.conv2d_relu_pool_forward,
-                *operands, a["argmax"], geometry, self._pool_geometry(), scratch,
-            )  # fmt: skip
+                tile_convolution.conv2d_relu_pool_forward,
+                walk,
+            )
+            rest = a["argmax"], geometry, *self._pool()
         else:
-            relu = ReLU in self.group.kinds
-            launch = self.team.bind(convolution.conv2d_forward, *operands, geometry, relu, scratch)
-        return each(launch, 1)
+            kernel, geometry = self._ways(
+                convolution.conv2d_forward, tile_convolution.conv2d_forward, walk
+            )
+            rest = geometry, ReLU in self.group.kinds
+        return each(self.team.bind(kernel, *operands, *rest, a["forward_scratch"]), 1)
 
     def _backward(self) -> Kernel:
         dy, y = self.flat("dy"), self.flat("y")
         return each(self.team.bind(elementwise.relu_mask, dy, y, 1.0), self.size)
 
+    def _gradient(self) -> tuple[NDArray[Any], ...]:
+        """What backward finds dz in."""
+        a = self.arrays
+        return (a["dy"], a["argmax"]) if "argmax" in a else (a["dy"],)
+
     def _backward_weight(self) -> Kernel:
-        a, geometry, scratch = self.arrays, self._geometry(), self.arrays["weight_scratch"]
-        partial = a["partial"]
-        if "argmax" in a:
-            accumulate = self.team.bind(
-                pooled_convolution.conv2d_relu_pool_backward_weight,
-                a["x"], a["dy"], a["argmax"], partial, geometry, self._pool_geometry(), scratch,
-            )  # fmt: skip
-        else:
-            accumulate = self.team.bind(
-                convolution.conv2d_backward_weight, a["x"], a["dy"], partial, geometry, scratch
+        a, walk = self.arrays, _walks(self.group).weight
+        partial, name = a["partial"], "conv2d_relu_pool_backward_weight"
+        kernel, geometry = (
+            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
+            if "argmax" in a
+            else self._ways(
+                convolution.conv2d_backward_weight, tile_convolution.conv2d_backward_weight, walk
             )
+        )
+        accumulate = self.team.bind(
+            kernel, a["x"], *self._gradient(), partial, geometry, *self._pool(), a["weight_scratch"]
+        )
         reduce = self.team.bind(
             convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
         )
@@ -117,31 +132,44 @@ class Convolution(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        a, geometry, scratch = self.arrays, self._geometry(), self.arrays["input_scratch"]
-        if "argmax" in a:
-            launch = self.team.bind(
-                pooled_convolution.conv2d_relu_pool_backward_input,
-                a["dy"], a["argmax"], a["weight"], a["dx"], geometry, self._pool_geometry(),
-                scratch,
-            )  # fmt: skip
-        else:
-            launch = self.team.bind(
-                convolution.conv2d_backward_input, a["dy"], a["weight"], a["dx"], geometry, scratch
+        a, walk = self.arrays, _walks(self.group).input
+        name = "conv2d_relu_pool_backward_input"
+        kernel, geometry = (
+            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
+            if "argmax" in a
+            else self._ways(
+                convolution.conv2d_backward_input, tile_convolution.conv2d_backward_input, walk
             )
+        )
+        launch = self.team.bind(
+            kernel, *self._gradient(), a["weight"], a["dx"], geometry, *self._pool(),
+            a["input_scratch"],
+        )  # fmt: skip
         return each(launch, 1)
+
+
+def _shapes(group: Group) -> tuple[Any, ...]:
+    """Maps (H, W, C) and (Ho, Wo, K), window, strides, pads of a group's convolution."""
+    node = group.head
+    conv: Any = node.layer
+    (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
+    (top, _), (left, _) = conv.pads(node.input_shape)
+    return (h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left)
+
+
+def _walks(group: Group) -> tile_convolution.Walks:
+    return tile_convolution.choose(*_shapes(group))
 
 
 def _scratch(group: Group) -> dict[str, int]:
     """Elements of scratch memory a thread, by buffer; each lives for one stage."""
-    node = group.head
-    conv: Any = node.layer
+    maps, out, window, strides, pads = _shapes(group)
     tail: Any = group.tail.layer
-    (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
-    (top, _), (left, _) = conv.pads(node.input_shape)
     pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    counts = patches.conv_scratch(
-        (top, left), conv.strides, conv.window, (h, w, c), (ho, wo, k), pool_height
-    )
+    counts = patches.conv_scratch(pads, strides, window, maps, out, pool_height)
+    walks = _walks(group)
+    ways = zip((walks.forward, walks.weight, walks.input), counts, strict=True)
+    counts = tuple(n if walk is None else int(walk[-1]) for walk, n in ways)
     return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), counts, strict=True))
 
 
