@@ -188,10 +188,10 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
 
 
 @expanded
-def pool_row(band, origin, first, last, w_out, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
+def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
     """Maxima of one row of windows, whose rows `first` to `last` exist.
 
-    Their first row starts at band[origin], whether it exists or not.
+    Their first row starts at band[origin], whether it exists or not; rows are `pitch` pixels apart.
     """
     wide = pool[5]
     j = 0
@@ -203,7 +203,7 @@ def pool_row(band, origin, first, last, w_out, w_pool, k, pool, y, argmax, start
             count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
         maximum_of_windows(
             *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
-            *(first, last, begin, end, wide, w_out * k, pool[3], k, count),
+            *(first, last, begin, end, wide, pitch * k, pool[3], k, count),
         )
         j += count
 

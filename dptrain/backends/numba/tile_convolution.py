@@ -3,8 +3,9 @@
 Arguments are those of `convolution` and `pooled_convolution`. Every sample is split into parts in
 scratch, zeros around it:
 
-- forward and backward by the input, in the order of memory: what a row of a filter meets is one run
-  of pixels and channels, 32 of which are a step of the unit; pixels of the output are a tile's rows;
+- forward and backward by the input, in the order of memory: what a row of a filter meets is one
+  run of pixels and channels, 32 of which are a step; pixels of the output are a tile's rows. Tiles
+  take row by row of the output, or all rows with the padding between them where that needs fewer;
 - backward by the weights, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
   turned around, so that pixels lie side by side; x stands in pairs of pixels, (0, 1), (2, 3), … for
   even columns of the filter and (1, 2), (3, 4), … for odd ones. Both have the pitch of padded x.
@@ -70,9 +71,11 @@ def choose(
         strides: vertical, horizontal.
         pads: top, left.
     """
-    (_, width, c), (_, w_out, k), (r, s) = maps, out, window
+    (height, width, c), (h_out, w_out, k), (r, s) = maps, out, window
     around = r - 1 - pads[0], s - 1 - pads[1]
-    if not available() or strides != (1, 1) or min(*around) < 0 or min(width, w_out) < 8:
+    # No filter is wholly in the padding, on any side.
+    padded = min(around) >= 0 and h_out - height <= pads[0] and w_out - width <= pads[1]
+    if not available() or strides != (1, 1) or not padded or min(width, w_out) < 8:
         return NO_WALKS
     return Walks(
         correlation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
@@ -105,23 +108,28 @@ def correlation(
 
     Returns:
         int64: H, W, C, Ho, Wo, K, R, S, rows above, columns before; columns of the padded maps;
-        elements of a part; steps of a filter row; rows of a tile; tiles of a row; where tables,
-        packed weights and what follows them begin in scratch; how long scratch is, if a sample's
-        output or input, whichever is larger, or the weights follow.
+        elements of a part; steps of a filter row; runs of pixels, and of each the pixels and tiles;
+        rows of a tile; pixels from row to row of the output; where tables, packed weights, the
+        output and what is behind it begin in scratch; how long scratch is, if the larger of a
+        sample's input and the weights comes there.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     columns = w_out + s - 1
     part = -(-((h_out + r - 1) * columns * c + STEPS) // WORDS) * WORDS
     row_steps = -(-s * c // STEPS)
-    across = -(-w_out // SIDE)
-    height = -(-w_out // across)
+    whole = (h_out - 1) * columns + w_out
+    apart = h_out * -(-w_out // SIDE) <= -(-whole // SIDE)
+    runs, pixels, pitch = (h_out, w_out, w_out) if apart else (1, whole, columns)
+    across = -(-pixels // SIDE)
+    height = -(-pixels // across) if apart else SIDE
     tables = _words(PARTS * part)
-    panels = tables + _lines(2 * h_out * across + r * row_steps + 2 * -(-k // SIDE))
-    rest = panels + _words(r * row_steps * -(-k // SIDE) * PANEL)
-    more = max(h_out * w_out * k, math.prod(maps) + c, r * s * c * k)
+    panels = tables + _lines(2 * runs * across + r * row_steps + 2 * -(-k // SIDE))
+    y = panels + _words(r * row_steps * -(-k // SIDE) * PANEL)
+    rest = y + _lines(h_out * pitch * k)
+    more = _lines(max(math.prod(maps) + c, r * s * c * k))
     return np.array(
-        [*maps, *out, *window, *pads, columns, part, row_steps, height, across, tables, panels, rest,
-         rest + _lines(more)],
+        [*maps, *out, *window, *pads, columns, part, row_steps, runs, pixels, across, height,
+         pitch, tables, panels, y, rest, rest + more],
         np.int64,
     )  # fmt: skip
 
@@ -129,18 +137,18 @@ def correlation(
 @inlined
 def _prepare(walk, w, start, scratch):  # type: ignore[no-untyped-def]
     """Zeros for the padding, tables, and the weights (R, S, C, K) in panels."""
-    _, _, c, h_out, w_out, k, r, s = walk[:8]
-    columns, row_steps, height, across = walk[10], walk[12], walk[13], walk[14]
-    scratch[: walk[15]] = 0
-    tables = scratch[walk[15] : walk[16]].view(np.int32)
-    tiles = h_out * across
-    for i in range(h_out):
+    c, k, r, s = walk[2], walk[5], walk[6], walk[7]
+    columns, row_steps, runs, across = walk[10], walk[12], walk[13], walk[15]
+    scratch[: walk[18]] = 0
+    tables = scratch[walk[18] : walk[19]].view(np.int32)
+    tiles = runs * across
+    for i in range(runs):
         for j in range(across):
-            # The last tile of a row begins where it still has all of its rows.
-            column = min(j * height, w_out - height)
-            tables[i * across + j] = (i * columns + column) * c
-            tables[tiles + i * across + j] = (i * w_out + column) * k
-    panels = scratch[walk[16] : walk[17]].view(np.uint16)
+            # The last tile of a run begins where it still has all of its rows.
+            pixel = min(j * walk[16], walk[14] - walk[16])
+            tables[i * across + j] = (i * columns + pixel) * c
+            tables[tiles + i * across + j] = (i * walk[17] + pixel) * k
+    panels = scratch[walk[19] : walk[20]].view(np.uint16)
     for i in range(r):
         for t in range(row_steps):
             tables[2 * tiles + i * row_steps + t] = i * columns * c + t * STEPS
@@ -159,7 +167,7 @@ def _split(walk, maps, start, scratch):  # type: ignore[no-untyped-def]
     """One sample's maps, split and padded."""
     height, width, c = walk[0], walk[1], walk[2]
     above, before, columns, part = walk[8], walk[9], walk[10], walk[11]
-    words = scratch[: walk[15]].view(np.uint16)
+    words = scratch[: walk[18]].view(np.uint16)
     for i in range(height):
         place = ((i + above) * columns + before) * c
         split_rows((maps, start + i * width * c), (words, place), part, width * c)
@@ -167,19 +175,35 @@ def _split(walk, maps, start, scratch):  # type: ignore[no-untyped-def]
 
 @inlined
 def _correlate(walk, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-def]
-    """One sample's output (Ho, Wo, K) from its split maps."""
-    c, h_out, k, r = walk[2], walk[3], walk[5], walk[6]
-    part, row_steps, height, across = walk[11], walk[12], walk[13], walk[14]
-    words = scratch[: walk[15]].view(np.uint16)
-    tables = scratch[walk[15] : walk[16]].view(np.int32)
-    panels = scratch[walk[16] : walk[17]].view(np.uint16)
-    tiles, steps, wide = h_out * across, r * row_steps, -(-k // SIDE)
+    """One sample's output from its split maps, `walk[17]` pixels from row to row."""
+    c, k, r = walk[2], walk[5], walk[6]
+    part, row_steps, tiles = walk[11], walk[12], walk[13] * walk[15]
+    words = scratch[: walk[18]].view(np.uint16)
+    tables = scratch[walk[18] : walk[19]].view(np.int32)
+    panels = scratch[walk[19] : walk[20]].view(np.uint16)
+    steps, wide = r * row_steps, -(-k // SIDE)
     multiply_tiles(
         (words, 0, part), (tables, 0, c), (tables, 2 * tiles),
         (panels, 0, PANEL // PARTS, PANEL), (tables, 2 * tiles + steps),
         (y, y_start), (tables, tiles, k), (tables, 2 * tiles + steps + wide),
-        (d, 0, d_row), (height, tiles, steps, wide, k - (wide - 1) * SIDE),
+        (d, 0, d_row), (walk[16], tiles, steps, wide, k - (wide - 1) * SIDE),
     )  # fmt: skip
+
+
+@inlined
+def _write(walk, scratch, d, d_row, floor, y, y_start):  # type: ignore[no-untyped-def]
+    """One sample's output (Ho, Wo, K), not below `floor`, from its split maps."""
+    h_out, row, pitch = walk[3], walk[4] * walk[5], walk[17] * walk[5]
+    if pitch == row and floor == NOTHING:
+        _correlate(walk, scratch, d, d_row, y, y_start)
+        return
+    band = scratch[walk[20] : walk[21]]
+    _correlate(walk, scratch, d, d_row, band, 0)
+    for i in range(h_out):
+        for q in range(np.uintp(row)):
+            value = band[i * pitch + q]
+            # Written so that a NaN passes: it must reach the loss to be noticed.
+            y[y_start + i * row + q] = floor if value < floor else value
 
 
 @kernel
@@ -187,23 +211,21 @@ def conv2d_forward(start, stop, thread, x, w, b, y, walk, relu, scratch):  # typ
     """As `convolution.conv2d_forward`."""
     mine, x_flat, y_flat = scratch[thread], x.reshape(-1), y.reshape(-1)
     x_size, y_size = walk[0] * walk[1] * walk[2], walk[3] * walk[4] * walk[5]
+    floor = np.float32(0) if relu else NOTHING
     _prepare(walk, w.reshape(-1), 0, mine)
     for n in range(start, stop):
         _split(walk, x_flat, n * x_size, mine)
-        _correlate(walk, mine, b, 0, y_flat, n * y_size)
-        if relu:
-            for i in range(np.uintp(n * y_size), np.uintp((n + 1) * y_size)):
-                y_flat[i] = np.float32(0.0) if y_flat[i] <= 0.0 else y_flat[i]
+        _write(walk, mine, b, 0, floor, y_flat, n * y_size)
 
 
 @kernel
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool, scratch):  # type: ignore[no-untyped-def]
     """As `pooled_convolution.conv2d_relu_pool_forward`."""
     _, h_pool, w_pool, k = y.shape
-    h_out, w_out = walk[3], walk[4]
+    h_out, w_out, pitch = walk[3], walk[4], walk[17]
     mine, x_flat = scratch[thread], x.reshape(-1)
     y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
-    band = mine[walk[17] :]
+    band = mine[walk[20] : walk[21]]
     _prepare(walk, w.reshape(-1), 0, mine)
     for n in range(start, stop):
         _split(walk, x_flat, n * walk[0] * walk[1] * walk[2], mine)
@@ -212,15 +234,15 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool
             above = i * pool[2] - pool[0]
             first, last = max(0, above), min(h_out, above + pool[4])
             pool_row(
-                *(band, above * w_out * k, first - above, last - above, w_out, w_pool, k, pool),
-                *(y_flat, argmax_flat, (n * h_pool + i) * w_pool * k),
-            )
+                band, above * pitch * k, first - above, last - above, w_out, pitch, w_pool, k,
+                pool, y_flat, argmax_flat, (n * h_pool + i) * w_pool * k,
+            )  # fmt: skip
 
 
 @inlined
 def _prepare_flipped(walk, w, scratch):  # type: ignore[no-untyped-def]
     """As `_prepare`, with weights (R, S, K, C) as backward by the input meets them."""
-    flipped = scratch[walk[17] :][: w.size]
+    flipped = scratch[walk[21] :][: w.size]
     ones = np.array([0, 0, 1, 1, walk[6], walk[7]])
     pack_flipped(w.reshape(-1), w.shape, ones, flipped)
     _prepare(walk, flipped, 0, scratch)
@@ -230,10 +252,11 @@ def _prepare_flipped(walk, w, scratch):  # type: ignore[no-untyped-def]
 def conv2d_backward_input(start, stop, thread, dy, w, dx, walk, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_input`; `walk` goes from dy to dx."""
     mine, dy_flat, dx_flat = scratch[thread], dy.reshape(-1), dx.reshape(-1)
+    dx_size = walk[3] * walk[4] * walk[5]
     _prepare_flipped(walk, w, mine)
     for n in range(start, stop):
         _split(walk, dy_flat, n * walk[0] * walk[1] * walk[2], mine)
-        _correlate(walk, mine, mine, -1, dx_flat, n * walk[3] * walk[4] * walk[5])
+        _write(walk, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
 
 
 @kernel
@@ -242,20 +265,20 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_input`."""
     _, h_pool, w_pool, k = dy.shape
-    mine, dx_flat = scratch[thread], dx.reshape(-1)
+    mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), walk[3] * walk[4] * walk[5]
     dy_flat, argmax_flat = dy.reshape(-1), argmax.reshape(-1)
-    dz = mine[walk[17] :][: walk[0] * walk[1] * k]
-    sums = mine[walk[17] :][walk[0] * walk[1] * k :]
+    dz = mine[walk[21] :][: walk[0] * walk[1] * k]
+    sums = mine[walk[21] :][walk[0] * walk[1] * k :]
     _prepare_flipped(walk, w, mine)
     dz[:] = 0
     sums[:k] = 0
     for n in range(start, stop):
         unpool(
-            *(dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool),
-            *(dz, walk[1], 0, 0, sums),
-        )
+            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
+            dz, walk[1], 0, 0, sums,
+        )  # fmt: skip
         _split(walk, dz, 0, mine)
-        _correlate(walk, mine, mine, -1, dx_flat, n * walk[3] * walk[4] * walk[5])
+        _write(walk, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
 
 
 def accumulation(
@@ -294,8 +317,8 @@ def accumulation(
     dz = work + high * PANEL // 2
     size = dz + _lines(h_out * pitch * k)
     return np.array(
-        [*maps, *out, *window, *pads, channels, columns, pitch, steps, row, turned, part, tile, copy,
-         x, tables, sums, padded, work, dz, size, size + LINE],
+        [*maps, *out, *window, *pads, channels, columns, pitch, steps, row, turned, part, tile,
+         copy, x, tables, sums, padded, work, dz, size, size + LINE],
         np.int64,
     )  # fmt: skip
 
@@ -435,8 +458,8 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _prepare_sums(walk, mine)
     for n in range(start, stop):
         unpool(
-            *(dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool),
-            *(dz, pitch, 0, 0, sums[patch * k :]),
-        )
+            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
+            dz, pitch, 0, 0, sums[patch * k :],
+        )  # fmt: skip
         _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, mine)
     _finish_sums(walk, mine, sums)

@@ -169,8 +169,8 @@ def _scratch(group: Group) -> dict[str, int]:
     counts = patches.conv_scratch(pads, strides, window, maps, out, pool_height)
     walks = _walks(group)
     ways = zip((walks.forward, walks.weight, walks.input), counts, strict=True)
-    counts = tuple(n if walk is None else int(walk[-1]) for walk, n in ways)
-    return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), counts, strict=True))
+    sizes = [n if walk is None else int(walk[-1]) for walk, n in ways]
+    return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), sizes, strict=True))
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
