@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
-from dptrain.backends.numba.patches import NOTHING, copy_padded, pack_flipped, pool_row, unpool
+from dptrain.backends.numba.patches import NOTHING, pool_row, unpool
 from dptrain.backends.numba.tiles import (
     PANEL,
     PARTS,
@@ -34,7 +34,7 @@ from dptrain.backends.numba.tiles import (
     split_pairs,
     split_rows,
 )
-from dptrain.backends.numba.vector import transpose
+from dptrain.backends.numba.vector import copy, transpose
 
 LINE = 16
 """Float32 elements of a line."""
@@ -139,27 +139,27 @@ def _prepare(walk, w, start, scratch):  # type: ignore[no-untyped-def]
     """Zeros for the padding, tables, and the weights (R, S, C, K) in panels."""
     c, k, r, s = walk[2], walk[5], walk[6], walk[7]
     columns, row_steps, runs, across = walk[10], walk[12], walk[13], walk[15]
-    scratch[: walk[18]] = 0
-    tables = scratch[walk[18] : walk[19]].view(np.int32)
+    words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), walk[18]
+    for q in range(table):
+        scratch[q] = 0
     tiles = runs * across
     for i in range(runs):
         for j in range(across):
             # The last tile of a run begins where it still has all of its rows.
             pixel = min(j * walk[16], walk[14] - walk[16])
-            tables[i * across + j] = (i * columns + pixel) * c
-            tables[tiles + i * across + j] = (i * walk[17] + pixel) * k
-    panels = scratch[walk[19] : walk[20]].view(np.uint16)
+            tables[table + i * across + j] = (i * columns + pixel) * c
+            tables[table + tiles + i * across + j] = (i * walk[17] + pixel) * k
     for i in range(r):
         for t in range(row_steps):
-            tables[2 * tiles + i * row_steps + t] = i * columns * c + t * STEPS
+            tables[table + 2 * tiles + i * row_steps + t] = i * columns * c + t * STEPS
         split_pairs(
-            (w, start + i * s * c * k), k, (panels, i * row_steps * PANEL),
+            (w, start + i * s * c * k), k, (words, 2 * walk[19] + i * row_steps * PANEL),
             (s * c, row_steps * STEPS, k), (r * row_steps * PANEL, PANEL // PARTS, PANEL),
         )  # fmt: skip
     wide = -(-k // SIDE)
     for j in range(wide):
-        tables[2 * tiles + r * row_steps + j] = j * r * row_steps * PANEL
-        tables[2 * tiles + r * row_steps + wide + j] = j * SIDE
+        tables[table + 2 * tiles + r * row_steps + j] = j * r * row_steps * PANEL
+        tables[table + 2 * tiles + r * row_steps + wide + j] = j * SIDE
 
 
 @inlined
@@ -167,7 +167,7 @@ def _split(walk, maps, start, scratch):  # type: ignore[no-untyped-def]
     """One sample's maps, split and padded."""
     height, width, c = walk[0], walk[1], walk[2]
     above, before, columns, part = walk[8], walk[9], walk[10], walk[11]
-    words = scratch[: walk[18]].view(np.uint16)
+    words = scratch.view(np.uint16)
     for i in range(height):
         place = ((i + above) * columns + before) * c
         split_rows((maps, start + i * width * c), (words, place), part, width * c)
@@ -178,14 +178,13 @@ def _correlate(walk, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-
     """One sample's output from its split maps, `walk[17]` pixels from row to row."""
     c, k, r = walk[2], walk[5], walk[6]
     part, row_steps, tiles = walk[11], walk[12], walk[13] * walk[15]
-    words = scratch[: walk[18]].view(np.uint16)
-    tables = scratch[walk[18] : walk[19]].view(np.int32)
-    panels = scratch[walk[19] : walk[20]].view(np.uint16)
+    words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), walk[18]
     steps, wide = r * row_steps, -(-k // SIDE)
+    more = table + 2 * tiles
     multiply_tiles(
-        (words, 0, part), (tables, 0, c), (tables, 2 * tiles),
-        (panels, 0, PANEL // PARTS, PANEL), (tables, 2 * tiles + steps),
-        (y, y_start), (tables, tiles, k), (tables, 2 * tiles + steps + wide),
+        (words, 0, part), (tables, table, c), (tables, more),
+        (words, 2 * walk[19], PANEL // PARTS, PANEL), (tables, more + steps),
+        (y, y_start), (tables, table + tiles, k), (tables, more + steps + wide),
         (d, 0, d_row), (walk[16], tiles, steps, wide, k - (wide - 1) * SIDE),
     )  # fmt: skip
 
@@ -193,15 +192,11 @@ def _correlate(walk, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-
 @inlined
 def _write(walk, scratch, d, d_row, floor, y, y_start):  # type: ignore[no-untyped-def]
     """One sample's output (Ho, Wo, K), not below `floor`, from its split maps."""
-    h_out, row, pitch = walk[3], walk[4] * walk[5], walk[17] * walk[5]
-    if pitch == row and floor == NOTHING:
-        _correlate(walk, scratch, d, d_row, y, y_start)
-        return
-    band = scratch[walk[20] : walk[21]]
-    _correlate(walk, scratch, d, d_row, band, 0)
+    h_out, row, pitch, band = walk[3], walk[4] * walk[5], walk[17] * walk[5], walk[20]
+    _correlate(walk, scratch, d, d_row, scratch, band)
     for i in range(h_out):
         for q in range(np.uintp(row)):
-            value = band[i * pitch + q]
+            value = scratch[band + i * pitch + q]
             # Written so that a NaN passes: it must reach the loss to be noticed.
             y[y_start + i * row + q] = floor if value < floor else value
 
@@ -209,12 +204,12 @@ def _write(walk, scratch, d, d_row, floor, y, y_start):  # type: ignore[no-untyp
 @kernel
 def conv2d_forward(start, stop, thread, x, w, b, y, walk, relu, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_forward`."""
-    mine, x_flat, y_flat = scratch[thread], x.reshape(-1), y.reshape(-1)
+    mine, y_flat = scratch[thread], y.reshape(-1)
     x_size, y_size = walk[0] * walk[1] * walk[2], walk[3] * walk[4] * walk[5]
     floor = np.float32(0) if relu else NOTHING
-    _prepare(walk, w.reshape(-1), 0, mine)
+    _prepare(walk, w, 0, mine)
     for n in range(start, stop):
-        _split(walk, x_flat, n * x_size, mine)
+        _split(walk, x, n * x_size, mine)
         _write(walk, mine, b, 0, floor, y_flat, n * y_size)
 
 
@@ -223,39 +218,36 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool
     """As `pooled_convolution.conv2d_relu_pool_forward`."""
     _, h_pool, w_pool, k = y.shape
     h_out, w_out, pitch = walk[3], walk[4], walk[17]
-    mine, x_flat = scratch[thread], x.reshape(-1)
-    y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
-    band = mine[walk[20] : walk[21]]
-    _prepare(walk, w.reshape(-1), 0, mine)
+    mine, band = scratch[thread], walk[20]
+    _prepare(walk, w, 0, mine)
     for n in range(start, stop):
-        _split(walk, x_flat, n * walk[0] * walk[1] * walk[2], mine)
-        _correlate(walk, mine, b, 0, band, 0)
+        _split(walk, x, n * walk[0] * walk[1] * walk[2], mine)
+        _correlate(walk, mine, b, 0, mine, band)
         for i in range(h_pool):
             above = i * pool[2] - pool[0]
             first, last = max(0, above), min(h_out, above + pool[4])
             pool_row(
-                band, above * pitch * k, first - above, last - above, w_out, pitch, w_pool, k,
-                pool, y_flat, argmax_flat, (n * h_pool + i) * w_pool * k,
+                mine, band + above * pitch * k, first - above, last - above, w_out, pitch, w_pool,
+                k, pool, y, argmax, (n * h_pool + i) * w_pool * k,
             )  # fmt: skip
 
 
 @inlined
 def _prepare_flipped(walk, w, scratch):  # type: ignore[no-untyped-def]
     """As `_prepare`, with weights (R, S, K, C) as backward by the input meets them."""
-    flipped = scratch[walk[21] :][: w.size]
-    ones = np.array([0, 0, 1, 1, walk[6], walk[7]])
-    pack_flipped(w.reshape(-1), w.shape, ones, flipped)
-    _prepare(walk, flipped, 0, scratch)
+    k, c, taps, flipped = walk[2], walk[5], walk[6] * walk[7], walk[21]
+    for tap in range(taps):
+        transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
+    _prepare(walk, scratch, flipped, scratch)
 
 
 @kernel
 def conv2d_backward_input(start, stop, thread, dy, w, dx, walk, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_input`; `walk` goes from dy to dx."""
-    mine, dy_flat, dx_flat = scratch[thread], dy.reshape(-1), dx.reshape(-1)
-    dx_size = walk[3] * walk[4] * walk[5]
-    _prepare_flipped(walk, w, mine)
+    mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), walk[3] * walk[4] * walk[5]
+    _prepare_flipped(walk, w.reshape(-1), mine)
     for n in range(start, stop):
-        _split(walk, dy_flat, n * walk[0] * walk[1] * walk[2], mine)
+        _split(walk, dy, n * walk[0] * walk[1] * walk[2], mine)
         _write(walk, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
 
 
@@ -266,17 +258,14 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     """As `pooled_convolution.conv2d_relu_pool_backward_input`."""
     _, h_pool, w_pool, k = dy.shape
     mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), walk[3] * walk[4] * walk[5]
-    dy_flat, argmax_flat = dy.reshape(-1), argmax.reshape(-1)
-    dz = mine[walk[21] :][: walk[0] * walk[1] * k]
-    sums = mine[walk[21] :][walk[0] * walk[1] * k :]
-    _prepare_flipped(walk, w, mine)
+    dz = mine[walk[21] :]
+    sums = dz[walk[0] * walk[1] * k :]
+    _prepare_flipped(walk, w.reshape(-1), mine)
     dz[:] = 0
-    sums[:k] = 0
     for n in range(start, stop):
         unpool(
-            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
-            dz, walk[1], 0, 0, sums,
-        )  # fmt: skip
+            dy, argmax, n * h_pool * w_pool * k, h_pool, w_pool, k, pool, dz, walk[1], 0, 0, sums
+        )
         _split(walk, dz, 0, mine)
         _write(walk, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
 
@@ -329,14 +318,14 @@ def _prepare_sums(walk, scratch):  # type: ignore[no-untyped-def]
     k, r = walk[5], walk[6]
     channels, columns, pitch, steps, row = walk[10], walk[11], walk[12], walk[13], walk[14]
     scratch[:] = 0
-    tables = scratch[walk[20] : walk[21]].view(np.int32)
+    tables, table = scratch.view(np.int32), walk[20]
     high, wide = -(-k // SIDE), -(-channels // SIDE)
     for m in range(high):
-        tables[m] = m * SIDE * row
-        tables[high + m] = m * SIDE * wide * SIDE
+        tables[table + m] = m * SIDE * row
+        tables[table + high + m] = m * SIDE * wide * SIDE
     for t in range(steps):
-        tables[2 * high + t] = t * STEPS
-    first = 2 * high + steps
+        tables[table + 2 * high + t] = t * STEPS
+    first = table + 2 * high + steps
     taps = r * columns * wide
     # Filter rows inside, which share what they meet in the cache.
     for q in range(wide):
@@ -352,19 +341,22 @@ def _prepare_sums(walk, scratch):  # type: ignore[no-untyped-def]
 def _turn(walk, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
     """One sample's padded dy (Ho, pitch, K) split, channel by channel."""
     h_out, k, pitch, row, turned = walk[3], walk[5], walk[12], walk[14], walk[15]
-    work = scratch[walk[23] : walk[24]]
-    words = work.view(np.uint16)
+    words, work = scratch.view(np.uint16), walk[23]
     size, high = h_out * pitch, -(-k // SIDE)
     for p in range(0, size, STEPS):
         few = min(STEPS, size - p)
         split_pairs(
-            (dz, dz_start + p * k), k, (words, 0), (few, STEPS, k), (PANEL, PANEL // PARTS, 0)
+            (dz, dz_start + p * k),
+            k,
+            (words, 2 * work),
+            (few, STEPS, k),
+            (PANEL, PANEL // PARTS, 0),
         )
         for m in range(high):
             for part in range(PARTS):
                 # Pairs of words are elements of 32 bits, which is all that turning asks for.
                 transpose(
-                    work, (m * PARTS + part) * STEPS * SIDE // 2, SIDE,
+                    scratch, work + (m * PARTS + part) * STEPS * SIDE // 2, SIDE,
                     scratch, (part * turned + m * SIDE * row + p) // 2, row // 2, SIDE, SIDE,
                 )  # fmt: skip
 
@@ -373,12 +365,11 @@ def _turn(walk, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
 def _pair(walk, scratch):  # type: ignore[no-untyped-def]
     """One sample's padded maps as pairs of pixels."""
     c, channels, columns, part = walk[2], walk[10], walk[11], walk[16]
-    maps = scratch[walk[22] : walk[23]]
-    words = scratch[walk[19] : walk[20]].view(np.uint16)
+    words = scratch.view(np.uint16)
     pixels = 2 * part // WORDS
     for j in range(min(2, columns)):
         split_pairs(
-            (maps, j * c), c, (words, j * walk[18]),
+            (scratch, walk[22] + j * c), c, (words, 2 * walk[19] + j * walk[18]),
             (pixels, pixels, channels), (walk[17], part, STEPS * SIDE),
         )  # fmt: skip
 
@@ -388,22 +379,22 @@ def _accumulate(walk, x, x_start, dz, dz_start, scratch):  # type: ignore[no-unt
     """Add one sample's dwᵀ to the sums."""
     height, width, c, h_out, k, r = walk[0], walk[1], walk[2], walk[3], walk[5], walk[6]
     channels, columns, pitch, steps = walk[10], walk[11], walk[12], walk[13]
-    maps = scratch[walk[22] : walk[23]]
-    copy_padded(x, x_start, (height, width, c), maps, h_out + r - 1, pitch, walk[8], walk[9])
+    first, last = max(0, -walk[9]), min(width, pitch - walk[9])
+    for i in range(max(0, -walk[8]), min(height, h_out + r - 1 - walk[8])):
+        row = walk[22] + ((i + walk[8]) * pitch + first + walk[9]) * c
+        copy(x, x_start + (i * width + first) * c, scratch, row, (last - first) * c)
     _turn(walk, dz, dz_start, scratch)
     _pair(walk, scratch)
-    turned = scratch[: walk[19]].view(np.uint16)
-    pairs = scratch[walk[19] : walk[20]].view(np.uint16)
-    tables, sums = scratch[walk[20] : walk[21]].view(np.int32), scratch[walk[21] : walk[22]]
+    words, tables, table, sums = scratch.view(np.uint16), scratch.view(np.int32), walk[20], walk[21]
     high, wide = -(-k // SIDE), -(-channels // SIDE)
-    taps = r * columns * wide
-    first, row = 2 * high + steps, wide * SIDE
+    taps, row = r * columns * wide, wide * SIDE
+    first = table + 2 * high + steps
     for m in range(0, high, 2):
         multiply_tiles(
-            (turned, 0, walk[15]), (tables, m, walk[14]), (tables, 2 * high),
-            (pairs, 0, walk[16], STEPS * SIDE), (tables, first),
-            (sums, 0), (tables, high + m, row), (tables, first + taps),
-            (sums, 0, row), (SIDE, min(2, high - m), steps, taps, SIDE),
+            (words, 0, walk[15]), (tables, table + m, walk[14]), (tables, table + 2 * high),
+            (words, 2 * walk[19], walk[16], STEPS * SIDE), (tables, first),
+            (scratch, sums), (tables, table + high + m, row), (tables, first + taps),
+            (scratch, sums, row), (SIDE, min(2, high - m), steps, taps, SIDE),
         )  # fmt: skip
 
 
@@ -411,11 +402,10 @@ def _accumulate(walk, x, x_start, dz, dz_start, scratch):  # type: ignore[no-unt
 def _finish_sums(walk, scratch, dw):  # type: ignore[no-untyped-def]
     """Dw (R, S, C, K) from its transposed sums."""
     k, r, channels, columns = walk[5], walk[6], walk[10], walk[11]
-    sums = scratch[walk[21] : walk[22]]
     high, wide = -(-k // SIDE), -(-channels // SIDE)
     for tap in range(r * columns):
         transpose(
-            sums, tap * high * SIDE * wide * SIDE, wide * SIDE,
+            scratch, walk[21] + tap * high * SIDE * wide * SIDE, wide * SIDE,
             dw, tap * channels * k, k, k, channels,
         )  # fmt: skip
 
@@ -423,22 +413,22 @@ def _finish_sums(walk, scratch, dw):  # type: ignore[no-untyped-def]
 @kernel
 def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_weight`."""
-    c, h_out, w_out, k, pitch = walk[2], walk[3], walk[4], walk[5], walk[12]
-    patch, pixels = walk[6] * walk[7] * c, h_out * w_out
-    mine, sums = scratch[thread], partial[thread]
-    dz, one, tables = mine[walk[24] :], mine[walk[25] : walk[25] + 1], mine[walk[25] + 1 :]
-    ramp = tables.view(np.int32)
-    x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
+    c, h_out, row, k = walk[2], walk[3], walk[4] * walk[5], walk[5]
+    patch, pitch = walk[6] * walk[7] * c, walk[12] * k
+    mine, sums, dz, one = scratch[thread], partial[thread], walk[24], walk[25]
+    ramp = mine.view(np.int32)
     sums[:] = 0
     _prepare_sums(walk, mine)
-    one[0] = 1
+    mine[one] = 1
     for n in range(start, stop):
-        copy_padded(dy_flat, n * pixels * k, (h_out, w_out, k), dz, h_out, pitch, 0, 0)
-        _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, mine)
+        for i in range(h_out):
+            copy(dy, (n * h_out + i) * row, mine, dz + i * pitch, row)
+        _accumulate(walk, x, n * walk[0] * walk[1] * c, mine, dz, mine)
         # db is the product of dy with ones.
         multiply(
-            (one, 0), (ramp, 0, 0), (ramp, 0, 0), (dy_flat, n * pixels * k, k),
-            (sums, patch * k, 0), (sums, patch * k), (ramp, 0, 0), (1, pixels, k), NOTHING,
+            (mine, one), (ramp, one + 1, 0), (ramp, one + 1, 0), (dy, n * h_out * row, k),
+            (sums, patch * k, 0), (sums, patch * k), (ramp, one + 1, 0), (1, h_out * walk[4], k),
+            NOTHING,
         )  # fmt: skip
     _finish_sums(walk, mine, sums)
 
@@ -449,17 +439,12 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
     _, h_pool, w_pool, k = dy.shape
-    c, pitch = walk[2], walk[12]
-    patch = walk[6] * walk[7] * c
     mine, sums = scratch[thread], partial[thread]
-    dz = mine[walk[24] :]
-    x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
+    dz, c = mine[walk[24] :], walk[2]
+    db = sums[walk[6] * walk[7] * c * k :]
     sums[:] = 0
     _prepare_sums(walk, mine)
     for n in range(start, stop):
-        unpool(
-            dy_flat, argmax_flat, n * h_pool * w_pool * k, h_pool, w_pool, k, pool,
-            dz, pitch, 0, 0, sums[patch * k :],
-        )  # fmt: skip
-        _accumulate(walk, x_flat, n * walk[0] * walk[1] * c, dz, 0, mine)
+        unpool(dy, argmax, n * h_pool * w_pool * k, h_pool, w_pool, k, pool, dz, walk[12], 0, 0, db)
+        _accumulate(walk, x, n * walk[0] * walk[1] * c, dz, 0, mine)
     _finish_sums(walk, mine, sums)
