@@ -11,7 +11,7 @@ import dptrain
 from benchmarks.check import WrongResultError, check
 from benchmarks.child import compile_times, run_child
 from benchmarks.comparison import compare_inference, compare_training
-from benchmarks.machine import about
+from benchmarks.machine import about, keep_freed_memory
 from benchmarks.progress import Progress
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import Results
@@ -55,12 +55,14 @@ def run(settings: Settings, progress: Progress) -> Results:
         WrongResultError: before anything is timed, or where a timed program gives something else.
     """
     networks = [dptrain.network(name) for name in settings.networks]
+    kept = keep_freed_memory()
     results = Results(
         about(
             threads=1,
             steps=f"at least {settings.steps} of each program",
             launches=settings.launches,
             **{"torch.compile": "takes part" if settings.compiled else "left out"},
+            **{"freed memory": "kept for the next step" if kept else "as the C library does"},
         )
     )
     _check(networks, settings, results, progress)
@@ -70,7 +72,9 @@ def run(settings: Settings, progress: Progress) -> Results:
         for network in networks:
             for n in settings.batches:
                 progress.step(f"stages of {network.name} at batch {n}")
-                results.stages += measure_stages(network, n, steps=settings.steps)
+                roofs, stages = measure_stages(network, n, steps=settings.steps)
+                results.roofs.append(roofs)
+                results.stages += stages
     peaks = [c.peak / 1e9 for c in results.comparisons]
     if peaks:
         results.about["sgemm peak"] = (
