@@ -65,7 +65,7 @@ class Mode:
         """
         if not self.compiled:
             return function
-        options = {"freezing": frozen}
+        options: dict[str, Any] = {"freezing": frozen}
         compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False, options=options)
         return compiled
 

@@ -90,14 +90,18 @@ def points_of(roofs: Roofs, stages: Sequence[StageResult]) -> list[Point]:
     """Points of one case in the step's order; what computes nothing has no place under a roof."""
     points = []
     for stage in stages:
-        if stage.flops:
-            rate = 1e6 * stage.flops / stage.time_us
-            points.append(
-                Point(
-                    short_name(stage.name), stage.kind, stage.flops / stage.bytes_moved, rate / 1e9,
-                    stage.share_of_step, rate / roofs.over(stage.flops, stage.bytes_moved),
-                )
-            )  # fmt: skip
+        if not stage.flops:
+            continue
+        intensity = stage.flops / stage.bytes_moved
+        roof = roofs.over(stage.flops, stage.bytes_moved)
+        # The tables' limits are in bytes/s for what only moves memory.
+        limit = stage.limit * (intensity if stage.kind == "memory" else 1.0)
+        points.append(
+            Point(
+                short_name(stage.name), stage.kind, intensity, stage.flops / stage.time_us / 1e3,
+                stage.share_of_step, stage.share_of_limit * limit / roof,
+            )
+        )  # fmt: skip
     return points
 
 

@@ -17,10 +17,14 @@ from benchmarks.stages import StageResult
 ROOFS = Roofs("model0", 32, peak=1e11, cache_bytes=10**6, cache=1e11, memory=1e10)
 
 
-def stage(name: str, flops: int, bytes_moved: int, time_us: float, share: float) -> StageResult:
+def stage(
+    name: str, flops: int, bytes_moved: int, time_us: float, share: float, kind: str = "dense"
+) -> StageResult:
+    work, limit = (bytes_moved, 8e10) if kind == "memory" else (flops, 1e11)
+    rate = 1e6 * work / time_us
     return StageResult(
-        "model0", 32, name, "dense", flops, bytes_moved, time_us, (time_us, time_us), share,
-        1e9, 1e11, 0.5,
+        "model0", 32, name, kind, flops, bytes_moved, time_us, (time_us, time_us), share,
+        rate, limit, rate / limit,
     )  # fmt: skip
 
 
@@ -44,8 +48,8 @@ def test_a_roof_is_the_lower_of_peak_and_bandwidth(
 def test_points_say_how_far_a_stage_is_from_its_roof() -> None:
     stages = [
         stage("conv1+relu1.forward", 10**8, 10**6, 2000.0, 0.75),
-        stage("input.load", 0, 10**6, 10.0, 0.05),
-        stage("update", 10**5, 10**6, 11.0, 0.2),
+        stage("input.load", 0, 10**6, 10.0, 0.05, "memory"),
+        stage("update", 10**5, 10**6, 11.0, 0.2, "memory"),
     ]
     first, second = points_of(ROOFS, stages)
     assert (first.intensity, first.gflop_per_s) == pytest.approx((100.0, 50.0))
