@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import os
+import platform
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -49,7 +50,8 @@ def about(**settings: Any) -> dict[str, Any]:
         "caches": caches(CACHES),
         "vectors": f"{32 * compiled_registers().width} bits",
         "memory": f"{here['memory_bytes'] / 2**30:.0f} GiB",
-        "os": here["os"],
+        # Not the build, which is a name of somebody's.
+        "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "python": here["python"],
         "versions": {
             name: importlib.metadata.version(name) for name in ("numba", "numpy", "torch")
