@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CNNS = ("model0", "model1", "model2", "cifar", "solar")
 NETWORKS = (*CNNS, "mlp-800-400-208", "mlp-6400-3200-1664")
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""PyTorch then asks for huge pages, as NumPy does for dptrain's arena."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SECTIONS = ("training", "inference", "stages", "ranks", "processes")
 
@@ -36,8 +38,8 @@ SECTIONS = ("training", "inference", "stages", "ranks", "processes")
 )
 def main(quick: bool, networks: str | None, sections: str | None, output: Path | None) -> None:
     """Compare dptrain with PyTorch on this machine's CPU."""
-    # BLAS libraries read these when they are loaded, which happens in the imports below.
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    # Libraries read these when they are loaded, which happens in the imports below.
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1") | HUGE_PAGES)
     from benchmarks.check import WrongResultError
     from benchmarks.progress import Progress
     from benchmarks.report import headline, write
