@@ -109,6 +109,8 @@ class TrainConfig:
     threads: int | None = _setting(None, "Threads of a rank; cores of the node divided by its "
                                    "ranks where left out.", at_least=1,
                                    at_most=1024)  # fmt: skip
+    share_gpus: bool = _setting(False, "Ranks of a node may use the same GPU; else each needs its "
+                                "own.")  # fmt: skip
     precision: str | None = _setting(None, "Arithmetic, a word of the backend's such as fp32.")
     crop: int | None = _setting(None, "Augmentation: move each image at random, by up to this "
                                 "many pixels; what suits the network where left out.",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.backends.memory import NamedArrays, aligned_zeros
+from dptrain.backends.memory import HOST, Memory, NamedArrays
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initial import initial_parameters
@@ -102,7 +102,7 @@ class Backend(ABC):
     @abstractmethod
     def bind_loss(
         self,
-        plan: Plan,
+        replica: Replica,
         output: NDArray[Any],
         target: NDArray[Any],
         gradient: NDArray[Any] | None,
@@ -111,7 +111,7 @@ class Backend(ABC):
         """Kernel that writes the gradient of the loss and adds to ``sums[:2]``.
 
         Args:
-            plan: names the loss.
+            replica: its network names the loss.
             output: (N, F) what the network gave.
             target: int32 (N,) or (N, F), see `Loss.targets`.
             gradient: (N, F), or None in a plan without training.
@@ -124,6 +124,14 @@ class Backend(ABC):
     @abstractmethod
     def bind_update(self, replica: Replica) -> Callable[[float], None]:
         """Update rule over the flat arrays, called with the learning rate."""
+
+    def place(self, local_rank: int) -> str:
+        """Choose the device of this rank, the `local_rank`-th of its node.
+
+        Returns:
+            What tells the device from others of the node; empty where ranks may share it.
+        """
+        return ""
 
     def allocate(self, plan: Plan, *, seed: int) -> Replica:
         """Memory for `plan`, with its stages bound to it; parameters are 0."""
@@ -153,27 +161,38 @@ class Replica:
         parameters, gradients: arrays by name in canonical layout.
         state: optimizer state by its name, each like `parameters`.
         flat_parameters, flat_gradients: the arrays behind them (`FlatLayout`).
+        memory: where all arrays lie but the following two.
+        host_gradients: the flat gradient as ranks sum it: `flat_gradients` itself where that lies
+            in host memory, else a copy that `fetch_gradients` fills.
+        sums: of the loss and the number of correct answers, and the wish to stop; the end of
+            `host_gradients`.
         updates: number of updates made; Adam's bias correction reads it.
     """
 
-    def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
-        self.backend, self.plan = backend, plan
+    def __init__(
+        self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST
+    ) -> None:
+        self.backend, self.plan, self.memory = backend, plan, memory
         self.context = Context(seed=seed)
         self.updates = 0
         layout, dtype = plan.layout, plan.dtype
-        self.flat_parameters = aligned_zeros(layout.size, dtype)
-        self.flat_gradients = aligned_zeros(layout.gradient_size if plan.training else 0, dtype)
+        self.flat_parameters = memory.zeros((layout.size,), dtype)
+        self.flat_gradients = memory.zeros((layout.gradient_size if plan.training else 0,), dtype)
         names = plan.optimizer.state if plan.training else ()
-        self.flat_state = {name: aligned_zeros(layout.size, dtype) for name in names}
-        self.parameters = NamedArrays(layout, self.flat_parameters)
-        self.gradients = NamedArrays(layout, self.flat_gradients)
-        self.state = {name: NamedArrays(layout, flat) for name, flat in self.flat_state.items()}
-        self.sums = (
-            self.flat_gradients[layout.size : layout.size + len(SUMS)]
-            if plan.training
-            else np.zeros(len(SUMS), dtype)
-        )
-        self._arena = aligned_zeros(max(plan.arena_bytes, 1), "uint8")
+        self.flat_state = {name: memory.zeros((layout.size,), dtype) for name in names}
+        self.parameters = NamedArrays(layout, self.flat_parameters, memory)
+        self.gradients = NamedArrays(layout, self.flat_gradients, memory)
+        self.state = {
+            name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
+        }
+        self.host_gradients = memory.download(self.flat_gradients)
+        shared = slice(layout.size, layout.size + len(SUMS))
+        if plan.training:
+            self._sums, self.sums = self.flat_gradients[shared], self.host_gradients[shared]
+        else:
+            self._sums = memory.zeros((len(SUMS),), dtype)
+            self.sums = memory.download(self._sums)
+        self._arena = memory.zeros((max(plan.arena_bytes, 1),), "uint8")
         self._views = {name: self._view(name) for name in plan.buffers}
         self.stages = self._bind()
         self._update = backend.bind_update(self) if plan.training else None
@@ -217,8 +236,8 @@ class Replica:
         rows = (plan.batch_size, plan.network.num_outputs)
         gradient = self._views[plan.resolve(f"d{last}")].reshape(rows) if plan.training else None
         kernels["loss", Phase.LOSS] = self.backend.bind_loss(
-            plan, self._views[plan.resolve(last)].reshape(rows), self._views[TARGET], gradient,
-            self.sums,
+            self, self._views[plan.resolve(last)].reshape(rows), self._views[TARGET], gradient,
+            self._sums,
         )  # fmt: skip
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
@@ -266,7 +285,7 @@ class Replica:
             targets = np.asarray(y).reshape((n, *target.shape[1:]))
             if self.backend.channels_last:
                 targets = channels_last_targets(self.plan.network, targets)
-            target[:n] = targets
+            self.memory.upload(target[:n], targets)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target = self._views[self.plan.resolve(INPUT)]
@@ -302,7 +321,28 @@ class Replica:
             raise UserError("this replica was compiled without training")
         self.load(np.asarray(x), checked_targets(self.plan.network, y), **context)
         self.run()
+        self.fetch_sums()
         return float(self.sums[0])
+
+    def fetch_sums(self) -> None:
+        """Bring loss and correct answers to `sums`; the wish to stop is no kernel's matter."""
+        if self.sums is not self._sums:
+            self.sums[:2] = self.memory.download(self._sums[:2])
+
+    def fetch_gradients(self, start: int, stop: int) -> None:
+        """Bring elements [start, stop) of the flat gradient to `host_gradients`."""
+        if self.host_gradients is self.flat_gradients:
+            return
+        inside = slice(start, min(stop, self.plan.layout.size))
+        self.host_gradients[inside] = self.memory.download(self.flat_gradients[inside])
+        if stop > inside.stop:
+            self.fetch_sums()
+
+    def use_gradients(self) -> None:
+        """Let the update see what `host_gradients` holds."""
+        if self.host_gradients is not self.flat_gradients:
+            inside = slice(0, self.plan.layout.size)
+            self.memory.upload(self.flat_gradients[inside], self.host_gradients[inside])
 
     def update(self, learning_rate: float) -> None:
         """Apply the update rule to every parameter."""
@@ -316,7 +356,7 @@ class Replica:
         view = self._views[self.plan.resolve(self.plan.groups[-1].tail.name)]
         tail = self.plan.groups[-1].tail
         n = self.context.n
-        rows = view[:n]
+        rows = self.memory.download(view[:n])
         if self.backend.channels_last:
             rows = rows.transpose(0, 3, 1, 2)
         return np.array(rows).reshape((n, *tail.output_shape))
@@ -353,6 +393,7 @@ class Replica:
             span = slice(start, start + self.plan.batch_size)
             self.load(array[span], targets[span], global_count=1, training=False)
             self.run_forward(loss=True)
+            self.fetch_sums()
             loss += float(self.sums[0])
             correct += round(float(self.sums[1]))
         self.sums[:] = saved
@@ -361,10 +402,15 @@ class Replica:
     def first_not_finite(self) -> str | None:
         """Name where values stop being finite: input, a parameter or a group's output."""
         n = self.context.n
-        if not np.isfinite(self._views[self.plan.resolve(INPUT)][:n]).all():
+
+        def finite(name: str) -> bool:
+            values = self.memory.download(self._views[self.plan.resolve(name)][:n])
+            return bool(np.isfinite(values).all())
+
+        if not finite(INPUT):
             return "the input"
         # Scratch memory, which a stage writes as well, may hold any bytes.
-        outputs = {g.name: self.plan.resolve(g.tail.name) for g in self.plan.groups}
+        outputs = {g.name: g.tail.name for g in self.plan.groups}
         for stage, kernel in self.stages:
             if stage.phase is not Phase.FORWARD:
                 continue
@@ -372,7 +418,7 @@ class Replica:
             if bad:
                 return f"parameter {bad[0]}"
             kernel(self.context)
-            if not np.isfinite(self._views[outputs[stage.group]][:n]).all():
+            if not finite(outputs[stage.group]):
                 return f"the output of {stage.group}"
         return None
 

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
 from dptrain.plan.flat import FlatLayout, Slot
 
 
-def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
-    """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
-    nbytes = size * np.dtype(dtype).itemsize
-    memory = np.zeros(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes].view(dtype)
+class Memory(Protocol):
+    """Where the arrays of a replica lie: the host's memory, or that of a device.
+
+    Arrays of a device can be sliced, reshaped and seen in another dtype as NumPy's can.
+    """
+
+    def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
+        """A new array of zeros."""
+
+    def upload(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        """Copy an array of the host to `target`, converted to its dtype."""
+
+    def download(self, source: NDArray[Any]) -> NDArray[Any]:
+        """A copy on the host, or `source` itself if it lies there."""
+
+
+class HostMemory:
+    """The host's own."""
+
+    def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
+        """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = np.zeros(nbytes + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+    def upload(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        if target is not source:
+            target[...] = source
+
+    def download(self, source: NDArray[Any]) -> NDArray[Any]:
+        return source
+
+
+HOST = HostMemory()
 
 
 class NamedArrays(Mapping[str, NDArray[Any]]):
@@ -31,8 +62,8 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
     """
 
-    def __init__(self, layout: FlatLayout, flat: NDArray[Any]) -> None:
-        self._layout, self._flat = layout, flat
+    def __init__(self, layout: FlatLayout, flat: NDArray[Any], memory: Memory = HOST) -> None:
+        self._layout, self._flat, self._memory = layout, flat, memory
 
     def _slot(self, name: str) -> Slot:
         try:
@@ -43,7 +74,8 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         slot = self._slot(name)
-        stored = self._flat[slot.start : slot.stop].reshape(slot.storage.shape)
+        stored = self._memory.download(self._flat[slot.start : slot.stop])
+        stored = stored.reshape(slot.storage.shape)
         view = np.transpose(stored, np.argsort(slot.storage.axes))
         canonical: NDArray[Any] = np.array(view, order="C", copy=True)
         return canonical.reshape(slot.parameter.shape)
@@ -54,7 +86,7 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         if array.shape != slot.parameter.shape:
             raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
         stored = array.reshape(slot.storage.view).transpose(slot.storage.axes)
-        self._flat[slot.start : slot.stop] = stored.ravel()
+        self._memory.upload(self._flat[slot.start : slot.stop], stored.ravel())
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))

@@ -33,7 +33,7 @@ class GradientSum(ABC):
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         covered = [0, *(bucket.stop for bucket in buckets)]
         assert [bucket.start for bucket in buckets] == covered[:-1], "buckets leave gaps"
-        assert covered[-1] == replica.flat_gradients.size, "buckets do not cover the gradient"
+        assert covered[-1] == replica.host_gradients.size, "buckets do not cover the gradient"
         self.world, self.replica, self.buckets = world, replica, buckets
         self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
         self._started = 0

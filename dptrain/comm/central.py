@@ -24,22 +24,26 @@ class CentralSum(MirroredSum):
 
     def _do_start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
-        size = self.replica.plan.layout.size
-        for piece in pieces(self.replica.flat_gradients[start : min(stop, size)]):
+        size, gradients = self.replica.plan.layout.size, self.replica.host_gradients
+        self.replica.fetch_gradients(start, stop)
+        for piece in pieces(gradients[start : min(stop, size)]):
             self.bytes += piece.nbytes
             if self.world.is_main:
                 self._active.append(self.comm.Ireduce(MPI.IN_PLACE, piece))
             else:
                 self._active.append(self.comm.Ireduce(piece, None))
         if stop > size:
-            self._sum_everywhere(self.replica.flat_gradients[size:])
+            self._sum_everywhere(gradients[size:])
 
     def update(self, learning_rate: float) -> None:
+        replica = self.replica
         if self.world.is_main:
             self._update_here(learning_rate)
-            self.bytes += self.replica.flat_parameters.nbytes
+            self.bytes += replica.flat_parameters.nbytes
         else:
-            self.replica.updates += 1
+            replica.updates += 1
         with self._exposed():
-            for piece in pieces(self.replica.flat_parameters):
+            parameters = replica.memory.download(replica.flat_parameters)
+            for piece in pieces(parameters):
                 self.world.wait(self.comm.Ibcast(piece), "the parameters of rank 0")
+            replica.memory.upload(replica.flat_parameters, parameters)

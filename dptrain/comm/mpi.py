@@ -28,8 +28,9 @@ class MirroredSum(GradientSum):
         return bool(self._active)
 
     def _do_start(self, bucket: int) -> None:
-        span = slice(self.buckets[bucket].start, self.buckets[bucket].stop)
-        self._sum_everywhere(self.replica.flat_gradients[span])
+        start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
+        self.replica.fetch_gradients(start, stop)
+        self._sum_everywhere(self.replica.host_gradients[start:stop])
 
     def _sum_everywhere(self, array: NDArray[Any]) -> None:
         self.bytes += array.nbytes
@@ -42,3 +43,4 @@ class MirroredSum(GradientSum):
         for request in self._active:
             self.world.wait(request, f"the {self.name} sum of gradients")
         self._active = []
+        self.replica.use_gradients()

@@ -22,4 +22,4 @@ class NoSum(GradientSum):
         pass
 
     def _do_finish(self) -> None:
-        pass
+        self.replica.fetch_sums()

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends import load_backend
 from dptrain.backends.base import Replica
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
@@ -26,7 +25,14 @@ from dptrain.network.network import Network
 from dptrain.plan.plan import make_plan
 from dptrain.training.checkpoints import Checkpoint, restore_replica
 from dptrain.training.rundir import RunDirectory
-from dptrain.training.setup import main_only, make_replica, resolve, together
+from dptrain.training.setup import (
+    broadcast_flat,
+    main_only,
+    make_replica,
+    open_backend,
+    resolve,
+    together,
+)
 
 EVALUATION_BATCH = 256
 """Samples at a time: large enough for full speed, small enough for any machine."""
@@ -106,7 +112,7 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
     values = world.broadcast_json(None if found is None else found[0])
     config = together(world, lambda: TrainConfig.from_values(values, str(run_dir)).resolved())
     network = together(world, config.load_network)
-    backend = together(world, lambda: load_backend(config.backend))
+    backend = open_backend(config, world)
     config = resolve(config, backend, world)
     plan = make_plan(
         network,
@@ -118,7 +124,7 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
     )
     replica = make_replica(world, backend, plan, config.seed)
     taken = main_only(world, lambda: _restore(replica, found))
-    world.broadcast(replica.flat_parameters)
+    broadcast_flat(world, replica, replica.flat_parameters)
     return Trained(config, network, replica, int(world.broadcast_json(taken)))
 
 

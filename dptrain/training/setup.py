@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend, Replica
 from dptrain.comm import load_strategy
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
@@ -111,6 +112,20 @@ def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
     )
 
 
+def open_backend(config: TrainConfig, world: World) -> Backend:
+    """The backend, with a device chosen for this rank and, unless allowed, for no other."""
+    backend = together(world, lambda: load_backend(config.backend))
+    device = together(world, lambda: backend.place(world.local_rank))
+    places = world.all_gather_json([socket.gethostname(), device])
+    sharing = max(places.count(place) for place in places)
+    if device and sharing > 1 and not config.share_gpus:
+        raise AgreedError(
+            f"{sharing} ranks would use one GPU; start as many ranks on a node as it has GPUs, or "
+            "let ranks share with --share-gpus"
+        )
+    return backend
+
+
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
     """Compile on one rank a node first, so that the others find the kernels in the cache."""
     if world.first_on_node():
@@ -126,8 +141,15 @@ def share_state(world: World, replica: Replica) -> None:
     world.broadcast(count)
     replica.updates = int(count[0])
     for flat in (replica.flat_parameters, *replica.flat_state.values()):
-        world.broadcast(flat)
-    world.check_equal(replica.flat_parameters, "parameters")
+        broadcast_flat(world, replica, flat)
+    world.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
+
+
+def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
+    """Overwrite a flat array of the replica with rank 0's."""
+    values = replica.memory.download(flat)
+    world.broadcast(values)
+    replica.memory.upload(flat, values)
 
 
 def set_up(config: TrainConfig, world: World) -> Job:
@@ -136,7 +158,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
     Raises:
         UserError: the same on every rank.
     """
-    backend = together(world, lambda: load_backend(config.backend))
+    backend = open_backend(config, world)
     config = resolve(config, backend, world)
     network = together(world, config.load_network)
     dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))

@@ -86,14 +86,14 @@ class NumbaBackend(Backend):
 
     def bind_loss(
         self,
-        plan: Plan,
+        replica: Replica,
         output: NDArray[Any],
         target: NDArray[Any],
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
         # One thread: a few microseconds, and the sum over samples keeps its order.
-        kernel = LOSSES[plan.network.loss.targets]
+        kernel = LOSSES[replica.plan.network.loss.targets]
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
         launch = Team(1).bind(kernel, output, target, dz, sums, varying=(1.0, True))
 

@@ -12,7 +12,6 @@ from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, seg
 from dptrain.backends.reference.operations import OPERATIONS
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting
 from dptrain.plan.optimizers import SGD
-from dptrain.plan.plan import Plan
 
 
 class ReferenceBackend(Backend):
@@ -31,14 +30,14 @@ class ReferenceBackend(Backend):
 
     def bind_loss(
         self,
-        plan: Plan,
+        replica: Replica,
         output: NDArray[Any],
         target: NDArray[Any],
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
         evaluate = {"classes": _softmax, "binary": _binary, "values": _squared}[
-            plan.network.loss.targets
+            replica.plan.network.loss.targets
         ]
 
         def run(context: Context) -> None:

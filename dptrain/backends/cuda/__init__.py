@@ -1,0 +1,8 @@
+"""Kernels of our own on an NVIDIA GPU, in true float32, through CuPy."""
+
+from dptrain.backends.cuda.backend import CudaBackend
+
+
+def create() -> CudaBackend:
+    """The backend."""
+    return CudaBackend()

@@ -1,0 +1,55 @@
+"""A replica in the memory of a device, and how batches come there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.base import Backend, Replica
+from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.operations import launch
+from dptrain.network.layers import Dropout
+from dptrain.plan.plan import INPUT, Plan
+
+
+class CudaReplica(Replica):
+    """A replica on a device.
+
+    Attributes:
+        device: where its memory lies and its kernels run.
+        samples: int64 (N,), `Context.samples` on the device; None where nothing is dropped.
+    """
+
+    def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
+        self.device = device
+        drops = any(isinstance(node.layer, Dropout) for node in plan.network.nodes)
+        n = plan.batch_size
+        self.samples = device.zeros((n,), "int64") if plan.training and drops else None
+        super().__init__(backend, plan, seed=seed, memory=device)
+        self._input = self._views[plan.resolve(INPUT)]
+        _, height, width, channels = self._input.shape
+        # Images come as (N, C, H, W) and are turned on the device, unless both look the same.
+        turns = channels > 1 and height * width > 1
+        shape = (n, channels, height, width)
+        self._staged = device.zeros(shape, "float32") if turns else None
+        self._turn = device.function("layout.cu", "channels_last")
+
+    def load(self, x: NDArray[Any], y: NDArray[Any] | None, **context: Any) -> None:
+        super().load(x, y, **context)
+        if self.samples is not None:
+            samples = np.asarray(self.context.samples, np.int64)
+            self.device.upload(self.samples[: len(samples)], samples)
+
+    def _load_input(self, x: NDArray[Any]) -> None:
+        n, (_, height, width, channels) = len(x), self._input.shape
+        if self._staged is None:
+            self.device.upload(self._input[:n], x.reshape(n, height, width, channels))
+            return
+        self.device.upload(self._staged[:n], x)
+        launch(
+            self._turn, n * math.prod(self._input.shape[1:]),
+            self._staged, self._input, np.int32(n), np.int32(channels), np.int32(height * width),
+        )  # fmt: skip
