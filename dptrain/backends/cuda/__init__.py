@@ -1,0 +1,1 @@
+"""Own kernels on NVIDIA GPUs."""
