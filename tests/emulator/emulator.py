@@ -109,7 +109,9 @@ class Emulator(Device):
             _check_extents(grid, block, shared_bytes)
             if len(args) != len(kinds):
                 raise EmulatorError(f"{name} takes {len(kinds)} arguments, not {len(args)}")
-            values = [self._value(name, i, *pair) for i, pair in enumerate(zip(kinds, args))]
+            values = [
+                self._value(name, i, *pair) for i, pair in enumerate(zip(kinds, args, strict=True))
+            ]
             pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
             bounds = [address for ends in self._memory.items() for address in ends]
             error = launch(

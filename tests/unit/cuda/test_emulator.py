@@ -121,14 +121,14 @@ def launch(
 @in_any_order
 @pytest.mark.parametrize("name", ["missing_barrier", "early_reuse"])
 def test_a_missing_barrier_is_reported(name: str, seed: int) -> None:
-    with pytest.raises(EmulatorError, match="race: .* in shared memory"):
+    with pytest.raises(EmulatorError, match=r"race: .* in shared memory"):
         launch(name, seed=seed)
 
 
 @in_any_order
 def test_blocks_that_write_to_one_place_are_reported(seed: int) -> None:
     assert launch("blocks_share", seed=seed)[0] == 1.0
-    with pytest.raises(EmulatorError, match="race: .* in global memory"):
+    with pytest.raises(EmulatorError, match=r"race: .* in global memory"):
         launch("blocks_share", blocks=2, seed=seed)
 
 
