@@ -25,6 +25,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "run_dir": (Path("a"), Path("b")),
     "nesterov": (True, False),
     "flip": (True, False),
+    "share_gpus": (True, False),
 }
 """Two right values of a setting; numbers are made up below."""
 

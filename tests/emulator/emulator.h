@@ -1,0 +1,209 @@
+// CUDA's language for g++: what a kernel may use, made from functions of runtime.cpp.
+//
+// A kernel is compiled with -fsanitize=thread, which puts a call before each access to memory; the
+// runtime answers those calls itself and so knows who reads and writes what.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __constant__ static const
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+// Filled with 0xff bytes, NaN as numbers, before each block.
+#define __shared__ static
+// A function whose accesses to memory are the emulator's own.
+#define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
+#define __syncthreads() emulator::block_barrier(__LINE__)
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 { unsigned x, y, z; };
+extern const uint3 threadIdx, blockIdx;
+extern const dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+template <class T> struct alignas(2 * sizeof(T)) Pair { T x, y; };
+template <class T> struct alignas(4 * sizeof(T)) Quad { T x, y, z, w; };
+using float2 = Pair<float>;
+using float4 = Quad<float>;
+using int2 = Pair<int>;
+using int4 = Quad<int>;
+using uint2 = Pair<unsigned>;
+using uint4 = Quad<unsigned>;
+using uchar4 = Quad<unsigned char>;
+using double2 = Pair<double>;
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+namespace emulator {
+// T, which is not deduced from this argument.
+template <class T> struct Identity { using type = T; };
+template <class T> using Same = typename Identity<T>::type;
+
+void block_barrier(int line);
+void warp_barrier(unsigned mask, bool orders_memory);
+// What lane `source` of this warp gave; both wait for all lanes of the mask.
+uint64_t exchange(unsigned mask, uint64_t value, int source);
+unsigned ballot(unsigned mask, bool predicate);
+unsigned lane();
+void* dynamic_shared();
+void check_atomic(const void* address, size_t size);
+
+template <class T> T shuffle(unsigned mask, T value, int source) {
+    static_assert(sizeof(T) <= 8, "a lane gives at most eight bytes");
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    bits = exchange(mask, bits, source);
+    std::memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+// An atomic operation: nobody runs between its reading and its writing.
+template <class T, class F> EMULATOR_UNSEEN T atomic(T* address, F change) {
+    check_atomic(address, sizeof(T));
+    T old = *address;
+    *address = change(old);
+    return old;
+}
+
+// Where a library of kernels lies. All that it can write to is __shared__.
+struct Library { char *start, *shared, *stop; };
+using Invoke = void (*)(void**);
+const char* launch(Library library, Invoke invoke, void** args, const unsigned* extents, unsigned shared_bytes,
+                   const uint64_t* regions, int num_regions, uint64_t seed);
+
+// How Python knows a parameter's type: f4, i4, u1 …, with * behind it for a pointer; a pointer to
+// vectors is one to their elements.
+template <class T, class = void> struct Element { using type = T; };
+template <class T> struct Element<T, std::void_t<decltype(T::x)>> { using type = decltype(T::x); };
+template <class T> void describe(char*& at) {
+    using E = typename Element<std::remove_cv_t<std::remove_pointer_t<T>>>::type;
+    *at++ = std::is_floating_point_v<E> ? 'f' : std::is_unsigned_v<E> ? 'u' : 'i';
+    *at++ = char('0' + sizeof(E));
+    if (std::is_pointer_v<T>) *at++ = '*';
+    *at++ = ' ';
+}
+template <class... A> void signature(void (*)(A...), char* text) {
+    (describe<A>(text), ...);
+    *text = 0;
+}
+template <class... A, size_t... I> EMULATOR_UNSEEN
+void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+    kernel(*static_cast<std::remove_cv_t<A>*>(args[I])...);
+}
+template <class... A> EMULATOR_UNSEEN void call(void (*kernel)(A...), void** args) {
+    call(kernel, args, std::index_sequence_for<A...>());
+}
+}  // namespace emulator
+
+// The linker's names for the ends of this library, and of what it can write to.
+#pragma GCC visibility push(hidden)
+extern "C" char __ehdr_start[], __bss_start[], _end[];
+#pragma GCC visibility pop
+
+// What Python calls for each kernel.
+#define EMULATED_KERNEL(name)                                                                    \
+    extern "C" void signature_##name(char* text) { emulator::signature(name, text); }            \
+    extern "C" const char* launch_##name(void** args, const unsigned* extents,                   \
+                                         unsigned shared_bytes, const uint64_t* regions,         \
+                                         int num_regions, uint64_t seed) {                       \
+        emulator::Invoke invoke = [](void** a) EMULATOR_UNSEEN { emulator::call(name, a); };                     \
+        emulator::Library library = {__ehdr_start, __bss_start, _end};                           \
+        return emulator::launch(library, invoke, args, extents, shared_bytes, regions,           \
+                                num_regions, seed);                                              \
+    }
+
+// Warps.
+
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::warp_barrier(mask, true); }
+template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+    int lane = emulator::lane(), start = lane / width * width;
+    return emulator::shuffle(mask, value, start + (source & (width - 1)));
+}
+template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+    int lane = emulator::lane(), source = lane - int(delta);
+    return emulator::shuffle(mask, value, source < lane / width * width ? lane : source);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+    int lane = emulator::lane(), source = lane + int(delta);
+    return emulator::shuffle(mask, value, source >= lane / width * width + width ? lane : source);
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+    int lane = emulator::lane(), source = lane ^ bits;
+    return emulator::shuffle(mask, value, source >= lane / width * width + width ? lane : source);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    return emulator::ballot(mask, predicate != 0);
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+// Atomics.
+
+template <class T> T atomicAdd(T* p, emulator::Same<T> v) {
+    return emulator::atomic(p, [v](T old) { return T(old + v); });
+}
+template <class T> T atomicMax(T* p, emulator::Same<T> v) {
+    return emulator::atomic(p, [v](T old) { return old < v ? v : old; });
+}
+template <class T> T atomicMin(T* p, emulator::Same<T> v) {
+    return emulator::atomic(p, [v](T old) { return v < old ? v : old; });
+}
+template <class T> T atomicOr(T* p, emulator::Same<T> v) {
+    return emulator::atomic(p, [v](T old) { return T(old | v); });
+}
+template <class T> T atomicExch(T* p, emulator::Same<T> v) {
+    return emulator::atomic(p, [v](T) { return v; });
+}
+template <class T> T atomicCAS(T* p, emulator::Same<T> expected, emulator::Same<T> v) {
+    return emulator::atomic(p, [=](T old) { return old == expected ? v : old; });
+}
+
+// Arithmetic.
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a < b ? b : a; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
+inline long long min(long long a, long long b) { return a < b ? a : b; }
+inline long long max(long long a, long long b) { return a < b ? b : a; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }
+template <class T> T __ldg(const T* p) { return *p; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <class To, class From> To emulated_bits(From value) {
+    static_assert(sizeof(To) == sizeof(From), "of the same size");
+    To result;
+    std::memcpy(&result, &value, sizeof(To));
+    return result;
+}
+inline int __float_as_int(float x) { return emulated_bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return emulated_bits<unsigned>(x); }
+inline float __int_as_float(int x) { return emulated_bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return emulated_bits<float>(x); }

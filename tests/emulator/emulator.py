@@ -1,0 +1,242 @@
+"""A device that is this machine's CPU: the same kernels, compiled by g++.
+
+Slow, and watchful: it refuses launches that a GPU would refuse or silently get wrong, reports reads
+and writes outside of its memory and races between threads, fills shared memory with NaN before each
+block, and can run blocks and threads in a random order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dptrain.backends.cuda.device import KERNELS, Array, Device, Extent, Function
+
+HERE = Path(__file__).parent
+
+COMPILER = ("g++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=default", "-ffp-contract=off", "-w")
+"""Products and sums are rounded each: a result that needs fused multiply-adds shows."""
+
+INSTRUMENTED = ("-fsanitize=thread,alignment,bounds", "-fno-weak")
+"""A call before each access to memory, and where one is not aligned or out of bounds. Without weak
+symbols, what templates declare ``__shared__`` is a library's own, like all other shared memory."""
+
+MOST_THREADS, MOST_BLOCKS_YZ, SHARED_BYTES = 1024, 65535, 227 << 10
+
+ALIGNMENT = 256
+
+
+class EmulatorError(Exception):
+    """What would be wrong, or undefined, on a GPU."""
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """Device memory: it can be seen in other shapes, but the host cannot reach its values."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise EmulatorError("device memory is not reached from the host: upload or download it")
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        return part if isinstance(part, DeviceArray) else self._refuse()
+
+    __setitem__ = __array_ufunc__ = __array_function__ = _refuse
+    __float__ = __int__ = __bool__ = __iter__ = _refuse
+    copy = fill = tolist = astype = _refuse
+
+
+class Emulator(Device):
+    """The CPU as a CUDA device.
+
+    Args:
+        seed: of a random order of blocks and threads; 0 runs them in order.
+        folder: of the sources of kernels.
+        specializes: see `Device`; a compilation costs half a second here.
+    """
+
+    def __init__(
+        self, seed: int = 0, folder: Path = KERNELS, *, specializes: bool = False
+    ) -> None:
+        self.specializes = specializes
+        self._seed, self._folder = seed, folder
+        self._memory: dict[int, int] = {}  # start of what is alive, to its end
+        self._functions: dict[Any, Function] = {}
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        count = int(np.prod(shape, dtype=np.int64))
+        nbytes = count * np.dtype(dtype).itemsize
+        memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
+        offset = -memory.ctypes.data % ALIGNMENT
+        start = memory.ctypes.data + offset
+        self._memory[start] = start + nbytes
+        weakref.finalize(memory, self._memory.pop, start).atexit = False
+        return memory[offset : offset + nbytes].view(dtype).reshape(shape).view(DeviceArray)
+
+    def upload(self, target: Array, source: NDArray[Any]) -> None:
+        if target.shape != source.shape:
+            raise EmulatorError(f"upload of {source.shape} into {target.shape}")
+        _host(target)[...] = source
+
+    def download(self, source: Array) -> NDArray[Any]:
+        return _host(source).copy()
+
+    def function(self, file: str, name: str, **defines: int) -> Function:
+        key = file, name, tuple(sorted(defines.items()))
+        if key not in self._functions:
+            self._functions[key] = self._load(file, name, **defines)
+        return self._functions[key]
+
+    def synchronize(self) -> None:
+        pass
+
+    def _load(self, file: str, name: str, **defines: int) -> Function:
+        library = _library(self._folder, file, tuple(sorted(defines.items())))
+        launch = getattr(library, f"launch_{name}")
+        launch.restype = ctypes.c_char_p
+        text = ctypes.create_string_buffer(4096)
+        getattr(library, f"signature_{name}")(text)
+        kinds = text.value.decode().split()
+
+        def run(grid: Extent, block: Extent, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
+            _check_extents(grid, block, shared_bytes)
+            if len(args) != len(kinds):
+                raise EmulatorError(f"{name} takes {len(kinds)} arguments, not {len(args)}")
+            values = [
+                self._value(name, i, *pair) for i, pair in enumerate(zip(kinds, args, strict=True))
+            ]
+            pointers = (ctypes.c_void_p * len(values))(*(v.ctypes.data for v in values))
+            bounds = [address for ends in self._memory.items() for address in ends]
+            error = launch(
+                pointers, (ctypes.c_uint * 6)(*grid, *block), ctypes.c_uint(shared_bytes),
+                (ctypes.c_uint64 * len(bounds))(*bounds), len(bounds) // 2,
+                ctypes.c_uint64(self._next_seed()),
+            )  # fmt: skip
+            if error:
+                raise EmulatorError(f"{name}: {error.decode()}")
+
+        return run
+
+    def _next_seed(self) -> int:
+        """Another one for each launch."""
+        if self._seed:
+            self._seed += 1
+        return self._seed
+
+    def _value(self, name: str, index: int, kind: str, arg: Any) -> NDArray[Any]:
+        """The bytes that a parameter takes, as an array of one element."""
+        what = f"argument {index} of {name}"
+        if not kind.endswith("*"):
+            if not isinstance(arg, np.generic) or _code(arg.dtype) != kind:
+                raise EmulatorError(f"{what} is {kind}, but got {arg!r}")
+            return np.array([arg])
+        if not isinstance(arg, DeviceArray):
+            raise EmulatorError(f"{what} is {kind}, but got {arg!r}")
+        if not arg.flags.c_contiguous:
+            raise EmulatorError(f"{what} is not contiguous")
+        if _code(arg.dtype) != kind[:-1]:
+            raise EmulatorError(f"{what} is {kind}, but got an array of {arg.dtype}")
+        return np.array([arg.ctypes.data], np.uint64)
+
+
+def _host(array: Array) -> NDArray[Any]:
+    if not isinstance(array, DeviceArray) or not array.flags.c_contiguous:
+        raise EmulatorError("not contiguous device memory")
+    return array.view(np.ndarray)
+
+
+def _code(dtype: np.dtype[Any]) -> str:
+    """As ``emulator::describe`` names types."""
+    return f"{dtype.kind.replace('b', 'u')}{dtype.itemsize}"
+
+
+def _check_extents(grid: Extent, block: Extent, shared_bytes: int) -> None:
+    if min(*grid, *block) < 1:
+        raise EmulatorError(f"grid {grid} of blocks {block} is empty")
+    if max(grid[1:]) > MOST_BLOCKS_YZ:
+        raise EmulatorError(f"grid {grid} is too large in y or z")
+    if block[0] * block[1] * block[2] > MOST_THREADS or block[2] > 64:
+        raise EmulatorError(f"block {block} is too large")
+    if shared_bytes > SHARED_BYTES:
+        raise EmulatorError(f"{shared_bytes} bytes of shared memory are too many")
+
+
+# Compiling.
+
+
+@functools.cache
+def _library(folder: Path, file: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
+    """Shared library of a source and the runtime."""
+    flags = [f"-D{name}={value}" for name, value in defines]
+    source = _translated(folder / file)
+    names = _kernel_names((folder / file).read_text(encoding="utf-8"))
+    source += "".join(f"\nEMULATED_KERNEL({name})" for name in names) + "\n"
+    headers = {path.name: _translated(path) for path in sorted(folder.glob("*.cuh"))}
+    key = repr((source, headers, flags, *_runtime_key()))
+    digest = hashlib.sha256(key.encode()).hexdigest()[:24]
+    target = _build_folder() / f"{digest}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
+            for name, text in {**headers, file: source}.items():
+                Path(work, name).write_text(text, encoding="utf-8")
+            header = ("-include", str(HERE / "emulator.h"), "-x", "c++")
+            _run([*COMPILER, *INSTRUMENTED, *flags, *header, "-c", file, "-o", "kernel.o"], work)
+            _run(["g++", "-shared", "-o", "library.so", "kernel.o", str(_runtime())], work)
+            os.replace(Path(work, "library.so"), target)  # noqa: PTH105
+    return ctypes.CDLL(str(target))
+
+
+def _translated(path: Path) -> str:
+    """Source with what g++ cannot take written otherwise; lines stay where they are."""
+    text = path.read_text(encoding="utf-8")
+    dynamic = r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];"
+    text = re.sub(dynamic, r"\1* \2 = static_cast<\1*>(emulator::dynamic_shared());", text)
+    return f'#line 1 "{path}"\n{text}'
+
+
+def _kernel_names(source: str) -> list[str]:
+    return re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(", source)
+
+
+def _runtime() -> Path:
+    """Shared library that all others stand on."""
+    digest = hashlib.sha256(repr(_runtime_key()).encode()).hexdigest()[:24]
+    target = _build_folder() / f"runtime-{digest}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
+            source = str(HERE / "runtime.cpp")
+            _run([*COMPILER, "-O2", "-shared", source, "-o", "runtime.so"], work)
+            os.replace(Path(work, "runtime.so"), target)  # noqa: PTH105
+    return target
+
+
+@functools.cache
+def _runtime_key() -> tuple[str, ...]:
+    texts = [(HERE / name).read_text() for name in ("emulator.h", "runtime.cpp", "emulator.py")]
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True)
+    return *texts, version.stdout
+
+
+@functools.cache
+def _build_folder() -> Path:
+    """Libraries that were built before; their names say all that they depend on."""
+    folder = Path(tempfile.gettempdir()) / f"dptrain-emulator-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _run(command: Sequence[str], folder: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulatorError(f"{' '.join(command)}\n{done.stderr}")
