@@ -169,9 +169,7 @@ class Replica:
         updates: number of updates made; Adam's bias correction reads it.
     """
 
-    def __init__(
-        self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST
-    ) -> None:
+    def __init__(self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST) -> None:
         self.backend, self.plan, self.memory = backend, plan, memory
         self.context = Context(seed=seed)
         self.updates = 0

@@ -11,6 +11,7 @@ from dptrain.comm import STRATEGIES, load_strategy
 from dptrain.comm.world import World
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, Optimizer, make_buckets
+from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.mpi
 
@@ -21,10 +22,11 @@ NETWORK = Network(
 )  # fmt: skip
 
 
-def _train(world: World, strategy: str, optimizer: Optimizer, batch: int) -> tuple[Replica, list]:
-    replica = api.compile(
-        NETWORK, "reference", batch, seed=3, precision="fp64", optimizer=optimizer
-    )
+def _train(
+    world: World, strategy: str, optimizer: Optimizer, batch: int,
+    backend: str = "reference", precision: str = "fp64", steps: int = STEPS,
+) -> tuple[Replica, list]:  # fmt: skip
+    replica = api.compile(NETWORK, backend, batch, seed=3, precision=precision, optimizer=optimizer)
     buckets = make_buckets(replica.plan, 100)
     after = {bucket.after: index for index, bucket in enumerate(buckets)}
     assert len(after) == len(buckets) > 1
@@ -39,7 +41,7 @@ def _train(world: World, strategy: str, optimizer: Optimizer, batch: int) -> tup
     losses = []
     cut = [batch * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
-    for step in range(STEPS):
+    for step in range(steps):
         x = random.normal(size=(batch, 2, 6, 6))
         y = random.integers(0, 3, size=batch)
         samples = np.arange(batch, dtype=np.int64)[mine]
@@ -69,3 +71,19 @@ def test_parameters_after_50_steps(
         replica.flat_parameters, alone.flat_parameters, rtol=0, atol=1e-12 * scale
     )
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parameters_in_the_memory_of_a_device(
+    connected: World, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Emulator())
+    options = strategy, SGD(momentum=0.9), 7, "cuda", "fp32", 5
+    alone, expected = _train(World.single(), *options)
+    replica, losses = _train(connected, *options)
+    connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
+    # As above, with 5 steps and ε = 6e-8.
+    for name, value in alone.parameters.items():
+        scale = 3e-5 * np.abs(value).max()
+        np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)
+    np.testing.assert_allclose(losses, expected, rtol=3e-5)

@@ -139,11 +139,8 @@ class CudaBackend(Backend):
         bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
         decays = _uploaded(device, np.array([decay for *_, decay in runs], np.float32))
         common = [w, replica.flat_gradients, *state.values(), bounds, decays, np.int32(len(runs))]
-        if isinstance(rule, SGD):
-            name = "sgd_momentum" if rule.momentum else "sgd"
-        else:
-            name = "adam"
-        function = device.function("updates.cu", name)
+        sgd = "sgd_momentum" if rule.state else "sgd"
+        function = device.function("updates.cu", sgd if isinstance(rule, SGD) else "adam")
 
         def numbers(rate: float) -> list[np.generic]:
             if isinstance(rule, SGD):

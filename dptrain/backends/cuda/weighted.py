@@ -86,7 +86,8 @@ class _Weighted(Operation):
     @property
     def relu(self) -> np.int32:
         """What forward kernels are told."""
-        return np.int32(ReLU in self.group.kinds)
+        relu: np.int32 = np.int32(ReLU in self.group.kinds)
+        return relu
 
     def gradient_kernel(self, file: str, name: str, inputs: tuple[Array, ...], rest: Any) -> Kernel:
         """Stage of both passes.
@@ -272,9 +273,7 @@ class Convolution(_Weighted):
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
         arrays = self.dz, a["weight"], a["dx"]
-        return self.product(
-            "conv2d.cu", "conv2d_backward_input", h * w, c, arrays, self.geometry
-        )
+        return self.product("conv2d.cu", "conv2d_backward_input", h * w, c, arrays, self.geometry)
 
 
 class FullyConnected(_Weighted):

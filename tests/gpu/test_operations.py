@@ -1,0 +1,31 @@
+"""Every layer, loss and update rule of the cuda backend against PyTorch, on a GPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from tests.unit.backends import test_operations as shared
+
+VARIANTS = ("backend", "precision")
+
+
+def _tests_of_backends() -> Iterator[tuple[str, Callable[..., None]]]:
+    """The shared tests that take a backend, for this one alone."""
+    for name, test in vars(shared).items():
+        if name.startswith("test_") and set(VARIANTS) <= set(inspect.signature(test).parameters):
+            yield name, _for_cuda(test)
+
+
+def _for_cuda(test: Any) -> Callable[..., None]:
+    copy: Any = FunctionType(test.__code__, test.__globals__, test.__name__)
+    marks = [mark for mark in test.pytestmark if mark.args[0] != VARIANTS]
+    copy.pytestmark = [*marks, pytest.mark.parametrize(VARIANTS, [("cuda", "fp32")]).mark]
+    return copy
+
+
+globals().update(_tests_of_backends())

@@ -1,0 +1,215 @@
+"""The cuda backend trains, evaluates and restores as the reference backend does.
+
+`test_operations` has every layer at odd shapes; here are whole networks, and batches large enough
+that sums are cut into parts. ``tests/gpu`` runs the same tests on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.api import compile
+from dptrain.backends.base import Replica
+from dptrain.network import (
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    LocalResponseNorm,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+    Sigmoid,
+)
+from dptrain.plan import SGD, Adam, make_buckets
+from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
+
+EPSILON = float(np.finfo(np.float32).eps)
+
+PLAIN = Network(
+    (3, 12, 10),
+    [Conv2d(6), ReLU(), MaxPool2d(2), Conv2d(20), ReLU(), MaxPool2d(2), Flatten(), Dense(21),
+     ReLU(), Dense(5)],
+    name="plain",
+)  # fmt: skip
+RICH = Network(
+    (2, 9, 8),
+    [
+        Conv2d(5, 5), ReLU(), MaxPool2d(3, 2, "same"), LocalResponseNorm(1, alpha=0.2),
+        Conv2d(4, (2, 3), weight_decay=0.01), ReLU(), Dropout(0.25), Conv2d(3, stride=2),
+        Sigmoid(), Flatten(), Dense(17, weight_decay=0.1), ReLU(), Dropout(0.5), Dense(3),
+    ],
+    MeanSquaredError(),
+    name="rich",
+)  # fmt: skip
+NETWORKS = (PLAIN, RICH)
+
+every_network = pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+
+
+def batch(network: Network, n: int, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Samples, and targets that fit."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, *network.input_shape), dtype=np.float32)
+    if network.loss.targets == "classes":
+        return x, rng.integers(0, network.num_outputs, n)
+    return x, rng.standard_normal((n, network.num_outputs), dtype=np.float32)
+
+
+def rounding(network: Network, n: int) -> float:
+    """How far float32 may be from float64, as a part of the largest value.
+
+    Rounding errors of a sum of T terms grow like sqrt(T); a gradient has passed every layer
+    twice, and its own sum runs over every sample and pixel. 4 is for what is not a sum.
+    """
+    terms = [4 + math.sqrt(p.fan_in) for p in network.parameters] + [4.0] * len(network.nodes)
+    largest = max(math.prod(node.output_maps[1:]) for node in network.nodes)
+    return EPSILON * (2 * sum(terms) + math.sqrt(n * largest))
+
+
+def assert_close(got: Any, expected: Any, tolerance: float, what: str = "") -> None:
+    """Equal to `tolerance` of the largest value."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max(), what
+
+
+def step(replica: Replica, n: int, number: int) -> float:
+    x, y = batch(replica.plan.network, n, seed=number)
+    loss = replica.forward_backward(x, y, step=number, samples=np.arange(n) + 100 * number)
+    replica.update(0.01)
+    return loss
+
+
+@every_network
+@pytest.mark.parametrize("optimizer", [SGD(0.9), Adam()], ids=["sgd", "adam"])
+def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam) -> None:
+    """Each of another size, the first with sums in several parts."""
+    ours, reference = (
+        compile(network, backend, 24, optimizer=optimizer) for backend in ("cuda", "reference")
+    )
+    for number, n in enumerate((24, 7, 1, 24, 13)):
+        # What one step rounds, the next ones carry on; the rate keeps them from growing it.
+        tolerance = (number + 1) * 2 * rounding(network, n)
+        assert_close(step(ours, n, number), step(reference, n, number), tolerance)
+        assert ours.sums[1] == reference.sums[1]
+        for name, value in reference.gradients.items():
+            # Adam divides by the size of gradients: its steps are as wrong as the smallest.
+            if isinstance(optimizer, SGD) or number == 0:
+                assert_close(ours.gradients[name], value, tolerance, name)
+    if isinstance(optimizer, SGD):
+        for name, value in reference.parameters.items():
+            assert_close(ours.parameters[name], value, tolerance, name)
+
+
+def test_sums_in_parts_are_tested() -> None:
+    """The networks above are large enough that some gradients are, and some are not."""
+    plan = compile(PLAIN, "cuda", 24).plan
+    stages = [stage for stage in plan.stages if stage.phase.value == "backward_weight"]
+    cut = [any(name.endswith(".partial") for name in stage.writes) for stage in stages]
+    assert any(cut)
+    assert not all(cut)
+
+
+@every_network
+def test_the_same_step_gives_the_same_bits(network: Network) -> None:
+    first, second = (compile(network, "cuda", 24, optimizer=SGD(0.9)) for _ in range(2))
+    for number in range(3):
+        assert step(first, 24, number) == step(second, 24, number)
+    for name, value in first.parameters.items():
+        np.testing.assert_array_equal(second.parameters[name], value)
+
+
+@every_network
+def test_inference_needs_no_training(network: Network) -> None:
+    ours, reference = (
+        compile(network, backend, 4, training=False) for backend in ("cuda", "reference")
+    )
+    x, y = batch(network, 9)
+    tolerance = rounding(network, 4)
+    for replica in (ours, compile(network, "cuda", 4)):
+        assert_close(replica.forward(x), reference.forward(x), tolerance)
+        assert_close(replica.predict(x), reference.predict(x), tolerance)
+        loss, correct = replica.evaluate(x, y)
+        assert_close(loss, reference.evaluate(x, y)[0], tolerance)
+        assert correct == reference.evaluate(x, y)[1]
+
+
+def test_evaluation_leaves_the_sums_of_the_step() -> None:
+    replica = compile(PLAIN, "cuda", 8)
+    loss = step(replica, 8, 0)
+    replica.evaluate(*batch(PLAIN, 5))
+    assert replica.sums[0] == np.float32(loss)
+
+
+def test_a_step_fetches_loss_and_leaves_the_wish_to_stop() -> None:
+    replica = compile(PLAIN, "cuda", 8)
+    replica.sums[2] = 1.0
+    assert replica.forward_backward(*batch(PLAIN, 8)) > 0.0
+    assert replica.sums[2] == 1.0
+
+
+def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:
+    """As if three ranks had the same samples: that is a rate three times as high."""
+    ours, expected = (compile(PLAIN, "cuda", 8) for _ in range(2))
+    for replica in (ours, expected):
+        replica.forward_backward(*batch(PLAIN, 8))
+    for bucket in make_buckets(ours.plan, 1024):
+        ours.fetch_gradients(bucket.start, bucket.stop)
+    assert ours.host_gradients.any()
+    ours.host_gradients *= 3.0
+    ours.use_gradients()
+    ours.update(0.01)
+    expected.update(0.03)
+    for name, value in expected.parameters.items():
+        assert_close(ours.parameters[name], value, 4 * EPSILON, name)
+
+
+@every_network
+def test_training_goes_on_from_a_checkpoint_bit_by_bit(network: Network) -> None:
+    straight, stopped, resumed = (compile(network, "cuda", 8, optimizer=Adam()) for _ in range(3))
+    for number in range(2):
+        assert step(straight, 8, number) == step(stopped, 8, number)
+    facts = {"updates": stopped.updates}
+    checkpoint = Checkpoint(2, replica_arrays(stopped), facts, Path("checkpoint"), ())
+    restore_replica(resumed, checkpoint)
+    for number in range(2, 4):
+        assert step(straight, 8, number) == step(resumed, 8, number)
+    for name, value in straight.parameters.items():
+        np.testing.assert_array_equal(resumed.parameters[name], value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8", ">f4"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_input_of_any_kind(dtype: str, channels: int) -> None:
+    """Whatever the dtype and strides, what is loaded are the values."""
+    network = Network((channels, 5, 3), [Flatten()], MeanSquaredError())
+    replica = compile(network, "cuda", batch_size=4)
+    x = np.random.default_rng(0).integers(0, 200, (8, channels, 5, 3)).astype(dtype)
+    frozen = x[:4].copy()
+    frozen.flags.writeable = False
+    for images in (x[:4], x[::2], frozen):
+        np.testing.assert_array_equal(replica.forward(images), images.reshape(len(images), -1))
+
+
+@every_network
+def test_what_is_not_finite_is_found(network: Network) -> None:
+    x, y = batch(network, 4)
+    replica = compile(network, "cuda", 4, seed=5)
+    assert math.isfinite(replica.forward_backward(x, y))
+    assert replica.first_not_finite() is None
+    for name, value in replica.parameters.items():
+        replica.parameters[name] = np.full_like(value, np.nan)
+        assert math.isnan(replica.forward_backward(x, y)), name
+        assert replica.first_not_finite() == f"parameter {name}"
+        replica.parameters[name] = value
+    x[2] = np.inf
+    assert not math.isfinite(replica.forward_backward(x, y))
+    assert replica.first_not_finite() == "the input"

@@ -1,0 +1,49 @@
+"""A rank's device, and that no other rank has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.comm.world import World
+from dptrain.config import TrainConfig
+from dptrain.errors import UserError
+from dptrain.training.setup import open_backend
+
+
+class Neighbours(World):
+    """This rank and another, which chose the device that it is told to have chosen."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__(None, None, 1.0)
+        self._other = other
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        if value is None or isinstance(value, str):
+            return [value, value]
+        return [value, [value[0] if self._other[0] == "here" else "elsewhere", self._other[1]]]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaBackend, "place", lambda backend, local_rank: "GPU-0")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_two_ranks_on_one_gpu_are_refused_unless_allowed() -> None:
+    world = Neighbours(("here", "GPU-0"))
+    with pytest.raises(UserError, match=r"2 ranks would use one GPU; .*--share-gpus"):
+        open_backend(TrainConfig(backend="cuda"), world)
+    assert open_backend(TrainConfig(backend="cuda", share_gpus=True), world).name == "cuda"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("other", [("here", "GPU-1"), ("elsewhere", "GPU-0")])
+def test_ranks_with_gpus_of_their_own_are_welcome(other: tuple[str, str]) -> None:
+    open_backend(TrainConfig(backend="cuda"), Neighbours(other))
+
+
+def test_ranks_share_processors() -> None:
+    open_backend(TrainConfig(backend="numba"), Neighbours(("here", "")))
