@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
 from dptrain.backends.cuda import operations, weighted
 from dptrain.backends.cuda.device import Array, Device
-from dptrain.backends.cuda.operations import Operation, launch
+from dptrain.backends.cuda.operations import Operation, launch, vector
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.network.layers import (
     AveragePool2d,
@@ -140,7 +140,10 @@ class CudaBackend(Backend):
         decays = _uploaded(device, np.array([decay for *_, decay in runs], np.float32))
         common = [w, replica.flat_gradients, *state.values(), bounds, decays, np.int32(len(runs))]
         sgd = "sgd_momentum" if rule.state else "sgd"
-        function = device.function("updates.cu", sgd if isinstance(rule, SGD) else "adam")
+        name = sgd if isinstance(rule, SGD) else "adam"
+        # Slots are whole cache lines, so segments begin and end with vectors.
+        width = vector(w.size)
+        function = device.function("updates.cu", name, VECTOR=width)
 
         def numbers(rate: float) -> list[np.generic]:
             if isinstance(rule, SGD):
@@ -152,7 +155,7 @@ class CudaBackend(Backend):
             return [np.float32(value) for value in (*constants, *corrected)]
 
         def update(learning_rate: float) -> None:
-            launch(function, w.size, *common, np.int32(w.size), *numbers(learning_rate))
+            launch(function, w.size // width, *common, np.int32(w.size), *numbers(learning_rate))
 
         return update
 

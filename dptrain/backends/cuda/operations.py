@@ -15,7 +15,7 @@ import numpy as np
 from dptrain.backends.base import Arrays, Context, Kernel
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.network.layers import Dropout
+from dptrain.network.layers import Dropout, Shape
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.random import threshold
@@ -35,15 +35,22 @@ def launch(function: Function, threads: int, *args: Any) -> None:
         function((ceil_div(threads, THREADS), 1, 1), (THREADS, 1, 1), args)
 
 
-def each(function: Function, items: int, *args: Any) -> Kernel:
-    """A stage of one launch, a thread for each of `items` elements a sample.
+def vector(length: int) -> int:
+    """How many elements of rows of this length a thread takes, `VECTOR` of ``vector.cuh``."""
+    return 4 if length % 4 == 0 else 1
+
+
+def each(device: Device, name: str, items: int, *args: Any) -> Kernel:
+    """A stage of one launch of an elementwise kernel, for `items` elements a sample.
 
     The kernel's last parameter is the number of elements.
     """
+    width = vector(items)
+    function = device.function("elementwise.cu", name, VECTOR=width)
 
     def run(context: Context) -> None:
         count = context.n * items
-        launch(function, count, *args, np.int32(count))
+        launch(function, count // width, *args, np.int32(count))
 
     return run
 
@@ -75,8 +82,8 @@ class Operation(ABC):
 
     def relu_mask(self, factor: float) -> Kernel:
         """Stage that writes dy · factor over dy where y is above 0, and 0 elsewhere."""
-        mask = self.device.function("elementwise.cu", "relu_mask")
-        return each(mask, self.size, self.arrays["dy"], self.arrays["y"], np.float32(factor))
+        dy, y = self.arrays["dy"], self.arrays["y"]
+        return each(self.device, "relu_mask", self.size, dy, y, np.float32(factor))
 
 
 class _Single(Operation):
@@ -131,13 +138,12 @@ class _Elementwise(_Single):
     function: ClassVar[str]
 
     def forward(self) -> Kernel:
-        forward = self.device.function("elementwise.cu", f"{self.function}_forward")
-        return each(forward, self.size, self.arrays["x"], self.arrays["y"])
+        a, name = self.arrays, f"{self.function}_forward"
+        return each(self.device, name, self.size, a["x"], a["y"])
 
     def backward(self) -> Kernel:
-        a = self.arrays
-        backward = self.device.function("elementwise.cu", f"{self.function}_backward")
-        return each(backward, self.size, a["dy"], a["y"], a["dx"])
+        a, name = self.arrays, f"{self.function}_backward"
+        return each(self.device, name, self.size, a["dy"], a["y"], a["dx"])
 
 
 class Rectifier(_Elementwise):
@@ -166,8 +172,9 @@ class DropoutMask:
         replica, rate = operation.replica, node.layer.rate
         self._mask, self._blocks, self._size = mask, mask.shape[1], math.prod(node.output_shape)
         self._factor = np.float32(1.0 / (1.0 - rate))
+        self._width = vector(self._size)
         self._draw = operation.device.function("dropout.cu", "dropout_mask")
-        self._apply = operation.device.function("dropout.cu", "dropout_apply")
+        self._apply = operation.device.function("dropout.cu", "dropout_apply", VECTOR=self._width)
         seed = replica.context.seed
         key = np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
         self._samples = replica.samples
@@ -191,7 +198,7 @@ class DropoutMask:
 
         def run(context: Context) -> None:
             launch(
-                self._apply, context.n * self._size,
+                self._apply, context.n * self._size // self._width,
                 x, self._mask, y, np.int32(context.n), np.int32(self._size),
                 np.int32(self._blocks), self._factor,
             )  # fmt: skip
@@ -211,7 +218,7 @@ class Drop(_Single):
 
     def forward(self) -> Kernel:
         a = self.arrays
-        keep = each(self.device.function("elementwise.cu", "copy"), self.size, a["x"], a["y"])
+        keep = each(self.device, "copy", self.size, a["x"], a["y"])
         if "mask" not in a:
             return keep
         mask = self._mask()
@@ -240,21 +247,22 @@ def _pool_geometry(node: Node) -> list[np.int32]:
 
 def max_pool_forward(device: Device, node: Node, x: Array, y: Array, argmax: Array) -> Kernel:
     """Stage that writes y, and argmax (int32): which element of its window each maximum is."""
-    function = device.function("pooling.cu", "max_forward")
-    return _pooling(function, math.prod(node.output_shape), node, x, y, argmax)
+    return _pooling(device, "max_forward", node.output_shape, node, x, y, argmax)
 
 
 def max_pool_backward(device: Device, node: Node, dy: Array, argmax: Array, dx: Array) -> Kernel:
     """Stage that writes dx."""
-    function = device.function("pooling.cu", "max_backward")
-    return _pooling(function, math.prod(node.input_shape), node, dy, argmax, dx)
+    return _pooling(device, "max_backward", node.input_shape, node, dy, argmax, dx)
 
 
-def _pooling(function: Function, items: int, node: Node, *args: Any) -> Kernel:
-    geometry = _pool_geometry(node)
+def _pooling(device: Device, name: str, shape: Shape, node: Node, *args: Any) -> Kernel:
+    """Stage of a kernel that computes vectors of channels of an array of `shape`, (C, H, W)."""
+    width, items, geometry = vector(shape[0]), math.prod(shape), _pool_geometry(node)
+    function = device.function("pooling.cu", name, VECTOR=width)
 
     def run(context: Context) -> None:
-        launch(function, context.n * items, *args, np.int32(context.n), *geometry)
+        count = context.n * items // width
+        launch(function, count, *args, np.int32(context.n), *geometry)
 
     return run
 
@@ -282,15 +290,13 @@ class SumPooling(_Single):
 
     def forward(self) -> Kernel:
         a, node = self.arrays, self.group.head
-        function = self.device.function("pooling.cu", "sum_forward")
-        items, average = math.prod(node.output_shape), np.int32(self.average)
-        return _pooling(function, items, node, a["x"], a["y"], average)
+        arrays = a["x"], a["y"], np.int32(self.average)
+        return _pooling(self.device, "sum_forward", node.output_shape, node, *arrays)
 
     def backward(self) -> Kernel:
         a, node = self.arrays, self.group.head
-        function = self.device.function("pooling.cu", "sum_backward")
-        items, average = math.prod(node.input_shape), np.int32(self.average)
-        return _pooling(function, items, node, a["dy"], a["dx"], average)
+        arrays = a["dy"], a["dx"], np.int32(self.average)
+        return _pooling(self.device, "sum_backward", node.input_shape, node, *arrays)
 
 
 class AveragePooling(SumPooling):
@@ -305,16 +311,14 @@ class ResponseNorm(_Single):
     reads: ClassVar[tuple[str, ...]] = ("x",)
 
     def _stage(self, name: str, *arrays: Array) -> Kernel:
-        function, layer = self.device.function("normalization.cu", name), self.layer
-        channels, size = np.int32(self.group.head.output_maps[0]), self.size
+        layer, size = self.layer, self.size
+        function = self.device.function("normalization.cu", name, RADIUS=layer.radius)
+        channels = np.int32(self.group.head.output_maps[0])
         numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
 
         def run(context: Context) -> None:
             count = context.n * size
-            launch(
-                function, count,
-                *arrays, np.int32(count), channels, np.int32(layer.radius), *numbers,
-            )  # fmt: skip
+            launch(function, count, *arrays, np.int32(count), channels, *numbers)
 
         return run
 

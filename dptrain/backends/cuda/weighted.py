@@ -14,7 +14,7 @@ from dptrain.backends.cuda.operations import (
     DropoutMask,
     Kernels,
     Operation,
-    each,
+    launch,
     max_pool_backward,
     max_pool_forward,
 )
@@ -338,14 +338,13 @@ class FullyConnected(_Weighted):
         first = self.product(
             "dense.cu", "dense_forward_part", 1, int(outputs), arrays, rest, parts.count
         )
-        second = each(
-            self.device.function("dense.cu", "dense_forward_sum"), int(outputs),
-            partial, np.int32(parts.count), a["bias"], a["y"], outputs, self.relu,
-        )  # fmt: skip
+        second = self.device.function("dense.cu", "dense_forward_sum")
+        args = partial, np.int32(parts.count), a["bias"], a["y"], outputs, self.relu
 
         def run(context: Context) -> None:
             first(context)
-            second(context)
+            size = context.n * int(outputs)
+            launch(second, size, *args, np.int32(size))
 
         return run
 
