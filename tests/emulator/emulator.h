@@ -84,10 +84,13 @@ using Invoke = void (*)(void**);
 const char* launch(Library library, Invoke invoke, void** args, const unsigned* extents, unsigned shared_bytes,
                    const uint64_t* regions, int num_regions, uint64_t seed);
 
-// How Python knows a parameter's type: f4, i4, u1 …, with * behind it for a pointer; a pointer to
-// vectors is one to their elements.
+// How Python knows a parameter's type: f4, i4, u1 …, with * behind it for a pointer; a pointer
+// to vectors, which have elements x, y, … or an array `at`, is one to their elements.
 template <class T, class = void> struct Element { using type = T; };
 template <class T> struct Element<T, std::void_t<decltype(T::x)>> { using type = decltype(T::x); };
+template <class T> struct Element<T, std::void_t<decltype(T::at)>> {
+    using type = std::remove_extent_t<decltype(T::at)>;
+};
 template <class T> void describe(char*& at) {
     using E = typename Element<std::remove_cv_t<std::remove_pointer_t<T>>>::type;
     *at++ = std::is_floating_point_v<E> ? 'f' : std::is_unsigned_v<E> ? 'u' : 'i';

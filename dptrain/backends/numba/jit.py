@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import llvmlite.binding
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 
-DIGEST_BYTES = hashlib.sha256().digest_size
+from dptrain.backends.cache import sealed, unsealed, writable_folder
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -61,30 +59,8 @@ def compile_kernel(dispatcher: Any, *args: Any) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Folder of compiled kernels; None where nothing can be written.
-
-    ``$DPTRAIN_CACHE_DIR``, else ``$XDG_CACHE_HOME/dptrain``, else ``~/.cache/dptrain``: the first
-    that can be written.
-    """
-    for base in _candidates():
-        folder = base / f"kernels-{_digest()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError:
-            continue
-        return folder
-    return None
-
-
-def _candidates() -> Iterator[Path]:
-    if chosen := os.environ.get("DPTRAIN_CACHE_DIR"):
-        yield Path(chosen)
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        yield Path(chosen) / "dptrain"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
-    if home.is_absolute():
-        yield home / ".cache" / "dptrain"
+    """Folder of compiled kernels; None where nothing can be written."""
+    return writable_folder(f"kernels-{_digest()}")
 
 
 @functools.cache
@@ -131,8 +107,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
     """Files that end in the SHA-256 of what comes before; those where it differs do not count."""
 
     def _dump(self, value: Any) -> bytes:
-        data: bytes = super()._dump(value)
-        return data + hashlib.sha256(data).digest()
+        return sealed(super()._dump(value))
 
     def _load_index(self) -> Any:
         try:
@@ -141,8 +116,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
             return {}
 
     def _load_data(self, name: str) -> Any:
-        data = Path(self._data_path(name)).read_bytes()
-        if hashlib.sha256(data[:-DIGEST_BYTES]).digest() != data[-DIGEST_BYTES:]:
+        if unsealed(Path(self._data_path(name)).read_bytes()) is None:
             raise OSError(f"{name} is damaged")  # numba takes this as: not in the cache
         return super()._load_data(name)
 

@@ -1,0 +1,75 @@
+"""Where compiled kernels are kept on disk, and how a damaged one is told from a whole one.
+
+Files are written beside their place and renamed into it, so that processes that compile the same
+kernel at the same time both end up with it, and end in a checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def writable_folder(name: str) -> Path | None:
+    """Folder of this name for compiled kernels; None where nothing can be written.
+
+    It lies in ``$DPTRAIN_CACHE_DIR``, else ``$XDG_CACHE_HOME/dptrain``, else ``~/.cache/dptrain``:
+    the first that can be written.
+    """
+    for base in _candidates():
+        folder = base / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError:
+            continue
+        return folder
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    if chosen := os.environ.get("DPTRAIN_CACHE_DIR"):
+        yield Path(chosen)
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        yield Path(chosen) / "dptrain"
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser raises without a home
+    if home.is_absolute():
+        yield home / ".cache" / "dptrain"
+
+
+def sealed(data: bytes) -> bytes:
+    """Data with its checksum behind it."""
+    return data + hashlib.sha256(data).digest()
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """What was sealed; None if it is damaged."""
+    body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    return body if hashlib.sha256(body).digest() == digest else None
+
+
+def load(path: Path) -> bytes | None:
+    """Contents of a file that `store` wrote; None if it is not there, or damaged."""
+    try:
+        return unsealed(path.read_bytes())
+    except OSError:
+        return None
+
+
+def store(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all: a full disk costs the next process its time."""
+    with contextlib.suppress(OSError):
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(sealed(data))
+            Path(partial).replace(path)
+        except OSError:
+            Path(partial).unlink(missing_ok=True)
+            raise

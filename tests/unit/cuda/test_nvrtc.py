@@ -1,0 +1,126 @@
+"""Every kernel compiles for every architecture; compiled kernels are kept; what is missing is said.
+
+The compiler comes with the wheel ``nvidia-cuda-nvrtc-cu12`` of the extra ``test``.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from dptrain.backends.cuda import nvrtc
+from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.gpu import GPU, best_architecture
+from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
+from dptrain.errors import UserError
+
+SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+ARCHITECTURES = (70, 80, 86, 89, 90, 100)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    return find_compiler([12])
+
+
+def test_kernels_are_there() -> None:
+    assert SOURCES
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file", SOURCES)
+def test_every_kernel_compiles(file: str, architecture: int, compiler: Compiler) -> None:
+    assert compiler.compile(KERNELS / file, architecture).startswith(b"\x7fELF")
+
+
+def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:
+    path = tmp_path / "wrong.cu"
+    path.write_text("\n\n__global__ void f(float* y) { y[0] = nothing; }\n")
+    with pytest.raises(CompileError, match=r'wrong.cu\(3\): error: identifier "nothing"'):
+        compiler.compile(path, 90)
+
+
+def test_machine_code_is_kept_and_a_damaged_file_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Compiler
+) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / "one.cu").write_text('#include "one.cuh"\n__global__ void f(int* y) { *y = ONE; }')
+    (kernels / "one.cuh").write_text("// empty\n")
+    monkeypatch.setattr(nvrtc, "KERNELS", kernels)
+    monkeypatch.setenv("DPTRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    times = []
+    original = Compiler.compile
+    monkeypatch.setattr(
+        Compiler, "compile", lambda *args: (times.append(args[3]), original(*args))[1]
+    )
+
+    def compiled(one: int) -> bytes:
+        return compile_cached(compiler, "one.cu", 90, {"ONE": one})
+
+    first = compiled(1)
+    assert compiled(1) == first
+    assert compiled(2) != first
+    assert times == [{"ONE": 1}, {"ONE": 2}]
+    for path in (tmp_path / "cache").rglob("*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert compiled(1) == first
+    assert compiled(1) == first
+    assert len(times) == 3
+    (kernels / "one.cuh").write_text("// another\n")
+    compiled(1)
+    assert len(times) == 4
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Compiler
+) -> None:
+    monkeypatch.setattr(nvrtc, "writable_folder", lambda name: None)
+    assert compile_cached(compiler, SOURCES[0], 90, {}).startswith(b"\x7fELF")
+    monkeypatch.setattr(nvrtc, "writable_folder", lambda name: tmp_path / "absent")
+    assert compile_cached(compiler, SOURCES[0], 90, {}).startswith(b"\x7fELF")
+
+
+def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_candidates", lambda major: ["libabsent.so"])
+    with pytest.raises(UserError, match=r"finds no libnvrtc.*pip install 'dptrain\[cuda12\]'") as e:
+        find_compiler([12])
+    assert "\n" not in str(e.value)
+
+
+def test_no_cupy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(UserError, match=r"needs CuPy.*pip install 'dptrain\[cuda13\]'") as e:
+        GPU()
+    assert "\n" not in str(e.value)
+
+
+def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def fail() -> int:
+        raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    cupy = types.ModuleType("cupy")
+    runtime = types.SimpleNamespace(getDeviceCount=fail, CUDARuntimeError=CUDARuntimeError)
+    cupy.cuda = types.SimpleNamespace(runtime=runtime)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(UserError, match=r"finds no GPU: cudaErrorNoDevice.*--backend numba") as e:
+        GPU()
+    assert "\n" not in str(e.value)
+    runtime.getDeviceCount = lambda: 2
+    with pytest.raises(UserError, match="there is no GPU 2; this node has 2"):
+        GPU(2)
+
+
+def test_a_gpu_gets_code_of_its_own_generation() -> None:
+    known = (75, 80, 86, 89, 90, 100, 120)
+    assert best_architecture(90, known) == 90
+    assert best_architecture(87, known) == 86
+    assert best_architecture(103, known) == 100
+    with pytest.raises(UserError, match="sm_70, but libnvrtc compiles for sm_75"):
+        best_architecture(70, known)
