@@ -64,9 +64,9 @@ def open_device(index: int) -> Device:
     Raises:
         UserError: there is no GPU, or CuPy is missing.
     """
-    from dptrain.backends.cuda.gpu import GPU
+    from dptrain.backends.cuda.gpu import GPU, device_count, import_cupy
 
-    return GPU(index)
+    return GPU(index % device_count(import_cupy()))
 
 
 class CudaBackend(Backend):

@@ -26,6 +26,7 @@ class GPU(Device):
     Attributes:
         stream: CuPy's, which waits for no other.
         architecture: what kernels are compiled for, such as 90 for ``sm_90``.
+        identity: the UUID, the same for every process whatever number it knows the GPU by.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -35,6 +36,7 @@ class GPU(Device):
             raise UserError(f"there is no GPU {index}; this node has {present}, numbered from 0")
         device = cupy.cuda.Device(index)
         device.use()
+        self.identity = cupy.cuda.runtime.getDeviceProperties(index)["uuid"].hex()
         self.stream = cupy.cuda.Stream(non_blocking=True)
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
         # A driver that runs CuPy's version of CUDA runs what that version's compiler makes.
