@@ -1,15 +1,19 @@
 // Kernels that treat every element alike. NaN passes through all of them.
-//
-// A thread takes one vector of elements; `count` is the number of vectors.
 
 #include "vector.cuh"
+
+// y = x.
+extern "C" __global__ void copy(const Floats* x, Floats* y, int count) {
+    int i;
+    if (mine(count, i)) y[i] = x[i];
+}
 
 // y = max(x, 0); y may be x.
 extern "C" __global__ void relu_forward(const Floats* x, Floats* y, int count) {
     int i;
     if (!mine(count, i)) return;
     Floats values = x[i];
-    for (int k = 0; k < VECTOR; k++) values.at[k] = values.at[k] <= 0.0f ? 0.0f : values.at[k];
+    for (float& value : values.at) value = value <= 0.0f ? 0.0f : value;
     y[i] = values;
 }
 
@@ -17,8 +21,9 @@ extern "C" __global__ void relu_forward(const Floats* x, Floats* y, int count) {
 extern "C" __global__ void relu_backward(const Floats* dy, const Floats* y, Floats* dx, int count) {
     int i;
     if (!mine(count, i)) return;
-    Floats gradient = dy[i], output = y[i];
-    for (int k = 0; k < VECTOR; k++)
+    Floats gradient = dy[i];
+    const Floats output = y[i];
+    for (int k = 0; k < VECTOR; ++k)
         gradient.at[k] = output.at[k] > 0.0f ? gradient.at[k] : 0.0f;
     dx[i] = gradient;
 }
@@ -28,8 +33,9 @@ extern "C" __global__ void relu_backward(const Floats* dy, const Floats* y, Floa
 extern "C" __global__ void relu_mask(Floats* dy, const Floats* y, float factor, int count) {
     int i;
     if (!mine(count, i)) return;
-    Floats gradient = dy[i], output = y[i];
-    for (int k = 0; k < VECTOR; k++)
+    Floats gradient = dy[i];
+    const Floats output = y[i];
+    for (int k = 0; k < VECTOR; ++k)
         gradient.at[k] = output.at[k] > 0.0f ? gradient.at[k] * factor : 0.0f;
     dy[i] = gradient;
 }
@@ -39,7 +45,7 @@ extern "C" __global__ void sigmoid_forward(const Floats* x, Floats* y, int count
     int i;
     if (!mine(count, i)) return;
     Floats values = x[i];
-    for (int k = 0; k < VECTOR; k++) values.at[k] = 0.5f + 0.5f * tanhf(0.5f * values.at[k]);
+    for (float& value : values.at) value = 0.5f + 0.5f * tanhf(0.5f * value);
     y[i] = values;
 }
 
@@ -48,8 +54,8 @@ extern "C" __global__ void sigmoid_backward(
     const Floats* dy, const Floats* y, Floats* dx, int count) {
     int i;
     if (!mine(count, i)) return;
-    Floats gradient = dy[i], output = y[i];
-    for (int k = 0; k < VECTOR; k++)
-        gradient.at[k] *= output.at[k] * (1.0f - output.at[k]);
+    Floats gradient = dy[i];
+    const Floats output = y[i];
+    for (int k = 0; k < VECTOR; ++k) gradient.at[k] *= output.at[k] * (1.0f - output.at[k]);
     dx[i] = gradient;
 }

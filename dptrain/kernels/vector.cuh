@@ -1,7 +1,9 @@
 // Elements that lie side by side and are read and written by one access.
 #pragma once
 
-// How many: 4 where all rows are a multiple of 4 long and so every access is aligned, else 1.
+// How many: 4 where rows (of channels, or of all there is) are a multiple of 4 long, so that every
+// access is aligned, else 1. Kernels are launched with one thread for each vector; their counts and
+// sizes are of elements all the same.
 #ifndef VECTOR
 #define VECTOR 1
 #endif
@@ -12,8 +14,8 @@ template <class T> struct alignas(sizeof(T) * VECTOR) Vector {
 using Floats = Vector<float>;
 using Ints = Vector<int>;
 
-// This thread's place among `count` threads; false behind the last.
+// Which vector this thread takes; false behind the last of `count` elements.
 __device__ inline bool mine(int count, int& i) {
     i = blockIdx.x * blockDim.x + threadIdx.x;
-    return i < count;
+    return i < count / VECTOR;
 }

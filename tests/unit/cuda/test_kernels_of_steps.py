@@ -1,0 +1,182 @@
+"""Kernels of losses and update rules against PyTorch and the rules' equations, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.unit.cuda.launching import ints, launch, launch_in_every_order
+
+EPSILON = float(np.finfo(np.float32).eps)
+
+LOSSES = ("softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error")
+
+
+def evaluate(
+    name: str, z: NDArray[Any], target: NDArray[Any], scale: float, *, backward: bool = True
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gradient and sums by the kernel."""
+    blank, sums = np.full_like(z, 7.0), np.full(2, np.nan, np.float32)
+    _, _, gradient, sums = launch_in_every_order(
+        "losses.cu", name, 256,
+        z, target, blank, sums, *ints(*z.shape), np.float32(scale), np.int32(backward),
+    )  # fmt: skip
+    return gradient, sums
+
+
+def exact(name: str, z: NDArray[Any], target: NDArray[Any]) -> tuple[float, Any, int]:
+    """Sum of the losses, its gradient, and correct answers, by PyTorch."""
+    outputs = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor(target)
+    functional = torch.nn.functional
+    if name == "softmax_cross_entropy":
+        loss = functional.cross_entropy(outputs, y.long(), reduction="sum")
+        correct = int((outputs.argmax(1) == y).sum())
+    elif name == "sigmoid_cross_entropy":
+        loss = functional.binary_cross_entropy_with_logits(outputs, y.double(), reduction="none")
+        loss, correct = loss.mean(1).sum(), int(((outputs > 0) == (y > 0.5)).all(1).sum())
+    else:
+        loss, correct = ((outputs - y) ** 2).mean(1).sum(), 0
+    loss.backward()
+    assert outputs.grad is not None
+    return float(loss.detach()), outputs.grad.numpy(), correct
+
+
+def numbers(name: str, n: int, outputs: int, spread: float) -> tuple[Any, Any]:
+    rng = np.random.default_rng(n + outputs)
+    z = (spread * rng.standard_normal((n, outputs))).astype(np.float32)
+    if name == "softmax_cross_entropy":
+        return z, rng.integers(0, outputs, n).astype(np.int32)
+    if name == "sigmoid_cross_entropy":
+        return z, rng.integers(0, 2, (n, outputs)).astype(np.float32)
+    return z, rng.standard_normal((n, outputs)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("n", "outputs"), [(1, 1), (1, 11), (7, 3), (256, 2), (301, 10)])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_equal_pytorch(name: str, n: int, outputs: int, spread: float) -> None:
+    """A few roundings of numbers up to the largest loss of a sample, and of shares up to 1."""
+    z, target = numbers(name, n, outputs, spread)
+    scale = 1.0 / (n + 3)
+    gradient, sums = evaluate(name, z, target, scale)
+    loss, dz, correct = exact(name, z, target)
+    largest = max(1.0, float(np.abs(z).max())) ** (2 if name == "mean_squared_error" else 1)
+    assert abs(sums[0] - loss * scale) <= 8 * EPSILON * largest
+    assert sums[1] == correct
+    slope = max(1.0, 2.0 * float(np.abs(z).max())) if name == "mean_squared_error" else 1.0
+    roundings = outputs + 4
+    np.testing.assert_allclose(gradient, dz * scale, 0.0, roundings * EPSILON * slope * scale)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_evaluation_leaves_the_gradient_alone(name: str) -> None:
+    z, target = numbers(name, 5, 3, 1.0)
+    gradient, sums = evaluate(name, z, target, 0.5, backward=False)
+    assert (gradient == 7.0).all()
+    assert sums[0] == evaluate(name, z, target, 0.5)[1][0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_samples_add_nothing(name: str) -> None:
+    z, target = numbers(name, 1, 3, 1.0)
+    blank, sums = np.zeros_like(z), np.full(2, np.nan, np.float32)
+    args = z, target, blank, sums, *ints(0, 3), np.float32(1.0), np.int32(1)
+    assert launch("losses.cu", name, 256, *args)[3].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_nan_shows_in_the_loss(name: str) -> None:
+    z, target = numbers(name, 3, 2, 1.0)
+    z[1, 0] = np.nan
+    assert np.isnan(evaluate(name, z, target, 1.0)[1][0])
+
+
+def test_the_first_of_equal_outputs_is_the_answer() -> None:
+    z = np.array([[2.0, 2.0], [2.0, 2.0]], np.float32)
+    labels = np.array([0, 1], np.int32)
+    assert evaluate("softmax_cross_entropy", z, labels, 1.0)[1][1] == 1.0
+
+
+# Updates.
+
+STOPS, DECAYS = [16, 48, 304], [0.0, 0.3, 0.004]
+"""Runs as slots make them: multiples of 16 elements."""
+
+
+def state(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(STOPS[-1]).astype(np.float32)
+
+
+def update(name: str, vector: int, arrays: list[NDArray[Any]], *rest: Any) -> list[NDArray[Any]]:
+    """W and the state after an update; the first two arrays are w and g."""
+    size, runs = STOPS[-1], [np.array(STOPS, np.int32), np.array(DECAYS, np.float32)]
+    arguments = *arrays, *runs, *ints(len(DECAYS), size), *rest
+    results = launch_in_every_order("updates.cu", name, size // vector, *arguments, VECTOR=vector)
+    np.testing.assert_array_equal(results[1], arrays[1])
+    return [results[0], *results[2 : len(arrays)]]
+
+
+def decayed(w: NDArray[Any], g: NDArray[Any]) -> NDArray[Any]:
+    runs = np.diff([0, *STOPS])
+    return g.astype(np.float64) + np.repeat(DECAYS, runs) * w
+
+
+def assert_close(actual: NDArray[Any], wanted: NDArray[Any]) -> None:
+    """Four roundings of numbers of about this size."""
+    np.testing.assert_allclose(actual, wanted, 4 * EPSILON, 8 * EPSILON)
+
+
+by_vector = pytest.mark.parametrize("vector", [1, 4])
+
+
+@by_vector
+def test_sgd_is_its_equation(vector: int) -> None:
+    w, g = state(1), state(2)
+    [result] = update("sgd", vector, [w, g], np.float32(0.1))
+    assert_close(result, w - 0.1 * decayed(w, g))
+
+
+@by_vector
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_its_equation(vector: int, nesterov: bool) -> None:
+    w, g, v = state(1), state(2), state(3)
+    options = np.float32(0.9), np.int32(nesterov), np.float32(0.1)
+    result, velocity = update("sgd_momentum", vector, [w, g, v], *options)
+    d = decayed(w, g)
+    expected = 0.9 * v + d
+    assert_close(velocity, expected)
+    assert_close(result, w - 0.1 * (d + 0.9 * expected if nesterov else expected))
+
+
+@by_vector
+@pytest.mark.parametrize("t", [1, 7])
+def test_adam_is_its_equation(vector: int, t: int) -> None:
+    w, g, m, v = state(1), state(2), state(3), np.abs(state(4))
+    beta1, beta2, epsilon, rate = 0.8, 0.95, 1e-3, 0.1
+    options = (
+        beta1, beta2, epsilon, 1 - beta1, 1 - beta2,
+        rate / (1 - beta1**t), 1 / np.sqrt(1 - beta2**t),
+    )  # fmt: skip
+    result, first, second = update("adam", vector, [w, g, m, v], *map(np.float32, options))
+    d = decayed(w, g)
+    mean, square = beta1 * m + (1 - beta1) * d, beta2 * v + (1 - beta2) * d * d
+    assert_close(first, mean)
+    assert_close(second, square)
+    step = mean / (1 - beta1**t) / (np.sqrt(square / (1 - beta2**t)) + epsilon)
+    np.testing.assert_allclose(result, w - rate * step, 8 * EPSILON, 32 * EPSILON)
+
+
+def test_state_that_fades_becomes_zero_and_nan_stays() -> None:
+    w, g, v = state(1), np.zeros(STOPS[-1], np.float32), state(3)
+    w[:] = 0.0
+    v[:3] = 1e-30, -1e-30, np.nan
+    options = np.float32(0.5), np.int32(0), np.float32(0.1)
+    _, velocity = update("sgd_momentum", 1, [w, g, v], *options)
+    assert velocity[:2].tolist() == [0.0, 0.0]
+    assert np.isnan(velocity[2])
+    assert velocity[3] == np.float32(0.5) * v[3]
