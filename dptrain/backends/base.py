@@ -19,7 +19,7 @@ from dptrain.backends.memory import HOST, Memory, NamedArrays
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initial import initial_parameters
-from dptrain.network.layers import Layer, Parameter
+from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Node
 from dptrain.plan.flat import SUMS
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
@@ -86,6 +86,10 @@ class Backend(ABC):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""
         return True
+
+    def turns_input(self, maps: Shape) -> bool:
+        """Whether input (C, H, W) comes to memory as it is and is turned there: needs room."""
+        return False
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """How a parameter is stored; canonical unless a backend says otherwise."""

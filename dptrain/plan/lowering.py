@@ -152,6 +152,9 @@ class Lowering(Protocol):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""
 
+    def turns_input(self, maps: Shape) -> bool:
+        """Whether input (C, H, W) comes to memory as it is and is turned there: needs room."""
+
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """What computing `group` takes."""
 

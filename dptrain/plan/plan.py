@@ -25,6 +25,7 @@ from dptrain.plan.lowering import (
 from dptrain.plan.optimizers import SGD, Optimizer
 
 INPUT = "input"
+STAGED = "input.staged"
 TARGET = "target"
 
 
@@ -177,6 +178,9 @@ class _Planner:
     def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
         self.network, self.setting = network, setting
         self.groups = _make_groups(network, backend)
+        self.loaded: tuple[str, ...] = (INPUT, TARGET)
+        if backend.turns_input(network.nodes[0].input_maps):
+            self.loaded = (INPUT, TARGET, STAGED)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
@@ -195,6 +199,8 @@ class _Planner:
     def declare(self) -> None:
         """Shapes of every tensor and group buffer."""
         self._tensor(INPUT, self.network.nodes[0].input_maps)
+        if STAGED in self.loaded:
+            self.specs[STAGED] = self.specs[INPUT]
         for group in self.groups:
             if self.needs[group.name].alias:
                 for local, other in (("y", "x"), ("dy", "dx")):
@@ -261,7 +267,7 @@ class _Planner:
     def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
         """Append every stage of a step."""
         n, output = self.setting.batch_size, self.groups[-1].tail.name
-        self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET), 0)
+        self.add(INPUT, Phase.LOAD, (), self.loaded, 0)
         for group in self.groups:
             self.add_group(group, Phase.FORWARD)
         gradient = (f"d{output}",) if self.setting.training else ()

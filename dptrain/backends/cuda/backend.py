@@ -25,6 +25,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     ReLU,
+    Shape,
     Sigmoid,
     SumPool2d,
 )
@@ -93,6 +94,10 @@ class CudaBackend(Backend):
     def place(self, local_rank: int) -> str:
         self._local_rank = local_rank
         return self.device.identity
+
+    def turns_input(self, maps: Shape) -> bool:
+        """Images with one channel, and vectors, look the same either way."""
+        return maps[0] > 1 and maps[1] * maps[2] > 1
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""

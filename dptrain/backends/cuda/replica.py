@@ -12,7 +12,7 @@ from dptrain.backends.base import Backend, Replica
 from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.operations import launch
 from dptrain.network.layers import Dropout
-from dptrain.plan.plan import INPUT, Plan
+from dptrain.plan.plan import INPUT, STAGED, Plan
 
 
 class CudaReplica(Replica):
@@ -31,10 +31,9 @@ class CudaReplica(Replica):
         super().__init__(backend, plan, seed=seed, memory=device)
         self._input = self._views[plan.resolve(INPUT)]
         _, height, width, channels = self._input.shape
-        # Images come as (N, C, H, W) and are turned on the device, unless both look the same.
-        turns = channels > 1 and height * width > 1
-        shape = (n, channels, height, width)
-        self._staged = device.zeros(shape, "float32") if turns else None
+        # Images as they come, unless they look the same both ways.
+        staged = self._views.get(STAGED)
+        self._staged = None if staged is None else staged.reshape(n, channels, height, width)
         self._turn = device.function("layout.cu", "channels_last")
 
     def load(self, x: NDArray[Any], y: NDArray[Any] | None, **context: Any) -> None:

@@ -213,3 +213,23 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
     x[2] = np.inf
     assert not math.isfinite(replica.forward_backward(x, y))
     assert replica.first_not_finite() == "the input"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_device_is_asked_for_what_the_plan_says(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 KiB are left for sample numbers and tables; copies on the host are not the plan's."""
+    allocated = []
+    device = compile(RICH, "cuda", 1).memory
+    zeros = device.zeros
+
+    def counted(shape: Any, dtype: Any) -> Any:
+        allocated.append(math.prod(shape) * np.dtype(dtype).itemsize)
+        return zeros(shape, dtype)
+
+    monkeypatch.setattr(device, "zeros", counted)
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: device)
+    plan = compile(RICH, "cuda", 16, optimizer=Adam(), training=training).plan
+    planned = sum(plan.memory.values())
+    assert planned <= sum(allocated) <= planned + 4096

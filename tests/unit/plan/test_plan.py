@@ -259,7 +259,7 @@ def test_the_cifar_networks_size() -> None:
     assert products == convolutions + 6 * 6 * 64 * 384 + 384 * 192 + 192 * 10
 
 
-@every_backend
+@pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_replica_allocates_what_the_plan_says(

@@ -1,0 +1,124 @@
+"""Everything that a machine with GPUs should show, in a minute or two.
+
+    python tests/gpu/check.py
+
+Runs the tests of this folder, trains model0 on digits with the `cuda` backend (alone, then as two
+ranks that share a GPU), trains a few steps of other networks beside the `numba` backend, and times
+steps. Prints a line for each, and the last lines of what failed. Needs pytest and PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "DPTRAIN_ALLOW_SINGLE": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+NETWORKS = ("model0", "model2", "cifar", "solar", "mlp-200-100")
+FLOAT32 = 1e-4
+"""Two ways of rounding, after three steps of training, as a part of the loss."""
+
+
+def run(name: str, command: list[str], seconds: int = 240) -> str:
+    """Run a command, print whether it went well and the last line, or the last forty."""
+    begin = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds
+    )
+    lines = (done.stdout + done.stderr).strip().splitlines() or [""]
+    verdict = "ok" if done.returncode == 0 else f"FAILED, status {done.returncode}"
+    print(f"{name}: {verdict} in {time.perf_counter() - begin:.0f} s; {lines[-1]}", flush=True)
+    if done.returncode:
+        print("\n".join(lines[-40:]), flush=True)
+    return done.stdout
+
+
+def train(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> None:
+    """Train model0 as a user would, and print what its summary says."""
+    path = folder / name.replace(" ", "-")
+    arguments = ("train", "--backend", "cuda", "--run-dir", str(path), *options)
+    run(name, [*launcher, sys.executable, "-m", "dptrain", *arguments])
+    summary = path / "summary.json"
+    if summary.exists():
+        facts = json.loads(summary.read_text())
+        wanted = ("ranks", "steps", "test_accuracy", "step_time_ms", "images_per_s")
+        print("   ", {key: facts[key] for key in wanted if key in facts}, flush=True)
+
+
+def compare(name: str) -> None:
+    """Losses of three steps beside the numba backend's, and the time of a step."""
+    import numpy as np
+
+    import dptrain.api
+    from dptrain.network.zoo import network
+    from dptrain.plan import SGD
+
+    described = network(name)
+
+    def batch(n: int) -> tuple[Any, Any]:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((n, *described.input_shape), dtype=np.float32)
+        if described.loss.targets == "classes":
+            return x, rng.integers(0, described.num_outputs, n)
+        return x, rng.random((n, described.num_outputs), dtype=np.float32)
+
+    x, y = batch(32)
+    losses = {}
+    for backend in ("cuda", "numba"):
+        replica = dptrain.api.compile(described, backend, 32, optimizer=SGD(0.9))
+        losses[backend] = []
+        for step in range(3):
+            losses[backend].append(replica.forward_backward(x, y, step=step))
+            replica.update(0.001)
+    worst = max(abs(a / b - 1) for a, b in zip(losses["cuda"], losses["numba"], strict=True))
+    times = []
+    for n in (32, 256, 2048):
+        replica = dptrain.api.compile(described, "cuda", n, optimizer=SGD(0.9))
+        x, y = batch(n)
+        steps = []
+        for step in range(25):
+            replica.load(x, y, step=step)
+            replica.memory.synchronize()
+            begin = time.perf_counter()
+            replica.run()
+            replica.update(0.001)
+            replica.memory.synchronize()
+            steps.append(time.perf_counter() - begin)
+        times.append(f"{n}: {1e6 * statistics.median(steps[5:]):.0f} us")
+    verdict = "ok" if worst < FLOAT32 else "FAILED"
+    print(f"{name}: {verdict}, loss off by {worst:.1e}; a step {', '.join(times)}", flush=True)
+
+
+def main() -> None:
+    """Run all checks."""
+    # A configuration of its own: the project's names plugins that a GPU machine may lack.
+    options = ("-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib", "-q")
+    run("tests", [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "tests/gpu"])
+    with tempfile.TemporaryDirectory() as folder:
+        train("training", Path(folder), "--epochs", "3")
+        mpirun = shutil.which("mpirun")
+        if mpirun:
+            shared = ("--share-gpus", "--epochs", "1", "--baseline-steps", "0")
+            launcher = (mpirun, "-n", "2")
+            train("two ranks", Path(folder), *shared, launcher=launcher)
+    sys.path.insert(0, str(ROOT))
+    for name in NETWORKS:
+        compare(name)
+
+
+if __name__ == "__main__":
+    main()
