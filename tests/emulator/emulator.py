@@ -26,8 +26,9 @@ from dptrain.backends.cuda.device import KERNELS, Array, Device, Extent, Functio
 
 HERE = Path(__file__).parent
 
-COMPILER = ("g++", "-std=c++17", "-O1", "-fPIC", "-fvisibility=default", "-ffp-contract=off", "-w")
-"""Products and sums are rounded each: a result that needs fused multiply-adds shows."""
+COMPILER = ("g++", "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
+"""Products and sums are rounded each: a result that needs fused multiply-adds shows. A fortified
+``longjmp`` would not jump from fiber to fiber."""
 
 INSTRUMENTED = ("-fsanitize=thread,alignment,bounds", "-fno-weak")
 """A call before each access to memory, and where one is not aligned or out of bounds. Without weak

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,10 +157,43 @@ def test_a_cache_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     assert "DPTRAIN_CACHE_DIR" in cache.advice
 
 
-def test_gpus_are_listed_where_there_are_any(
+def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(*_: object) -> None:
+        raise UserError("backend cuda finds no libnvrtc; pip install it")
+
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.gpu_finding().text.startswith("none found")
-    executable(tmp_path / "nvidia-smi", "NVIDIA H200, 143771 MiB\nNVIDIA H200, 143771 MiB")
-    assert doctor.gpu_finding().text.startswith("2 × NVIDIA H200, 143771 MiB")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr("dptrain.backends.cuda.nvrtc.find_compiler", fail)
+    gpus, cupy, nvrtc = doctor.gpu_findings()
+    assert gpus.text.startswith("none found")
+    assert {gpus.status, cupy.status, nvrtc.status} == {OK}
+    line = "NVIDIA H200, 143771 MiB, 580.65.06"
+    executable(tmp_path / "nvidia-smi", f"{line}\n{line}")
+    gpus, cupy, nvrtc = doctor.gpu_findings()
+    assert gpus == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
+    assert cupy.status == nvrtc.status == NOTE
+    assert "CuPy" in cupy.text
+    assert "pip install 'dptrain[cuda13]'" in cupy.advice
+    assert nvrtc.advice == "pip install it"
+
+
+def test_cupys_cuda_must_run_on_the_driver() -> None:
+    def found(own: int, driver: int) -> Finding:
+        runtime = SimpleNamespace(runtimeGetVersion=lambda: own, driverGetVersion=lambda: driver)
+        cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
+        return doctor.cupy_finding(cupy, have_gpus=True)
+
+    good = "14.2.0 for CUDA 12.9, the driver runs up to 13.0"
+    assert found(12090, 13000) == Finding("cupy", OK, good)
+    assert found(12090, 12040).status == OK
+    assert found(13000, 12090).status == PROBLEM
+    assert "CuPy for CUDA 12" in found(13000, 12090).advice
+    assert found(12090, 0).status == NOTE
+
+
+def test_the_compiler_of_kernels_is_shown() -> None:
+    *_, nvrtc = doctor.gpu_findings()
+    assert nvrtc.status == OK
+    assert "compiles for up to sm_" in nvrtc.text

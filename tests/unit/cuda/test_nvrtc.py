@@ -18,6 +18,8 @@ from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, 
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+TEXTS = {file: (KERNELS / file).read_text(encoding="utf-8") for file in SOURCES}
+VECTORED = [file for file in SOURCES if '#include "vector.cuh"' in TEXTS[file]]
 ARCHITECTURES = (70, 80, 86, 89, 90, 100)
 
 
@@ -34,6 +36,12 @@ def test_kernels_are_there() -> None:
 @pytest.mark.parametrize("file", SOURCES)
 def test_every_kernel_compiles(file: str, architecture: int, compiler: Compiler) -> None:
     assert compiler.compile(KERNELS / file, architecture).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("file", VECTORED)
+def test_kernels_compile_for_vectors_of_four(file: str, compiler: Compiler) -> None:
+    one, four = (compiler.compile(KERNELS / file, 90, {"VECTOR": v}) for v in (1, 4))
+    assert one != four
 
 
 def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:
