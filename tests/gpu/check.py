@@ -33,7 +33,7 @@ FLOAT32 = 1e-4
 """Two ways of rounding, after three steps of training, as a part of the loss."""
 
 
-def run(name: str, command: list[str], seconds: int = 240) -> str:
+def run(name: str, command: list[str], seconds: int = 400) -> str:
     """Run a command, print whether it went well and the last line, or the last forty."""
     begin = time.perf_counter()
     done = subprocess.run(

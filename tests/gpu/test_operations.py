@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
+from dptrain.backends.cuda.gpu import GPU
 from tests.unit.backends import test_operations as shared
 
 VARIANTS = ("backend", "precision")
+
+
+@pytest.fixture(autouse=True)
+def kernels_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred layers, a second each, would be compiled for one test each."""
+    monkeypatch.setattr(GPU, "specializes", False)
 
 
 def _tests_of_backends() -> Iterator[tuple[str, Callable[..., None]]]:

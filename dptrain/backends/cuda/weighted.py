@@ -32,7 +32,7 @@ FIXED = tuple(
         "ACROSS", "TOP", "LEFT",
     )
 )  # fmt: skip
-"""Macros of ``conv2d.cu`` that stand for `GEOMETRY`, in its order."""
+"""Macros of ``conv2d.cuh`` that stand for `GEOMETRY`, in its order."""
 
 
 class _Weighted(Operation):
@@ -213,7 +213,7 @@ class Convolution(_Weighted):
 
     @property
     def geometry(self) -> list[np.int32]:
-        """`GEOMETRY` of ``conv2d.cu``."""
+        """`GEOMETRY` of ``conv2d.cuh``."""
         node = self.group.head
         (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
         (top, _), (left, _) = self.layer.pads(node.input_shape)
@@ -235,7 +235,7 @@ class Convolution(_Weighted):
         a, (k, ho, wo) = self.arrays, self.group.head.output_shape
         y = a["maps"] if self.pools else a["y"]
         convolve = self.product(
-            "conv2d.cu", "conv2d_forward", ho * wo, k, (a["x"], a["weight"], a["bias"], y),
+            "conv2d_forward.cu", "conv2d_forward", ho * wo, k, (a["x"], a["weight"], a["bias"], y),
             (self.relu, *self.geometry),
         )  # fmt: skip
         if not self.pools:
@@ -268,12 +268,16 @@ class Convolution(_Weighted):
             return np.int32(samples), np.int32(part), *geometry
 
         inputs = self.arrays["x"], self.dz
-        return self.gradient_kernel("conv2d.cu", "conv2d_backward_weight", inputs, rest)
+        return self.gradient_kernel(
+            "conv2d_backward_weight.cu", "conv2d_backward_weight", inputs, rest
+        )
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
         arrays = self.dz, a["weight"], a["dx"]
-        return self.product("conv2d.cu", "conv2d_backward_input", h * w, c, arrays, self.geometry)
+        return self.product(
+            "conv2d_backward_input.cu", "conv2d_backward_input", h * w, c, arrays, self.geometry
+        )
 
 
 class FullyConnected(_Weighted):

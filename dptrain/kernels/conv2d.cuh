@@ -1,0 +1,64 @@
+// Convolution as a matrix product that reads its patches where they lie (implicit GEMM).
+//
+// x (N, H, W, C), w (R, S, C, K), y (N, Ho, Wo, K), all float32. With rows of the product in front:
+//
+//     forward           y[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
+//     backward_weight   dw[(r, s, c), k] = sum over pixels of patch[pixel, (r, s, c)] dy[pixel, k]
+//     backward_input    dx[pixel, c]     = sum over (r, s, k) of dy[pixel - (r, s), k] w[(r, s, c), k]
+//
+// Source of the idea: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014,
+// section 3.
+
+#pragma once
+
+#include "gemm.cuh"
+
+// What kernels know of a layer; `down` and `across` are the strides, `top` and `left` the zeros
+// above and before the map.
+struct Geometry {
+    int height, width, channels, out_height, out_width, filters, r, s, down, across, top, left;
+};
+
+#define GEOMETRY                                                                            \
+    int height, int width, int channels, int out_height, int out_width, int filters, int r, \
+        int s, int down, int across, int top, int left
+
+// Compiled for one layer, kernels know it beforehand, and divide by constants.
+#ifdef FIXED_HEIGHT
+#define GEOMETRY_VALUES                                                                        \
+    {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH,             \
+     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_DOWN, FIXED_ACROSS, FIXED_TOP, FIXED_LEFT}
+#else
+#define GEOMETRY_VALUES \
+    {height, width, channels, out_height, out_width, filters, r, s, down, across, top, left}
+#endif
+
+// Further outside of any map than a kernel reaches back: what starts here is zero.
+constexpr int NOWHERE = -(1 << 30);
+
+struct Pixel {
+    int sample, row, column;  // First element of the sample; where the patch, or dx, begins.
+};
+
+struct Tap {
+    int row, column, channel;
+};
+
+__device__ inline Tap split_tap(int i, int columns, int channels) {
+    const int pixel = i / channels;
+    return {pixel / columns, pixel % columns, i % channels};
+}
+
+// Of output pixel i: its patch.
+__device__ inline Pixel patch(const Geometry& g, int i, int pixels) {
+    if (i >= pixels) return {0, NOWHERE, NOWHERE};
+    const int row = i / g.out_width, n = row / g.out_height;
+    return {n * g.height * g.width * g.channels, row % g.out_height * g.down - g.top,
+            i % g.out_width * g.across - g.left};
+}
+
+__device__ inline float element(const float* x, const Geometry& g, const Pixel& p, const Tap& t) {
+    const int row = p.row + t.row, column = p.column + t.column;
+    if (row < 0 || row >= g.height || column < 0 || column >= g.width) return 0.0f;
+    return x[p.sample + (row * g.width + column) * g.channels + t.channel];
+}
