@@ -18,7 +18,12 @@ class Memory(Protocol):
     """Where the arrays of a replica lie: the host's memory, or that of a device.
 
     Arrays of a device can be sliced, reshaped and seen in another dtype as NumPy's can.
+
+    Attributes:
+        asynchronous: stages return before they are done; `synchronize` waits for them.
     """
+
+    asynchronous: bool
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         """A new array of zeros."""
@@ -29,9 +34,14 @@ class Memory(Protocol):
     def download(self, source: NDArray[Any]) -> NDArray[Any]:
         """A copy on the host, or `source` itself if it lies there."""
 
+    def synchronize(self) -> None:
+        """Wait until every stage that was started is done."""
+
 
 class HostMemory:
     """The host's own."""
+
+    asynchronous = False
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
@@ -46,6 +56,9 @@ class HostMemory:
 
     def download(self, source: NDArray[Any]) -> NDArray[Any]:
         return source
+
+    def synchronize(self) -> None:
+        pass
 
 
 HOST = HostMemory()

@@ -15,7 +15,7 @@ from dptrain.plan.plan import Plan
 
 def rank_times(recorder: StepRecorder) -> dict[str, Any]:
     """What this rank tells the others: mean milliseconds by name, and its mean samples a step."""
-    rows = recorder.rows()
+    rows = recorder.timed_rows()
     means = rows.mean(axis=0) / 1e6 if len(rows) else np.zeros(len(recorder.names))
     return {
         "ms": dict(zip(recorder.names, means.tolist(), strict=True)),

@@ -27,13 +27,17 @@ class StepRecorder:
     Attributes:
         names: columns of `rows`: stages by name, then `SPANS`.
         steps: steps recorded since the start, those no longer kept included.
+        timed: whether laps of the present step are times of stages. Where stages return before
+            they are done, they are only in steps that wait after each.
     """
 
     def __init__(self, stages: Sequence[Stage], capacity: int = 2048) -> None:
         self.names = (*(stage.name for stage in stages), *SPANS)
         self.steps = 0
+        self.timed = True
         self._rows = np.zeros((capacity, len(self.names)), np.int64)
         self._samples = np.zeros((capacity, 2), np.int64)
+        self._timed = np.zeros(capacity, np.bool_)
         self._row = [0] * len(self.names)
         self._spans = len(stages)
         self._start = self._last = 0
@@ -74,6 +78,7 @@ class StepRecorder:
         place = self.steps % len(self._rows)
         self._rows[place] = row
         self._samples[place] = samples, global_count
+        self._timed[place] = self.timed
         self.steps += 1
         return total
 
@@ -88,6 +93,13 @@ class StepRecorder:
         if global_count is None:
             return rows
         chosen: NDArray[np.int64] = rows[self._samples[:kept, 1] == global_count]
+        return chosen
+
+    def timed_rows(self) -> NDArray[np.int64]:
+        """As `rows`, of steps whose laps are times of stages; of all if there is none."""
+        kept = min(self.steps, len(self._rows))
+        timed = self._timed[:kept]
+        chosen: NDArray[np.int64] = self._rows[:kept][timed] if timed.any() else self._rows[:kept]
         return chosen
 
     def mean_samples(self) -> float:

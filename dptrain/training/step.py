@@ -14,6 +14,9 @@ from dptrain.plan.lowering import Phase
 
 STOP = SUMS.index("stop")
 
+TIMED_EVERY = 10
+"""Where stages return before they are done, one step in so many waits for each, to time it."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -50,8 +53,13 @@ class Stepper:
         self._load = next(s.index for s in stages if s.phase is Phase.LOAD)
         self._update = next(s.index for s in stages if s.phase is Phase.UPDATE)
 
+    def _lap(self, stage: int, outside_ns: int = 0) -> None:
+        if self.recorder.timed:
+            self.replica.memory.synchronize()
+        self.recorder.lap(stage, outside_ns)
+
     def _after_stage(self, stage: int) -> None:
-        self.recorder.lap(stage)
+        self._lap(stage)
         for bucket in self._due.get(stage, ()):
             self.gradient_sum.start(bucket)
         self.gradient_sum.poll()
@@ -63,7 +71,10 @@ class Stepper:
         Parameters are as before; `update` is the other half of the step. `stop` tells the other
         ranks that this one was asked to end.
         """
-        replica = self.replica
+        replica, steps = self.replica, self.recorder.steps
+        self.recorder.timed = (
+            not replica.memory.asynchronous or steps % TIMED_EVERY == TIMED_EVERY - 1
+        )
         replica.load(
             batch.x,
             batch.y,
@@ -72,7 +83,7 @@ class Stepper:
             step=batch.step,
         )
         replica.sums[STOP] = float(stop)
-        self.recorder.lap(self._load)
+        self._lap(self._load)
         replica.run(self._after_stage)
         self.gradient_sum.finish()
         self.recorder.skip()
@@ -84,7 +95,7 @@ class Stepper:
         exposed_before = self.gradient_sum.exposed_ns
         self.gradient_sum.update(learning_rate)
         # Sending parameters back is communication, not update.
-        self.recorder.lap(self._update, self.gradient_sum.exposed_ns - exposed_before)
+        self._lap(self._update, self.gradient_sum.exposed_ns - exposed_before)
 
     def end(self, batch: Batch) -> int:
         """Close the step's record; nanoseconds of the step."""

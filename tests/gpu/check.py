@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,22 @@ FLOAT32 = 1e-4
 """Two ways of rounding, after three steps of training, as a part of the loss."""
 
 
-def run(name: str, command: list[str], seconds: int = 400) -> str:
+def run(name: str, command: list[str], seconds: int = 300) -> None:
     """Run a command, print whether it went well and the last line, or the last forty."""
     begin = time.perf_counter()
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace")
+        print(f"{name}: FAILED, not done in {seconds} s\n{output[-2000:]}", flush=True)
+        return
     lines = (done.stdout + done.stderr).strip().splitlines() or [""]
     verdict = "ok" if done.returncode == 0 else f"FAILED, status {done.returncode}"
     print(f"{name}: {verdict} in {time.perf_counter() - begin:.0f} s; {lines[-1]}", flush=True)
     if done.returncode:
         print("\n".join(lines[-40:]), flush=True)
-    return done.stdout
 
 
 def train(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> None:
@@ -117,7 +122,10 @@ def main() -> None:
             train("two ranks", Path(folder), *shared, launcher=launcher)
     sys.path.insert(0, str(ROOT))
     for name in NETWORKS:
-        compare(name)
+        try:
+            compare(name)
+        except Exception:
+            print(f"{name}: FAILED\n{traceback.format_exc()}", flush=True)
 
 
 if __name__ == "__main__":

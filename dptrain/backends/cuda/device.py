@@ -54,11 +54,13 @@ class Device(ABC):
     """Memory and kernels of one accelerator.
 
     Attributes:
+        asynchronous: that it returns before it is done, as `Memory` has it.
         identity: what tells it from the other devices of this machine.
         specializes: whether kernels are to be compiled for each layer, which makes them faster and
             costs a compilation.
     """
 
+    asynchronous: bool = True
     identity: str = ""
     specializes: bool = True
 

@@ -15,6 +15,8 @@ from dptrain.backends.cuda import nvrtc
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
+from dptrain.backends.cuda.tiles import TILES, Tile
+from dptrain.backends.cuda.weighted import FIXED
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -42,6 +44,14 @@ def test_every_kernel_compiles(file: str, architecture: int, compiler: Compiler)
 def test_kernels_compile_for_vectors_of_four(file: str, compiler: Compiler) -> None:
     one, four = (compiler.compile(KERNELS / file, 90, {"VECTOR": v}) for v in (1, 4))
     assert one != four
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+@pytest.mark.parametrize("kernel", ["forward", "backward_weight", "backward_input"])
+def test_every_tile_compiles_for_a_layer(tile: Tile, kernel: str, compiler: Compiler) -> None:
+    layer = dict(zip(FIXED, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
+    path = KERNELS / f"conv2d_{kernel}.cu"
+    assert compiler.compile(path, 80, {**tile.defines, **layer}).startswith(b"\x7fELF")
 
 
 def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dptrain.api as api
+from dptrain.backends.memory import HostMemory
 from dptrain.comm import load_strategy
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
@@ -136,3 +137,35 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     timed(), untimed()
     assert seconds(overhead, 200) < 0.02 * seconds(untimed, 20)
     assert rank_times(recorder)["ms"][STEP] > 0
+
+
+class Asynchronous(HostMemory):
+    """Counts how often it is waited for."""
+
+    asynchronous = True
+    waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def test_a_device_is_waited_for_in_a_tenth_of_the_steps() -> None:
+    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica.memory = memory = Asynchronous()
+    recorder = StepRecorder(replica.plan.stages)
+    buckets = make_buckets(replica.plan, 2**18)
+    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    stepper = Stepper(replica, sums, buckets, recorder)
+    batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
+    waits = []
+    for _ in range(20):
+        recorder.begin()
+        before = memory.waits
+        stepper.compute(batch, stop=False)
+        stepper.update(0.0)
+        stepper.end(batch)
+        waits.append(memory.waits - before)
+    every_stage = len(replica.plan.stages)
+    assert sorted(waits) == [0] * 18 + [every_stage] * 2
+    timed = np.array(waits) > 0
+    np.testing.assert_array_equal(recorder.timed_rows(), recorder.rows()[timed])
