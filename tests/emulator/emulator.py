@@ -67,9 +67,7 @@ class Emulator(Device):
         specializes: see `Device`; a compilation costs half a second here.
     """
 
-    def __init__(
-        self, seed: int = 0, folder: Path = KERNELS, *, specializes: bool = False
-    ) -> None:
+    def __init__(self, seed: int = 0, folder: Path = KERNELS, *, specializes: bool = False) -> None:
         self.specializes = specializes
         self._seed, self._folder = seed, folder
         self._memory: dict[int, int] = {}  # start of what is alive, to its end
