@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.backends.memory import NamedArrays, aligned_zeros
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
-from dptrain.network.initial import initial_parameters
+from dptrain.network.initial import draw
 from dptrain.network.layers import Layer, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.flat import SUMS
@@ -139,8 +139,8 @@ class Backend(ABC):
     def compile(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
         replica = self.allocate(plan, seed=seed)
-        for name, value in initial_parameters(plan.network, seed).items():
-            replica.parameters[name] = value
+        for parameter in plan.network.parameters:
+            draw(parameter, seed, replica.parameters.view(parameter.name))
         return replica
 
 
