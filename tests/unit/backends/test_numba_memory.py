@@ -1,0 +1,51 @@
+"""Kernels that memory bounds: each element is what it should be, at sizes around a vector's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptrain.backends.numba import dropout
+from dptrain.plan.random import dropout_keep, threshold
+
+SIZES = [1, 4, 7, 31, 64, 127, 128, 129, 300, 1000]
+LARGE = 2**33 + 1
+"""More than a word of a counter holds."""
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_dropout(size, in_place):
+    """Forward and backward keep what `dropout_keep` keeps, and write nothing else."""
+    rng = np.random.default_rng(size)
+    x, dy = rng.standard_normal((2, 3, size), np.float32)
+    y, dx = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    if in_place:
+        y, dx = x.copy(), dy.copy()
+    seed, step, layer, rate = 2**40 + 17, 2**32 + 5, 3, 0.37
+    samples = np.array([5, LARGE, 2**31])
+    kept = dropout_keep(rate, size, seed=seed, step=step, layer=layer, samples=samples)
+    bits = np.zeros((3, dropout.mask_bytes(size)), np.uint8)
+    key = seed & 0xFFFFFFFF, seed >> 32
+    for start, stop in ((0, 0), (0, 1), (1, 3)):
+        dropout.dropout_forward(
+            start, stop, 0, y if in_place else x, y, bits, 2.5, threshold(rate), layer, samples,
+            *key, step,
+        )  # fmt: skip
+        dropout.dropout_backward(start, stop, 0, dx if in_place else dy, dx, bits, 2.5)
+    np.testing.assert_array_equal(y, x * np.where(kept, np.float32(2.5), np.float32(0)))
+    np.testing.assert_array_equal(dx, dy * np.where(kept, np.float32(2.5), np.float32(0)))
+    read = np.unpackbits(bits, axis=1, bitorder="little")[:, :size]
+    np.testing.assert_array_equal(read, kept)
+
+
+def test_dropout_passes_not_a_number():
+    """What is dropped is multiplied by 0, which NaN and infinity survive."""
+    x = np.array([[np.nan, np.inf, -np.inf, 1.0]] * 8, np.float32)
+    y, bits = np.zeros_like(x), np.zeros((8, dropout.mask_bytes(4)), np.uint8)
+    samples = np.arange(8)
+    dropout.dropout_forward(0, 8, 0, x, y, bits, 2.0, threshold(0.5), 0, samples, 1, 2, 3)
+    kept = dropout_keep(0.5, 4, seed=1 + (2 << 32), step=3, layer=0, samples=samples)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(y, x * np.where(kept, np.float32(2), np.float32(0)))
+    assert not kept.all()
