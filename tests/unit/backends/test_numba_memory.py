@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import dropout
+from dptrain.backends.numba import dropout, elementwise
 from dptrain.plan.random import dropout_keep, threshold
 
 SIZES = [1, 4, 7, 31, 64, 127, 128, 129, 300, 1000]
@@ -49,3 +49,14 @@ def test_dropout_passes_not_a_number():
     with np.errstate(invalid="ignore"):
         np.testing.assert_array_equal(y, x * np.where(kept, np.float32(2), np.float32(0)))
     assert not kept.all()
+
+
+@pytest.mark.parametrize("pixels", [1, 3, 15, 16, 35, 64])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5, 17])
+def test_channels_last(channels, pixels):
+    """Every element of the samples asked for arrives; the others are left alone."""
+    source = np.arange(4 * channels * pixels, dtype=np.float32).reshape(4, channels, pixels)
+    target = np.full((4, pixels, channels), np.nan, np.float32)
+    elementwise.channels_last(1, 3, 0, target, source)
+    np.testing.assert_array_equal(target[1:3], source[1:3].transpose(0, 2, 1))
+    assert np.isnan(target[[0, 3]]).all()
