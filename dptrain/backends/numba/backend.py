@@ -95,7 +95,9 @@ class NumbaBackend(Backend):
         # One thread: a few microseconds, and the sum over samples keeps its order.
         kernel = LOSSES[plan.network.loss.targets]
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
-        launch = Team(1).bind(kernel, output, target, dz, sums, varying=(1.0, True))
+        classes = kernel is losses.softmax_cross_entropy
+        scratch = (losses.softmax_scratch(output.shape[1]),) if classes else ()
+        launch = Team(1).bind(kernel, output, target, dz, sums, *scratch, varying=(1.0, True))
 
         def run(context: Context) -> None:
             launch(context.n, context.scale, context.training and gradient is not None)

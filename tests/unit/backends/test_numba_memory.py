@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numba import njit
 
-from dptrain.backends.numba import dropout, elementwise
+from dptrain.backends.numba import dropout, elementwise, losses
 from dptrain.plan.random import dropout_keep, threshold
 
 SIZES = [1, 4, 7, 31, 64, 127, 128, 129, 300, 1000]
@@ -60,3 +61,43 @@ def test_channels_last(channels, pixels):
     elementwise.channels_last(1, 3, 0, target, source)
     np.testing.assert_array_equal(target[1:3], source[1:3].transpose(0, 2, 1))
     assert np.isnan(target[[0, 3]]).all()
+
+
+@njit
+def _exponentials(x, y):
+    for i in range(x.size):
+        y[i] = losses._exp(x[i])
+
+
+def test_exponentials():
+    """Two units in the last place, all the way down to where float64 ends; NaN passes."""
+    x = -np.concatenate([np.linspace(0, 2, 10_001), np.geomspace(1e-20, 708, 10_001)])
+    y = np.empty_like(x)
+    _exponentials(x, y)
+    np.testing.assert_allclose(y, np.exp(x), rtol=2 * np.finfo(np.float64).eps)
+    x, y = np.array([-709.0, -np.inf, np.nan]), np.empty(3)
+    _exponentials(x, y)
+    np.testing.assert_array_equal(y < 1e-300, [True, True, False])
+    assert np.isnan(y[2])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (32, 10), (51, 10), (7, 300)])
+def test_softmax_cross_entropy(shape):
+    """Loss, gradient and number of correct answers, in blocks of samples; equals count once."""
+    n, classes = shape
+    rng = np.random.default_rng(n)
+    z = (5 * rng.standard_normal(shape)).astype(np.float32).round()
+    labels = rng.integers(0, classes, n).astype(np.int32)
+    gradient, sums = np.full_like(z, np.nan), np.zeros(2)
+    scratch = losses.softmax_scratch(classes)
+    losses.softmax_cross_entropy(0, n, 0, z, labels, gradient, sums, scratch, 0.25, True)
+    exact = z.astype(np.float64)
+    shifted = exact - exact.max(axis=1, keepdims=True)
+    share = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    rows = np.arange(n)
+    loss = (np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, labels]).sum()
+    # Everything is in float64 until the gradient is stored.
+    np.testing.assert_allclose(sums[0], 0.25 * loss, rtol=1e-13, atol=1e-15)
+    assert sums[1] == (z.argmax(axis=1) == labels).sum()
+    share[rows, labels] -= 1
+    np.testing.assert_allclose(gradient, 0.25 * share, rtol=1e-7, atol=1e-15)

@@ -52,7 +52,7 @@ def test_kernels_are_right_on(processor, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "59 passed" in done.stdout, done.stdout
+    assert "65 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("multiply", [multiply_spaced, multiply_adjacent], ids=["any", "one"])
