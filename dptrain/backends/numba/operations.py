@@ -82,6 +82,7 @@ class _Single(Operation):
     """One layer without parameters: y from x, dx from dy and what `reads` names."""
 
     reads: ClassVar[tuple[str, ...]] = ()
+    in_place: ClassVar[bool] = False
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
@@ -95,7 +96,7 @@ class _Single(Operation):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if setting.training:
             phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
-        return GroupNeeds(phases, buffers)
+        return GroupNeeds(phases, buffers, in_place=cls.in_place)
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self.forward()}
@@ -195,7 +196,9 @@ class DropoutMask:
 
 
 class Drop(_Single):
-    """Dropout by `dptrain.plan.random`; without training it passes x on."""
+    """Dropout by `dptrain.plan.random`, in place if possible; without training it passes x on."""
+
+    in_place: ClassVar[bool] = True
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
@@ -207,9 +210,11 @@ class Drop(_Single):
 
     def forward(self) -> Kernel:
         x, y = self.rows("x"), self.rows("y")
+        apart = not np.may_share_memory(x, y)
 
         def keep(context: Context) -> None:
-            y[: context.n] = x[: context.n]
+            if apart:
+                y[: context.n] = x[: context.n]
 
         if "mask" not in self.arrays:
             return keep
