@@ -99,6 +99,15 @@ NETWORKS = {
             ],
             name="dropout",
         ),
+        Network(
+            (3, 7, 5),
+            [
+                Dropout(0.2), Conv2d(5), Sigmoid(), Flatten(), Dropout(0.3), Dense(8), Dropout(0.5),
+                Dropout(0.1), Dense(7), Sigmoid(), Dropout(0.4), Dense(6), ReLU(), Dense(5),
+                Dropout(0.2),
+            ],
+            name="dropout where it may and may not change what is there",
+        ),
         Network((1, 1, 1), [Conv2d(1), ReLU(), MaxPool2d(1), Flatten(), Dense(2)], name="a pixel"),
         Network(
             (7,),
