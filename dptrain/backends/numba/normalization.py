@@ -1,13 +1,13 @@
 """Local response normalisation; items are pixels, arrays are (N·H·W, C).
 
-Pixels are taken by the tile, in passes whose rows stay in the first cache: squares, their sums over
-windows of channels, powers of these. In a row every pixel's channels lie between zeros, so that
+Pixels are taken by the tile, in passes whose rows stay in the first cache: squares, then powers of their
+sums over windows of channels. In a row every pixel's channels lie between zeros, so that
 windows need no care at their ends. All passes are written as vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from dptrain.backends.numba.vector import (
     AVX512,
     F32,
     F32P,
+    I32,
     I64,
     Writer,
     compiled_registers,
@@ -30,11 +31,14 @@ from dptrain.backends.numba.vector import (
 
 Array = NDArray[Any]
 
-ROWS = ("terms", "parts", "sums", "kept")
-"""Rows of scratch memory: what is summed, sums of 3, sums of whole windows, dy · s^−beta."""
+ROWS = ("squares", "terms", "kept")
+"""Rows of scratch memory: x², dy x s^(−beta−1), dy s^−beta."""
 
 TILE = 1024
-"""Elements of a row, about: four rows of them fit the first cache."""
+"""Elements of a row, about: three rows of them fit the first cache."""
+
+CHANNELS, RADIUS = 64, 4
+"""Pixels of so many channels have code that holds them in registers, where these suffice."""
 
 LANES = AVX512.width
 """Channels and zeros of a row are filled up to whole vectors, the widest there are."""
@@ -59,9 +63,14 @@ class _Pass(Writer):
 
     name: ClassVar[str]
     arguments: ClassVar[Mapping[str, ir.Type]]
-    shape: ClassVar[Mapping[str, ir.Type]] = {"pixels": I64, "channels": I64, "stride": I64}
+    shape: ClassVar[Mapping[str, ir.Type]] = {
+        "pixels": I64,
+        "channels": I64,
+        "stride": I64,
+        "radius": I64,
+    }
 
-    def __init__(self, module: ir.Module, width: int, usual: bool = True) -> None:
+    def __init__(self, module: ir.Module, width: int, usual: bool) -> None:
         self.usual = usual
         name = f"dptrain_lrn_{self.name}{'' if usual else '_any'}_x{width}"
         super().__init__(module, name, {**self.arguments, **self.shape}, width)
@@ -98,72 +107,38 @@ class _Pass(Writer):
         """Write a vector to an array."""
         self.store(value, self.at(self.args[name], offset), masked=masked)
 
+    def window(self, name: str, row: ir.Value) -> ir.Value:
+        """Sums of a row over windows of channels."""
+        b = self.builder
+
+        def add(i: ir.Value, state: Any) -> list[ir.Value]:
+            return [b.fadd(state[0], self.get(name, b.add(row, i)))]
+
+        radius = self.args["radius"]
+        return self.loop(b.neg(radius), b.add(radius, I64(1)), [self.zero], add)[0]
+
     def constant(self, value: float) -> ir.Value:
         """A vector of equal numbers."""
         return ir.Constant(self.vector, [value] * self.width)
 
 
 class _Squares(_Pass):
-    """Terms = x²."""
+    """Squares = x²."""
 
     name = "squares"
-    arguments: ClassVar[Mapping[str, ir.Type]] = {"x": F32P, "terms": F32P}
+    arguments: ClassVar[Mapping[str, ir.Type]] = {"x": F32P, "squares": F32P}
 
     def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         x = self.get("x", layer, masked)
-        self.put(self.builder.fmul(x, x), "terms", row)
-
-
-class _Sums(_Pass):
-    """Sums of windows; those of the usual 9 channels from sums of 3, with 4 additions, not 8."""
-
-    name = "sums"
-    arguments: ClassVar[Mapping[str, ir.Type]] = {
-        "terms": F32P,
-        "parts": F32P,
-        "sums": F32P,
-        "radius": I64,
-    }
-
-    def write(self) -> None:
-        b, args = self.builder, self.args
-        if self.usual:
-
-            def part(i: ir.Value, _: Any) -> list[ir.Value]:
-                self.put(self.three("terms", i, 1), "parts", i)
-                return []
-
-            # From the vector before the first channel to the one behind the last.
-            end = b.add(b.mul(args["pixels"], args["stride"]), I64(1))
-            self.loop(I64(-self.width), end, [], part, step=self.width)
-        super().write()
-
-    def three(self, name: str, offset: ir.Value, distance: int) -> ir.Value:
-        """Sum of the elements at a place and at a distance on both sides of it."""
-        b = self.builder
-        sides = (self.get(name, b.add(offset, I64(d))) for d in (-distance, distance))
-        return b.fadd(b.fadd(*sides), self.get(name, offset))
-
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
-        b, radius = self.builder, self.args["radius"]
-        if self.usual:
-            self.put(self.three("parts", row, 3), "sums", row)
-            return
-
-        def add(i: ir.Value, state: Any) -> list[ir.Value]:
-            return [b.fadd(state[0], self.get("terms", b.add(row, i)))]
-
-        (total,) = self.loop(b.neg(radius), b.add(radius, I64(1)), [self.zero], add)
-        self.put(total, "sums", row)
+        self.put(self.builder.fmul(x, x), "squares", row)
 
 
 class _Powers(_Pass):
-    """What is made from s = bias + alpha · sums."""
+    """What is made from s = bias + alpha · Σ x²."""
 
-    def powers(self, row: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def powers(self, sums: ir.Value) -> tuple[ir.Value, ir.Value]:
         """s^−beta and 1 / s."""
-        b, args = self.builder, self.args
-        sums, one = self.get("sums", row), self.constant(1.0)
+        b, args, one = self.builder, self.args, self.constant(1.0)
         s = self.multiply_add(self.splat(args["alpha"]), sums, self.splat(args["bias"]))
         if not self.usual:
             exponent = b.fneg(self.splat(args["beta"]))
@@ -208,7 +183,7 @@ class _Forward(_Powers):
     name = "forward"
     arguments: ClassVar[Mapping[str, ir.Type]] = {
         "x": F32P,
-        "sums": F32P,
+        "squares": F32P,
         "y": F32P,
         "bias": F32,
         "alpha": F32,
@@ -216,7 +191,7 @@ class _Forward(_Powers):
     }
 
     def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
-        power, _ = self.powers(row)
+        power, _ = self.powers(self.window("squares", row))
         self.put(self.builder.fmul(self.get("x", layer, masked), power), "y", layer, masked)
 
 
@@ -227,7 +202,7 @@ class _Terms(_Powers):
     arguments: ClassVar[Mapping[str, ir.Type]] = {
         "x": F32P,
         "dy": F32P,
-        "sums": F32P,
+        "squares": F32P,
         "kept": F32P,
         "terms": F32P,
         "bias": F32,
@@ -237,7 +212,7 @@ class _Terms(_Powers):
 
     def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         b = self.builder
-        power, inverse = self.powers(row)
+        power, inverse = self.powers(self.window("squares", row))
         kept = b.fmul(self.get("dy", layer, masked), power)
         self.put(kept, "kept", row)
         term = b.fmul(kept, b.fmul(self.get("x", layer, masked), inverse))
@@ -245,13 +220,13 @@ class _Terms(_Powers):
 
 
 class _Gradient(_Pass):
-    """Dx = kept − shared · x · sums."""
+    """Dx = kept − shared · x · Σ terms."""
 
     name = "gradient"
     arguments: ClassVar[Mapping[str, ir.Type]] = {
         "x": F32P,
         "kept": F32P,
-        "sums": F32P,
+        "terms": F32P,
         "dx": F32P,
         "shared": F32,
     }
@@ -259,8 +234,84 @@ class _Gradient(_Pass):
     def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         b = self.builder
         factor = b.fmul(b.fneg(self.splat(self.args["shared"])), self.get("x", layer, masked))
-        dx = self.multiply_add(factor, self.get("sums", row), self.get("kept", row))
+        dx = self.multiply_add(factor, self.window("terms", row), self.get("kept", row))
         self.put(dx, "dx", layer, masked)
+
+
+class _Whole(_Powers):
+    """One pass instead of several: all of a pixel stays in registers.
+
+    Sums of 9 are made from sums of 3, by 4 additions instead of 8.
+    """
+
+    def write(self) -> None:
+        def pixel(p: ir.Value, _: Any) -> list[ir.Value]:
+            layer = self.builder.mul(p, I64(CHANNELS))
+            self.pixel([self.builder.add(layer, I64(i)) for i in range(0, CHANNELS, self.width)])
+            return []
+
+        self.loop(I64(0), self.args["pixels"], [], pixel)
+
+    def pixel(self, places: list[ir.Value]) -> None:
+        """Write the work of a pixel whose vectors lie at these places."""
+        raise NotImplementedError
+
+    def windows(self, vectors: list[ir.Value]) -> list[ir.Value]:
+        """Sums over windows of 9 channels."""
+        # Unlike 0, −0 is nothing to add.
+        nothing = self.constant(-0.0)
+        threes = self.sides([nothing, nothing, *vectors, nothing, nothing], 1)
+        return self.sides(threes, 3)
+
+    def sides(self, vectors: list[ir.Value], distance: int) -> list[ir.Value]:
+        """Each element, but those of the first and last vector, plus two at a distance."""
+        b, sums = self.builder, []
+        for left, here, right in zip(vectors, vectors[1:], vectors[2:], strict=False):
+            before = self.shift(left, here, self.width - distance)
+            behind = self.shift(here, right, distance)
+            sums.append(b.fadd(b.fadd(before, behind), here))
+        return sums
+
+    def shift(self, left: ir.Value, right: ir.Value, by: int) -> ir.Value:
+        """The vector that starts at an element of the left one and ends in the right one."""
+        lanes = ir.VectorType(I32, self.width)
+        mask = ir.Constant(lanes, list(range(by, by + self.width)))
+        return self.builder.shuffle_vector(left, right, mask)
+
+    def squares(self, places: list[ir.Value]) -> list[ir.Value]:
+        """x²."""
+        x = [self.get("x", place) for place in places]
+        return [self.builder.fmul(v, v) for v in x]
+
+
+class _WholeForward(_Whole):
+    """Y = x · s^−beta."""
+
+    name = "whole_forward"
+    arguments = _Forward.arguments
+
+    def pixel(self, places: list[ir.Value]) -> None:
+        for place, total in zip(places, self.windows(self.squares(places)), strict=True):
+            power, _ = self.powers(total)
+            self.put(self.builder.fmul(self.get("x", place), power), "y", place)
+
+
+class _WholeBackward(_Whole):
+    """Dx = dy s^−beta − shared · x · Σ dy x s^(−beta−1)."""
+
+    name = "whole_backward"
+    arguments: ClassVar[Mapping[str, ir.Type]] = {**_Terms.arguments, **_Gradient.arguments}
+
+    def pixel(self, places: list[ir.Value]) -> None:
+        b, kept, terms = self.builder, [], []
+        for place, total in zip(places, self.windows(self.squares(places)), strict=True):
+            power, inverse = self.powers(total)
+            kept.append(b.fmul(self.get("dy", place), power))
+            terms.append(b.fmul(kept[-1], b.fmul(self.get("x", place), inverse)))
+        shared = b.fneg(self.splat(self.args["shared"]))
+        for place, first, total in zip(places, kept, self.windows(terms), strict=True):
+            factor = b.fmul(shared, self.get("x", place))
+            self.put(self.multiply_add(factor, total, first), "dx", place)
 
 
 class _Calls:
@@ -276,21 +327,32 @@ class _Calls:
         for index, row in enumerate(ROWS):
             start = builder.mul(I64(index), values["length"])
             self.values[row] = builder.gep(values["rows"], [start])
-        self.nine = builder.icmp_signed("==", values["radius"], I64(4))
-        self.three_quarters = builder.fcmp_ordered("==", values["beta"], F32(0.75))
 
-    def all(self, kind: type[_Pass], usual: bool = True) -> None:
-        """Call the pass."""
+    def run(self, whole: type[_Pass], passes: Sequence[type[_Pass]]) -> None:
+        """Call the pass of whole pixels where it serves, or the others one after the other."""
+        b, values = self.builder, self.values
+        usual = b.fcmp_ordered("==", values["beta"], F32(0.75))
+        fits = b.and_(usual, b.icmp_signed("==", values["radius"], I64(RADIUS)))
+        fits = b.and_(fits, b.icmp_signed("==", values["channels"], I64(CHANNELS)))
+        if compiled_registers() != AVX512:
+            fits = ir.IntType(1)(0)
+        with b.if_else(fits) as (then, otherwise):
+            with then:
+                self._call(whole, True)
+            with otherwise:
+                for kind in passes:
+                    self._choose(usual, kind)
+
+    def _choose(self, usual: ir.Value, kind: type[_Pass]) -> None:
+        with self.builder.if_else(usual) as (then, otherwise):
+            with then:
+                self._call(kind, True)
+            with otherwise:
+                self._call(kind, False)
+
+    def _call(self, kind: type[_Pass], usual: bool) -> None:
         function = kind(self.builder.module, compiled_registers().width, usual).function
         self.builder.call(function, [self.values[n] for n in (*kind.arguments, *kind.shape)])
-
-    def choose(self, usual: ir.Value, kind: type[_Pass]) -> None:
-        """Call the pass for the usual case, or for any."""
-        with self.builder.if_else(usual, likely=True) as (then, otherwise):
-            with then:
-                self.all(kind)
-            with otherwise:
-                self.all(kind, usual=False)
 
 
 _NUMBERS = ("pixels", "channels", "stride", "radius", "bias", "alpha", "beta")
@@ -311,9 +373,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         flat = flatten_arguments(context, builder, sig.args, args)
         calls = _Calls(builder, dict(zip(("x", "y", "rows", "length", *_NUMBERS), flat, strict=True)))
-        calls.all(_Squares)
-        calls.choose(calls.nine, _Sums)
-        calls.choose(calls.three_quarters, _Forward)
+        calls.run(_WholeForward, (_Squares, _Forward))
         return context.get_dummy_value()
 
     return sig, codegen
@@ -334,11 +394,7 @@ def _differentiate(  # type: ignore[no-untyped-def]
         flat = flatten_arguments(context, builder, sig.args, args)
         names = ("x", "dy", "dx", "rows", "length", "shared", *_NUMBERS)
         calls = _Calls(builder, dict(zip(names, flat, strict=True)))
-        calls.all(_Squares)
-        calls.choose(calls.nine, _Sums)
-        calls.choose(calls.three_quarters, _Terms)
-        calls.choose(calls.nine, _Sums)
-        calls.all(_Gradient)
+        calls.run(_WholeBackward, (_Squares, _Terms, _Gradient))
         return context.get_dummy_value()
 
     return sig, codegen
@@ -351,7 +407,7 @@ def _tile(scratch: Array, thread: int, channels: int, radius: int) -> Any:
     zeros = -(-radius // LANES) * LANES
     length, stride = scratch.shape[2], -(-channels // LANES) * LANES + zeros
     for i in range(length):
-        scratch[thread, 0, i] = 0.0
+        scratch[thread, 0, i] = scratch[thread, 1, i] = 0.0
     start = thread * scratch.shape[1] * length + LANES + zeros
     return start, length, stride, (length - zeros - 2 * LANES) // stride
 
@@ -362,12 +418,12 @@ def lrn_forward(
     x: Array, y: Array, scratch: Array, radius: int, bias: float, alpha: float, beta: float,
 ) -> None:  # fmt: skip
     """Normalise: y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
-    channels, rows = x.shape[1], scratch.reshape(-1)
+    channels, rows, x_flat, y_flat = x.shape[1], scratch.reshape(-1), x.reshape(-1), y.reshape(-1)
     origin, length, stride, tile = _tile(scratch, thread, channels, radius)
     for first in range(start, stop, tile):
         at = first * channels
         _normalise(
-            *(x.reshape(-1), at, y.reshape(-1), at, rows, origin, length),
+            *(x_flat, at, y_flat, at, rows, origin, length),
             *(min(tile, stop - first), channels, stride, radius, bias, alpha, beta),
         )
 
@@ -383,11 +439,12 @@ def lrn_backward(
     s is computed again from x: that costs less than to have kept it.
     """
     channels, rows = x.shape[1], scratch.reshape(-1)
+    x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     origin, length, stride, tile = _tile(scratch, thread, channels, radius)
     for first in range(start, stop, tile):
         at = first * channels
         _differentiate(
-            *(x.reshape(-1), at, dy.reshape(-1), at, dx.reshape(-1), at),
+            *(x_flat, at, dy_flat, at, dx_flat, at),
             *(rows, origin, length, 2.0 * alpha * beta),
             *(min(tile, stop - first), channels, stride, radius, bias, alpha, beta),
         )
