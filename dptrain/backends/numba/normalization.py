@@ -1,8 +1,8 @@
 """Local response normalisation; items are pixels, arrays are (N·H·W, C).
 
-Pixels are taken by the tile, in passes whose rows stay in the first cache: squares, then powers of their
-sums over windows of channels. In a row every pixel's channels lie between zeros, so that
-windows need no care at their ends. All passes are written as vectors.
+Pixels are taken by the tile, in passes whose rows stay in the first cache: squares, then powers of
+their sums over windows of channels. In a row every pixel's channels lie between zeros, so that
+windows need no care at their ends. Pixels of the usual shape need no rows: they fit registers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -371,8 +370,9 @@ def _normalise(  # type: ignore[no-untyped-def]
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        names = ("x", "y", "rows", "length", *_NUMBERS)
         flat = flatten_arguments(context, builder, sig.args, args)
-        calls = _Calls(builder, dict(zip(("x", "y", "rows", "length", *_NUMBERS), flat, strict=True)))
+        calls = _Calls(builder, dict(zip(names, flat, strict=True)))
         calls.run(_WholeForward, (_Squares, _Forward))
         return context.get_dummy_value()
 
