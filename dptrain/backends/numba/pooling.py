@@ -32,8 +32,8 @@ Array = NDArray[Any]
 class _Grid(Writer):
     """A run of places, each beside a grid of cells: a window of pixels, or a pixel's windows.
 
-    Cell (i, j) of place number p and channel q lies at ``p · apart + i · row + j · channels + q`` in
-    the arrays `far`, the place itself at ``p · step + q`` in the arrays `near`. The number of the
+    Cell (i, j) of place p and channel q lies at ``p · apart + i · row + j · channels + q`` in the
+    arrays `far`, the place itself at ``p · step + q`` in the arrays `near`. The number of the
     cell's pixel in its window is ``position + i · down + j · across``.
 
     Args:
@@ -160,7 +160,10 @@ def _call(
         if not sizes:
             builder.call(writer(builder.module, width, None).function, args)
             return
-        fits = [builder.icmp_signed("==", n, I64(m)) for n, m in zip((rows, columns), sizes[0])]
+        fits = [
+            builder.icmp_signed("==", n, I64(m))
+            for n, m in zip((rows, columns), sizes[0], strict=True)
+        ]
         with builder.if_else(builder.and_(*fits)) as (then, otherwise):
             with then:
                 builder.call(writer(builder.module, width, sizes[0]).function, args)

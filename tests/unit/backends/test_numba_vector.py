@@ -47,8 +47,8 @@ def test_kernels_are_right_on(processor, tmp_path):
         "NUMBA_CPU_FEATURES": features,
         "DPTRAIN_CACHE_DIR": str(tmp_path),
     }
-    files = [str(HERE / f"test_numba_{part}.py") for part in ("convolution", "matmul")]
-    chosen = "(pooled and 2/2) or (pooled and 3/2 and wide) or (input and 32 and 129)"
+    files = [str(HERE / f"test_numba_{part}.py") for part in ("convolution", "matmul", "maps")]
+    chosen = "(pooled and 2/2) or (pooled and 3/2 and wide) or (input and 32 and 129) or maps"
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
