@@ -144,13 +144,13 @@ class NumbaReplica(Replica):
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
-        self._transpose = self.team.bind(elementwise.channels_last, varying=(staged, self._input))
+        self._transpose = self.team.bind(elementwise.channels_last, self._input, varying=(staged,))
 
     def _load_input(self, x: NDArray[Any]) -> None:
         n, (_, pixels, channels) = len(x), self._input.shape
         # The kernel has one signature; what does not fit it goes through NumPy's slower copy.
-        fits = x.dtype == np.float32 and x.flags.carray
+        fits = x.dtype == np.float32 and x.flags.c_contiguous and x.flags.aligned
         if x.ndim == 4 and channels > 1 and fits:
-            self._transpose(n, x.reshape(n, channels, pixels), self._input)
+            self._transpose(n, x.reshape(n, channels, pixels))
         else:
             super()._load_input(x)

@@ -16,8 +16,8 @@ Array = NDArray[Any]
 
 
 @kernel
-def channels_last(start: int, stop: int, thread: int, source: Array, target: Array) -> None:
-    """(N, C, H·W) to (N, H·W, C); items are samples."""
+def channels_last(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target (N, H·W, C) from source (N, C, H·W); items are samples."""
     channels, pixels = source.shape[1], source.shape[2]
     for n in range(start, stop):
         if channels == 3:
