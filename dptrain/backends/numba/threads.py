@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba.atomics import call, exchange, give_way, load, pause, store
-from dptrain.backends.numba.entries import Record
+from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 
 Launch = Callable[..., None]
@@ -35,12 +35,14 @@ Launch = Callable[..., None]
 _Tokens = SimpleQueue[bool]
 
 ASLEEP, IDLE, POSTED, GONE = range(4)
-BUSY, ENTRY, RECORD, COUNT, FAILED = range(0, 40, 8)
-"""Bytes from the start of the memory to the words of the present launch."""
+BUSY, RECORD, COUNT, FAILED = range(0, 32, 8)
+"""Bytes from the start of a team's memory to the words of the present launch."""
 DISMISSED = 8
 """Bytes from a thread's word to the one that tells it to go as soon as it is idle."""
 LINE = 128
 """Bytes between slots: two cache lines, for processors fetch them in pairs."""
+ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
+"""Bytes from the start of a launch's record to its words: what runs, on which team, with what."""
 DONE, ERROR, SLEEPERS = range(3)
 """What `_run` returns."""
 PATIENCE = 2000
@@ -73,23 +75,26 @@ def _post(slot, patience):  # type: ignore[no-untyped-def]
 @inlined
 def _work(memory, thread, threads):  # type: ignore[no-untyped-def]
     """A thread's part of the present launch."""
-    count = load(memory + COUNT)
+    record, count = load(memory + RECORD), load(memory + COUNT)
     start, stop = count * thread // threads, count * (thread + 1) // threads
-    if call(load(memory + ENTRY), start, stop, thread, load(memory + RECORD)):
+    if call(load(record + ENTRY), start, stop, thread, record + ARGUMENTS):
         store(memory + FAILED, 1)
 
 
 @native
-def _run(memory: int, threads: int, entry: int, record: int, count: int, patience: int) -> int:
+def _run(record: int, count: int, patience: int) -> int:
     """Run a kernel on ranges that cover [0, count), one for each thread, some perhaps empty.
 
     Args:
-        memory: address of the team's memory; thread 0 is the caller and has no slot.
+        record: address of what to run.
+        count: number of items.
         patience: turns to wait for threads that were woken. 0: return `SLEEPERS`, and do nothing,
             where a thread is asleep.
     """
+    memory, threads = load(record + MEMORY), load(record + THREADS)
     if threads == 1:
-        return ERROR if call(entry, 0, count, 0, record) else DONE
+        failed = call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS)
+        return ERROR if failed else DONE
     if patience == 0:
         for i in range(1, threads):
             if load(memory + i * LINE) == ASLEEP:
@@ -98,7 +103,6 @@ def _run(memory: int, threads: int, entry: int, record: int, count: int, patienc
     while exchange(memory + BUSY, 0, 1):
         _wait(turns)
         turns += 1
-    store(memory + ENTRY, entry)
     store(memory + RECORD, record)
     store(memory + COUNT, count)
     for i in range(1, threads):
@@ -175,18 +179,18 @@ class Team:
             args: arrays and numbers that stay.
             varying: examples of what the call will be given after the number of items.
         """
-        record, first = Record((*args, *varying)), len(args)
-        entry, address = kernel.compile(*args, *varying), record.address
-        run, memory, threads = interpreted(_run, 6), self._memory.ctypes.data, self.threads
+        head = kernel.compile(*args, *varying), address_of(self._memory), self.threads
+        record, first = Record((*head, *args, *varying)), len(head) + len(args)
+        run, address = interpreted(_run, 3), record.address
 
         def launch(count: int, *rest: Any) -> None:
             if rest:
                 for i, value in enumerate(rest, first):
                     record.write(i, value)
-            status = run(memory, threads, entry, address, count, 0)
+            status = run(address, count, 0)
             if status == SLEEPERS:
                 self._wake()
-                status = run(memory, threads, entry, address, count, PATIENCE)
+                status = run(address, count, PATIENCE)
             if status == ERROR:
                 raise KernelError(f"kernel {kernel.py_func.__name__} raised an exception")
 
@@ -200,7 +204,7 @@ class Team:
 
 def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens) -> None:
     """Life of a thread: work, sleep until there is a token, and go when it is False."""
-    serve, address = interpreted(_serve, 3), memory.ctypes.data
+    serve, address = interpreted(_serve, 3), address_of(memory)
     awake = True
     while awake:
         serve(address, len(memory), thread)
