@@ -26,6 +26,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.lowering import Lower
 from numba.core.typed_passes import BaseNativeLowering, NativeLowering
+from numpy.typing import NDArray
 
 _NOTHING = ctypes.c_char * 0
 I64 = ir.IntType(64)
@@ -59,32 +60,38 @@ class Record:
 
     Args:
         values: of the kinds that the kernel was compiled for.
+
+    Attributes:
+        address: of the first word.
+        places: for each argument (words, place): ``words[place] = value`` gives it another value of
+            its kind.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self._values: list[Any] = [None] * len(values)
-        self._starts = [0, *accumulate(words(value) for value in values)]
-        memory = np.zeros(max(1, self._starts.pop()), np.int64)
+        *starts, size = accumulate(map(words, values), initial=0)
+        memory = np.zeros(max(1, size), np.int64)
         self.address = address_of(memory)
+        self._arrays: dict[int, NDArray[Any]] = {}
         # Writing through these takes a third of the time that writing to an array takes.
-        self._integers = memory.data
-        self._floats: Any = memory.view(np.float64).data
-        for i, value in enumerate(values):
-            self.write(i, value)
+        self._integers, self._floats = memory.data, memory.view(np.float64).data
+        self.places = [
+            (self._words(value), start) for value, start in zip(values, starts, strict=True)
+        ]
+        for (words_, place), value in zip(self.places, values, strict=True):
+            words_[place] = value
 
-    def write(self, i: int, value: Any) -> None:
-        """Change argument number `i` to another value of its kind."""
-        start, before = self._starts[i], self._values[i]
+    def _words(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            self._values[i] = value
-            self._integers[start] = address_of(value)
-            if before is None or before.shape != value.shape:
-                for place, word in enumerate((*value.shape, *value.strides), start + 1):
-                    self._integers[place] = word
-        elif isinstance(value, float | np.floating):
-            self._floats[start] = value
-        else:
-            self._integers[start] = value
+            return self
+        return self._floats if kind(value) == types.float64 else self._integers
+
+    def __setitem__(self, start: int, array: NDArray[Any]) -> None:
+        before = self._arrays.get(start)
+        self._arrays[start] = array
+        self._integers[start] = address_of(array)
+        if before is None or before.shape != array.shape:
+            for place, word in enumerate((*array.shape, *array.strides), start + 1):
+                self._integers[place] = word
 
 
 def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir.Value:
