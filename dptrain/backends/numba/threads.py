@@ -5,11 +5,11 @@ Each thread but the caller's has a word that says what it is at:
     ASLEEP ── the thread ──▶ IDLE ── a caller ──▶ POSTED ── the thread ──▶ IDLE
     IDLE ── the thread, when nothing comes ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
 
-An idle thread looks at its word for some ten microseconds; then it sleeps in the interpreter until
-its queue has a token. What leads away from IDLE is an atomic exchange, so nobody posts to a thread
-that has just fallen asleep: what that one should do, the caller does in its name. So a launch needs
-nobody to wake up, and is over when it returns: no signal can leave a kernel running on memory that
-is freed.
+An idle thread looks at its word for some tens of microseconds; then it sleeps in the interpreter
+until its queue has a token. What leads away from IDLE is an atomic exchange, so nobody posts to a
+thread that has just fallen asleep: what that one should do, the caller does in its name. So a
+launch needs nobody to wake up, and is over when it returns: no signal can leave a kernel running on
+memory that is freed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
 DONE, ERROR, SLEEPERS = range(3)
 """What `_run` returns."""
 PATIENCE = 2000
-"""Looks at a slot before falling asleep: 20 to 100 microseconds, by processor."""
+"""Looks at its word before a thread falls asleep: 20 to 100 microseconds, by processor."""
 
 
 @inlined
