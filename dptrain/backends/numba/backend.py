@@ -150,7 +150,7 @@ class NumbaReplica(Replica):
 
     def _load_input(self, x: NDArray[Any]) -> None:
         # The kernel has one signature; what does not fit it goes through NumPy's slower copy.
-        if x.dtype == self._input.dtype and x.flags.carray:
+        if x.dtype == self._input.dtype and x.flags.c_contiguous and x.flags.aligned:
             n, (_, pixels, channels) = len(x), self._input.shape
             self._transpose(n, x.reshape(n, channels, pixels))
         else:
