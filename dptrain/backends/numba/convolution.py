@@ -27,6 +27,7 @@ from dptrain.backends.numba.patches import (
     fill_ramp,
     is_inside,
     pack_flipped,
+    padded_gradient,
     padded_maps,
     rows_alike,
 )
@@ -62,7 +63,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     if not inside:
         padded[:] = 0
     work = mine[size + 2 * pixels + patch :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
+    u, work = work[: winograd.MATRICES * c * k], work[winograd.MATRICES * c * k :]
     if fast:
         winograd.transform_weights(w_flat, 0, c, k, u)
     floor = np.float32(0) if relu else NOTHING
@@ -114,7 +115,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
     one = mine[size + 2 * patch + pixels :]
-    total, work = one[1 : 1 + 16 * c * k], one[1 + 16 * c * k :]
+    total, work = one[1 : 1 + winograd.MATRICES * c * k], one[1 + winograd.MATRICES * c * k :]
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -185,8 +186,8 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
     _, h_out, w_out, _ = dy.shape
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
     above, before = (r - 1) // down, (s - 1) // across
-    rows = (h_in - 1 + top) // down + 1 + above
-    columns = (w_in - 1 + left) // across + 1 + before
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry, fast)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
@@ -194,10 +195,9 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
     work = mine[size + weights + 2 * pixels + r * s * k + k :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
+    u, work = work[: winograd.MATRICES * c * k], work[winograd.MATRICES * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
-    fast = winograd.suits(geometry, c, k)
     if fast:
         winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0

@@ -59,11 +59,14 @@ def conv_scratch(
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
-    # One row and column more than the patches have, where `winograd` takes two outputs at a time.
-    padded = ((h_out - 1) * strides[0] + window[0] + 1) * ((w_out - 1) * strides[1] + window[1] + 1)
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + 1
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1] + 1
     transformed = winograd.scratch(strides, window, c, k)
+    # Rows and columns more than the patches have, where `winograd` takes several outputs at a time.
+    more = winograd.SIDE - 1 if transformed else 0
+    high, wide = ((n - 1) * strides[i] + window[i] + more for i, n in enumerate((h_out, w_out)))
+    padded = high * wide
+    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + more
+    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
+    columns += more
     band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
     return (
         padded * c + 2 * pixels + patch + band + transformed,
@@ -112,11 +115,23 @@ def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
 
 
 @expanded
-def padded_maps(h_out, w_out, geometry, even):  # type: ignore[no-untyped-def]
-    """Height and width that the patches cover, of an even number of them each way if asked."""
+def padded_maps(h_out, w_out, geometry, fast):  # type: ignore[no-untyped-def]
+    """Height and width that the patches cover, or that `winograd` reads if it is `fast`."""
     _, _, down, across, r, s = geometry
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
-    return (rows + h_out % 2, columns + w_out % 2) if even else (rows, columns)
+    if fast:
+        return winograd.around(h_out), winograd.around(w_out)
+    return (h_out - 1) * down + r, (w_out - 1) * across + s
+
+
+@expanded
+def padded_gradient(h_in, w_in, h_out, w_out, geometry, fast):  # type: ignore[no-untyped-def]
+    """Height and width of dy with zeros around it, as backward by the input reads it."""
+    top, left, down, across, r, s = geometry
+    rows = max((h_in - 1 + top) // down + 1, h_out) + (r - 1) // down
+    columns = max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
+    if fast:
+        return max(rows, top + winograd.around(h_in)), max(columns, left + winograd.around(w_in))
+    return rows, columns
 
 
 @expanded

@@ -23,6 +23,7 @@ from dptrain.backends.numba.patches import (
     fill_ramp,
     is_inside,
     pack_flipped,
+    padded_gradient,
     padded_maps,
     pool_row,
     unpool,
@@ -51,8 +52,8 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     band = mine[size + 2 * pixels + patch :]
-    u = band[pixels * k : (pixels + 16 * c) * k]
-    work = band[(pixels + 16 * c) * k :]
+    u = band[pixels * k :][: winograd.MATRICES * c * k]
+    work = band[pixels * k + winograd.MATRICES * c * k :]
     x_flat, w_flat, y_flat, argmax_flat = (
         x.reshape(-1),
         w.reshape(-1),
@@ -151,7 +152,10 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
     dz, work = mine[size + 2 * patch + pixels :][: pixels * k], mine[size + 2 * patch + pixels :]
-    total, work = work[pixels * k :][: 16 * c * k], work[(pixels + 16 * c) * k :]
+    total, work = (
+        work[pixels * k :][: winograd.MATRICES * c * k],
+        work[pixels * k + winograd.MATRICES * c * k :],
+    )
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -205,8 +209,8 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     h_out, w_out = pool[6], pool[7]
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
     above, before = (r - 1) // down, (s - 1) // across
-    rows = max((h_in - 1 + top) // down + 1, h_out) + above
-    columns = max((w_in - 1 + left) // across + 1, w_out) + before
+    fast = winograd.suits(geometry, c, k)
+    rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry, fast)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
@@ -215,10 +219,9 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
     work = mine[size + weights + 2 * pixels + r * s * k + k :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
+    u, work = work[: winograd.MATRICES * c * k], work[winograd.MATRICES * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
-    fast = winograd.suits(geometry, c, k)
     if fast:
         winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
 from dptrain.backends.numba.patches import NOTHING, pool_row, unpool
@@ -77,10 +78,18 @@ def choose(
     padded = min(around) >= 0 and h_out - height <= pads[0] and w_out - width <= pads[1]
     if not available() or strides != (1, 1) or not padded or min(width, w_out) < 8:
         return NO_WALKS
+    fewest = min(c, k)
+    if fewest < 16:
+        return NO_WALKS
+
+    def fast(stage: tuple[int, int], forward: bool) -> bool:
+        vectors = c % SIDE == 0 and k % SIDE == 0
+        return vectors and winograd.wins((r, s), stage, fewest, forward)
+
     return Walks(
-        correlation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
-        accumulation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
-        correlation(out, maps, window, around) if c >= 16 and k >= 16 else None,
+        None if fast((h_out, w_out), True) else correlation(maps, out, window, pads),
+        None if fast((h_out, w_out), False) else accumulation(maps, out, window, pads),
+        None if fast((height, width), False) else correlation(out, maps, window, around),
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from dptrain.backends.numba import convolution as conv
 from dptrain.backends.numba import pooled_convolution as pooled
+from dptrain.backends.numba import winograd
 from dptrain.backends.numba.patches import conv_geometry, conv_scratch, pool_geometry
 from dptrain.backends.numba.windows import NO_GRADIENT
 
@@ -91,7 +92,11 @@ class Case:
             self.ty = functional.max_pool2d(z, window, pool_strides)
         self.dy = rng.standard_normal(nhwc(self.ty).shape, np.float32)
         self.ty.backward(nchw(self.dy))
-        self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
+        # F(4×4, 3×3) is about 3 times as far off as a direct sum (docs/kernels.md): as far as one
+        # of 9 times as many products.
+        fast = winograd.scratch(strides, (r, s), c, k) > 0
+        lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
+        self.lengths = {name: (9 if fast else 1) * length for name, length in lengths.items()}
 
     def memory_behind_scratch_is_untouched(self):
         return all(np.isnan(memory[-64:]).all() for memory in self.memory)
@@ -103,7 +108,8 @@ class Case:
 def close(actual, expected, length):
     """Sums of `length` products of normal numbers: their rounding errors add up like a walk."""
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=8 * EPSILON * (length + 1) ** 0.5 * 4)
+    bound = 32 * EPSILON * (length + 1) ** 0.5
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
 
 
 @pytest.fixture(params=CASES)

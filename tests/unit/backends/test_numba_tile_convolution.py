@@ -33,7 +33,7 @@ class Case(vectors.Case):
 
     def __init__(self, case, pool=None):
         super().__init__(case, pool=pool)
-        _, maps, k, window, _, pads = case
+        n, maps, k, window, _, pads = case
         out = [vectors.nhwc(self.ty).shape[1 + i] for i in range(2)]
         if pool:
             out = [maps[i] + sum(pads[i]) - window[i] + 1 for i in range(2)]
@@ -47,6 +47,9 @@ class Case(vectors.Case):
         self.scratch = [
             m[: 2 * size].reshape(2, size) for m, size in zip(self.memory, sizes, strict=True)
         ]
+
+        taps, pixels = window[0] * window[1], n * out[0] * out[1]
+        self.lengths = {"y": taps * maps[2], "dx": taps * k, "dw": pixels}
 
     def halves(self):
         """Ranges of two threads, in turn."""
@@ -134,18 +137,29 @@ def test_not_a_number_passes():
 
 
 def test_strides_and_narrow_maps_are_left_to_vectors():
-    wide = (16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)
-    assert conv.choose(*wide).forward is not None
+    wide = (16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2)
+    chosen = conv.choose(*wide)
+    assert all(walk is not None for walk in (chosen.forward, chosen.weight, chosen.input))
     for change in (
-        {1: (8, 8, 32), 3: (2, 2)},
+        {1: (6, 6, 32), 3: (2, 2)},
         {0: (16, 4, 16), 1: (16, 4, 32)},
-        {4: (3, 3)},
+        {4: (5, 5), 1: (22, 22, 32)},
     ):
         shapes = [change.get(i, shape) for i, shape in enumerate(wide)]
         assert conv.choose(*shapes) == conv.NO_WALKS
 
 
+def test_fewer_multiplications_win_where_they_cover_the_maps():
+    few = conv.choose((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1))
+    assert few == conv.NO_WALKS
+    many = conv.choose((48, 48, 32), (46, 46, 64), (3, 3), (1, 1), (0, 0))
+    assert [many.forward is None, many.weight is None, many.input is None] == [False, True, True]
+    uncovered = conv.choose((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1))
+    assert uncovered.forward is not None
+    assert uncovered.weight is not None
+
+
 def test_vectors_where_there_is_no_tile_unit(monkeypatch):
     monkeypatch.setattr(conv, "available", lambda: False)
-    chosen = conv.choose((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1))
+    chosen = conv.choose((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
     assert chosen == conv.NO_WALKS
