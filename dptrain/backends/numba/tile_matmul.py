@@ -40,22 +40,28 @@ _COLUMN_AT = np.arange(_TILES, dtype=np.int32) * SIDE
 
 def choose(samples: int, threads: int, inputs: int, outputs: int) -> Mapping[Phase, Any]:
     """Kernels that are faster than vectors, each with the elements of scratch a thread needs."""
-    if not available() or min(inputs, outputs) < 2 * SIDE:
+    if not available() or min(inputs, outputs) < 2 * SIDE or samples < 64:
         return {}
-    ways = {}
+    forward, weight, backward = scratch(samples, inputs, outputs)
+    ways = {Phase.BACKWARD_WEIGHT: (dense_backward_weight, weight)}
+    # Every thread splits all of w for its samples.
     if samples >= 64 * threads:
-        rows, panels = _tiles(min(samples, _BLOCK)), -(-outputs // STEPS)
-        wide, high = _tiles(min(outputs, _WIDE)), _tiles(min(inputs, _HIGH))
-        forward = _TABLES + (rows + wide) * _TILE // 2
         ways[Phase.FORWARD] = dense_forward, forward
-        turned = max(STEPS, high * SIDE) * rows * SIDE
-        backward = _TABLES + turned + (rows * panels * PANEL + high * _TILE) // 2
         ways[Phase.BACKWARD_INPUT] = dense_backward_input, backward
-    if samples >= 64:
-        wide = _tiles(min(outputs, _WRITTEN))
-        weight = _TABLES + _GATHERED * _BLOCK + (wide + _GATHERED // SIDE) * _TILE // 2
-        ways[Phase.BACKWARD_WEIGHT] = dense_backward_weight, weight
     return ways
+
+
+def scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+    """Elements of scratch a thread, forward, backward by the weights and by the input."""
+    rows, panels = _tiles(min(samples, _BLOCK)), -(-outputs // STEPS)
+    wide, high = _tiles(min(outputs, _WIDE)), _tiles(min(inputs, _HIGH))
+    written = _tiles(min(outputs, _WRITTEN)) + _GATHERED // SIDE
+    turned = max(STEPS, high * SIDE) * rows * SIDE
+    return (
+        _TABLES + (rows + wide) * _TILE // 2,
+        _TABLES + _GATHERED * _BLOCK + written * _TILE // 2,
+        _TABLES + turned + (rows * panels * PANEL + high * _TILE) // 2,
+    )
 
 
 def _tiles(elements: int) -> int:
