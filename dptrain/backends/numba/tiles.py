@@ -370,6 +370,8 @@ class _Pairs(Writer):
 
 
 def emit(writer: Any) -> Any:
+    """What an intrinsic generates: a call of the function that `writer` writes."""
+
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         kinds: list[Any] = []
         flat: list[ir.Value] = []

@@ -119,9 +119,7 @@ def test_backward_weight(kernels, arrays, n):
     samples = len(x[:n])
     # db comes from the range that starts at the first input, empty or not.
     for start, stop, thread in halves(len(w)):
-        kernels.backward_weight(
-            start, stop, thread, x, dy, dw, db, scratch.rows, samples
-        )
+        kernels.backward_weight(start, stop, thread, x, dy, dw, db, scratch.rows, samples)
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
     assert scratch.intact()
@@ -167,6 +165,7 @@ def test_not_a_number_passes(kernels):
         ((63, 1, 800, 400), set()),
         ((64, 1, 800, 400), {Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}),
         ((64, 2, 800, 400), {Phase.BACKWARD_WEIGHT}),
+        ((64, 1, 100, 400), {Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}),
         ((1024, 1, 800, 10), set()),
     ],
 )
