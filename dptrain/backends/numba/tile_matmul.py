@@ -26,8 +26,8 @@ _WIDE = 640
 _HIGH = 256
 """Rows of w in a block, where its columns are steps."""
 _SAMPLES = 64
-"""Samples from which on the unit is faster: it saves 10 to 40% of the time then. With 32 the time
-goes to splitting w and to writing dw, of which vectors do without the first."""
+"""Samples from which on the unit is faster. With 32, splitting w takes as long as multiplying, and
+backward by the weights is slower than with vectors unless dw is in the second cache."""
 _GATHERED = 64
 """Features of x that `dense_backward_weight` turns at a time."""
 _WRITTEN = 512
