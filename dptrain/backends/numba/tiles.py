@@ -249,7 +249,7 @@ class _Product(Writer):
         self.unit("tileloadd64", I8(register), place, distance)
 
 
-def _parts(writer: Writer, value: ir.Value) -> list[ir.Value]:
+def split(writer: Writer, value: ir.Value) -> list[ir.Value]:
     """The three parts of a vector of float32, as int32 whose upper halves are the bfloat16."""
     b = writer.builder
     ints = ir.VectorType(I32, writer.width)
@@ -281,7 +281,7 @@ class _Rows(Writer):
                 if masked:
                     self.mask_after(b.sub(args["count"], b.add(i, I64(h * SIDE))))
                 place = self.at(args["source"], b.add(i, I64(h * SIDE)))
-                halves.append(_parts(self, self.load(place, masked=masked)))
+                halves.append(split(self, self.load(place, masked=masked)))
             for p in range(PARTS):
                 self.store_words(
                     halves[0][p], halves[1][p], b.add(i, b.mul(args["part"], I64(p))), masked
@@ -366,10 +366,12 @@ class _Pairs(Writer):
         row = b.select(exists, i, I64(0))
         place = self.at(args["source"], b.add(b.mul(row, args["source_row"]), column))
         value = self.load(place, masked=True)
-        return _parts(self, b.select(exists, value, self.zero))
+        return split(self, b.select(exists, value, self.zero))
 
 
-def _emit(writer: Any) -> Any:
+def emit(writer: Any) -> Any:
+    """What an intrinsic generates: a call of the function that `writer` writes."""
+
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         kinds: list[Any] = []
         flat: list[ir.Value] = []
@@ -402,13 +404,13 @@ def multiply_tiles(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_col
         shape: (rows of a tile, row tiles, steps, column tiles, columns of the last).
     """
     sig = types.none(a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape)
-    return sig, _emit(_Product)
+    return sig, emit(_Product)
 
 
 @intrinsic
 def split_rows(typingctx, source, target, part, count):  # type: ignore[no-untyped-def]
     """Split `count` elements; source and target are (contiguous array, start)."""
-    return types.none(source, target, part, count), _emit(_Rows)
+    return types.none(source, target, part, count), emit(_Rows)
 
 
 @intrinsic
@@ -421,4 +423,4 @@ def split_pairs(typingctx, source, source_row, target, shape, distances):  # typ
         shape: (rows, rows to write: zeros behind the last; columns).
         distances: in `target`, of column tiles, of parts, of every 32 rows.
     """
-    return types.none(source, source_row, target, shape, distances), _emit(_Pairs)
+    return types.none(source, source_row, target, shape, distances), emit(_Pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dptrain.backends.numba import (
     patches,
     pooled_convolution,
     tile_convolution,
+    tile_matmul,
 )
 from dptrain.backends.numba.operations import (
     DropoutMask,
@@ -186,21 +188,21 @@ class FullyConnected(Operation):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        buffers = {}
+        buffers = {
+            _SCRATCH[phase]: BufferSpec((setting.threads, count), "float32")
+            for phase, (_, count) in _ways(group, setting.batch_size, setting.threads).items()
+            if count and (setting.training or phase is Phase.FORWARD)
+        }
+        scratch = tuple(name for name in buffers if name == _SCRATCH[Phase.FORWARD])
+        phases = {Phase.FORWARD: Access(("x",), ("y", *scratch))}
         if setting.training:
             if Dropout in group.kinds:
                 shape = (setting.batch_size, *group.tail.output_maps)
                 buffers["mask"] = DropoutMask.spec(shape)
-                phases[Phase.FORWARD] = Access(("x",), ("y", "mask"))
+                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", *scratch))
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
-            inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
-            count = matmul.dense_scratch(setting.batch_size, inputs, outputs)
-            # Two buffers of which each lives for one stage only.
-            for name in ("weight_scratch", "input_scratch"):
-                buffers[name] = BufferSpec((setting.threads, count), "float32")
             phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "input_scratch"))
         return GroupNeeds(phases, buffers)
 
@@ -218,11 +220,17 @@ class FullyConnected(Operation):
     def _weight(self, name: str) -> NDArray[Any]:
         return self.arrays[name].reshape(-1, self.size)
 
+    def _way(self, phase: Phase) -> tuple[Any, tuple[NDArray[Any], ...]]:
+        """Kernel of a phase, and its scratch if it needs any."""
+        kernel, count = _ways(self.group, len(self.arrays["x"]), self.team.threads)[phase]
+        return kernel, (self.arrays[_SCRATCH[phase]],) if count else ()
+
     def _forward(self) -> Kernel:
+        kernel, scratch = self._way(Phase.FORWARD)
         dense = self.team.bind(
-            matmul.dense_forward,
+            kernel,
             self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
-            ReLU in self.group.kinds,
+            ReLU in self.group.kinds, *scratch,
         )  # fmt: skip
         if "mask" not in self.arrays:
             return each(dense, 1)
@@ -246,10 +254,10 @@ class FullyConnected(Operation):
 
     def _backward_weight(self) -> Kernel:
         dw, db = self._weight("dweight"), self.arrays["dbias"]
+        kernel, scratch = self._way(Phase.BACKWARD_WEIGHT)
         launch = self.team.bind(
-            matmul.dense_backward_weight,
-            self.rows("x"), self.rows("dy"), dw, db, self.arrays["weight_scratch"], varying=(0,),
-        )  # fmt: skip
+            kernel, self.rows("x"), self.rows("dy"), dw, db, *scratch, varying=(0,)
+        )
 
         def run(context: Context) -> None:
             launch(len(dw), context.n)
@@ -257,9 +265,27 @@ class FullyConnected(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        launch = self.team.bind(
-            matmul.dense_backward_input,
-            self.rows("dy"), self._weight("weight"), self.rows("dx"),
-            self.arrays["input_scratch"],
-        )  # fmt: skip
+        kernel, scratch = self._way(Phase.BACKWARD_INPUT)
+        weight = self._weight("weight")
+        launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), *scratch)
         return each(launch, 1)
+
+
+_SCRATCH = {
+    Phase.FORWARD: "forward_scratch",
+    Phase.BACKWARD_WEIGHT: "weight_scratch",
+    Phase.BACKWARD_INPUT: "input_scratch",
+}
+"""Names of buffers, each of which lives for one stage."""
+
+
+def _ways(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
+    """Kernels of a dense layer, each with the elements of scratch that a thread needs."""
+    inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
+    count = matmul.dense_scratch(samples, inputs, outputs)
+    vectors = {
+        Phase.FORWARD: (matmul.dense_forward, 0),
+        Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, count),
+        Phase.BACKWARD_INPUT: (matmul.dense_backward_input, count),
+    }
+    return {**vectors, **tile_matmul.choose(samples, threads, inputs, outputs)}
