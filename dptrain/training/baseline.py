@@ -35,7 +35,7 @@ def open_loader(
         first_step=first,
         last_step=last,
         augmentation=job.augmentation,
-        depth=job.config.prefetch,
+        depth=job.prefetch,
     )
 
 
