@@ -122,10 +122,11 @@ class Augmentation:
         """Moves of the kernel: picture, top, left, mirrored."""
         moves = np.empty((len(x), 4), np.int64)
         moves[:, 0] = rows
-        for axis in (0, 1):
-            middle = (source.shape[2 + axis] - x.shape[2 + axis]) // 2
-            moves[:, 1 + axis] = draws[axis] * (2 * self.crop + 1)
-            moves[:, 1 + axis] += middle - self.crop
+        moves[:, 1:3] = draws[:2].T * (2 * self.crop + 1)
+        middle = [
+            (most - seen) // 2 for most, seen in zip(source.shape[2:], x.shape[2:], strict=True)
+        ]
+        moves[:, 1:3] += np.array(middle) - self.crop
         moves[:, 3] = (draws[2] < 0.5) & self.flip
         return moves
 
