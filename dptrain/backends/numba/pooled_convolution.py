@@ -15,6 +15,7 @@ from dptrain.backends.numba.microkernels import multiply_spaced
 from dptrain.backends.numba.patches import (
     NOTHING,
     add_weight_gradient,
+    band_rows,
     copy_padded,
     correlate_phases,
     fill_filter,
@@ -144,7 +145,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
     top, left, down, across, r, s = geometry
-    h_out, w_out = pool[6], pool[7]
+    high, h_out, w_out = pool[4], pool[6], pool[7]
     fast = winograd.suits(geometry, c, k)
     rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
@@ -158,6 +159,10 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     fill_filter(r, s * c, width * c, tables[:patch])
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
+    # Of windows side by side few rows are unpooled at a time, so that dz stays in L1.
+    step = h_pool
+    if not fast and pool[2] == high and pool[0] == 0 and h_pool * high <= h_out:
+        step = max(1, band_rows(w_out, c, k) // high)
     sums[:] = 0
     if fast:
         total[:] = 0
@@ -169,27 +174,32 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        pooled = n * h_pool * w_pool * k
-        unpool(
-            dy_flat,
-            argmax_flat,
-            pooled,
-            h_pool,
-            w_pool,
-            k,
-            pool,
-            dz,
-            w_out,
-            0,
-            0,
-            sums[patch * k :],
-        )
+        for i in range(0, h_pool, step):
+            count = min(step, h_pool - i)
+            unpool(
+                dy_flat,
+                argmax_flat,
+                (n * h_pool + i) * w_pool * k,
+                count,
+                w_pool,
+                k,
+                pool,
+                dz,
+                w_out,
+                0,
+                0,
+                sums[patch * k :],
+            )
+            if not fast:
+                first = i * pool[4] * w_out if step < h_pool else 0
+                height = count * pool[4] if step < h_pool else h_out
+                add_weight_gradient(
+                    a, a_start, dz, 0, tables, first, height, w_out, r, s, c, k, sums
+                )
         if fast:
             winograd.add_weight_gradient(
                 *(a, a_start, width * c, c, dz, 0, h_out, w_out, k, total, work)
             )
-        else:
-            add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
     if fast:
         winograd.finish_weight_gradient(total, c, k, sums)
 
