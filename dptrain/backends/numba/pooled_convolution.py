@@ -28,6 +28,8 @@ from dptrain.backends.numba.patches import (
     pool_row,
     unpool,
 )
+from dptrain.backends.numba.pooled_tiles import fewest_windows, multiply_pooled
+from dptrain.backends.numba.vector import vector_width
 
 
 @kernel
@@ -69,6 +71,11 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
         padded[:] = 0
     if fast:
         winograd.transform_weights(w_flat, 0, c, k, u)
+    # Whole 2 by 2 windows side by side are pooled where the sums are.
+    direct = pool[0] == 0 and pool[1] == 0 and pool[2] == 2 and pool[3] == 2
+    direct = direct and high == 2 and pool[5] == 2
+    direct = direct and 2 * h_pool <= h_out and 2 * w_pool <= w_out
+    direct = direct and w_pool >= fewest_windows() and k % vector_width() == 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
@@ -95,6 +102,19 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                     y_flat,
                     argmax_flat,
                     (n * h_pool + i) * w_pool * k,
+                )
+            continue
+        if direct:
+            for i in range(h_pool):
+                multiply_pooled(
+                    (a, a_start + 2 * i * down * width * c),
+                    (down * width * c, across * c),
+                    (a_steps, 0, 1),
+                    (w_flat, 0, k),
+                    (b, 0),
+                    (y_flat, (n * h_pool + i) * w_pool * k),
+                    (argmax_flat, (n * h_pool + i) * w_pool * k),
+                    (patch, w_pool),
                 )
             continue
         ready = 0

@@ -104,6 +104,31 @@ class _Windows(Writer):
         raise NotImplementedError
 
 
+def nothing(writer: Writer) -> list[ir.Value]:
+    """The maximum of no elements, and its position."""
+    lanes = ir.VectorType(I32, writer.width)
+    return [writer.zero, ir.Constant(lanes, [NO_GRADIENT] * writer.width)]
+
+
+def larger(
+    writer: Writer, value: ir.Value, position: ir.Value, state: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Maximum and its position, with one more element."""
+    b, (best, where) = writer.builder, state
+    # A NaN wins and stays: it must reach the loss to be noticed.
+    better = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
+    return [b.select(better, value, best), b.select(better, writer.splat(position), where)]
+
+
+def store_maximum(
+    writer: Writer, state: Sequence[ir.Value], largest: ir.Value, position: ir.Value
+) -> None:
+    """Store a maximum and its position."""
+    writer.store(state[0], largest)
+    bytes_ = ir.VectorType(I8, writer.width)
+    writer.store(writer.builder.trunc(state[1], bytes_), position)
+
+
 class _Maximum(_Windows):
     name = "maximum"
     arrays = {"map": F32P, "largest": F32P, "position": I8P}  # noqa: RUF012
@@ -111,22 +136,15 @@ class _Maximum(_Windows):
     def window(
         self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
     ) -> Sequence[ir.Value]:
-        b, args = self.builder, self.args
-        lanes = ir.VectorType(I32, self.width)
+        args = self.args
 
         def pixel(
             place: ir.Value, position: ir.Value, state: Sequence[ir.Value]
         ) -> Sequence[ir.Value]:
-            best, where = state
-            value = self.load(self.at(args["map"], place))
-            # A NaN wins and stays: it must reach the loss to be noticed.
-            better = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
-            return [b.select(better, value, best), b.select(better, self.splat(position), where)]
+            return larger(self, self.load(self.at(args["map"], place)), position, state)
 
-        nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
-        best, where = self.pixels(corner, [self.zero, nowhere], pixel)
-        self.store(best, self.at(args["largest"], pooled))
-        self.store(b.trunc(where, ir.VectorType(I8, self.width)), self.at(args["position"], pooled))
+        best = self.pixels(corner, nothing(self), pixel)
+        store_maximum(self, best, self.at(args["largest"], pooled), self.at(args["position"], pooled))
         return state
 
 
