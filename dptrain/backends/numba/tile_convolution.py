@@ -77,9 +77,11 @@ def choose(
     padded = min(around) >= 0 and h_out - height <= pads[0] and w_out - width <= pads[1]
     if not available() or strides != (1, 1) or not padded or min(width, w_out) < 8:
         return NO_WALKS
+    # Of a first layer's filter whose rows fill a tile, turning dy around pays for 64 filters.
+    folded = c < SIDE and SIDE // 2 <= s * c <= SIDE and k >= 64
     return Walks(
         correlation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
-        accumulation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
+        accumulation(maps, out, window, pads) if folded or (c >= 16 and k >= 16) else None,
         correlation(out, maps, window, around) if c >= 16 and k >= 16 else None,
     )
 

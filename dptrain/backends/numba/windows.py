@@ -147,7 +147,9 @@ class _Maximum(_Windows):
             return larger(self, self.load(self.at(args["map"], place)), position, state)
 
         best = self.pixels(corner, nothing(self), pixel)
-        store_maximum(self, best, self.at(args["largest"], pooled), self.at(args["position"], pooled))
+        store_maximum(
+            self, best, self.at(args["largest"], pooled), self.at(args["position"], pooled)
+        )
         return state
 
 
