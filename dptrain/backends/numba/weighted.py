@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.numba import (
     convolution,
-    dropout,
     elementwise,
     matmul,
     narrow_convolution,
@@ -243,13 +242,12 @@ class FullyConnected(Operation):
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
         mask = DropoutMask(layer, index, self.arrays["mask"], self.team, self.seed)
-        apply = self.team.bind(dropout.dropout_in_place, self.rows("y"), mask.rows, mask.factor)
+        drop = mask.forward(self.rows("y"), self.rows("y"))
 
         def run(context: Context) -> None:
             dense(context.n)
             if context.training:
-                mask.draw(context)
-                apply(context.n)
+                drop(context)
 
         return run
 

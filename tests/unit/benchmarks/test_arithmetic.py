@@ -9,7 +9,7 @@ import pytest
 
 import dptrain
 from benchmarks.comparison import Comparison, flops
-from benchmarks.machine import caches
+from benchmarks.machine import cache_bytes, caches
 from benchmarks.report import Results, as_json, as_markdown, headline
 from benchmarks.stages import StageResult, bytes_of, kind_of
 from benchmarks.targets import Target
@@ -91,16 +91,29 @@ def test_caches_without_those_of_instructions(tmp_path: Path) -> None:
         for name, text in (("level", level), ("type", kind), ("size", "48K")):
             (tmp_path / f"index{i}" / name).write_text(text + "\n")
     assert caches(tmp_path) == ["L1 48K", "L2 48K"]
+    assert cache_bytes(tmp_path, "2") == 49152
     assert caches(tmp_path / "missing") == []
+    assert cache_bytes(tmp_path / "missing", "2") is None
 
 
 def results() -> Results:
     comparison = Comparison(
-        "model0", 32, "training", "eager", {"eager": 6.0}, times(*[2] * 4), times(*[6.2] * 4),
+        "model0", 32, "training", "eager", {"eager": 6.0}, {}, times(*[2] * 4), times(*[6.2] * 4),
         flops=3 * 10**8, peak=2e11,
     )  # fmt: skip
     stage = StageResult(
-        "model0", 32, "conv1.forward", "convolution", 500.0, (490.0, 510.0), 0.25, 1e11, 2e11, 0.5
+        "model0",
+        32,
+        "conv1.forward",
+        "convolution",
+        5 * 10**7,
+        10**6,
+        500.0,
+        (490.0, 510.0),
+        0.25,
+        1e11,
+        2e11,
+        0.5,
     )
     return Results({"date": "2026-01-02T03:04"}, comparisons=[comparison], stages=[stage])
 
