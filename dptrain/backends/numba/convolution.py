@@ -140,7 +140,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             )
         else:
             add_weight_gradient(
-                a, a_start, dy_flat, dz_start, tables, h_out, w_out, r, s, c, k, sums
+                a, a_start, dy_flat, dz_start, tables, 0, h_out, w_out, r, s, c, k, sums
             )
         # db is the product of dy with ones.
         multiply(

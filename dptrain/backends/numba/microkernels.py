@@ -25,8 +25,8 @@ for every few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
@@ -63,20 +63,21 @@ _ARGUMENTS = {
 }
 
 
-class _Tile(Writer):
+class Tile(Writer):
     """One tile of at most `height` rows and `vectors` vectors.
 
     Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
     """
 
     kind = "tile"
+    arguments: ClassVar[Mapping[str, ir.Type]] = _ARGUMENTS
 
     def __init__(
         self, module: ir.Module, width: int, height: int, vectors: int, masked: bool = False
     ) -> None:
         self.height, self.vectors, self.masked = height, vectors, masked
         name = f"dptrain_{self.kind}_{height}x{vectors}x{width}{'_masked' if masked else ''}"
-        super().__init__(module, name, _ARGUMENTS, width)
+        super().__init__(module, name, self.arguments, width)
 
     def write(self) -> None:
         if self.masked:
@@ -123,9 +124,12 @@ class _Tile(Writer):
                     new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
             return new
 
-        zeros = [self.zero] * (self.height * self.vectors)
         first = self.entry("a_steps", I64(0), args["a_step"])
-        return self.loop(I64(0), args["steps"], [args["b"], first, *zeros], step)[2:]
+        return self.loop(I64(0), args["steps"], [args["b"], first, *self.begin()], step)[2:]
+
+    def begin(self) -> Sequence[ir.Value]:
+        """What the sums start from."""
+        return [self.zero] * (self.height * self.vectors)
 
     def finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""
@@ -158,7 +162,7 @@ class _Tile(Writer):
             self.store(value, place, masked)
 
 
-class _Regular(_Tile):
+class _Regular(Tile):
     """A tile all of whose rows exist, those of A in groups at equal distances, those of C at one.
 
     Args:
@@ -266,7 +270,7 @@ class _Product(Writer):
 
             def call(heights: Sequence[int]) -> None:
                 if len(heights) == 1:
-                    tile = _Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
+                    tile = Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
                     b.call(tile.function, list(moved.values()))
                     return
                 with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):

@@ -223,27 +223,36 @@ def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax
         j += count
 
 
+@inlined
+def band_rows(w_out, c, k):  # type: ignore[no-untyped-def]
+    """How many rows of x and dz stay in L1 while backward by the weights takes them."""
+    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
+    pixel = min(64, 4 * c) + min(128, 4 * k)
+    return max(1, BAND // pixel // w_out)
+
+
 @expanded
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, r, s, c, k, sums):  # type: ignore[no-untyped-def]
-    """Add one sample's dw to sums (R·S·C, K).
+def add_weight_gradient(  # type: ignore[no-untyped-def]
+    a, a_start, dz, dz_start, tables, first, height, w_out, r, s, c, k, sums
+):
+    """Add what `height` rows of a sample's dz give to dw, to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
+        first: number of the pixel of the map that dz begins with.
     """
     patch = r * s * c
-    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
-    pixel = min(64, 4 * c) + min(128, 4 * k)
-    step = max(1, BAND // pixel // w_out) * w_out
-    for p in range(0, h_out * w_out, step):
+    step = band_rows(w_out, c, k) * w_out
+    for p in range(0, height * w_out, step):
         multiply_adjacent(
             (a, a_start),
             (tables, 0, 1),
-            (tables, 2 * patch + p, 1),
+            (tables, 2 * patch + first + p, 1),
             (dz, dz_start + p * k, k),
             (sums, 0, 1),
             (sums, 0),
             (tables, patch, 1),
-            (patch, min(step, h_out * w_out - p), k),
+            (patch, min(step, height * w_out - p), k),
             NOTHING,
             s * c,
         )

@@ -15,6 +15,7 @@ from dptrain.backends.numba.microkernels import multiply_spaced
 from dptrain.backends.numba.patches import (
     NOTHING,
     add_weight_gradient,
+    band_rows,
     copy_padded,
     correlate_phases,
     fill_filter,
@@ -28,6 +29,8 @@ from dptrain.backends.numba.patches import (
     pool_row,
     unpool,
 )
+from dptrain.backends.numba.pooled_tiles import fewest_windows, multiply_pooled
+from dptrain.backends.numba.vector import vector_width
 
 
 @kernel
@@ -69,6 +72,11 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
         padded[:] = 0
     if fast:
         winograd.transform_weights(w_flat, 0, c, k, u)
+    # Whole 2 by 2 windows side by side are pooled where the sums are.
+    direct = pool[0] == 0 and pool[1] == 0 and pool[2] == 2 and pool[3] == 2
+    direct = direct and high == 2 and pool[5] == 2
+    direct = direct and 2 * h_pool <= h_out and 2 * w_pool <= w_out
+    direct = direct and w_pool >= fewest_windows() and k % vector_width() == 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
@@ -95,6 +103,19 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
                     y_flat,
                     argmax_flat,
                     (n * h_pool + i) * w_pool * k,
+                )
+            continue
+        if direct:
+            for i in range(h_pool):
+                multiply_pooled(
+                    (a, a_start + 2 * i * down * width * c),
+                    (down * width * c, across * c),
+                    (a_steps, 0, 1),
+                    (w_flat, 0, k),
+                    (b, 0),
+                    (y_flat, (n * h_pool + i) * w_pool * k),
+                    (argmax_flat, (n * h_pool + i) * w_pool * k),
+                    (patch, w_pool),
                 )
             continue
         ready = 0
@@ -145,7 +166,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
     top, left, down, across, r, s = geometry
-    h_out, w_out = pool[6], pool[7]
+    high, h_out, w_out = pool[4], pool[6], pool[7]
     fast = winograd.suits(geometry, c, k)
     rows, columns = padded_maps(h_out, w_out, geometry, fast)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
@@ -162,6 +183,10 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     fill_filter(r, s * c, width * c, tables[:patch])
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
+    # Of windows side by side few rows are unpooled at a time, so that dz stays in L1.
+    step = h_pool
+    if not fast and pool[2] == high and pool[0] == 0 and h_pool * high <= h_out:
+        step = max(1, band_rows(w_out, c, k) // high)
     sums[:] = 0
     if fast:
         total[:] = 0
@@ -173,27 +198,32 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        pooled = n * h_pool * w_pool * k
-        unpool(
-            dy_flat,
-            argmax_flat,
-            pooled,
-            h_pool,
-            w_pool,
-            k,
-            pool,
-            dz,
-            w_out,
-            0,
-            0,
-            sums[patch * k :],
-        )
+        for i in range(0, h_pool, step):
+            count = min(step, h_pool - i)
+            unpool(
+                dy_flat,
+                argmax_flat,
+                (n * h_pool + i) * w_pool * k,
+                count,
+                w_pool,
+                k,
+                pool,
+                dz,
+                w_out,
+                0,
+                0,
+                sums[patch * k :],
+            )
+            if not fast:
+                first = i * pool[4] * w_out if step < h_pool else 0
+                height = count * pool[4] if step < h_pool else h_out
+                add_weight_gradient(
+                    a, a_start, dz, 0, tables, first, height, w_out, r, s, c, k, sums
+                )
         if fast:
             winograd.add_weight_gradient(
                 *(a, a_start, width * c, c, dz, 0, h_out, w_out, k, total, work)
             )
-        else:
-            add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
     if fast:
         winograd.finish_weight_gradient(total, c, k, sums)
 

@@ -16,7 +16,7 @@ Scratch is in lines of 64 bytes, which rows of a tile should not cross.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +79,12 @@ def choose(
     if not available() or strides != (1, 1) or not padded or min(width, w_out) < 8:
         return NO_WALKS
     fewest = min(c, k)
-    if fewest < 16:
-        return NO_WALKS
+    # Of a first layer's filter whose rows fill a tile, turning dy around pays for 64 filters.
+    folded = c < SIDE and SIDE // 2 <= s * c <= SIDE and k >= 64
+    if fewest < SIDE:
+        return (
+            replace(NO_WALKS, weight=accumulation(maps, out, window, pads)) if folded else NO_WALKS
+        )
 
     def fast(stage: tuple[int, int], forward: bool) -> bool:
         vectors = c % SIDE == 0 and k % SIDE == 0

@@ -14,6 +14,7 @@ from dptrain.backends.numba import (
     convolution,
     elementwise,
     matmul,
+    narrow_convolution,
     patches,
     pooled_convolution,
     tile_convolution,
@@ -84,19 +85,19 @@ class Convolution(Operation):
         return vectors, patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
 
     def _forward(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).forward
+        a, narrow = self.arrays, _narrow_walk(self.group)
+        walk = _walks(self.group).forward if narrow is None else narrow
+        unit = tile_convolution if narrow is None else narrow_convolution
         operands = a["x"], a["weight"], a["bias"], a["y"]
         if "argmax" in a:
             kernel, geometry = self._ways(
                 pooled_convolution.conv2d_relu_pool_forward,
-                tile_convolution.conv2d_relu_pool_forward,
+                unit.conv2d_relu_pool_forward,
                 walk,
             )
             rest = a["argmax"], geometry, *self._pool()
         else:
-            kernel, geometry = self._ways(
-                convolution.conv2d_forward, tile_convolution.conv2d_forward, walk
-            )
+            kernel, geometry = self._ways(convolution.conv2d_forward, unit.conv2d_forward, walk)
             rest = geometry, ReLU in self.group.kinds
         return each(self.team.bind(kernel, *operands, *rest, a["forward_scratch"]), 1)
 
@@ -162,14 +163,26 @@ def _walks(group: Group) -> tile_convolution.Walks:
     return tile_convolution.choose(*_shapes(group))
 
 
+def _pool_height(group: Group) -> int:
+    """Height of the windows of fused pooling; 0 where there is none."""
+    tail: Any = group.tail.layer
+    return tail.windows[0] if isinstance(tail, MaxPool2d) else 0
+
+
+def _narrow_walk(group: Group) -> NDArray[np.int64] | None:
+    return narrow_convolution.choose(*_shapes(group), pool_height=_pool_height(group))
+
+
 def _scratch(group: Group) -> dict[str, int]:
     """Elements of scratch memory a thread, by buffer; each lives for one stage."""
     maps, out, window, strides, pads = _shapes(group)
-    tail: Any = group.tail.layer
-    pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    counts = patches.conv_scratch(pads, strides, window, maps, out, pool_height)
-    walks = _walks(group)
-    ways = zip((walks.forward, walks.weight, walks.input), counts, strict=True)
+    counts = patches.conv_scratch(pads, strides, window, maps, out, _pool_height(group))
+    walks, narrow = _walks(group), _narrow_walk(group)
+    ways = zip(
+        (walks.forward if narrow is None else narrow, walks.weight, walks.input),
+        counts,
+        strict=True,
+    )
     sizes = [n if walk is None else int(walk[-1]) for walk, n in ways]
     return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), sizes, strict=True))
 
