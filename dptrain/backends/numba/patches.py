@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import copy, transpose
@@ -59,24 +58,13 @@ def conv_scratch(
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
-    transformed = winograd.scratch(strides, window, c, k)
-    # Rows and columns more than the patches have, where `winograd` takes several outputs at a time.
-    more = winograd.SIDE - 1 if transformed else 0
-    high, wide = ((n - 1) * strides[i] + window[i] + more for i, n in enumerate((h_out, w_out)))
-    padded = high * wide
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + more
+    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1])
+    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
     columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
-    columns += more
-    band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
     return (
-        padded * c + 2 * pixels + patch + band + transformed,
-        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1) + transformed,
-        rows * columns * k
-        + patch * k
-        + 2 * h_in * w_in
-        + window[0] * window[1] * k
-        + k
-        + transformed,
+        padded * c + 2 * pixels + patch + pool_height * w_out * k,
+        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1),
+        rows * columns * k + patch * k + 2 * h_in * w_in + window[0] * window[1] * k + k,
     )
 
 
@@ -115,23 +103,18 @@ def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
 
 
 @expanded
-def padded_maps(h_out, w_out, geometry, fast):  # type: ignore[no-untyped-def]
-    """Height and width that the patches cover, or that `winograd` reads if it is `fast`."""
+def padded_maps(h_out, w_out, geometry):  # type: ignore[no-untyped-def]
+    """Height and width that the patches cover."""
     _, _, down, across, r, s = geometry
-    if fast:
-        return winograd.around(h_out), winograd.around(w_out)
     return (h_out - 1) * down + r, (w_out - 1) * across + s
 
 
 @expanded
-def padded_gradient(h_in, w_in, h_out, w_out, geometry, fast):  # type: ignore[no-untyped-def]
+def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-untyped-def]
     """Height and width of dy with zeros around it, as backward by the input reads it."""
     top, left, down, across, r, s = geometry
     rows = max((h_in - 1 + top) // down + 1, h_out) + (r - 1) // down
-    columns = max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
-    if fast:
-        return max(rows, top + winograd.around(h_in)), max(columns, left + winograd.around(w_in))
-    return rows, columns
+    return rows, max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
 
 
 @expanded

@@ -6,20 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Context, Kernel
-from dptrain.backends.numba import (
-    convolution,
-    elementwise,
-    matmul,
-    narrow_convolution,
-    patches,
-    pooled_convolution,
-    tile_convolution,
-    tile_matmul,
-)
+from dptrain.backends.numba import convolution, elementwise, matmul, tile_matmul
 from dptrain.backends.numba.operations import (
     DropoutMask,
     Kernels,
@@ -27,6 +17,7 @@ from dptrain.backends.numba.operations import (
     each,
     pool_geometry,
 )
+from dptrain.backends.numba.ways import Shape, ways
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -48,7 +39,8 @@ class Convolution(Operation):
         rows = setting.threads
         pooled = ("argmax",) if pools else ()
         buffers = {
-            name: BufferSpec((rows, count), "float32") for name, count in _scratch(group).items()
+            _SCRATCH[phase]: BufferSpec((rows, way.scratch), "float32")
+            for phase, way in ways(_shape(group)).items()
         }
         if pools:
             buffers["argmax"] = BufferSpec((setting.batch_size, *group.tail.output_maps), "uint8")
@@ -73,33 +65,20 @@ class Convolution(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
-    def _pool(self) -> tuple[NDArray[np.int64], ...]:
-        """Geometry of fused pooling, if there is any."""
-        return (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
-
-    def _ways(self, vectors: Any, tiles: Any, walk: NDArray[np.int64] | None) -> tuple[Any, Any]:
-        """Kernel and what it asks of the geometry: on the tile unit where that is faster."""
-        if walk is not None:
-            return tiles, walk
-        (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        return vectors, patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
+    def _operands(self, phase: Phase, *operands: Any) -> tuple[Any, ...]:
+        """Kernel of a phase and its arguments: besides `operands` geometry and scratch."""
+        way = ways(_shape(self.group))[phase]
+        pool = (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
+        relu = ReLU in self.group.kinds
+        rectify = (relu,) if phase is Phase.FORWARD and not pool else ()
+        scratch = self.arrays[_SCRATCH[phase]]
+        return way.kernel, *operands, way.geometry, *pool, *rectify, scratch
 
     def _forward(self) -> Kernel:
-        a, narrow = self.arrays, _narrow_walk(self.group)
-        walk = _walks(self.group).forward if narrow is None else narrow
-        unit = tile_convolution if narrow is None else narrow_convolution
-        operands = a["x"], a["weight"], a["bias"], a["y"]
-        if "argmax" in a:
-            kernel, geometry = self._ways(
-                pooled_convolution.conv2d_relu_pool_forward,
-                unit.conv2d_relu_pool_forward,
-                walk,
-            )
-            rest = a["argmax"], geometry, *self._pool()
-        else:
-            kernel, geometry = self._ways(convolution.conv2d_forward, unit.conv2d_forward, walk)
-            rest = geometry, ReLU in self.group.kinds
-        return each(self.team.bind(kernel, *operands, *rest, a["forward_scratch"]), 1)
+        a = self.arrays
+        y = (a["y"], a["argmax"]) if "argmax" in a else (a["y"],)
+        operands = self._operands(Phase.FORWARD, a["x"], a["weight"], a["bias"], *y)
+        return each(self.team.bind(*operands), 1)
 
     def _backward(self) -> Kernel:
         dy, y = self.flat("dy"), self.flat("y")
@@ -111,18 +90,9 @@ class Convolution(Operation):
         return (a["dy"], a["argmax"]) if "argmax" in a else (a["dy"],)
 
     def _backward_weight(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).weight
-        partial, name = a["partial"], "conv2d_relu_pool_backward_weight"
-        kernel, geometry = (
-            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
-            if "argmax" in a
-            else self._ways(
-                convolution.conv2d_backward_weight, tile_convolution.conv2d_backward_weight, walk
-            )
-        )
-        accumulate = self.team.bind(
-            kernel, a["x"], *self._gradient(), partial, geometry, *self._pool(), a["weight_scratch"]
-        )
+        a, partial = self.arrays, self.arrays["partial"]
+        operands = self._operands(Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), partial)
+        accumulate = self.team.bind(*operands)
         reduce = self.team.bind(
             convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
         )
@@ -134,57 +104,19 @@ class Convolution(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).input
-        name = "conv2d_relu_pool_backward_input"
-        kernel, geometry = (
-            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
-            if "argmax" in a
-            else self._ways(
-                convolution.conv2d_backward_input, tile_convolution.conv2d_backward_input, walk
-            )
-        )
-        launch = self.team.bind(
-            kernel, *self._gradient(), a["weight"], a["dx"], geometry, *self._pool(),
-            a["input_scratch"],
-        )  # fmt: skip
-        return each(launch, 1)
+        a = self.arrays
+        operands = self._operands(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
+        return each(self.team.bind(*operands), 1)
 
 
-def _shapes(group: Group) -> tuple[Any, ...]:
-    """Maps (H, W, C) and (Ho, Wo, K), window, strides, pads of a group's convolution."""
+def _shape(group: Group) -> Shape:
     node = group.head
     conv: Any = node.layer
+    tail: Any = group.tail.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
-    return (h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left)
-
-
-def _walks(group: Group) -> tile_convolution.Walks:
-    return tile_convolution.choose(*_shapes(group))
-
-
-def _pool_height(group: Group) -> int:
-    """Height of the windows of fused pooling; 0 where there is none."""
-    tail: Any = group.tail.layer
-    return tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-
-
-def _narrow_walk(group: Group) -> NDArray[np.int64] | None:
-    return narrow_convolution.choose(*_shapes(group), pool_height=_pool_height(group))
-
-
-def _scratch(group: Group) -> dict[str, int]:
-    """Elements of scratch memory a thread, by buffer; each lives for one stage."""
-    maps, out, window, strides, pads = _shapes(group)
-    counts = patches.conv_scratch(pads, strides, window, maps, out, _pool_height(group))
-    walks, narrow = _walks(group), _narrow_walk(group)
-    ways = zip(
-        (walks.forward if narrow is None else narrow, walks.weight, walks.input),
-        counts,
-        strict=True,
-    )
-    sizes = [n if walk is None else int(walk[-1]) for walk, n in ways]
-    return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), sizes, strict=True))
+    pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
+    return Shape((h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left), pool_height)
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:

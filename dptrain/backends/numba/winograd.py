@@ -24,7 +24,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.jit import expanded, inlined
+from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.microkernels import multiply_spaced
 from dptrain.backends.numba.vector import (
     F32,
@@ -33,23 +33,16 @@ from dptrain.backends.numba.vector import (
     Writer,
     compiled_registers,
     flatten_arguments,
-    vector_width,
 )
 
 SIDE = 4
 """Rows and columns of outputs in a tile."""
 MATRICES = (SIDE + 2) ** 2
 
-BLOCK = 48
-"""Tiles between two transforms: what they leave stays in L2."""
-
 FEWEST, MOST = 16, 512
 """Channels. Below, the transforms cost what the products save; above is beyond the ramp."""
 
 _RAMP = np.arange(MOST, dtype=np.int32)
-_GAP = 16
-"""Elements between the matrices: without them all lie in the same sets of the cache."""
-
 _P, _Q = 0.75, 1.5
 """The points besides 0 and infinity are ±P and ±Q."""
 _PP, _QQ = _P * _P, _Q * _Q
@@ -276,140 +269,95 @@ _transform_weight_gradient = _intrinsic(_weight_gradient)
 _NOTHING = np.float32(-np.inf)
 
 
-def wins(window: tuple[int, int], maps: tuple[int, int], fewest: int, forward: bool) -> bool:
-    """Whether stages take less time than on the tile unit (`tile_convolution`).
-
-    Measured: forward below 32 channels (16 → 32, 16 × 16 maps: 291 against 384 µs; 32 → 64,
-    46 × 46: 2255 against 1843), backward always, if tiles of 4 × 4 cover the outputs without a
-    third more (10 × 10: 310 against 222).
-
-    Args:
-        window: (R, S).
-        maps: height and width of the output, or backward by the input of that.
-        fewest: channels of input or output, whichever has fewer.
-    """
-    covered = [-(-n // SIDE) * SIDE for n in maps]
-    close = 3 * covered[0] * covered[1] <= 4 * maps[0] * maps[1]
-    return window == (3, 3) and close and (fewest < 32 or not forward)
-
-
-def scratch(strides: tuple[int, int], window: tuple[int, int], c: int, k: int) -> int:
-    """Elements that the functions below need: matrices of weights, inputs and outputs.
-
-    0 where no processor computes so.
-    """
-    if strides != (1, 1) or window != (3, 3) or min(c, k) < FEWEST:
-        return 0
-    return MATRICES * (c * k + BLOCK * (c + k) + 2 * _GAP)
-
-
-@expanded
-def suits(geometry, c, k):  # type: ignore[no-untyped-def]
-    """Whether a convolution can be computed so: channels must fill vectors."""
-    size = vector_width()
-    ones = geometry[2] == 1 and geometry[3] == 1 and geometry[4] == 3 and geometry[5] == 3
-    return ones and c % size == 0 and k % size == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
-
-
 @inlined
-def around(outputs):  # type: ignore[no-untyped-def]
-    """Rows or columns of padded maps that so many rows or columns of outputs read."""
-    return (outputs + SIDE - 1) // SIDE * SIDE + 2
-
-
-@inlined
-def transform_weights(w, start, c, k, u):  # type: ignore[no-untyped-def]
+def transform_weights(w, start, c, k, u, u_start):  # type: ignore[no-untyped-def]
     """G w Gᵀ of weights (3, 3, C, K) as u (36, C, K)."""
     n = c * k
-    _transform_weight(w, start, 3 * n, n, u, 0, 6 * n, n, n, 3, 3, w, start, 0, _NOTHING)
+    _transform_weight(w, start, 3 * n, n, u, u_start, 6 * n, n, n, 3, 3, w, start, 0, _NOTHING)
 
 
 @inlined
-def correlate(a, a_start, row, c, u, bias, biased, y, y_start, h_out, w_out, k, floor, work):  # type: ignore[no-untyped-def]
-    """One sample's y (h_out, w_out, K) from its padded maps of which a row has `row` elements.
+def transform_inputs(a, start, row, c, across, first, count, v, v_start, matrix):  # type: ignore[no-untyped-def]
+    """Bᵀ x B of some tiles of a sample's padded maps, of which a row has `row` elements.
 
     Args:
-        a: pixels up to a multiple of `SIDE` outputs each way must be readable and no larger than
-            others, for they take part in roundings; `around` says how many pixels these are.
-        u: from `transform_weights`.
-        bias, biased: (K,) and whether to add it.
-        floor: y is not below it.
-        work: as long as `scratch` says, less u.
+        across: tiles of a row.
+        first, count: number of the first tile, and how many.
+        v: (36, tiles, C), matrices `matrix` elements apart.
     """
-    across = (w_out + SIDE - 1) // SIDE
-    tiles = (h_out + SIDE - 1) // SIDE * across
-    x_matrix, y_matrix = BLOCK * c + _GAP, BLOCK * k + _GAP
-    v, m = work[: MATRICES * x_matrix], work[MATRICES * x_matrix :]
-    for first in range(0, tiles, BLOCK):
-        count = min(BLOCK, tiles - first)
-        for t in range(count):
-            i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
-            place = a_start + i * row + j * c
-            _transform_input(
-                *(a, place, row, c, v, t * c, 6 * x_matrix, x_matrix, c, 6, 6),
-                *(bias, 0, 0, _NOTHING),
-            )
-        for e in range(MATRICES):
-            multiply_spaced(
-                (v, e * x_matrix),
-                (_RAMP, 0, c),
-                (_RAMP, 0, 1),
-                (u, e * c * k, k),
-                (bias, 0, -1),
-                (m, e * y_matrix),
-                (_RAMP, 0, k),
-                (count, c, k),
-                _NOTHING,
-                12,
-            )
-        for t in range(count):
-            i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
-            place = y_start + (i * w_out + j) * k
-            _transform_output(
-                *(m, t * k, 6 * y_matrix, y_matrix, y, place, w_out * k, k, k),
-                *(h_out - i, w_out - j, bias, 0, biased, floor),
-            )
+    for t in range(count):
+        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        _transform_input(
+            a, start + i * row + j * c, row, c, v, v_start + t * c, 6 * matrix, matrix, c, 6, 6,
+            a, start, 0, _NOTHING,
+        )  # fmt: skip
 
 
 @inlined
-def add_weight_gradient(a, a_start, row, c, dz, dz_start, h_out, w_out, k, sums, work):  # type: ignore[no-untyped-def]
-    """Add (Bᵀ x B) ⊙ (A dz Aᵀ) of one sample to sums (36, C, K); other arguments as above."""
-    across = (w_out + SIDE - 1) // SIDE
-    tiles = (h_out + SIDE - 1) // SIDE * across
-    x_matrix, y_matrix = BLOCK * c + _GAP, BLOCK * k + _GAP
-    v, m = work[: MATRICES * x_matrix], work[MATRICES * x_matrix :]
-    for first in range(0, tiles, BLOCK):
-        count = min(BLOCK, tiles - first)
-        for t in range(count):
-            i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
-            place = a_start + i * row + j * c
-            _transform_input(
-                *(a, place, row, c, v, t * c, 6 * x_matrix, x_matrix, c, 6, 6),
-                *(dz, 0, 0, _NOTHING),
-            )
-            place = dz_start + (i * w_out + j) * k
-            _transform_gradient(
-                *(dz, place, w_out * k, k, m, t * k, 6 * y_matrix, y_matrix, k),
-                *(h_out - i, w_out - j, dz, 0, 0, _NOTHING),
-            )
-        for e in range(MATRICES):
-            multiply_spaced(
-                (v, e * x_matrix),
-                (_RAMP, 0, 1),
-                (_RAMP, 0, c),
-                (m, e * y_matrix, k),
-                (sums, e * c * k, k),
-                (sums, e * c * k),
-                (_RAMP, 0, k),
-                (c, count, k),
-                _NOTHING,
-                # All rows are one run: a multiple of every group.
-                12,
-            )
+def transform_outputs(  # type: ignore[no-untyped-def]
+    m, m_start, matrix, k, across, first, count, y, start, h_out, w_out, bias, biased, floor
+):
+    """Bias + Aᵀ m A of some tiles, not below `floor`, in one sample's y (h_out, w_out, K)."""
+    for t in range(count):
+        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        _transform_output(
+            m, m_start + t * k, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k, k, k,
+            h_out - i, w_out - j, bias, 0, biased, floor,
+        )  # fmt: skip
 
 
 @inlined
-def finish_weight_gradient(sums, c, k, dw):  # type: ignore[no-untyped-def]
+def transform_gradients(dz, start, h_out, w_out, k, across, first, count, m, m_start, matrix):  # type: ignore[no-untyped-def]
+    """A dz Aᵀ of some tiles of one sample's dz (h_out, w_out, K)."""
+    for t in range(count):
+        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        _transform_gradient(
+            dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * k, 6 * matrix, matrix,
+            k, h_out - i, w_out - j, dz, start, 0, _NOTHING,
+        )  # fmt: skip
+
+
+@inlined
+def multiply_matrices(v, v_start, v_matrix, c, u, u_start, k, m, m_start, m_matrix, count):  # type: ignore[no-untyped-def]
+    """M = V U: (36, tiles, C) by (36, C, K)."""
+    for e in range(MATRICES):
+        multiply_spaced(
+            (v, v_start + e * v_matrix),
+            (_RAMP, 0, c),
+            (_RAMP, 0, 1),
+            (u, u_start + e * c * k, k),
+            (u, u_start, -1),
+            (m, m_start + e * m_matrix),
+            (_RAMP, 0, k),
+            (count, c, k),
+            _NOTHING,
+            # All rows are one run: a multiple of every group.
+            12,
+        )
+
+
+@inlined
+def add_products(v, v_start, v_matrix, c, m, m_start, m_matrix, k, sums, start, count):  # type: ignore[no-untyped-def]
+    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K)."""
+    for e in range(MATRICES):
+        multiply_spaced(
+            (v, v_start + e * v_matrix),
+            (_RAMP, 0, 1),
+            (_RAMP, 0, c),
+            (m, m_start + e * m_matrix, k),
+            (sums, start + e * c * k, k),
+            (sums, start + e * c * k),
+            (_RAMP, 0, k),
+            (c, count, k),
+            _NOTHING,
+            12,
+        )
+
+
+@inlined
+def finish_weight_gradient(sums, start, c, k, dw):  # type: ignore[no-untyped-def]
     """Dw (3, 3, C, K) = Gᵀ sums G."""
     n = c * k
-    _transform_weight_gradient(*(sums, 0, 6 * n, n, dw, 0, 3 * n, n, n, 3, 3, sums, 0, 0, _NOTHING))
+    _transform_weight_gradient(
+        sums, start, 6 * n, n, dw, 0, 3 * n, n, n, 3, 3, sums, start, 0, _NOTHING
+    )

@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from dptrain.backends.numba import convolution as conv
 from dptrain.backends.numba import pooled_convolution as pooled
-from dptrain.backends.numba import winograd
 from dptrain.backends.numba.patches import conv_geometry, conv_scratch, pool_geometry
 from dptrain.backends.numba.windows import NO_GRADIENT
 
@@ -92,11 +91,7 @@ class Case:
             self.ty = functional.max_pool2d(z, window, pool_strides)
         self.dy = rng.standard_normal(nhwc(self.ty).shape, np.float32)
         self.ty.backward(nchw(self.dy))
-        # F(4×4, 3×3) is about 3 times as far off as a direct sum (docs/kernels.md): as far as one
-        # of 9 times as many products.
-        fast = winograd.scratch(strides, (r, s), c, k) > 0
-        lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
-        self.lengths = {name: (9 if fast else 1) * length for name, length in lengths.items()}
+        self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
 
     def memory_behind_scratch_is_untouched(self):
         return all(np.isnan(memory[-64:]).all() for memory in self.memory)

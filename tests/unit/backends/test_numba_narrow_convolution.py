@@ -80,9 +80,3 @@ def test_not_a_number_stays_in_its_patches():
     assert np.isnan(y[0, 1:3, 1:3]).all()
     y[0, 1:3, 1:3] = 0
     assert not np.isnan(y).any()
-
-
-def test_only_many_filters_take_it():
-    maps, window, pads = (24, 24, 3), (5, 5), (2, 2)
-    assert narrow.choose(maps, (24, 24, 64), window, (1, 1), pads) is not None
-    assert narrow.choose(maps, (24, 24, 16), window, (1, 1), pads) is None
