@@ -25,7 +25,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.jit import inlined
-from dptrain.backends.numba.microkernels import multiply_spaced
+from dptrain.backends.numba.microkernels import multiply_plain, multiply_spaced
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -183,9 +183,10 @@ class _Transform(Writer):
                 # Along the first index, and turned: twice makes both.
                 done = [self.transform(self, column) for column in zip(*matrix, strict=True)]
                 matrix = [list(column) for column in done]
+            offset = self._offset(q) if self.transform is _output else (self.zero, self.zero)
             for i, row in enumerate(matrix):
                 for j, value in enumerate(row):
-                    self._store(value, q, i, j)
+                    self._store(value, self._place("target", q, i, j), i, j, offset)
             return []
 
         self.loop(I64(0), self.args["channels"], [], body, step=self.width)
@@ -209,16 +210,21 @@ class _Transform(Writer):
         places = self._place("source", q, i, j), self._place("source", q, 0, 0)
         return b.select(exists, self.load(b.select(exists, *places)), self.zero)
 
-    def _store(self, value: ir.Value, q: ir.Value, i: int, j: int) -> None:
-        b, place = self.builder, self._place("target", q, i, j)
-        if self.transform is not _output:
-            self.store(value, place)
-            return
-        biased = b.icmp_signed("!=", self.args["biased"], I64(0))
-        bias = b.select(biased, self.load(self.at(self.args["bias"], q)), self.zero)
-        floor, value = self.splat(self.args["floor"]), b.fadd(value, bias)
-        value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-        if self.whole:
+    def _offset(self, q: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Bias, or zero, and the floor."""
+        b, args = self.builder, self.args
+        biased = b.icmp_signed("!=", args["biased"], I64(0))
+        bias = b.select(biased, self.load(self.at(args["bias"], q)), self.zero)
+        return bias, self.splat(args["floor"])
+
+    def _store(
+        self, value: ir.Value, place: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
+    ) -> None:
+        b, (bias, floor) = self.builder, offset
+        if self.transform is _output:
+            value = b.fadd(value, bias)
+            value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
+        if self.transform is not _output or self.whole:
             self.store(value, place)
             return
         with b.if_then(self._exists(i, j), likely=True):
@@ -321,16 +327,14 @@ def transform_gradients(dz, start, h_out, w_out, k, across, first, count, m, m_s
 def multiply_matrices(v, v_start, v_matrix, c, u, u_start, k, m, m_start, m_matrix, count):  # type: ignore[no-untyped-def]
     """M = V U: (36, tiles, C) by (36, C, K)."""
     for e in range(MATRICES):
-        multiply_spaced(
+        multiply_plain(
             (v, v_start + e * v_matrix),
             (_RAMP, 0, c),
             (_RAMP, 0, 1),
             (u, u_start + e * c * k, k),
-            (u, u_start, -1),
             (m, m_start + e * m_matrix),
             (_RAMP, 0, k),
             (count, c, k),
-            _NOTHING,
             # All rows are one run: a multiple of every group.
             12,
         )
