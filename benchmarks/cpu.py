@@ -31,15 +31,32 @@ SECTIONS = ("training", "inference", "stages", "ranks", "processes")
 @click.option("--quick", is_flag=True, help="A minute: batch 32, few repeats, no torch.compile.")
 @click.option("--networks", help="Names with commas between them.  [default: all seven]")
 @click.option("--sections", help=f"Some of {','.join(SECTIONS)}.  [default: all]")
+@click.option("--without-tiles", is_flag=True, help="Leave the matrix tile unit unused.")
+@click.option(
+    "--as-installed",
+    is_flag=True,
+    help="Leave the C library's memory as it is, for which PyTorch pays in every step.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the files.  [default: benchmarks/results; --quick writes none]",
 )
-def main(quick: bool, networks: str | None, sections: str | None, output: Path | None) -> None:
+def main(
+    quick: bool,
+    networks: str | None,
+    sections: str | None,
+    without_tiles: bool,
+    as_installed: bool,
+    output: Path | None,
+) -> None:
     """Compare dptrain with PyTorch on this machine's CPU."""
     # Libraries read these when they are loaded, which happens in the imports below.
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1") | HUGE_PAGES)
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    if not as_installed:
+        os.environ.update(HUGE_PAGES)
+    if without_tiles:
+        os.environ["NUMBA_CPU_FEATURES"] = _features_without("amx-")
     from benchmarks.check import WrongResultError
     from benchmarks.progress import Progress
     from benchmarks.report import headline, write
@@ -49,7 +66,7 @@ def main(quick: bool, networks: str | None, sections: str | None, output: Path |
     start = time.perf_counter()
     progress = Progress()
     try:
-        settings = _settings(quick, networks, sections)
+        settings = _settings(quick, networks, sections, keep_memory=not as_installed)
         results = run(settings, progress)
     except (UserError, WrongResultError) as error:
         progress.close()
@@ -65,7 +82,20 @@ def main(quick: bool, networks: str | None, sections: str | None, output: Path |
             progress.say(f"written: {path}")
 
 
-def _settings(quick: bool, networks: str | None, sections: str | None) -> Settings:
+def _features_without(prefix: str) -> str:
+    """This processor's features, as Numba is told them, with those of a prefix switched off."""
+    import llvmlite.binding
+
+    features = llvmlite.binding.get_host_cpu_features()
+    return ",".join(
+        f"{'+' if present and not name.startswith(prefix) else '-'}{name}"
+        for name, present in sorted(features.items())
+    )
+
+
+def _settings(
+    quick: bool, networks: str | None, sections: str | None, *, keep_memory: bool
+) -> Settings:
     from benchmarks.suite import Settings
     from dptrain.errors import UserError, suggest
 
@@ -80,11 +110,11 @@ def _settings(quick: bool, networks: str | None, sections: str | None) -> Settin
     if quick:
         return Settings(
             names, chosen, batches=(32,), inference_batches=(32,), steps=8, compiled=False,
-            launches=1, rank_networks=("model0",), rank_steps=10,
+            launches=1, rank_networks=("model0",), rank_steps=10, keep_memory=keep_memory,
         )  # fmt: skip
     # torch.compile generates C++.
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    return Settings(names, chosen, compiled=compiler is not None)
+    return Settings(names, chosen, compiled=compiler is not None, keep_memory=keep_memory)
 
 
 if __name__ == "__main__":

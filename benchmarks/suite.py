@@ -37,6 +37,7 @@ class Settings:
         compiled: whether torch.compile takes part.
         launches: of each command that starts ranks.
         rank_networks, rank_steps: what they train, and for how many steps.
+        keep_memory: whether the C library keeps what is freed, `keep_freed_memory`.
     """
 
     networks: tuple[str, ...]
@@ -48,6 +49,7 @@ class Settings:
     launches: int = 3
     rank_networks: tuple[str, ...] = ("model0", "cifar")
     rank_steps: int = 12
+    keep_memory: bool = True
 
 
 def run(settings: Settings, progress: Progress) -> Results:
@@ -57,7 +59,7 @@ def run(settings: Settings, progress: Progress) -> Results:
         WrongResultError: before anything is timed, or where a timed program gives something else.
     """
     networks = [dptrain.network(name) for name in settings.networks]
-    kept = keep_freed_memory()
+    kept = settings.keep_memory and keep_freed_memory()
     results = Results(
         about(
             threads=1,

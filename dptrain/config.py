@@ -133,9 +133,12 @@ class TrainConfig:
     log_every: int = _setting(10, "Steps between lines of metrics and progress.", at_least=1)
     baseline_steps: int = _setting(10, "Steps that rank 0 runs alone before training, to measure "
                                    "scaling efficiency against; 0: none.", at_least=0)  # fmt: skip
-    bucket_kib: int = _setting(256, "KiB of gradients whose sum over the ranks starts together.",
-                               at_least=1)  # fmt: skip
-    prefetch: int = _setting(2, "Minibatches read ahead.", at_least=1)
+    bucket_kib: int | None = _setting(None, "KiB of gradients whose sum over the ranks starts "
+                                      "together; where left out 256, or all of them if the ranks "
+                                      "share one node.", at_least=1)  # fmt: skip
+    prefetch: int | None = _setting(None, "Minibatches read ahead by a thread, 0: none; where left "
+                                    "out 2, or 0 if the data is in memory and every core "
+                                    "computes.", at_least=0)  # fmt: skip
     timeout: float = _setting(300.0, "Seconds a rank waits for the others before it takes the job "
                               "for hanging and ends it.", at_least=1)  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,9 +88,7 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         slot = self._slot(name)
         stored = self._memory.download(self._flat[slot.start : slot.stop])
-        stored = stored.reshape(slot.storage.shape)
-        view = np.transpose(stored, np.argsort(slot.storage.axes))
-        canonical: NDArray[Any] = np.array(view, order="C", copy=True)
+        canonical: NDArray[Any] = np.array(_canonical(slot, stored), order="C", copy=True)
         return canonical.reshape(slot.parameter.shape)
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
@@ -98,11 +96,30 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
         array = np.asarray(value)
         if array.shape != slot.parameter.shape:
             raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
-        stored = array.reshape(slot.storage.view).transpose(slot.storage.axes)
-        self._memory.upload(self._flat[slot.start : slot.stop], stored.ravel())
+
+        def write(target: NDArray[Any]) -> None:
+            target[...] = array.reshape(slot.storage.view)
+
+        self.fill(name, write)
+
+    def fill(self, name: str, write: Callable[[NDArray[Any]], None]) -> None:
+        """Have `write` fill memory of the host, seen in canonical order and `Storage.view`.
+
+        Where the array lies in host memory, that is the array itself: nothing is copied.
+        """
+        slot = self._slot(name)
+        flat = self._flat[slot.start : slot.stop]
+        stored = self._memory.download(flat)
+        write(_canonical(slot, stored))
+        self._memory.upload(flat, stored)
 
     def __iter__(self) -> Iterator[str]:
         return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))
 
     def __len__(self) -> int:
         return len(self._layout.slots)
+
+
+def _canonical(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
+    """A view of a parameter's memory in canonical order, of shape `Storage.view`."""
+    return np.transpose(stored.reshape(slot.storage.shape), np.argsort(slot.storage.axes))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.images import centre
 from dptrain.errors import UserError
 from dptrain.plan.random import philox
 
@@ -62,30 +63,36 @@ class Augmentation:
             seed: of the run.
             epoch: from 0.
             samples: int64 (n,), identities of the pictures.
-            source: as for `change`.
+            source: as for `change`, picture i for `x[i]`; `x` as it is where left out.
         """
-        self.change(x, self.draw(seed, epoch, samples), source)
+        if self.moves and source is None:
+            source = x.copy()
+        self.change(x, self.draw(seed, epoch, samples), source, np.arange(len(x)))
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels change their places."""
+        return self.crop > 0 or self.flip
 
     def change(
         self,
         x: NDArray[np.float32],
         draws: NDArray[np.float64],
-        source: NDArray[np.float32] | None = None,
+        source: NDArray[np.float32] | None,
+        rows: NDArray[np.int64],
     ) -> None:
-        """Change pictures in place, as drawn.
+        """Change pictures as drawn.
 
         Args:
-            x: float32 (n, C, H, W).
+            x: float32 (n, C, H, W), contiguous.
             draws: (8, n), what `draw` gave for these pictures.
-            source: float32 (n, C, H + 2·crop, W + 2·crop), the pictures with what lies around
-                them; `x` is then only written. `x` with zeros around where left out.
+            source: float32 (m, C, H', W'), contiguous: with `moves`, pictures of any size, whose
+                centres are what would be seen without a change; `x` is then only written.
+            rows: int64 (n,), place of each picture in `source`.
         """
-        flips = (draws[2] < 0.5) & self.flip
-        if self.crop:
-            self._move(x, self._surround(x) if source is None else source, draws, flips)
-        else:
-            for i in np.flatnonzero(flips):
-                x[i] = x[i, :, :, ::-1].copy()
+        if self.moves:
+            assert source is not None
+            self._shift(len(x), source, self._places(x, draws, source, rows), x)
         if not (self.brightness or self.contrast):
             return
         mean = x.mean(axis=(2, 3), keepdims=True)
@@ -105,28 +112,32 @@ class Augmentation:
         words = philox((blocks, samples.astype(np.uint64)[None, :], epoch, _STREAM), key)
         return np.stack([word[block] / 2.0**32 for block in range(2) for word in words])
 
-    def _surround(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        n, channels, height, width = x.shape
-        margin = 2 * self.crop
-        source = np.zeros((n, channels, height + margin, width + margin), dtype=np.float32)
-        source[centre(source.shape, x.shape)] = x
-        return source
-
-    def _move(
+    def _places(
         self,
         x: NDArray[np.float32],
-        source: NDArray[np.float32],
         draws: NDArray[np.float64],
-        flips: NDArray[np.bool_],
-    ) -> None:
-        height, width = x.shape[2:]
-        places = 2 * self.crop + 1
-        tops, lefts = ((draw * places).astype(np.int64).tolist() for draw in draws[:2])
-        for picture, around, top, left, flip in zip(
-            x, source, tops, lefts, flips.tolist(), strict=True
-        ):
-            window = around[:, top : top + height, left : left + width]
-            picture[...] = window[:, :, ::-1] if flip else window
+        source: NDArray[np.float32],
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Moves of the kernel: picture, top, left, mirrored."""
+        moves = np.empty((len(x), 4), np.int64)
+        moves[:, 0] = rows
+        moves[:, 1:3] = draws[:2].T * (2 * self.crop + 1)
+        middle = [
+            (most - seen) // 2 for most, seen in zip(source.shape[2:], x.shape[2:], strict=True)
+        ]
+        moves[:, 1:3] += np.array(middle) - self.crop
+        moves[:, 3] = (draws[2] < 0.5) & self.flip
+        return moves
+
+    @cached_property
+    def _shift(self) -> Callable[..., None]:
+        """Kernel, called with its number of items, `source`, moves and `x`."""
+        from dptrain.backends.numba.shifts import shift
+        from dptrain.backends.numba.threads import Team
+
+        maps = np.zeros((0, 0, 0, 0), np.float32)
+        return Team(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
 
 
 def _column(values: NDArray[np.float64]) -> NDArray[np.float32]:

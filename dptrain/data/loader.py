@@ -1,4 +1,4 @@
-"""Minibatches of one rank, read ahead of time by a thread into buffers that are used again."""
+"""Minibatches of one rank, read into buffers that are used again, ahead of time or when needed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
-from dptrain.data.images import centre
 from dptrain.data.sharding import epoch_order, minibatch_span, shard, steps_per_epoch
+from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
@@ -57,9 +57,11 @@ class _Slot:
 class Loader:
     """Batches of steps `first_step` … `last_step` − 1, in order.
 
-    A thread reads up to `depth` batches ahead. **The arrays of a batch are written again once
-    `depth` further batches have been asked for**: copy what must live longer. Nothing of a
-    batch's size is allocated after the start.
+    A thread reads up to `depth` batches ahead. It needs a core: where all of them compute, it
+    interrupts a computation at a moment that nobody chose, and what lies in memory is read
+    cheaper when it is needed, by the caller (`depth` 0). **The arrays of a batch are written
+    again once `depth` further batches, at least one, have been asked for**: copy what must live
+    longer. Nothing of a batch's size is allocated after the start.
 
     An error while reading is raised where its batch would have come. Use the loader as a context
     manager, or call `close`.
@@ -74,7 +76,7 @@ class Loader:
         first_step: global step number of the first batch, from 0.
         last_step: one past the last.
         augmentation: random changes to the pictures.
-        depth: batches to read ahead, at least 1.
+        depth: batches to read ahead.
 
     Example:
         >>> from dptrain.data import open_data
@@ -102,7 +104,7 @@ class Loader:
         augmentation: Augmentation | None = None,
         depth: int = 2,
     ) -> None:
-        assert min(batch_size, depth, len(samples)) >= 1
+        assert min(batch_size, depth + 1, len(samples)) >= 1
         assert 0 <= rank < size
         if augmentation is not None and len(input_shape) != 3:
             raise UserError(f"augmentation changes pictures, but the network takes {input_shape}")
@@ -113,23 +115,26 @@ class Loader:
         self._depth = depth
         rows = -(-min(batch_size, len(samples)) // size)
         dtype = np.float32 if target_shape else np.int32
-        self._surround = self._make_surround(rows, input_shape)
+        self._staged = self._make_staged(rows, input_shape)
         self._free: SimpleQueue[_Slot] = SimpleQueue()
-        for _ in range(2 * depth):
+        for _ in range(max(2 * depth, 1)):
             x = np.zeros((rows, *input_shape), np.float32)
             self._free.put(_Slot(x, np.zeros((rows, *target_shape), dtype)))
-        self._ready: SimpleQueue[tuple[Batch, _Slot] | BaseException | None] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[Batch, _Slot] | BaseException] = SimpleQueue()
         self._lent: deque[_Slot] = deque()
         self._end: BaseException | None = None
         self._closed = threading.Event()
         self._wait_ns = 0
-        # A daemon: a read that never returns must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="dptrain-loader", daemon=True)
-        self._thread.start()
+        self._batches = self._read_batches()
+        self._thread: threading.Thread | None = None
+        if depth:
+            # A daemon: a read that never returns must not keep the process from ending.
+            self._thread = threading.Thread(target=self._run, name="dptrain-loader", daemon=True)
+            self._thread.start()
 
     @property
     def wait_ns(self) -> int:
-        """Nanoseconds that the last batch was waited for."""
+        """Nanoseconds that the last batch took the caller."""
         return self._wait_ns
 
     def __iter__(self) -> Iterator[Batch]:
@@ -138,14 +143,14 @@ class Loader:
     def __next__(self) -> Batch:
         if self._end is not None:
             raise self._end
-        if len(self._lent) == self._depth:
+        if len(self._lent) == max(self._depth, 1):
             self._free.put(self._lent.popleft())
         start = time.perf_counter_ns()
-        item = self._ready.get()
+        item = self._ready.get() if self._depth else self._make()
         self._wait_ns = time.perf_counter_ns() - start
-        if item is None or isinstance(item, BaseException):
-            self._end = StopIteration() if item is None else item
-            raise self._end
+        if isinstance(item, BaseException):
+            self._end = item
+            raise item
         batch, slot = item
         self._lent.append(slot)
         return batch
@@ -156,8 +161,9 @@ class Loader:
         self._closed.set()
         # Wakes whoever waits; a slot without memory is never filled, `_closed` being set.
         self._free.put(_Slot(np.zeros(0, np.float32), np.zeros(0)))
-        self._ready.put(None)
-        self._thread.join(timeout=5.0)
+        self._ready.put(StopIteration())
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
 
     def __enter__(self) -> Loader:
         return self
@@ -170,18 +176,29 @@ class Loader:
     ) -> None:
         self.close()
 
-    # On the thread.
+    # On the thread, if there is one.
 
     def _run(self) -> None:
+        while not self._closed.is_set():
+            item = self._make()
+            self._ready.put(item)
+            if isinstance(item, BaseException):
+                return
+
+    def _make(self) -> tuple[Batch, _Slot] | BaseException:
+        """The next batch, or what is raised in its place."""
         try:
-            for epoch, steps in self._epochs():
-                order = epoch_order(len(self._samples), self._seed, epoch)
-                for start in range(0, len(steps), DRAWN_TOGETHER):
-                    if not self._fill(epoch, order, steps[start : start + DRAWN_TOGETHER]):
-                        return
-            self._ready.put(None)
-        except BaseException as error:  # the consumer raises it
-            self._ready.put(error)
+            return next(self._batches)
+        except BaseException as error:
+            return error
+
+    def _read_batches(self) -> Iterator[tuple[Batch, _Slot]]:
+        for epoch, steps in self._epochs():
+            order = epoch_order(len(self._samples), self._seed, epoch)
+            for start in range(0, len(steps), DRAWN_TOGETHER):
+                if self._closed.is_set():
+                    return
+                yield from self._fill(epoch, order, steps[start : start + DRAWN_TOGETHER])
 
     def _epochs(self) -> Iterator[tuple[int, range]]:
         """Epochs and the steps of each that are asked for."""
@@ -193,8 +210,10 @@ class Loader:
             yield epoch, range(first, stop)
             first = stop
 
-    def _fill(self, epoch: int, order: NDArray[np.int64], steps: range) -> bool:
-        """Make the batches of steps of an epoch; False if the loader was closed on the way."""
+    def _fill(
+        self, epoch: int, order: NDArray[np.int64], steps: range
+    ) -> Iterator[tuple[Batch, _Slot]]:
+        """Make the batches of steps of an epoch, until the loader is closed."""
         everyone = [order[minibatch_span(len(order), self._batch_size, step)] for step in steps]
         mine = [ids[shard(len(ids), self._rank, self._size)] for ids in everyone]
         draws, place = None, 0
@@ -203,12 +222,11 @@ class Loader:
         for step, ids, shared in zip(steps, mine, everyone, strict=True):
             slot = self._free.get()
             if self._closed.is_set():
-                return False
+                return
             x, y = slot.x[: len(ids)], slot.y[: len(ids)]
             self._read(ids, x, y, None if draws is None else draws[:, place : place + len(ids)])
             place += len(ids)
-            self._ready.put((Batch(step, epoch, x, y, ids, len(shared)), slot))
-        return True
+            yield Batch(step, epoch, x, y, ids, len(shared)), slot
 
     def _read(
         self,
@@ -219,27 +237,29 @@ class Loader:
     ) -> None:
         if not len(mine):
             return
-        if self._surround is None:
+        change = self._augmentation
+        if change is None or draws is None:
             self._samples.read(mine, x, y)
+        elif not change.moves:
+            self._samples.read(mine, x, y)
+            change.change(x, draws, None, mine)
+        elif isinstance(self._samples, MemorySamples):
+            rows = self._samples.rows(mine)
+            self._samples.read_targets(rows, y)
+            change.change(x, draws, self._samples.x, rows)
         else:
-            self._samples.read(mine, self._surround[1][: len(mine)], y)
-        if self._augmentation is not None and draws is not None:
-            source = None if self._surround is None else self._surround[0][: len(mine)]
-            self._augmentation.change(x, draws, source)
+            staged = self._staged[: len(mine)]
+            self._samples.read(mine, staged, y)
+            change.change(x, draws, staged, np.arange(len(mine)))
 
-    def _make_surround(
-        self, rows: int, input_shape: Shape
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Pictures with what lies around them, and the part of them that the source fills."""
-        if self._augmentation is None or not self._augmentation.crop:
-            return None
-        channels, height, width = input_shape
-        margin = 2 * self._augmentation.crop
-        around = np.zeros((rows, channels, height + margin, width + margin), np.float32)
-        _, *canvas = self._samples.canvas or input_shape
-        # An even number of pixels more than the network sees, so that the middle stays the middle.
-        filled = tuple(
-            min(seen + margin, most - (most - seen) % 2)
-            for seen, most in zip((height, width), canvas, strict=True)
+    def _make_staged(self, rows: int, input_shape: Shape) -> NDArray[np.float32]:
+        """Memory for pictures as they are read, with what they may move over around them."""
+        change = self._augmentation
+        if change is None or not change.moves or isinstance(self._samples, MemorySamples):
+            return np.zeros(0, np.float32)
+        canvas = self._samples.canvas or input_shape
+        size = (
+            min(seen + 2 * change.crop, most)
+            for seen, most in zip(input_shape[1:], canvas[1:], strict=True)
         )
-        return around, around[centre(around.shape, filled)]
+        return np.zeros((rows, input_shape[0], *size), np.float32)

@@ -69,25 +69,41 @@ class StoredSamples(Samples):
 
 @dataclass(frozen=True)
 class MemorySamples(Samples):
-    """Adapted samples in memory: float32 `x` (n, C, H, W) or (n, F), and their targets `y`."""
+    """Adapted samples in memory; sample i is row i mod m.
+
+    Attributes:
+        x: float32 (m, C, H, W) or (m, F), contiguous.
+        y: their targets.
+        count: number of samples; that of the rows where left out.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[Any]
+    count: int | None = None
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.x) if self.count is None else self.count
 
     @property
     def canvas(self) -> Shape:
         return self.x.shape[1:]
 
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of samples."""
+        return indices if self.count is None else indices % len(self.x)
+
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
+        rows = self.rows(indices)
         if x.shape[1:] == self.canvas:
             # Any mode but "raise" writes straight into x.
-            np.take(self.x, indices, axis=0, out=x, mode="clip")
+            np.take(self.x, rows, axis=0, out=x, mode="clip")
         else:
-            x[...] = self.x[indices][centre(self.canvas, x.shape)]
-        y[...] = self.y[indices]
+            x[...] = self.x[rows][centre(self.canvas, x.shape)]
+        self.read_targets(rows, y)
+
+    def read_targets(self, rows: NDArray[np.int64], y: NDArray[Any]) -> None:
+        """Fill `y` with the targets of rows."""
+        np.take(self.y, rows, axis=0, out=y, mode="clip")
 
 
 def keep_in_memory(samples: StoredSamples, where: str) -> MemorySamples:

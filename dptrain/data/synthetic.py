@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.base import Dataset, Samples
+from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
+from dptrain.data.stored import MemorySamples
 
 _POOL = 256
 _POOL_BYTES = 64 * 2**20
 _STREAM = 0x73796E
 
 
-@dataclass(frozen=True)
-class SyntheticSamples(Samples):
-    """`count` samples that go round a small pool, so that reading costs next to nothing."""
-
-    x: NDArray[np.float32]
-    y: NDArray[Any]
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
-        rows = indices % len(self.x)
-        x[...] = self.x[rows]
-        y[...] = self.y[rows]
-
-
 def open_synthetic(request: Request) -> Dataset:
-    """Normal inputs; random classes, zeros and ones, or normal values, as the loss wants them."""
+    """Normal inputs; random classes, zeros and ones, or normal values, as the loss wants them.
+
+    The samples go round a small pool, so that reading costs next to nothing.
+    """
     network = request.network
     count = request.number("samples", 8192)
     shape, width, targets = network.input_shape, network.num_outputs, network.loss.targets
@@ -52,8 +38,8 @@ def open_synthetic(request: Request) -> Dataset:
         y = generator.standard_normal((pool, width), dtype=np.float32)
     return Dataset(
         name=request.name,
-        train=SyntheticSamples(x, y, count),
-        test=SyntheticSamples(x, y, max(1, count // 4)),
+        train=MemorySamples(x, y, count),
+        test=MemorySamples(x, y, max(1, count // 4)),
         input_shape=shape,
         targets=targets,
         classes=tuple(str(label) for label in range(width)) if targets == "classes" else None,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.network.initializers import Constant
+from dptrain.network.layers import Parameter
 from dptrain.network.network import Network
+
+BLOCK = 1 << 16
+"""Numbers drawn at a time, about: what stays in a cache, and not a layer twice in float64."""
 
 
 def initial_parameters(network: Network, seed: int) -> dict[str, NDArray[np.float64]]:
@@ -24,15 +30,29 @@ def initial_parameters(network: Network, seed: int) -> dict[str, NDArray[np.floa
     Returns:
         Name (``"conv1.weight"``) to float64 array in canonical shape, (K, C, R, S) or (out, in).
     """
-    values: dict[str, NDArray[np.float64]] = {}
-    for node in network.nodes:
-        for parameter in node.parameters:
-            init = parameter.init
-            if isinstance(init, Constant):
-                values[parameter.name] = np.full(parameter.shape, init.value, dtype=np.float64)
-                continue
-            key = (seed, zlib.crc32(parameter.name.encode()))
-            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-            std = init.deviation(parameter.fan_in)
-            values[parameter.name] = std * generator.standard_normal(parameter.shape)
+    values = {}
+    for parameter in network.parameters:
+        values[parameter.name] = np.empty(parameter.shape)
+        draw(parameter, seed, values[parameter.name])
     return values
+
+
+def draw(parameter: Parameter, seed: int, target: NDArray[Any]) -> None:
+    """Draw one parameter, in double precision, into memory of any dtype and layout.
+
+    Args:
+        parameter: the parameter.
+        seed: any non-negative integer.
+        target: as many elements, in canonical order: (K, C, R, S), (out, in) or a reshaped view.
+    """
+    init = parameter.init
+    if isinstance(init, Constant):
+        target[...] = init.value
+        return
+    key = (seed, zlib.crc32(parameter.name.encode()))
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    std = init.deviation(parameter.fan_in)
+    rows = max(BLOCK // math.prod(target.shape[1:]), 1)
+    for start in range(0, len(target), rows):
+        block = target[start : start + rows]
+        block[...] = std * generator.standard_normal(block.shape)

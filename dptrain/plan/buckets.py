@@ -17,11 +17,11 @@ class Bucket:
     after: int
 
 
-def make_buckets(plan: Plan, bucket_bytes: int) -> tuple[Bucket, ...]:
+def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
     """Cut the flat gradient into runs of at least `bucket_bytes`, the last one perhaps smaller.
 
-    The shared sums behind the slots belong to the last bucket. Together the buckets cover the
-    flat gradient exactly once, in order.
+    None makes one bucket of everything. The shared sums behind the slots belong to the last
+    bucket. Together the buckets cover the flat gradient exactly once, in order.
     """
     finished = {
         name: stage.index
@@ -37,7 +37,8 @@ def make_buckets(plan: Plan, bucket_bytes: int) -> tuple[Bucket, ...]:
         stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
         # Weight and bias of a layer are finished by the same stage: never cut between them.
         same = i + 1 < len(slots) and finished[slots[i + 1].name] == after
-        if (stop - start) * plan.itemsize >= bucket_bytes and not same:
+        full = bucket_bytes is not None and (stop - start) * plan.itemsize >= bucket_bytes
+        if full and not same:
             buckets.append(Bucket(start, stop, after))
             start = stop
     end = plan.layout.gradient_size

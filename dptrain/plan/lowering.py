@@ -98,11 +98,13 @@ class GroupNeeds:
         buffers: memory of the group's own, by local name. It is reused by other groups outside
             the span from its first write to its last read.
         alias: the output is the input seen in another shape; no phase does anything.
+        in_place: phases allow that y is x and dy is dx. They are where nobody else needs x.
     """
 
     phases: Mapping[Phase, Access] = field(default_factory=dict)
     buffers: Mapping[str, BufferSpec] = field(default_factory=dict)
     alias: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

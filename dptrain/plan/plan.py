@@ -201,14 +201,18 @@ class _Planner:
         self._tensor(INPUT, self.network.nodes[0].input_maps)
         if STAGED in self.loaded:
             self.specs[STAGED] = self.specs[INPUT]
+        # Whether what the last group of its own memory wrote may be changed behind it.
+        free = False
         for group in self.groups:
-            if self.needs[group.name].alias:
+            needs = self.needs[group.name]
+            if needs.alias or (needs.in_place and free):
                 for local, other in (("y", "x"), ("dy", "dx")):
                     name = _tensor_name(self.groups, group, local)
                     self.aliases[name] = _tensor_name(self.groups, group, other)
             else:
                 self._tensor(group.tail.name, group.tail.output_maps)
-            for local, spec in self.needs[group.name].buffers.items():
+                free = all("y" not in access.reads for access in needs.phases.values())
+            for local, spec in needs.buffers.items():
                 self.specs[f"{group.name}.{local}"] = spec
         classes = self.network.loss.targets == "classes"
         n = self.setting.batch_size

@@ -22,7 +22,9 @@ from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
+from dptrain.data.base import Samples
 from dptrain.data.sharding import steps_per_epoch
+from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
 from dptrain.measure.environment import available_cores, environment
 from dptrain.measure.recorder import StepRecorder
@@ -61,6 +63,7 @@ class Job:
     Attributes:
         config: resolved: nothing is left for a default to decide.
         local_batch: largest share of a minibatch that a rank gets.
+        prefetch: minibatches that a thread reads ahead; 0: none does.
         run: where results go; None except on rank 0.
         first_step: number of the step to begin with; more than 0 after a resume.
         last_step: one past the last step.
@@ -79,6 +82,7 @@ class Job:
     stepper: Stepper
     schedule: Schedule
     augmentation: Augmentation | None
+    prefetch: int
     run: RunDirectory | None
     first_step: int
     last_step: int
@@ -126,6 +130,31 @@ def open_backend(config: TrainConfig, world: World) -> Backend:
     return backend
 
 
+def read_ahead(config: TrainConfig, samples: Samples, world: World) -> int:
+    """Minibatches that a thread reads ahead of time.
+
+    Where every core computes, such a thread takes as much from the computation as it saves, and
+    more where it interrupts it; only waiting for files is worth it. The same on every rank.
+    """
+    if config.prefetch is not None:
+        return config.prefetch
+    cores, sharing = share_of_cores(world)
+    spare = cores > sharing * int(config.threads or 1)
+    return 2 if any(world.all_gather_json(spare or not isinstance(samples, MemorySamples))) else 0
+
+
+def bucket_bytes(config: TrainConfig, world: World) -> int | None:
+    """Least size of a bucket; None: the gradient is summed as a whole.
+
+    Overlap gains where a network carries the sums. Within a node the computing cores copy and add
+    themselves, and do so in less time at one go, while the numbers are in their caches: 0.8 MB,
+    2 ranks: 270 µs, against 390 µs with a bucket at work between stages.
+    """
+    if config.bucket_kib is not None:
+        return config.bucket_kib * 1024
+    return None if world.local_size == world.size else 256 * 1024
+
+
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
     """Compile on one rank a node first, so that the others find the kernels in the cache."""
     if world.first_on_node():
@@ -162,6 +191,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
     config = resolve(config, backend, world)
     network = together(world, config.load_network)
     dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))
+    prefetch = read_ahead(config, dataset.train, world)
     plan = together(
         world,
         lambda: make_plan(
@@ -184,7 +214,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
     share_state(world, replica)
     if run is not None:
         _describe_run(run, config, network, world, restored)
-    buckets = make_buckets(plan, config.bucket_kib * 1024)
+    buckets = make_buckets(plan, bucket_bytes(config, world))
     recorder = StepRecorder(plan.stages)
     gradient_sum = load_strategy(config.strategy, world, replica, buckets)
     return Job(
@@ -199,6 +229,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
         schedule=schedule,
         augmentation=augmentation,
+        prefetch=prefetch,
         run=run,
         first_step=first_step,
         last_step=last_step,

@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import numpy as np
 from dptrain.backends.numba import elementwise as kernels
+from dptrain.backends.numba.jit import Kernel
 from dptrain.backends.numba.threads import Team
 
 a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
@@ -27,7 +28,8 @@ team.bind(kernels.relu_mask, a, b, 0.5)(9)
 team.bind(kernels.relu_backward, a, b, c)(9)
 team.bind(kernels.sigmoid_forward, c, a)(9)
 team.bind(kernels.sigmoid_backward, a, b, c)(9)
-all_ = [kernel for kernel in vars(kernels).values() if getattr(kernel, "signatures", ())]
+all_ = [k.dispatcher for k in vars(kernels).values() if isinstance(k, Kernel)]
+all_ = [kernel for kernel in all_ if kernel.signatures]
 assert all(len(kernel.signatures) == 1 for kernel in all_)
 loaded = sum(sum(kernel.stats.cache_hits.values()) for kernel in all_)
 print(len(all_) - loaded, loaded, float(c.sum()))

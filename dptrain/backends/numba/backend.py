@@ -95,7 +95,9 @@ class NumbaBackend(Backend):
         # One thread: a few microseconds, and the sum over samples keeps its order.
         kernel = LOSSES[replica.plan.network.loss.targets]
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
-        launch = Team(1).bind(kernel, output, target, dz, sums, varying=(1.0, True))
+        classes = kernel is losses.softmax_cross_entropy
+        scratch = (losses.softmax_scratch(output.shape[1]),) if classes else ()
+        launch = Team(1).bind(kernel, output, target, dz, sums, *scratch, varying=(1.0, True))
 
         def run(context: Context) -> None:
             launch(context.n, context.scale, context.training and gradient is not None)
@@ -144,13 +146,12 @@ class NumbaReplica(Replica):
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
-        self._transpose = self.team.bind(elementwise.channels_last, varying=(staged, self._input))
+        self._transpose = self.team.bind(elementwise.channels_last, self._input, varying=(staged,))
 
     def _load_input(self, x: NDArray[Any]) -> None:
-        n, (_, pixels, channels) = len(x), self._input.shape
         # The kernel has one signature; what does not fit it goes through NumPy's slower copy.
-        fits = x.dtype == np.float32 and x.flags.carray
-        if x.ndim == 4 and channels > 1 and fits:
-            self._transpose(n, x.reshape(n, channels, pixels), self._input)
+        if x.dtype == self._input.dtype and x.flags.c_contiguous and x.flags.aligned:
+            n, (_, pixels, channels) = len(x), self._input.shape
+            self._transpose(n, x.reshape(n, channels, pixels))
         else:
             super()._load_input(x)

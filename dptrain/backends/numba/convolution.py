@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.microkernels import multiply, multiply_spaced
 from dptrain.backends.numba.patches import (
@@ -27,6 +26,7 @@ from dptrain.backends.numba.patches import (
     fill_ramp,
     is_inside,
     pack_flipped,
+    padded_gradient,
     padded_maps,
     rows_alike,
 )
@@ -47,8 +47,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     r, s, _, k = w.shape
     _, h_out, w_out, _ = y.shape
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
-    fast = winograd.suits(geometry, c, k)
-    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
     padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
@@ -61,22 +60,12 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
-    work = mine[size + 2 * pixels + patch :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
-    if fast:
-        winograd.transform_weights(w_flat, 0, c, k, u)
     floor = np.float32(0) if relu else NOTHING
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        if fast:
-            winograd.correlate(
-                *(a, a_start, width * c, c, u, b, True, y_flat, n * pixels * k),
-                *(h_out, w_out, k, floor, work),
-            )
-            continue
         i = 0
         while i < h_out:
             above = i * down - top
@@ -108,13 +97,11 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
     _, h_in, w_in, c = x.shape
     _, h_out, w_out, k = dy.shape
     top, left, down, across, r, s = geometry
-    fast = winograd.suits(geometry, c, k)
-    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
     one = mine[size + 2 * patch + pixels :]
-    total, work = one[1 : 1 + 16 * c * k], one[1 + 16 * c * k :]
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
@@ -122,8 +109,6 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     sums[:] = 0
-    if fast:
-        total[:] = 0
     one[0] = 1
     if not inside:
         padded[:] = 0
@@ -133,14 +118,9 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
         dz_start = n * pixels * k
-        if fast:
-            winograd.add_weight_gradient(
-                *(a, a_start, width * c, c, dy_flat, dz_start, h_out, w_out, k, total, work)
-            )
-        else:
-            add_weight_gradient(
-                a, a_start, dy_flat, dz_start, tables, h_out, w_out, r, s, c, k, sums
-            )
+        add_weight_gradient(
+            a, a_start, dy_flat, dz_start, tables, 0, h_out, w_out, r, s, c, k, sums
+        )
         # db is the product of dy with ones.
         multiply(
             (one, 0),
@@ -153,8 +133,6 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             (1, pixels, k),
             NOTHING,
         )
-    if fast:
-        winograd.finish_weight_gradient(total, c, k, sums)
 
 
 @kernel
@@ -183,34 +161,22 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
     _, h_out, w_out, _ = dy.shape
-    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    down, across = geometry[2], geometry[3]
     above, before = (r - 1) // down, (s - 1) // across
-    rows = (h_in - 1 + top) // down + 1 + above
-    columns = (w_in - 1 + left) // across + 1 + before
+    rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
     tables = mine[size + weights : size + weights + 2 * pixels + r * s * k].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat = dy.reshape(-1), dx.reshape(-1)
-    work = mine[size + weights + 2 * pixels + r * s * k + k :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
-    fast = winograd.suits(geometry, c, k)
-    if fast:
-        winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0
     for n in range(start, stop):
         copy_padded(
             dy_flat, n * h_out * w_out * k, (h_out, w_out, k), dz, rows, columns, above, before
         )
-        if fast:
-            winograd.correlate(
-                *(dz, (top * columns + left) * k, columns * k, k, u, packed, False),
-                *(dx_flat, n * pixels * c, h_in, w_in, c, NOTHING, work),
-            )
-            continue
         correlate_phases(
             dz,
             h_out,

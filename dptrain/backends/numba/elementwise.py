@@ -11,25 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import kernel
+from dptrain.backends.numba.vector import copy, interleave, transpose
 
 Array = NDArray[Any]
 
 
 @kernel
-def channels_last(start: int, stop: int, thread: int, source: Array, target: Array) -> None:
-    """(N, C, H·W) to (N, H·W, C); items are samples."""
+def channels_last(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
+    """Target (N, H·W, C) from source (N, C, H·W); items are samples."""
     channels, pixels = source.shape[1], source.shape[2]
+    size = channels * pixels
+    if channels == 1 or pixels == 1:
+        copy(source, start * size, target, start * size, (stop - start) * size)
+        return
     for n in range(start, stop):
         if channels == 3:
-            # Colour images: three streams into one, which the compiler turns into shuffles.
-            for p in range(pixels):
-                target[n, p, 0] = source[n, 0, p]
-                target[n, p, 1] = source[n, 1, p]
-                target[n, p, 2] = source[n, 2, p]
+            interleave(source, n * size, target, n * size, pixels)
         else:
-            for p in range(pixels):
-                for c in range(channels):
-                    target[n, p, c] = source[n, c, p]
+            transpose(
+                source.reshape(-1), n * size, pixels, target.reshape(-1), n * size, channels,
+                channels, pixels,
+            )  # fmt: skip
 
 
 @kernel

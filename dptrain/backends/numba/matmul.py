@@ -31,6 +31,7 @@ _GATHERED = 144
 """Features of x that `dense_backward_weight` brings together at a time."""
 _FEW = 64
 """Samples below which reading weights takes longer than computing with them."""
+_ONE = np.ones(1, np.float32)
 _RAMP = np.arange(_BLOCK, dtype=np.int32)
 
 
@@ -137,6 +138,25 @@ def _gather(source, start, row, target, target_start, rows, columns):  # type: i
             target[target_start + n * columns + c] = source[start + n * row + c]
 
 
+@inlined
+def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
+    """sums[c] = Σ_r source[r, c]: the product with ones."""
+    columns = len(sums)
+    sums[:] = 0
+    for r in range(0, rows, _BLOCK):
+        multiply(
+            (_ONE, 0),
+            (_RAMP, 0, 0),
+            (_RAMP, 0, 0),
+            (source, r * columns, columns),
+            (sums, 0, 0),
+            (sums, 0),
+            (_RAMP, 0, 0),
+            (1, min(_BLOCK, rows - r), columns),
+            NOTHING,
+        )
+
+
 @kernel
 def dense_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, dw, db, scratch, samples
@@ -148,10 +168,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     inputs, outputs = dw.shape
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
     if start == 0:
-        db[:] = 0
-        for n in range(samples):
-            for o in range(outputs):
-                db[o] += dy[n, o]
+        sum_rows(dy_flat, samples, db)
     if samples == 0:
         dw[start:stop] = 0
     mine = scratch[thread]

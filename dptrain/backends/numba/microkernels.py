@@ -25,8 +25,9 @@ for every few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
@@ -63,20 +64,21 @@ _ARGUMENTS = {
 }
 
 
-class _Tile(Writer):
+class Tile(Writer):
     """One tile of at most `height` rows and `vectors` vectors.
 
     Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
     """
 
     kind = "tile"
+    arguments: ClassVar[Mapping[str, ir.Type]] = _ARGUMENTS
 
     def __init__(
         self, module: ir.Module, width: int, height: int, vectors: int, masked: bool = False
     ) -> None:
         self.height, self.vectors, self.masked = height, vectors, masked
         name = f"dptrain_{self.kind}_{height}x{vectors}x{width}{'_masked' if masked else ''}"
-        super().__init__(module, name, _ARGUMENTS, width)
+        super().__init__(module, name, self.arguments, width)
 
     def write(self) -> None:
         if self.masked:
@@ -123,9 +125,12 @@ class _Tile(Writer):
                     new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
             return new
 
-        zeros = [self.zero] * (self.height * self.vectors)
         first = self.entry("a_steps", I64(0), args["a_step"])
-        return self.loop(I64(0), args["steps"], [args["b"], first, *zeros], step)[2:]
+        return self.loop(I64(0), args["steps"], [args["b"], first, *self.begin()], step)[2:]
+
+    def begin(self) -> Sequence[ir.Value]:
+        """What the sums start from."""
+        return [self.zero] * (self.height * self.vectors)
 
     def finish(self, sums: Sequence[ir.Value]) -> None:
         """Add D, apply the floor, store the rows that exist."""
@@ -158,7 +163,7 @@ class _Tile(Writer):
             self.store(value, place, masked)
 
 
-class _Regular(_Tile):
+class _Regular(Tile):
     """A tile all of whose rows exist, those of A in groups at equal distances, those of C at one.
 
     Args:
@@ -200,12 +205,29 @@ class _Regular(_Tile):
             self.store_row(sums[m * self.vectors :], *moved)
 
 
+class _Plain(_Regular):
+    """A spaced tile that is its sums alone: neither D nor a floor.
+
+    Sums of few products would take half as long again for them (F(4×4, 3×3) of 16 channels).
+    """
+
+    def __init__(
+        self, module: ir.Module, width: int, height: int, vectors: int, group: int, adjacent: bool
+    ) -> None:
+        self.group, self.adjacent, self.kind = group, adjacent, "plain"
+        Tile.__init__(self, module, width, height, vectors)
+
+    def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
+        for total, (place, masked) in zip(sums, self.columns(target), strict=False):
+            self.store(total, place, masked)
+
+
 class _Product(Writer):
     """All tiles of a product: columns outside, so that a panel of B stays in cache.
 
     Args:
         kind: "any", or how the rows of A lie inside of every ``run`` of them: "spaced" at equal
-            distances, or "adjacent".
+            distances, "adjacent", or "plain": spaced, with neither D nor a floor.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
@@ -243,8 +265,10 @@ class _Product(Writer):
     def _regular(self, k: ir.Value, vectors: int) -> ir.Value:
         """Compute by regular tiles what fits them; returns the first row that is left."""
         b, args, adjacent = self.builder, self.args, self.kind == "adjacent"
-        height, group = getattr(self.registers, self.kind)[vectors - 1]
-        tile = _Regular(self.module, self.width, height, vectors, group, adjacent)
+        tiles = self.registers.adjacent if adjacent else self.registers.spaced
+        height, group = tiles[vectors - 1]
+        write = _Plain if self.kind == "plain" else _Regular
+        tile = write(self.module, self.width, height, vectors, group, adjacent)
         whole = b.icmp_signed(">=", b.sub(args["columns"], k), I64(vectors * self.width))
         aligned = b.icmp_signed("==", b.srem(args["run"], I64(group)), I64(0))
         last = b.mul(b.sdiv(args["rows"], I64(height)), I64(height))
@@ -266,7 +290,7 @@ class _Product(Writer):
 
             def call(heights: Sequence[int]) -> None:
                 if len(heights) == 1:
-                    tile = _Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
+                    tile = Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
                     b.call(tile.function, list(moved.values()))
                     return
                 with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
@@ -326,6 +350,28 @@ def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "spaced")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # type: ignore[no-untyped-def]
+    """As `multiply_spaced`, of the product alone: C = A·B."""
+    sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, run)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        *first, c_kind, rows_kind, shape_kind, run_kind = sig.args
+        *given, c, rows, shape, run = args
+        nothing = types.float32, context.get_constant(types.float32, -math.inf)
+        # No D: any array will do.
+        d_kind = types.Tuple((*c_kind.types, types.int64))
+        d = context.make_tuple(
+            builder,
+            d_kind,
+            [*cgutils.unpack_tuple(builder, c), context.get_constant(types.int64, -1)],
+        )
+        kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, nothing[0], run_kind]
+        return _call(context, builder, kinds, [*given, d, c, rows, shape, nothing[1], run], "plain")
 
     return sig, codegen
 

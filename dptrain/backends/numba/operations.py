@@ -26,6 +26,9 @@ from dptrain.plan.random import threshold
 
 Kernels = Mapping[Phase, Kernel]
 
+WORD = 2**32 - 1
+"""Largest of the random words."""
+
 
 class Operation(ABC):
     """A group bound to arrays.
@@ -79,6 +82,7 @@ class _Single(Operation):
     """One layer without parameters: y from x, dx from dy and what `reads` names."""
 
     reads: ClassVar[tuple[str, ...]] = ()
+    in_place: ClassVar[bool] = False
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
@@ -92,7 +96,7 @@ class _Single(Operation):
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if setting.training:
             phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
-        return GroupNeeds(phases, buffers)
+        return GroupNeeds(phases, buffers, in_place=cls.in_place)
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self.forward()}
@@ -149,70 +153,80 @@ class Logistic(_Single):
 
 
 class DropoutMask:
-    """Mask of a dropout layer for the samples of a step.
+    """Dropout of the samples of a step, and of their gradients by the same mask.
 
     Args:
         layer: its rate.
         index: position of the layer in the network.
-        mask: uint32 (N, blocks), a byte for each of four elements.
+        bits: uint8 (N, `dropout.mask_bytes`).
     """
 
     def __init__(
-        self, layer: Dropout, index: int, mask: NDArray[Any], team: Team, seed: int
+        self, layer: Dropout, index: int, bits: NDArray[Any], team: Team, seed: int
     ) -> None:
-        self.rows = mask.view(np.uint8)
-        self.factor = 1.0 / (1.0 - layer.rate)
-        self._samples = np.zeros(len(mask), np.int64)
-        self._draw = team.bind(
-            dropout.dropout_mask, mask, threshold(layer.rate), index, self._samples,
-            seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, varying=(0,),
-        )  # fmt: skip
+        self._bits, self._team = bits, team
+        self._samples = np.zeros(len(bits), np.int64)
+        limit, factor = threshold(layer.rate), 1.0 / (1.0 - layer.rate)
+        if limit > WORD:  # By a rate that rounds to 1 nothing is kept.
+            limit, factor = 0, 0.0
+        self._factor = factor
+        self._key = (limit, index, self._samples, seed & WORD, (seed >> 32) & WORD)
 
     @staticmethod
     def spec(shape: tuple[int, ...]) -> BufferSpec:
         """Memory of the mask of activations of `shape`, batch included."""
-        return BufferSpec((shape[0], -(-math.prod(shape[1:]) // 4)), "uint32")
+        return BufferSpec((shape[0], dropout.mask_bytes(math.prod(shape[1:]))), "uint8")
 
-    def draw(self, context: Context) -> None:
-        """Fill the mask."""
-        self._samples[: context.n] = context.samples
-        self._draw(context.n, context.step)
+    def forward(self, x: NDArray[Any], y: NDArray[Any]) -> Kernel:
+        """A mask is drawn, and y written from x, which may be the same; both (N, elements)."""
+        launch = self._team.bind(
+            dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,)
+        )
+
+        def run(context: Context) -> None:
+            self._samples[: context.n] = context.samples
+            launch(context.n, context.step)
+
+        return run
+
+    def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> Kernel:
+        """Dx is written from dy by the mask that is there."""
+        bind = self._team.bind
+        return each(bind(dropout.dropout_backward, dy, dx, self._bits, self._factor), 1)
 
 
 class Drop(_Single):
-    """Dropout by `dptrain.plan.random`; without training it passes x on."""
+    """Dropout by `dptrain.plan.random`, in place if possible; without training it passes x on."""
+
+    in_place: ClassVar[bool] = True
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
         return {"mask": DropoutMask.spec(shape)} if setting.training else {}
 
     def _mask(self) -> DropoutMask:
-        index, mask = self.group.head.index, self.arrays["mask"]
-        return DropoutMask(self.layer, index, mask, self.team, self.seed)
+        index, bits = self.group.head.index, self.arrays["mask"]
+        return DropoutMask(self.layer, index, bits, self.team, self.seed)
 
     def forward(self) -> Kernel:
         x, y = self.rows("x"), self.rows("y")
+        apart = not np.may_share_memory(x, y)
 
         def keep(context: Context) -> None:
-            y[: context.n] = x[: context.n]
+            if apart:
+                y[: context.n] = x[: context.n]
 
         if "mask" not in self.arrays:
             return keep
-        mask = self._mask()
-        apply = self.team.bind(dropout.dropout_apply, x, mask.rows, y, mask.factor)
+        drop = self._mask().forward(x, y)
 
         def run(context: Context) -> None:
-            if not context.training:
-                return keep(context)
-            mask.draw(context)
-            return apply(context.n)
+            (drop if context.training else keep)(context)
 
         return run
 
     def backward(self) -> Kernel:
-        mask, dy, dx = self._mask(), self.rows("dy"), self.rows("dx")
-        apply = self.team.bind(dropout.dropout_apply, dy, mask.rows, dx, mask.factor)
-        return each(apply, 1)
+        return self._mask().backward(self.rows("dy"), self.rows("dx"))
 
 
 def pool_geometry(node: Node) -> NDArray[np.int64]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
 from dptrain.backends.numba.vector import copy, transpose
@@ -59,21 +58,13 @@ def conv_scratch(
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
-    # One row and column more than the patches have, where `winograd` takes two outputs at a time.
-    padded = ((h_out - 1) * strides[0] + window[0] + 1) * ((w_out - 1) * strides[1] + window[1] + 1)
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0] + 1
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1] + 1
-    transformed = winograd.scratch(strides, window, c, k)
-    band = (pixels if transformed else pool_height * w_out) * k if pool_height else 0
+    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1])
+    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
+    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
     return (
-        padded * c + 2 * pixels + patch + band + transformed,
-        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1) + transformed,
-        rows * columns * k
-        + patch * k
-        + 2 * h_in * w_in
-        + window[0] * window[1] * k
-        + k
-        + transformed,
+        padded * c + 2 * pixels + patch + pool_height * w_out * k,
+        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1),
+        rows * columns * k + patch * k + 2 * h_in * w_in + window[0] * window[1] * k + k,
     )
 
 
@@ -112,11 +103,18 @@ def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
 
 
 @expanded
-def padded_maps(h_out, w_out, geometry, even):  # type: ignore[no-untyped-def]
-    """Height and width that the patches cover, of an even number of them each way if asked."""
+def padded_maps(h_out, w_out, geometry):  # type: ignore[no-untyped-def]
+    """Height and width that the patches cover."""
     _, _, down, across, r, s = geometry
-    rows, columns = (h_out - 1) * down + r, (w_out - 1) * across + s
-    return (rows + h_out % 2, columns + w_out % 2) if even else (rows, columns)
+    return (h_out - 1) * down + r, (w_out - 1) * across + s
+
+
+@expanded
+def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-untyped-def]
+    """Height and width of dy with zeros around it, as backward by the input reads it."""
+    top, left, down, across, r, s = geometry
+    rows = max((h_in - 1 + top) // down + 1, h_out) + (r - 1) // down
+    return rows, max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
 
 
 @expanded
@@ -208,27 +206,36 @@ def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax
         j += count
 
 
+@inlined
+def band_rows(w_out, c, k):  # type: ignore[no-untyped-def]
+    """How many rows of x and dz stay in L1 while backward by the weights takes them."""
+    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
+    pixel = min(64, 4 * c) + min(128, 4 * k)
+    return max(1, BAND // pixel // w_out)
+
+
 @expanded
-def add_weight_gradient(a, a_start, dz, dz_start, tables, h_out, w_out, r, s, c, k, sums):  # type: ignore[no-untyped-def]
-    """Add one sample's dw to sums (R·S·C, K).
+def add_weight_gradient(  # type: ignore[no-untyped-def]
+    a, a_start, dz, dz_start, tables, first, height, w_out, r, s, c, k, sums
+):
+    """Add what `height` rows of a sample's dz give to dw, to sums (R·S·C, K).
 
     Args:
         tables: filter table, table of dw's rows and pixel table, one behind the other.
+        first: number of the pixel of the map that dz begins with.
     """
     patch = r * s * c
-    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
-    pixel = min(64, 4 * c) + min(128, 4 * k)
-    step = max(1, BAND // pixel // w_out) * w_out
-    for p in range(0, h_out * w_out, step):
+    step = band_rows(w_out, c, k) * w_out
+    for p in range(0, height * w_out, step):
         multiply_adjacent(
             (a, a_start),
             (tables, 0, 1),
-            (tables, 2 * patch + p, 1),
+            (tables, 2 * patch + first + p, 1),
             (dz, dz_start + p * k, k),
             (sums, 0, 1),
             (sums, 0),
             (tables, patch, 1),
-            (patch, min(step, h_out * w_out - p), k),
+            (patch, min(step, height * w_out - p), k),
             NOTHING,
             s * c,
         )

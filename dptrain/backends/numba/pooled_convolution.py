@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba import winograd
 from dptrain.backends.numba.jit import kernel
 from dptrain.backends.numba.microkernels import multiply_spaced
 from dptrain.backends.numba.patches import (
-    NOTHING,
     add_weight_gradient,
+    band_rows,
     copy_padded,
     correlate_phases,
     fill_filter,
@@ -23,10 +22,13 @@ from dptrain.backends.numba.patches import (
     fill_ramp,
     is_inside,
     pack_flipped,
+    padded_gradient,
     padded_maps,
     pool_row,
     unpool,
 )
+from dptrain.backends.numba.pooled_tiles import fewest_windows, multiply_pooled
+from dptrain.backends.numba.vector import vector_width
 
 
 @kernel
@@ -44,15 +46,12 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     _, h_pool, w_pool, _ = y.shape
     top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
     high, h_out, w_out = pool[4], pool[6], pool[7]
-    fast = winograd.suits(geometry, c, k)
-    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
     padded, tables = mine[:size], mine[size : size + 2 * pixels + patch].view(np.int32)
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     band = mine[size + 2 * pixels + patch :]
-    u = band[pixels * k : (pixels + 16 * c) * k]
-    work = band[(pixels + 16 * c) * k :]
     x_flat, w_flat, y_flat, argmax_flat = (
         x.reshape(-1),
         w.reshape(-1),
@@ -66,34 +65,27 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
-    if fast:
-        winograd.transform_weights(w_flat, 0, c, k, u)
+    # Whole 2 by 2 windows side by side are pooled where the sums are.
+    direct = pool[0] == 0 and pool[1] == 0 and pool[2] == 2 and pool[3] == 2
+    direct = direct and high == 2 and pool[5] == 2
+    direct = direct and 2 * h_pool <= h_out and 2 * w_pool <= w_out
+    direct = direct and w_pool >= fewest_windows() and k % vector_width() == 0
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        if fast:
-            winograd.correlate(
-                *(a, a_start, width * c, c, u, b, True, band, 0),
-                *(h_out, w_out, k, np.float32(0), work),
-            )
+        if direct:
             for i in range(h_pool):
-                above = i * pool[2] - pool[0]
-                first, last = max(0, above), min(h_out, above + high)
-                pool_row(
-                    band,
-                    above * w_out * k,
-                    first - above,
-                    last - above,
-                    w_out,
-                    w_out,
-                    w_pool,
-                    k,
-                    pool,
-                    y_flat,
-                    argmax_flat,
-                    (n * h_pool + i) * w_pool * k,
+                multiply_pooled(
+                    (a, a_start + 2 * i * down * width * c),
+                    (down * width * c, across * c),
+                    (a_steps, 0, 1),
+                    (w_flat, 0, k),
+                    (b, 0),
+                    (y_flat, (n * h_pool + i) * w_pool * k),
+                    (argmax_flat, (n * h_pool + i) * w_pool * k),
+                    (patch, w_pool),
                 )
             continue
         ready = 0
@@ -144,23 +136,23 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
     top, left, down, across, r, s = geometry
-    h_out, w_out = pool[6], pool[7]
-    fast = winograd.suits(geometry, c, k)
-    rows, columns = padded_maps(h_out, w_out, geometry, fast)
+    high, h_out, w_out = pool[4], pool[6], pool[7]
+    rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
     padded, tables = mine[:size], mine[size : size + 2 * patch + pixels].view(np.int32)
-    dz, work = mine[size + 2 * patch + pixels :][: pixels * k], mine[size + 2 * patch + pixels :]
-    total, work = work[pixels * k :][: 16 * c * k], work[(pixels + 16 * c) * k :]
+    dz = mine[size + 2 * patch + pixels :][: pixels * k]
     x_flat, dy_flat, argmax_flat = x.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     inside = is_inside(geometry, h_in, w_in, rows, columns)
     width = w_in if inside else columns
     fill_filter(r, s * c, width * c, tables[:patch])
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
+    # Of windows side by side few rows are unpooled at a time, so that dz stays in L1.
+    step = h_pool
+    if pool[2] == high and pool[0] == 0 and h_pool * high <= h_out:
+        step = max(1, band_rows(w_out, c, k) // high)
     sums[:] = 0
-    if fast:
-        total[:] = 0
     dz[:] = 0
     if not inside:
         padded[:] = 0
@@ -169,29 +161,25 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
         if not inside:
             copy_padded(x_flat, a_start, (h_in, w_in, c), padded, rows, columns, top, left)
             a, a_start = padded, 0
-        pooled = n * h_pool * w_pool * k
-        unpool(
-            dy_flat,
-            argmax_flat,
-            pooled,
-            h_pool,
-            w_pool,
-            k,
-            pool,
-            dz,
-            w_out,
-            0,
-            0,
-            sums[patch * k :],
-        )
-        if fast:
-            winograd.add_weight_gradient(
-                *(a, a_start, width * c, c, dz, 0, h_out, w_out, k, total, work)
+        for i in range(0, h_pool, step):
+            count = min(step, h_pool - i)
+            unpool(
+                dy_flat,
+                argmax_flat,
+                (n * h_pool + i) * w_pool * k,
+                count,
+                w_pool,
+                k,
+                pool,
+                dz,
+                w_out,
+                0,
+                0,
+                sums[patch * k :],
             )
-        else:
-            add_weight_gradient(a, a_start, dz, 0, tables, h_out, w_out, r, s, c, k, sums)
-    if fast:
-        winograd.finish_weight_gradient(total, c, k, sums)
+            first = i * pool[4] * w_out if step < h_pool else 0
+            height = count * pool[4] if step < h_pool else h_out
+            add_weight_gradient(a, a_start, dz, 0, tables, first, height, w_out, r, s, c, k, sums)
 
 
 @kernel
@@ -203,10 +191,9 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     r, s, _, k = w.shape
     _, h_pool, w_pool, _ = dy.shape
     h_out, w_out = pool[6], pool[7]
-    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    down, across = geometry[2], geometry[3]
     above, before = (r - 1) // down, (s - 1) // across
-    rows = max((h_in - 1 + top) // down + 1, h_out) + above
-    columns = max((w_in - 1 + left) // across + 1, w_out) + before
+    rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
     mine = scratch[thread]
     dz, packed = mine[:size], mine[size : size + weights]
@@ -214,13 +201,8 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     sums = mine[size + weights + 2 * pixels + r * s * k :][:k]
     a_rows, c_rows, a_steps = tables[:pixels], tables[pixels : 2 * pixels], tables[2 * pixels :]
     dy_flat, dx_flat, argmax_flat = dy.reshape(-1), dx.reshape(-1), argmax.reshape(-1)
-    work = mine[size + weights + 2 * pixels + r * s * k + k :]
-    u, work = work[: 16 * c * k], work[16 * c * k :]
     pack_flipped(w.reshape(-1), w.shape, geometry, packed)
     fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps)
-    fast = winograd.suits(geometry, c, k)
-    if fast:
-        winograd.transform_weights(packed, 0, k, c, u)
     dz[:] = 0
     sums[:] = 0
     for n in range(start, stop):
@@ -238,12 +220,6 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
             before,
             sums,
         )
-        if fast:
-            winograd.correlate(
-                *(dz, (top * columns + left) * k, columns * k, k, u, packed, False),
-                *(dx_flat, n * pixels * c, h_in, w_in, c, NOTHING, work),
-            )
-            continue
         correlate_phases(
             dz,
             h_out,

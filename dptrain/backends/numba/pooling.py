@@ -7,14 +7,209 @@ by side.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.vector import (
+    F32P,
+    I32,
+    I64,
+    Writer,
+    compiled_registers,
+    flatten_arguments,
+)
 
 Array = NDArray[Any]
+
+
+class _Grid(Writer):
+    """A run of places, each beside a grid of cells: a window of pixels, or a pixel's windows.
+
+    Cell (i, j) of place p and channel q lies at ``p · apart + i · row + j · channels + q`` in the
+    arrays `far`, the place itself at ``p · step + q`` in the arrays `near`. The number of the
+    cell's pixel in its window is ``position + i · down + j · across``.
+
+    Args:
+        size: height and width of the grid, or None for any at run time.
+    """
+
+    name: ClassVar[str]
+    near: ClassVar[tuple[str, ...]]
+    far: ClassVar[tuple[str, ...]]
+
+    def __init__(self, module: ir.Module, width: int, size: tuple[int, int] | None) -> None:
+        self.size = size
+        suffix = "" if size is None else f"_{size[0]}x{size[1]}"
+        arguments = {**dict.fromkeys((*self.near, *self.far), F32P), **dict.fromkeys(_SHAPE, I64)}
+        super().__init__(module, f"dptrain_pool_{self.name}{suffix}_x{width}", arguments, width)
+
+    def write(self) -> None:
+        b, args = self.builder, self.args
+        rest = b.srem(args["channels"], I64(self.width))
+        whole = b.sub(args["channels"], rest)
+        self.mask_after(rest)
+        height, width = self.size or (0, 0)
+        self.known = [self.cell(I64(i), I64(j)) for i in range(height) for j in range(width)]
+
+        def place(p: ir.Value, _: Any) -> list[ir.Value]:
+            near, far = b.mul(p, args["step"]), b.mul(p, args["apart"])
+
+            def vector(q: ir.Value, _: Any) -> list[ir.Value]:
+                self.place(b.add(near, q), b.add(far, q), masked=False)
+                return []
+
+            self.loop(I64(0), whole, [], vector, step=self.width)
+            with b.if_then(b.icmp_signed("!=", rest, I64(0)), likely=False):
+                self.place(b.add(near, whole), b.add(far, whole), masked=True)
+            return []
+
+        self.loop(I64(0), args["count"], [], place)
+
+    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
+        """Write the work of one place and vector of channels."""
+        raise NotImplementedError
+
+    def cell(self, i: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Offset and position of a cell."""
+        b, args = self.builder, self.args
+        offset = b.add(b.mul(i, args["row"]), b.mul(j, args["channels"]))
+        position = b.add(b.mul(i, args["down"]), b.mul(j, args["across"]))
+        return offset, self.splat(b.trunc(b.add(args["position"], position), I32))
+
+    def cells(self, state: Sequence[ir.Value], body: Any) -> Sequence[ir.Value]:
+        """Run ``body(offset, position, state)`` over the grid."""
+        if self.size is not None:
+            for offset, position in self.known:
+                state = body(offset, position, state)
+            return state
+
+        def row(i: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            def column(j: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                result: Sequence[ir.Value] = body(*self.cell(i, j), state)
+                return result
+
+            return self.loop(I64(0), self.args["columns"], state, column)
+
+        return self.loop(I64(0), self.args["rows"], state, row)
+
+
+class _Largest(_Grid):
+    """Largest of a window's pixels, and its position."""
+
+    name, near, far = "largest", ("y", "argmax"), ("x",)
+
+    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
+        b, args = self.builder, self.args
+
+        def compare(offset: ir.Value, position: ir.Value, state: Any) -> Sequence[ir.Value]:
+            best, where = state
+            value = self.load(self.at(args["x"], b.add(far, offset)), masked=masked)
+            # A NaN is larger than all, and stays.
+            number = b.fcmp_ordered("ord", best, best)
+            better = b.and_(number, b.fcmp_unordered(">", value, best))
+            return [b.select(better, value, best), b.select(better, position, where)]
+
+        first = self.load(self.at(args["x"], far), masked=masked)
+        best, where = self.cells([first, self.cell(I64(0), I64(0))[1]], compare)
+        self.store(best, self.at(args["y"], near), masked)
+        self.store(b.bitcast(where, self.vector), self.at(args["argmax"], near), masked)
+
+
+class _Gather(_Grid):
+    """Sum of the gradients of those windows whose position is the pixel's."""
+
+    name, near, far = "gather", ("dx",), ("dy", "argmax")
+
+    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
+        b, args = self.builder, self.args
+
+        def add(offset: ir.Value, position: ir.Value, state: Any) -> Sequence[ir.Value]:
+            place = b.add(far, offset)
+            where = self.load(self.at(args["argmax"], place), masked=masked)
+            here = b.icmp_signed("==", b.bitcast(where, position.type), position)
+            gradient = self.load(self.at(args["dy"], place), masked=masked)
+            return [b.fadd(state[0], b.select(here, gradient, self.zero))]
+
+        (total,) = self.cells([self.zero], add)
+        self.store(total, self.at(args["dx"], near), masked)
+
+
+_SHAPE = (
+    "rows", "columns", "position", "down", "across", "row", "channels", "count", "step", "apart",
+)  # fmt: skip
+
+
+def _call(
+    context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Grid], sizes: Any
+) -> Any:
+    """Call the code for grids of one of `sizes`, which has no inner loops, or that for any."""
+    args = flatten_arguments(context, builder, kinds, values)
+    pointers = len(writer.near) + len(writer.far)
+    args[:pointers] = [builder.bitcast(pointer, F32P) for pointer in args[:pointers]]
+    rows, columns = args[pointers : pointers + 2]
+    width = compiled_registers().width
+
+    def choose(sizes: Any) -> None:
+        if not sizes:
+            builder.call(writer(builder.module, width, None).function, args)
+            return
+        fits = [
+            builder.icmp_signed("==", n, I64(m))
+            for n, m in zip((rows, columns), sizes[0], strict=True)
+        ]
+        with builder.if_else(builder.and_(*fits)) as (then, otherwise):
+            with then:
+                builder.call(writer(builder.module, width, sizes[0]).function, args)
+            with otherwise:
+                choose(sizes[1:])
+
+    choose(sizes)
+    return context.get_dummy_value()
+
+
+# fmt: off
+@intrinsic
+def _largest(  # type: ignore[no-untyped-def]
+    typingctx, y, y_start, argmax, argmax_start, x, x_start,
+    rows, columns, position, down, across, row, channels, count, step, apart,
+):
+    """Largest elements of a run of windows and their positions."""
+    sig = types.none(
+        y, y_start, argmax, argmax_start, x, x_start,
+        rows, columns, position, down, across, row, channels, count, step, apart,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        sizes = ((3, 3), (2, 2), (2, 3), (3, 2))
+        return _call(context, builder, sig.args, args, _Largest, sizes)
+
+    return sig, codegen
+
+
+@intrinsic
+def _gather(  # type: ignore[no-untyped-def]
+    typingctx, dx, dx_start, dy, dy_start, argmax, argmax_start,
+    rows, columns, position, down, across, row, channels, count, step, apart,
+):
+    """Gradients of a run of pixels that as many windows hold."""
+    sig = types.none(
+        dx, dx_start, dy, dy_start, argmax, argmax_start,
+        rows, columns, position, down, across, row, channels, count, step, apart,
+    )
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        sizes = ((1, 1), (1, 2), (2, 1), (2, 2))
+        return _call(context, builder, sig.args, args, _Gather, sizes)
+
+    return sig, codegen
+# fmt: on
 
 
 @kernel
@@ -23,28 +218,26 @@ def max_forward(
 ) -> None:
     """Y = largest of each window, argmax (int32) = its place; the first, among equals."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
-    channels = x.shape[3]
+    channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
+    x_flat, y_flat, argmax_flat = x.reshape(-1), y.reshape(-1), argmax.reshape(-1)
     for n in range(start, stop):
-        for i in range(y.shape[1]):
-            for j in range(y.shape[2]):
-                first = True
-                for p in range(window_v * window_h):
-                    row = i * vertical + p // window_h - top
-                    column = j * horizontal + p % window_h - left
-                    if row < 0 or row >= height or column < 0 or column >= width:
-                        continue
-                    if first:
-                        for c in range(channels):
-                            y[n, i, j, c] = x[n, row, column, c]
-                            argmax[n, i, j, c] = p
-                        first = False
-                        continue
-                    for c in range(channels):
-                        value, best = x[n, row, column, c], y[n, i, j, c]
-                        # A NaN is larger than all, and stays.
-                        larger = value > best or value != value
-                        y[n, i, j, c] = value if larger else best
-                        argmax[n, i, j, c] = np.int32(p) if larger else argmax[n, i, j, c]
+        for i in range(h_pool):
+            above, j = i * vertical - top, 0
+            first, last = max(0, -above), min(window_v, height - above)
+            while j < w_pool:
+                before, count = j * horizontal - left, 1
+                begin, end = max(0, -before), min(window_h, width - before)
+                if begin == 0 and end == window_h:
+                    # All windows up to the last whole one.
+                    count = min(w_pool, (width - window_h + left) // horizontal + 1) - j
+                at = ((n * h_pool + i) * w_pool + j) * channels
+                corner = ((n * height + above + first) * width + before + begin) * channels
+                _largest(
+                    *(y_flat, at, argmax_flat, at, x_flat, corner),
+                    *(last - first, end - begin, first * window_h + begin, window_h, 1),
+                    *(width * channels, channels, count, channels, horizontal * channels),
+                )
+                j += count
 
 
 @kernel
@@ -53,21 +246,29 @@ def max_backward(
 ) -> None:
     """Gradient: dx = sum over the windows that hold an element of dy where argmax names it."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
-    channels = dx.shape[3]
+    channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
+    dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
     for n in range(start, stop):
         for row in range(height):
-            for column in range(width):
-                for c in range(channels):
-                    dx[n, row, column, c] = 0.0
-        for i in range(dy.shape[1]):
-            for j in range(dy.shape[2]):
-                for p in range(window_v * window_h):
-                    row = i * vertical + p // window_h - top
-                    column = j * horizontal + p % window_h - left
-                    if 0 <= row < height and 0 <= column < width:
-                        for c in range(channels):
-                            here = argmax[n, i, j, c] == p
-                            dx[n, row, column, c] += dy[n, i, j, c] if here else np.float32(0.0)
+            i = max(0, (row + top - window_v + vertical) // vertical)
+            rows = min(h_pool - 1, (row + top) // vertical) - i + 1
+            # Pixels a stride apart have their windows at the same distances.
+            for phase in range(min(horizontal, width)):
+                column = phase
+                while column < width:
+                    first = (column + left - window_h + horizontal) // horizontal
+                    last, j, count = (column + left) // horizontal, max(0, first), 1
+                    if first >= 0 and last < w_pool:
+                        count += min((width - 1 - column) // horizontal, w_pool - 1 - last)
+                    at = ((n * h_pool + i) * w_pool + j) * channels
+                    position = (row + top - i * vertical) * window_h + column + left
+                    _gather(
+                        *(dx_flat, ((n * height + row) * width + column) * channels),
+                        *(dy_flat, at, argmax_flat, at, rows, min(last, w_pool - 1) - j + 1),
+                        *(position - j * horizontal, -vertical * window_h, -horizontal),
+                        *(w_pool * channels, channels, count, horizontal * channels, channels),
+                    )
+                    column += count * horizontal
 
 
 @inlined

@@ -1,26 +1,148 @@
-"""A team of threads that run kernels side by side. Kernels release the interpreter's lock."""
+"""A team of threads that run kernels side by side, without the interpreter.
+
+Each thread but the caller's has a word that says what it is at:
+
+    ASLEEP ── the thread ──▶ IDLE ── a caller ──▶ POSTED ── the thread ──▶ IDLE
+    IDLE ── the thread, when nothing comes ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
+
+An idle thread looks at its word for some tens of microseconds; then it sleeps in the interpreter
+until its queue has a token. What leads away from IDLE is an atomic exchange, so nobody posts to a
+thread that has just fallen asleep: what that one should do, the caller does in its name. So a
+launch needs nobody to wake up, and is over when it returns: no signal can leave a kernel running on
+memory that is freed.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from dptrain.backends.numba.jit import compile_kernel
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.memory import HOST
+from dptrain.backends.numba.atomics import call, exchange, give_way, load, pause, store
+from dptrain.backends.numba.entries import Record, address_of
+from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 
 Launch = Callable[..., None]
 """A kernel bound to arrays: called with the number of items, and what changes from call to call."""
 
-_Replies = SimpleQueue[tuple[int, BaseException | None]]
+_Tokens = SimpleQueue[bool]
+
+ASLEEP, IDLE, POSTED, GONE = range(4)
+BUSY, RECORD, COUNT, FAILED = range(0, 32, 8)
+"""Bytes from the start of a team's memory to the words of the present launch."""
+DISMISSED = 8
+"""Bytes from a thread's word to the one that tells it to go as soon as it is idle."""
+LINE = 128
+"""Bytes between slots: two cache lines, for processors fetch them in pairs."""
+ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
+"""Bytes from the start of a launch's record to its words: what runs, on which team, with what."""
+DONE, ERROR, SLEEPERS = range(3)
+"""What `_run` returns."""
+PATIENCE = 2000
+"""Looks at its word before a thread falls asleep: 20 to 100 microseconds, by processor."""
+
+
+@inlined
+def _wait(turns):  # type: ignore[no-untyped-def]
+    """A short time; now and then one in which others may have this core."""
+    if turns % 64 == 63:
+        give_way()
+    else:
+        pause()
+
+
+@inlined
+def _post(slot, patience):  # type: ignore[no-untyped-def]
+    """Whether the thread of this slot will work: it is idle, or was woken and soon is."""
+    turns = 0
+    while True:
+        state = exchange(slot, IDLE, POSTED)
+        if state == IDLE:
+            return True
+        if state == GONE or turns >= patience:
+            return False
+        _wait(turns)
+        turns += 1
+
+
+@inlined
+def _work(memory, thread, threads):  # type: ignore[no-untyped-def]
+    """A thread's part of the present launch."""
+    record, count = load(memory + RECORD), load(memory + COUNT)
+    start, stop = count * thread // threads, count * (thread + 1) // threads
+    if call(load(record + ENTRY), start, stop, thread, record + ARGUMENTS):
+        store(memory + FAILED, 1)
+
+
+@native
+def _run(record: int, count: int, patience: int) -> int:
+    """Run a kernel on ranges that cover [0, count), one for each thread, some perhaps empty.
+
+    Args:
+        record: address of what to run.
+        count: number of items.
+        patience: turns to wait for threads that were woken. 0: return `SLEEPERS`, and do nothing,
+            where a thread is asleep.
+    """
+    memory, threads = load(record + MEMORY), load(record + THREADS)
+    if threads == 1:
+        failed = call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS)
+        return ERROR if failed else DONE
+    if patience == 0:
+        for i in range(1, threads):
+            if load(memory + i * LINE) == ASLEEP:
+                return SLEEPERS
+    turns = 0
+    while exchange(memory + BUSY, 0, 1):
+        _wait(turns)
+        turns += 1
+    store(memory + RECORD, record)
+    store(memory + COUNT, count)
+    for i in range(1, threads):
+        if not _post(memory + i * LINE, patience):
+            _work(memory, i, threads)
+    _work(memory, 0, threads)
+    for i in range(1, threads):
+        turns = 0
+        while load(memory + i * LINE) == POSTED:
+            _wait(turns)
+            turns += 1
+    failed = load(memory + FAILED)
+    store(memory + FAILED, 0)
+    store(memory + BUSY, 0)
+    return ERROR if failed else DONE
+
+
+@native
+def _serve(memory: int, threads: int, thread: int) -> int:
+    """Do what is posted to a thread, until nothing has come for a while."""
+    slot, turns = memory + thread * LINE, 0
+    exchange(slot, ASLEEP, IDLE)
+    while True:
+        tired = turns >= PATIENCE or load(slot + DISMISSED)
+        if tired and exchange(slot, IDLE, ASLEEP) == IDLE:
+            return DONE
+        if load(slot) == POSTED:
+            _work(memory, thread, threads)
+            store(slot, IDLE)
+            turns = 0
+        else:
+            _wait(turns)
+            turns += 1
 
 
 class Team:
     """Threads that live as long as the team.
 
-    Item i of a kernel is always computed by the same thread, so the same number of threads gives
-    the same bits.
+    Item i of a kernel is always computed as the same thread's, so the same number of threads gives
+    the same bits. After `close`, and in a forked process, the caller does the work of all.
 
     Args:
         threads: how many compute, the caller's own included.
@@ -28,79 +150,84 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._round = 0
-        self._replies: _Replies = SimpleQueue()
-        self._tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(threads - 1)]
-        for i, tasks in enumerate(self._tasks):
+        self._memory = HOST.zeros((threads, LINE // 8), "int64")
+        self._tokens: list[_Tokens] = [SimpleQueue() for _ in range(threads - 1)]
+        self._threads = [
             threading.Thread(
-                target=_serve,
-                args=(tasks, self._replies),
-                name=f"dptrain-{i + 1}",
-                daemon=True,
-            ).start()
-        # The threads know the queues but not the team, so the team can be collected.
-        self.close: Callable[[], object] = weakref.finalize(self, _dismiss, self._tasks)
+                target=_live, args=(self._memory, i, tokens), name=f"dptrain-{i}", daemon=True
+            )
+            for i, tokens in enumerate(self._tokens, 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # The threads know memory and queues but not the team, so the team can be collected.
+        self.close: Callable[[], object] = weakref.finalize(
+            self, _dismiss, self._memory, self._tokens, self._threads
+        )
+        if self._threads and hasattr(os, "register_at_fork"):
+            memory = weakref.ref(self._memory)
+            os.register_at_fork(after_in_child=lambda: _forget(memory()))
 
-    def run(self, kernel: Any, count: int, *args: Any) -> None:
-        """Run ``kernel(start, stop, thread, *args)`` on ranges that cover [0, count).
-
-        Every thread is called, some perhaps with an empty range. An exception in any of them is
-        raised here when all are done.
-        """
-        if not self._tasks:
-            kernel(0, count, 0, *args)
-            return
-        threads = self.threads
-        self._round += 1
-        for i, tasks in enumerate(self._tasks, 1):
-            start, stop = count * i // threads, count * (i + 1) // threads
-            tasks.put((self._round, kernel, (start, stop, i, *args)))
-        error: BaseException | None = None
-        try:
-            kernel(0, count // threads, 0, *args)
-        except BaseException as raised:
-            error = raised
-        missing = len(self._tasks)
-        while missing:
-            # Replies of an earlier round are there when a signal ended its waiting.
-            round_, reply = self._replies.get()
-            if round_ == self._round:
-                missing -= 1
-                error = error or reply
-        if error is not None:
-            raise error
-
-    def bind(self, kernel: Any, *args: Any, varying: tuple[Any, ...] = ()) -> Launch:
+    def bind(self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = ()) -> Launch:
         """Compile `kernel` for `args` and return a call that runs it on them.
+
+        The call returns when all threads are done, and raises `KernelError` where the kernel
+        raised anything.
 
         Args:
             kernel: made by `dptrain.backends.numba.jit.kernel`.
             args: arrays and numbers that stay.
             varying: examples of what the call will be given after the number of items.
         """
-        compile_kernel(kernel, *args, *varying)
-        run = self.run
+        head = kernel.compile(*args, *varying), address_of(self._memory), self.threads
+        record = Record((*head, *args, *varying))
+        run, first = interpreted(_run, 3), len(head) + len(args)
+        # Code that only some stages run is in no cache: `zip` here took 3 µs in a step.
+        places = [(*place, i) for i, place in enumerate(record.places[first:])]
 
         def launch(count: int, *rest: Any) -> None:
-            run(kernel, count, *args, *rest)
+            for words, place, i in places:
+                words[place] = rest[i]
+            # The record lives as long as the launch that reads its address here.
+            status = run(record.address, count, 0)
+            if status == SLEEPERS:
+                self._wake()
+                status = run(record.address, count, PATIENCE)
+            if status == ERROR:
+                raise KernelError(f"kernel {kernel.py_func.__name__} raised an exception")
 
         return launch
 
-
-def _serve(tasks: SimpleQueue[Any], replies: _Replies) -> None:
-    while (task := tasks.get()) is not None:
-        round_, kernel, args = task
-        error: BaseException | None = None
-        try:
-            kernel(*args)
-        except BaseException as raised:
-            error = raised
-        # Hold no array, and so no replica, while waiting for the next task.
-        del task, kernel, args
-        replies.put((round_, error))
-        del error
+    def _wake(self) -> None:
+        for slot, tokens in zip(self._memory[1:], self._tokens, strict=True):
+            if slot[0] == ASLEEP:
+                tokens.put(True)
 
 
-def _dismiss(tasks: list[SimpleQueue[Any]]) -> None:
-    for queue in tasks:
-        queue.put(None)
+def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens) -> None:
+    """Life of a thread: work, sleep until there is a token, and go when it is False."""
+    serve, address = interpreted(_serve, 3), address_of(memory)
+    awake = True
+    while awake:
+        serve(address, len(memory), thread)
+        awake = tokens.get()
+    memory[thread, 0] = GONE
+
+
+def _dismiss(
+    memory: NDArray[np.int64], tokens: list[_Tokens], threads: list[threading.Thread]
+) -> None:
+    memory[1:, DISMISSED // 8] = 1
+    for queue in tokens:
+        queue.put(False)
+    for thread in threads:
+        # The last reference to a team may end in any thread, one of its own included.
+        if thread is not threading.current_thread():
+            thread.join()
+
+
+def _forget(memory: NDArray[np.int64] | None) -> None:
+    """A forked process has only the thread that forked."""
+    if memory is not None:
+        memory[1:, 0] = GONE
+        memory[0] = 0

@@ -16,7 +16,6 @@ Scratch is in lines of 64 bytes, which rows of a tile should not cross.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,6 @@ from dptrain.backends.numba.tiles import (
     PARTS,
     SIDE,
     STEPS,
-    available,
     multiply_tiles,
     split_pairs,
     split_rows,
@@ -39,49 +37,6 @@ from dptrain.backends.numba.vector import copy, transpose
 LINE = 16
 """Float32 elements of a line."""
 WORDS = 2 * LINE
-
-
-@dataclass(frozen=True)
-class Walks:
-    """How to walk each way; None where vectors are faster.
-
-    Attributes:
-        forward, weight, input: int64, `correlation` and `accumulation`.
-    """
-
-    forward: NDArray[np.int64] | None
-    weight: NDArray[np.int64] | None
-    input: NDArray[np.int64] | None
-
-
-NO_WALKS = Walks(None, None, None)
-
-
-def choose(
-    maps: tuple[int, int, int],
-    out: tuple[int, int, int],
-    window: tuple[int, int],
-    strides: tuple[int, int],
-    pads: tuple[int, int],
-) -> Walks:
-    """Walks of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
-
-    Args:
-        window: (R, S).
-        strides: vertical, horizontal.
-        pads: top, left.
-    """
-    (height, width, c), (h_out, w_out, k), (r, s) = maps, out, window
-    around = r - 1 - pads[0], s - 1 - pads[1]
-    # No filter is wholly in the padding, on any side.
-    padded = min(around) >= 0 and h_out - height <= pads[0] and w_out - width <= pads[1]
-    if not available() or strides != (1, 1) or not padded or min(width, w_out) < 8:
-        return NO_WALKS
-    return Walks(
-        correlation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
-        accumulation(maps, out, window, pads) if c >= 16 and k >= 16 else None,
-        correlation(out, maps, window, around) if c >= 16 and k >= 16 else None,
-    )
 
 
 def _lines(elements: int) -> int:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,44 @@ def _granted() -> bool:
     return bool(call(ctypes.c_long(arch_prctl), ctypes.c_long(request), ctypes.c_long(tiles)) == 0)
 
 
-class _Product(Writer):
+class Unit(Writer):
+    """A function that uses the unit's registers."""
+
+    def unit(self, name: str, *operands: ir.Value) -> None:
+        """One of the unit's instructions."""
+        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
+        function = cgutils.get_or_insert_function(self.module, kind, f"llvm.x86.{name}")
+        self.builder.call(function, operands)
+
+    def configure(self, registers: Sequence[tuple[Iterable[int], ir.Value, ir.Value]]) -> None:
+        """Set how many rows and float32 of a row (or pairs) the registers have."""
+        b = self.builder
+        with b.goto_entry_block():
+            configuration = b.alloca(ir.ArrayType(I64, 8))
+        b.store(ir.Constant(ir.ArrayType(I64, 8), None), configuration)
+        place = b.bitcast(configuration, I8P)
+        b.store(I8(1), place)
+        for numbers, rows, columns in registers:
+            for number in numbers:
+                wide = b.bitcast(b.gep(place, [I64(16 + 2 * number)]), I16P)
+                b.store(b.trunc(b.mul(columns, I64(4)), I16), wide, align=1)
+                b.store(b.trunc(rows, I8), b.gep(place, [I64(48 + number)]))
+        self.unit("ldtilecfg", place)
+
+    def load_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
+        """Load rows `distance` bytes from each other."""
+        self.unit("tileloadd64", I8(register), self.builder.bitcast(pointer, I8P), distance)
+
+    def store_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
+        """Store rows `distance` bytes from each other."""
+        self.unit("tilestored64", I8(register), self.builder.bitcast(pointer, I8P), distance)
+
+    def multiply(self, c: int, a: int, b: int) -> None:
+        """C += A·B of registers."""
+        self.unit("tdpbf16ps", I8(c), I8(a), I8(b))
+
+
+class _Product(Unit):
     """All tiles of C: column tiles outside, so that panels of B stay in cache."""
 
     arguments = {  # noqa: RUF012
@@ -123,45 +160,31 @@ class _Product(Writer):
 
     def write(self) -> None:
         b, across = self.builder, self.args["across"]
-        self.configuration = b.alloca(ir.ArrayType(I64, 8))
         full = b.icmp_signed("==", self.args["last"], I64(SIDE))
         whole = b.select(full, across, b.sub(across, I64(1)))
         start: ir.Value = I64(0)
         for shape in _SHAPES:
             stop = b.mul(b.sdiv(whole, I64(shape.across)), I64(shape.across))
             with b.if_then(b.icmp_signed("<", start, stop)):
-                self.configure(shape, I64(SIDE))
+                self.prepare(shape, I64(SIDE))
                 body = functools.partial(self.columns, shape)
                 self.loop(start, stop, [], body, step=shape.across)
             start = stop
         with b.if_then(b.icmp_signed("<", start, across), likely=False):
-            self.configure(_SHAPES[-1], self.args["last"])
+            self.prepare(_SHAPES[-1], self.args["last"])
             self.columns(_SHAPES[-1], start, ())
         self.unit("tilerelease")
 
-    def unit(self, name: str, *operands: ir.Value) -> None:
-        """One of the unit's instructions."""
-        kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
-        function = cgutils.get_or_insert_function(self.module, kind, f"llvm.x86.{name}")
-        self.builder.call(function, operands)
-
-    def configure(self, shape: _Shape, columns: ir.Value) -> None:
-        """Set how many rows and bytes of a row the registers have."""
-        b, place = self.builder, self.builder.bitcast(self.configuration, I8P)
-        b.store(ir.Constant(ir.ArrayType(I64, 8), None), self.configuration)
-        b.store(I8(1), place)
-        height, width = b.trunc(self.args["height"], I8), b.trunc(b.mul(columns, I64(4)), I16)
-        whole = I8(SIDE), I16(2 * STEPS)
-        for registers, rows, bytes_ in (
-            (shape.sums, height, width),
-            (shape.rows, height, whole[1]),
-            (shape.panels, whole[0], width),
-        ):
-            for register in registers:
-                wide = b.gep(place, [I64(16 + 2 * register)])
-                b.store(bytes_, b.bitcast(wide, I16P), align=1)
-                b.store(rows, b.gep(place, [I64(48 + register)]))
-        self.unit("ldtilecfg", place)
+    def prepare(self, shape: _Shape, columns: ir.Value) -> None:
+        """Set what the registers hold."""
+        height, whole = self.args["height"], I64(SIDE)
+        self.configure(
+            [
+                (shape.sums, height, columns),
+                (shape.rows, height, whole),
+                (shape.panels, whole, columns),
+            ]
+        )
 
     def columns(self, shape: _Shape, column: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
         """All rows of the column tiles from number `column` on."""
@@ -222,13 +245,13 @@ class _Product(Writer):
                 for m, (a, _) in enumerate(zip(shape.rows, starts, strict=False)):
                     for j in range(shape.across):
                         total = shape.sums[m * shape.across + j]
-                        self.unit("tdpbf16ps", I8(total), I8(a), I8(chosen[j]))
+                        self.multiply(total, a, chosen[j])
             return []
 
         self.loop(I64(0), args["steps"], [], step)
         for register, place, column in tiles:
-            target = b.bitcast(self.at(args["c"], b.add(place, column)), I8P)
-            self.unit("tilestored64", I8(register), target, b.mul(args["c_row"], I64(4)))
+            target = self.at(args["c"], b.add(place, column))
+            self.store_tile(register, target, b.mul(args["c_row"], I64(4)))
 
     def begin(self, tiles: Sequence[tuple[int, ir.Value, ir.Value]]) -> None:
         """Let the sums start from D, or from zero."""
@@ -244,12 +267,8 @@ class _Product(Writer):
                     source = self.at(args["d"], start)
                     self.load_tile(register, source, b.mul(args["d_row"], I64(4)))
 
-    def load_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
-        place = self.builder.bitcast(pointer, I8P)
-        self.unit("tileloadd64", I8(register), place, distance)
 
-
-def _parts(writer: Writer, value: ir.Value) -> list[ir.Value]:
+def split(writer: Writer, value: ir.Value) -> list[ir.Value]:
     """The three parts of a vector of float32, as int32 whose upper halves are the bfloat16."""
     b = writer.builder
     ints = ir.VectorType(I32, writer.width)
@@ -281,7 +300,7 @@ class _Rows(Writer):
                 if masked:
                     self.mask_after(b.sub(args["count"], b.add(i, I64(h * SIDE))))
                 place = self.at(args["source"], b.add(i, I64(h * SIDE)))
-                halves.append(_parts(self, self.load(place, masked=masked)))
+                halves.append(split(self, self.load(place, masked=masked)))
             for p in range(PARTS):
                 self.store_words(
                     halves[0][p], halves[1][p], b.add(i, b.mul(args["part"], I64(p))), masked
@@ -366,10 +385,12 @@ class _Pairs(Writer):
         row = b.select(exists, i, I64(0))
         place = self.at(args["source"], b.add(b.mul(row, args["source_row"]), column))
         value = self.load(place, masked=True)
-        return _parts(self, b.select(exists, value, self.zero))
+        return split(self, b.select(exists, value, self.zero))
 
 
-def _emit(writer: Any) -> Any:
+def emit(writer: Any) -> Any:
+    """What an intrinsic generates: a call of the function that `writer` writes."""
+
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         kinds: list[Any] = []
         flat: list[ir.Value] = []
@@ -402,13 +423,13 @@ def multiply_tiles(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_col
         shape: (rows of a tile, row tiles, steps, column tiles, columns of the last).
     """
     sig = types.none(a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape)
-    return sig, _emit(_Product)
+    return sig, emit(_Product)
 
 
 @intrinsic
 def split_rows(typingctx, source, target, part, count):  # type: ignore[no-untyped-def]
     """Split `count` elements; source and target are (contiguous array, start)."""
-    return types.none(source, target, part, count), _emit(_Rows)
+    return types.none(source, target, part, count), emit(_Rows)
 
 
 @intrinsic
@@ -421,4 +442,4 @@ def split_pairs(typingctx, source, source_row, target, shape, distances):  # typ
         shape: (rows, rows to write: zeros behind the last; columns).
         distances: in `target`, of column tiles, of parts, of every 32 rows.
     """
-    return types.none(source, source_row, target, shape, distances), _emit(_Pairs)
+    return types.none(source, source_row, target, shape, distances), emit(_Pairs)

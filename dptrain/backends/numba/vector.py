@@ -231,6 +231,70 @@ def _transpose_block(typingctx, source, start, source_row, target, target_start,
     return sig, codegen
 
 
+class _Interleave(Writer):
+    """Colour images: three arrays of `count` elements, one behind another, become triples."""
+
+    ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {"source": F32P, "target": F32P, "count": I64}
+    COLOURS: ClassVar[int] = 3
+
+    def __init__(self, module: ir.Module, width: int) -> None:
+        super().__init__(module, f"dptrain_interleave_x{width}", self.ARGUMENTS, width)
+
+    def write(self) -> None:
+        b, count = self.builder, self.args["count"]
+        whole = b.sub(count, b.urem(count, I64(self.width)))
+
+        def body(i: ir.Value, _: Any) -> tuple[()]:
+            self._pixels(i, self.width)
+            return ()
+
+        self.loop(I64(0), whole, (), body, step=self.width)
+
+        def single(i: ir.Value, _: Any) -> tuple[()]:
+            self._pixels(i, 1)
+            return ()
+
+        self.loop(whole, count, (), single)
+
+    def _pixels(self, i: ir.Value, size: int) -> None:
+        """Pixels i to i + size; size is 1 or the vector's."""
+        b, (source, target, count) = self.builder, self.args.values()
+        sources = [self.at(source, b.add(b.mul(I64(c), count), i)) for c in range(self.COLOURS)]
+        place = self.at(target, b.mul(i, I64(self.COLOURS)))
+        if size == 1:
+            for c, colour in enumerate(sources):
+                b.store(b.load(colour), self.at(place, I64(c)))
+            return
+        colours = [self.load(colour) for colour in sources]
+        for j in range(self.COLOURS):
+            pixels, channels = zip(
+                *(divmod(j * size + lane, self.COLOURS) for lane in range(size)), strict=True
+            )
+            result = colours[0]
+            for c in range(1, self.COLOURS):
+                # Elements of colour c come from its vector; others stay where they have been put.
+                lanes = [
+                    size + pixel if channel == c else (lane if c > 1 else pixel)
+                    for lane, (pixel, channel) in enumerate(zip(pixels, channels, strict=True))
+                ]
+                order = ir.Constant(ir.VectorType(I32, size), lanes)
+                result = b.shuffle_vector(result, colours[c], order)
+            self.store(result, self.at(place, I64(j * size)))
+
+
+@intrinsic
+def interleave(typingctx, source, start, target, target_start, count):  # type: ignore[no-untyped-def]
+    """target[3 i + c] = source[c · count + i] for c < 3, of float32 in contiguous arrays."""
+    sig = types.none(source, start, target, target_start, count)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        function = _Interleave(builder.module, compiled_registers().width).function
+        builder.call(function, flatten_arguments(context, builder, sig.args, args))
+        return context.get_dummy_value()
+
+    return sig, codegen
+
+
 @intrinsic
 def copy(typingctx, source, start, target, target_start, count):  # type: ignore[no-untyped-def]
     """Copy `count` elements of float32 between contiguous arrays that do not overlap."""

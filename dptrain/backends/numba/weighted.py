@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Context, Kernel
-from dptrain.backends.numba import (
-    convolution,
-    dropout,
-    elementwise,
-    matmul,
-    patches,
-    pooled_convolution,
-    tile_convolution,
-)
+from dptrain.backends.numba import convolution, elementwise, matmul, tile_matmul
 from dptrain.backends.numba.operations import (
     DropoutMask,
     Kernels,
@@ -25,6 +17,7 @@ from dptrain.backends.numba.operations import (
     each,
     pool_geometry,
 )
+from dptrain.backends.numba.ways import Shape, ways
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -46,7 +39,8 @@ class Convolution(Operation):
         rows = setting.threads
         pooled = ("argmax",) if pools else ()
         buffers = {
-            name: BufferSpec((rows, count), "float32") for name, count in _scratch(group).items()
+            _SCRATCH[phase]: BufferSpec((rows, way.scratch), "float32")
+            for phase, way in ways(_shape(group)).items()
         }
         if pools:
             buffers["argmax"] = BufferSpec((setting.batch_size, *group.tail.output_maps), "uint8")
@@ -71,33 +65,20 @@ class Convolution(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
-    def _pool(self) -> tuple[NDArray[np.int64], ...]:
-        """Geometry of fused pooling, if there is any."""
-        return (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
-
-    def _ways(self, vectors: Any, tiles: Any, walk: NDArray[np.int64] | None) -> tuple[Any, Any]:
-        """Kernel and what it asks of the geometry: on the tile unit where that is faster."""
-        if walk is not None:
-            return tiles, walk
-        (top, _), (left, _) = self.layer.pads(self.group.head.input_shape)
-        return vectors, patches.conv_geometry((top, left), self.layer.strides, self.layer.window)
+    def _operands(self, phase: Phase, *operands: Any) -> tuple[Any, ...]:
+        """Kernel of a phase and its arguments: besides `operands` geometry and scratch."""
+        way = ways(_shape(self.group))[phase]
+        pool = (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
+        relu = ReLU in self.group.kinds
+        rectify = (relu,) if phase is Phase.FORWARD and not pool else ()
+        scratch = self.arrays[_SCRATCH[phase]]
+        return way.kernel, *operands, way.geometry, *pool, *rectify, scratch
 
     def _forward(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).forward
-        operands = a["x"], a["weight"], a["bias"], a["y"]
-        if "argmax" in a:
-            kernel, geometry = self._ways(
-                pooled_convolution.conv2d_relu_pool_forward,
-                tile_convolution.conv2d_relu_pool_forward,
-                walk,
-            )
-            rest = a["argmax"], geometry, *self._pool()
-        else:
-            kernel, geometry = self._ways(
-                convolution.conv2d_forward, tile_convolution.conv2d_forward, walk
-            )
-            rest = geometry, ReLU in self.group.kinds
-        return each(self.team.bind(kernel, *operands, *rest, a["forward_scratch"]), 1)
+        a = self.arrays
+        y = (a["y"], a["argmax"]) if "argmax" in a else (a["y"],)
+        operands = self._operands(Phase.FORWARD, a["x"], a["weight"], a["bias"], *y)
+        return each(self.team.bind(*operands), 1)
 
     def _backward(self) -> Kernel:
         dy, y = self.flat("dy"), self.flat("y")
@@ -109,18 +90,9 @@ class Convolution(Operation):
         return (a["dy"], a["argmax"]) if "argmax" in a else (a["dy"],)
 
     def _backward_weight(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).weight
-        partial, name = a["partial"], "conv2d_relu_pool_backward_weight"
-        kernel, geometry = (
-            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
-            if "argmax" in a
-            else self._ways(
-                convolution.conv2d_backward_weight, tile_convolution.conv2d_backward_weight, walk
-            )
-        )
-        accumulate = self.team.bind(
-            kernel, a["x"], *self._gradient(), partial, geometry, *self._pool(), a["weight_scratch"]
-        )
+        a, partial = self.arrays, self.arrays["partial"]
+        operands = self._operands(Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), partial)
+        accumulate = self.team.bind(*operands)
         reduce = self.team.bind(
             convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
         )
@@ -132,45 +104,19 @@ class Convolution(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        a, walk = self.arrays, _walks(self.group).input
-        name = "conv2d_relu_pool_backward_input"
-        kernel, geometry = (
-            self._ways(getattr(pooled_convolution, name), getattr(tile_convolution, name), walk)
-            if "argmax" in a
-            else self._ways(
-                convolution.conv2d_backward_input, tile_convolution.conv2d_backward_input, walk
-            )
-        )
-        launch = self.team.bind(
-            kernel, *self._gradient(), a["weight"], a["dx"], geometry, *self._pool(),
-            a["input_scratch"],
-        )  # fmt: skip
-        return each(launch, 1)
+        a = self.arrays
+        operands = self._operands(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
+        return each(self.team.bind(*operands), 1)
 
 
-def _shapes(group: Group) -> tuple[Any, ...]:
-    """Maps (H, W, C) and (Ho, Wo, K), window, strides, pads of a group's convolution."""
+def _shape(group: Group) -> Shape:
     node = group.head
     conv: Any = node.layer
+    tail: Any = group.tail.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
-    return (h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left)
-
-
-def _walks(group: Group) -> tile_convolution.Walks:
-    return tile_convolution.choose(*_shapes(group))
-
-
-def _scratch(group: Group) -> dict[str, int]:
-    """Elements of scratch memory a thread, by buffer; each lives for one stage."""
-    maps, out, window, strides, pads = _shapes(group)
-    tail: Any = group.tail.layer
     pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    counts = patches.conv_scratch(pads, strides, window, maps, out, pool_height)
-    walks = _walks(group)
-    ways = zip((walks.forward, walks.weight, walks.input), counts, strict=True)
-    sizes = [n if walk is None else int(walk[-1]) for walk, n in ways]
-    return dict(zip(("forward_scratch", "weight_scratch", "input_scratch"), sizes, strict=True))
+    return Shape((h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left), pool_height)
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
@@ -187,21 +133,21 @@ class FullyConnected(Operation):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        buffers = {}
+        buffers = {
+            _SCRATCH[phase]: BufferSpec((setting.threads, count), "float32")
+            for phase, (_, count) in _ways(group, setting.batch_size, setting.threads).items()
+            if count and (setting.training or phase is Phase.FORWARD)
+        }
+        scratch = tuple(name for name in buffers if name == _SCRATCH[Phase.FORWARD])
+        phases = {Phase.FORWARD: Access(("x",), ("y", *scratch))}
         if setting.training:
             if Dropout in group.kinds:
                 shape = (setting.batch_size, *group.tail.output_maps)
                 buffers["mask"] = DropoutMask.spec(shape)
-                phases[Phase.FORWARD] = Access(("x",), ("y", "mask"))
+                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", *scratch))
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
-            inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
-            count = matmul.dense_scratch(setting.batch_size, inputs, outputs)
-            # Two buffers of which each lives for one stage only.
-            for name in ("weight_scratch", "input_scratch"):
-                buffers[name] = BufferSpec((setting.threads, count), "float32")
             phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx", "input_scratch"))
         return GroupNeeds(phases, buffers)
 
@@ -219,24 +165,29 @@ class FullyConnected(Operation):
     def _weight(self, name: str) -> NDArray[Any]:
         return self.arrays[name].reshape(-1, self.size)
 
+    def _way(self, phase: Phase) -> tuple[Any, tuple[NDArray[Any], ...]]:
+        """Kernel of a phase, and its scratch if it needs any."""
+        kernel, count = _ways(self.group, len(self.arrays["x"]), self.team.threads)[phase]
+        return kernel, (self.arrays[_SCRATCH[phase]],) if count else ()
+
     def _forward(self) -> Kernel:
+        kernel, scratch = self._way(Phase.FORWARD)
         dense = self.team.bind(
-            matmul.dense_forward,
+            kernel,
             self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
-            ReLU in self.group.kinds,
+            ReLU in self.group.kinds, *scratch,
         )  # fmt: skip
         if "mask" not in self.arrays:
             return each(dense, 1)
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
         mask = DropoutMask(layer, index, self.arrays["mask"], self.team, self.seed)
-        apply = self.team.bind(dropout.dropout_in_place, self.rows("y"), mask.rows, mask.factor)
+        drop = mask.forward(self.rows("y"), self.rows("y"))
 
         def run(context: Context) -> None:
             dense(context.n)
             if context.training:
-                mask.draw(context)
-                apply(context.n)
+                drop(context)
 
         return run
 
@@ -248,10 +199,10 @@ class FullyConnected(Operation):
 
     def _backward_weight(self) -> Kernel:
         dw, db = self._weight("dweight"), self.arrays["dbias"]
+        kernel, scratch = self._way(Phase.BACKWARD_WEIGHT)
         launch = self.team.bind(
-            matmul.dense_backward_weight,
-            self.rows("x"), self.rows("dy"), dw, db, self.arrays["weight_scratch"], varying=(0,),
-        )  # fmt: skip
+            kernel, self.rows("x"), self.rows("dy"), dw, db, *scratch, varying=(0,)
+        )
 
         def run(context: Context) -> None:
             launch(len(dw), context.n)
@@ -259,9 +210,27 @@ class FullyConnected(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        launch = self.team.bind(
-            matmul.dense_backward_input,
-            self.rows("dy"), self._weight("weight"), self.rows("dx"),
-            self.arrays["input_scratch"],
-        )  # fmt: skip
+        kernel, scratch = self._way(Phase.BACKWARD_INPUT)
+        weight = self._weight("weight")
+        launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), *scratch)
         return each(launch, 1)
+
+
+_SCRATCH = {
+    Phase.FORWARD: "forward_scratch",
+    Phase.BACKWARD_WEIGHT: "weight_scratch",
+    Phase.BACKWARD_INPUT: "input_scratch",
+}
+"""Names of buffers, each of which lives for one stage."""
+
+
+def _ways(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
+    """Kernels of a dense layer, each with the elements of scratch that a thread needs."""
+    inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
+    count = matmul.dense_scratch(samples, inputs, outputs)
+    vectors = {
+        Phase.FORWARD: (matmul.dense_forward, 0),
+        Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, count),
+        Phase.BACKWARD_INPUT: (matmul.dense_backward_input, count),
+    }
+    return {**vectors, **tile_matmul.choose(samples, threads, inputs, outputs)}

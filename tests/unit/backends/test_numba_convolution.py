@@ -103,7 +103,8 @@ class Case:
 def close(actual, expected, length):
     """Sums of `length` products of normal numbers: their rounding errors add up like a walk."""
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=8 * EPSILON * (length + 1) ** 0.5 * 4)
+    bound = 32 * EPSILON * (length + 1) ** 0.5
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=bound)
 
 
 @pytest.fixture(params=CASES)

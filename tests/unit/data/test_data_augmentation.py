@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.data import Augmentation
@@ -22,6 +22,7 @@ def changed(augmentation, x, samples=None, *, seed=1, epoch=2, source=None):
     return x
 
 
+@settings(deadline=None)  # The first call compiles a kernel.
 @given(st.lists(st.integers(0, 39), max_size=12), st.integers(0, 2**62), st.integers(0, 99))
 def test_a_picture_depends_on_seed_epoch_and_sample_alone(samples, seed, epoch):
     x = pictures(40)
@@ -78,6 +79,25 @@ def test_crops_take_what_lies_around_where_it_is_known():
     inside = np.lib.stride_tricks.sliding_window_view(source, (7, 9), axis=(2, 3))
     for i in range(20):
         assert (inside[i].transpose(1, 2, 0, 3, 4) == y[i]).all(axis=(2, 3, 4)).any()
+
+
+@pytest.mark.parametrize("size", [(3, 5), (7, 9), (6, 10), (16, 4)])
+def test_windows_far_over_the_edge_show_what_there_is_and_zeros(size):
+    source = pictures(60, height=size[0], width=size[1])
+    around = np.pad(source, ((0, 0), (0, 0), (40, 40), (40, 40)))
+    augmentation = Augmentation(crop=12, flip=True)
+    x = np.full((60, 2, 7, 9), np.nan, np.float32)
+    draws = np.random.default_rng(3).random((8, 60))
+    rows = np.random.default_rng(4).permutation(60)
+    augmentation.change(x, draws, source, rows)
+    for i in range(60):
+        top, left = (
+            40 - 12 + (size[axis] - x.shape[2 + axis]) // 2 + int(draws[axis, i] * 25)
+            for axis in (0, 1)
+        )
+        window = around[rows[i], :, top : top + 7, left : left + 9]
+        mirrored = window[:, :, ::-1] if draws[2, i] < 0.5 else window
+        np.testing.assert_array_equal(x[i], mirrored)
 
 
 def test_brightness_adds_one_number_to_a_picture():

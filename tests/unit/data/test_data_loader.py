@@ -8,6 +8,7 @@ import pytest
 
 from dptrain.data import Augmentation, Loader, Samples, open_data
 from dptrain.data.sharding import minibatch, shard, steps_per_epoch
+from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
 
 
@@ -63,6 +64,28 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
                 parts[step] += list(batch.samples)
     for step, used in parts.items():
         assert used == list(minibatch(count, batch_size, 3, step))
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_without_reading_ahead_batches_are_the_same_and_no_thread_reads(count):
+    seen = []
+    for depth in (0, 2):
+        with loader(Numbers(count), depth=depth, last_step=40) as batches:
+            assert len(threads()) == (depth > 0)
+            seen.append([(b.step, b.epoch, b.global_count, *b.x[:, 0], *b.y) for b in batches])
+    assert len(seen[0]) == 40
+    assert seen[0] == seen[1]
+
+
+def test_without_reading_ahead_a_batch_is_read_when_it_is_asked_for():
+    samples = Numbers(50)
+    with loader(samples, depth=0, last_step=40) as batches:
+        for asked in range(1, 20):
+            batch = next(batches)
+            assert samples.reads == asked
+            np.testing.assert_array_equal(batch.x[:, 0], batch.samples)
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -171,9 +194,10 @@ def test_closing_waits_for_no_more_than_the_read_under_way():
     assert samples.reads <= 1
 
 
-def test_an_error_comes_in_place_of_its_batch():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_comes_in_place_of_its_batch(depth):
     bad = int(minibatch(20, 4, 3, 3)[1])
-    with loader(Numbers(20, fail_at=bad), last_step=5) as batches:
+    with loader(Numbers(20, fail_at=bad), depth=depth, last_step=5) as batches:
         for step in range(3):
             assert next(batches).step == step
         for _ in range(2):
@@ -211,6 +235,33 @@ def test_targets_have_the_type_of_the_loss(net):
             batch = next(batches)
             assert batch.y.shape == (4, *shape)
             assert batch.y.dtype == dtype
+
+
+@pytest.mark.parametrize("moves", [{"crop": 3}, {"crop": 3, "flip": True}, {"flip": True}, {}])
+@pytest.mark.parametrize("shape", [(3, 24, 24), (3, 29, 27), (3, 32, 32)])
+def test_pictures_from_files_and_from_memory_are_changed_alike(net, cifar, shape, moves):
+    data = open_data(f"cifar10:{cifar[0]}?fit=crop", net(shape))
+    assert isinstance(data.train, MemorySamples)
+
+    class Files(Samples):
+        """The same samples, which nobody knows to be in memory."""
+
+        canvas = data.train.canvas
+
+        def __len__(self):
+            return len(data.train)
+
+        def read(self, indices, x, y):
+            data.train.read(indices, x, y)
+
+    seen = []
+    for samples in (data.train, Files()):
+        changes = {"input_shape": shape, "augmentation": Augmentation(brightness=0.1, **moves)}
+        with loader(samples, last_step=12, **changes) as batches:
+            seen.append([(batch.x.copy(), batch.y.copy()) for batch in batches])
+    for (x, y), (other_x, other_y) in zip(*seen, strict=True):
+        np.testing.assert_array_equal(x, other_x)
+        np.testing.assert_array_equal(y, other_y)
 
 
 @pytest.mark.parametrize("fit", ["crop", "resize"])

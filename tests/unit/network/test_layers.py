@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import tracemalloc
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +31,7 @@ from dptrain.network import (
     SumPool2d,
     initial_parameters,
 )
+from dptrain.network.initial import BLOCK, draw
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Conv2d(0), "conv filters is 0; expected a whole number of at least 1"),
@@ -206,3 +209,19 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert not np.array_equal(other["dense1.weight"][:, :5], other["dense2.weight"])
     reseeded = initial_parameters(short, 4)
     assert not np.array_equal(one["dense1.weight"], reseeded["dense1.weight"])
+
+
+def test_drawing_in_blocks_gives_the_stream_drawn_at_once_in_little_memory() -> None:
+    (weight, _) = Network((700,), [Dense(501)], MeanSquaredError()).parameters
+    assert weight.size > 2 * BLOCK
+    key = (3, zlib.crc32(b"dense1.weight"))
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+    expected = math.sqrt(2.0 / 700) * generator.standard_normal(weight.shape)
+    stored = np.zeros((700, 501), np.float32)
+    tracemalloc.start()
+    draw(weight, 3, stored.T)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(stored.T, expected.astype(np.float32))
+    # A block's numbers before and after scaling, of 8 bytes each.
+    assert peak < 2.5 * BLOCK * 8 < expected.nbytes

@@ -143,9 +143,9 @@ def test_the_arena_wastes_little(network: Network) -> None:
 
 @every_backend
 @examples
-@given(network=networks(), bucket_bytes=st.sampled_from([1, 64, 500, 4000, 10**9]))
+@given(network=networks(), bucket_bytes=st.sampled_from([1, 64, 500, 4000, 10**9, None]))
 def test_buckets_cover_the_gradient_once_and_wait_for_it(
-    backend: str, network: Network, bucket_bytes: int
+    backend: str, network: Network, bucket_bytes: int | None
 ) -> None:
     plan = plan_of(network, backend)
     buckets = make_buckets(plan, bucket_bytes)
@@ -166,6 +166,8 @@ def test_buckets_cover_the_gradient_once_and_wait_for_it(
         holders = [b for b in buckets if b.start < slot.stop and slot.start < b.stop]
         assert len(holders) == 1, f"{slot.name} is cut"
         assert holders[0].after >= finished[slot.name]
+    if bucket_bytes is None:
+        assert len(buckets) == 1
     for bucket in buckets[:-1]:
         assert (bucket.stop - bucket.start) * plan.itemsize >= bucket_bytes
 

@@ -1,0 +1,173 @@
+"""How compiled kernels are called: by address, with their arguments in a record.
+
+Numba's own way takes every argument apart at every call and allocates for each array. Here that
+happens once, when a kernel is bound: its arguments are written into a record, an array of 64-bit
+words, and the compiled kernel gets an entry that any thread can call without the interpreter,
+
+    int entry(int64 start, int64 stop, int64 thread, int64 *record)
+
+which is not 0 if the kernel raised an exception. An array takes the words data, shape …, strides …;
+a number takes one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.lowering import Lower
+from numba.core.typed_passes import BaseNativeLowering, NativeLowering
+from numpy.typing import NDArray
+
+_NOTHING = ctypes.c_char * 0
+I64 = ir.IntType(64)
+ENTRY = ir.FunctionType(ir.IntType(32), [I64, I64, I64, I64.as_pointer()])
+
+
+def kind(value: Any) -> Any:
+    """Numba's type of an argument: an array, int64, float64 or boolean."""
+    if isinstance(value, np.ndarray):
+        return numba.typeof(value)
+    if isinstance(value, bool | np.bool_):
+        return types.boolean
+    return types.int64 if isinstance(value, int | np.integer) else types.float64
+
+
+def words(value: Any) -> int:
+    """How many words of a record an argument takes."""
+    return 1 + 2 * value.ndim if isinstance(value, np.ndarray) else 1
+
+
+def address_of(array: Any) -> int:
+    """Where an array's elements are: what ``array.ctypes.data`` says, in a quarter of its time."""
+    try:
+        return ctypes.addressof(_NOTHING.from_buffer(array))
+    except (TypeError, ValueError):  # read-only, or not contiguous
+        return int(array.ctypes.data)
+
+
+class Record:
+    """Arguments of a kernel. Whoever uses its address holds it, and it holds the arrays.
+
+    Args:
+        values: of the kinds that the kernel was compiled for.
+
+    Attributes:
+        address: of the first word.
+        places: for each argument (words, place): ``words[place] = value`` gives it another value of
+            its kind.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        *starts, size = accumulate(map(words, values), initial=0)
+        memory = np.zeros(max(1, size), np.int64)
+        self.address = address_of(memory)
+        self._arrays: dict[int, NDArray[Any]] = {}
+        # Writing through these takes a third of the time that writing to an array takes.
+        self._integers, self._floats = memory.data, memory.view(np.float64).data
+        self.places = [
+            (self._words(value), start) for value, start in zip(values, starts, strict=True)
+        ]
+        for (words_, place), value in zip(self.places, values, strict=True):
+            words_[place] = value
+
+    def _words(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self
+        return self._floats if kind(value) == types.float64 else self._integers
+
+    def __setitem__(self, start: int, array: NDArray[Any]) -> None:
+        before = self._arrays.get(start)
+        self._arrays[start] = array
+        self._integers[start] = address_of(array)
+        if before is None or before.shape != array.shape:
+            for place, word in enumerate((*array.shape, *array.strides), start + 1):
+                self._integers[place] = word
+
+
+def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir.Value:
+    """The argument of this kind whose words start at `place`, as Numba's code wants it."""
+
+    def word(i: int) -> ir.Value:
+        return builder.load(builder.gep(place, [I64(i)]))
+
+    if kind == types.int64:
+        return word(0)
+    if kind == types.float64:
+        return builder.bitcast(word(0), ir.DoubleType())
+    if kind == types.boolean:
+        return builder.icmp_signed("!=", word(0), I64(0))
+    array, rank = context.make_array(kind)(context, builder), kind.ndim
+    shape = [word(1 + i) for i in range(rank)]
+    size = I64(1)
+    for extent in shape:
+        size = builder.mul(size, extent)
+    itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    # No owner is known to the kernel, so it counts no references.
+    array.meminfo = cgutils.get_null_value(array.meminfo.type)
+    array.parent = cgutils.get_null_value(array.parent.type)
+    array.nitems, array.itemsize = size, I64(itemsize)
+    array.data = builder.inttoptr(word(0), array.data.type)
+    array.shape = cgutils.pack_array(builder, shape)
+    array.strides = cgutils.pack_array(builder, [word(1 + rank + i) for i in range(rank)])
+    return array._getvalue()
+
+
+class _EntryLower(Lower):  # type: ignore[misc]
+    """Writes the entry where Numba would write a C function with all the arguments."""
+
+    def create_cfunc_wrapper(self) -> None:
+        context, descriptor = self.context, self.fndesc
+        module = context.create_module("entry")
+        kernel_type = context.call_conv.get_function_type(descriptor.restype, descriptor.argtypes)
+        kernel = ir.Function(module, kernel_type, descriptor.llvm_func_name)
+        entry = ir.Function(module, ENTRY, descriptor.llvm_cfunc_wrapper_name)
+        builder = ir.IRBuilder(entry.append_basic_block("entry"))
+        *args, record = entry.args
+        offset = 0
+        for argument in descriptor.argtypes[len(args) :]:
+            args.append(_load(context, builder, argument, builder.gep(record, [I64(offset)])))
+            offset += 1 + 2 * argument.ndim if isinstance(argument, types.Array) else 1
+        status, _ = context.call_conv.call_function(
+            builder, kernel, descriptor.restype, descriptor.argtypes, args, attrs=("noinline",)
+        )
+        builder.ret(builder.zext(status.is_error, ENTRY.return_type))
+        self.library.add_ir_module(module)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _EntryLowering(BaseNativeLowering):  # type: ignore[misc]
+    _name = "dptrain_entry_lowering"
+
+    @property
+    def lowering_class(self) -> type[Lower]:
+        return _EntryLower
+
+
+class EntryCompiler(CompilerBase):  # type: ignore[misc]
+    """Numba's compiler of functions that never call the interpreter, but for the entry."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [
+            (_EntryLowering if each is NativeLowering else each, description)
+            for each, description in passes.passes
+        ]
+        passes.finalize()
+        return [passes]
+
+
+def entry_address(compiled: Any) -> int:
+    """Address of the entry of what `EntryCompiler` compiled."""
+    name = compiled.fndesc.llvm_cfunc_wrapper_name
+    address: int = compiled.library.get_pointer_to_function(name)
+    return address

@@ -1,0 +1,197 @@
+"""Register tiles of a convolution that are pooled before anything is stored.
+
+A tile of `microkernels` holds the sums of two rows of pixels, those of a few 2 × 2 windows side by
+side: sums start from the bias, the windows' maxima above 0 and their positions are taken from
+registers, and the convolution's own output is never in memory. So the stage has one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from dptrain.backends.numba.microkernels import Tile
+from dptrain.backends.numba.vector import (
+    F32P,
+    I8P,
+    I32,
+    I32P,
+    I64,
+    Writer,
+    compiled_registers,
+    flatten_arguments,
+)
+from dptrain.backends.numba.windows import larger, nothing, store_maximum
+
+SIDE = 2
+"""Height and width of the windows."""
+
+_TILE = {
+    "a": F32P,
+    "down": I64,
+    "across": I64,
+    "a_steps": I32P,
+    "a_step": I64,
+    "b": F32P,
+    "b_step": I64,
+    "bias": F32P,
+    "largest": F32P,
+    "position": I8P,
+    "steps": I64,
+}
+
+
+class _Windows(Tile):
+    """Some windows side by side, of one vector of channels.
+
+    Args:
+        windows: how many.
+        group: pixels of a row that one address serves; they come in whole groups.
+    """
+
+    kind = "windows"
+    arguments: ClassVar = _TILE
+
+    def __init__(self, module: ir.Module, width: int, windows: int, group: int) -> None:
+        self.columns_, self.group = SIDE * windows, group
+        super().__init__(module, width, SIDE * self.columns_, 1)
+
+    def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
+        b, args = self.builder, self.args
+        rows = [self.at(args["a"], b.mul(args["down"], I64(i))) for i in range(SIDE)]
+        leaders = [
+            self.at(row, b.mul(args["across"], I64(j)))
+            for row in rows
+            for j in range(0, self.columns_, self.group)
+        ]
+        distances = [b.mul(args["across"], I64(j)) for j in range(self.group)]
+
+        def places(offset: ir.Value) -> Iterator[ir.Value]:
+            for leader in leaders:
+                moved = self.at(leader, offset)
+                yield from (self.at(moved, distance) for distance in distances)
+
+        return places
+
+    def columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
+        return [(pointer, False)]
+
+    def begin(self) -> Sequence[ir.Value]:
+        return [self.load(self.args["bias"])] * self.height
+
+    def finish(self, sums: Sequence[ir.Value]) -> None:
+        args = self.args
+        for p in range(self.columns_ // SIDE):
+            state = nothing(self)
+            for i in range(SIDE):
+                for j in range(SIDE):
+                    value = sums[i * self.columns_ + p * SIDE + j]
+                    state = larger(self, value, I32(i * SIDE + j), state)
+            place = self.builder.mul(args["b_step"], I64(p))
+            store_maximum(
+                self, state, self.at(args["largest"], place), self.at(args["position"], place)
+            )
+
+
+class _Row(Writer):
+    """A row of windows, in tiles of a number of windows that wastes little."""
+
+    arguments: ClassVar = {**_TILE, "windows": I64}
+
+    def __init__(self, module: ir.Module) -> None:
+        registers = compiled_registers()
+        # Pixels of a tile, and how many of them one address serves.
+        self.sizes = ((6, 4), (5, 5), (4, 4)) if registers.spaced[0][0] >= 24 else ((3, 3), (2, 4))
+        super().__init__(module, "dptrain_pooled_row", self.arguments, registers.width)
+
+    def write(self) -> None:
+        b, windows = self.builder, self.args["windows"]
+
+        def cost(size: int) -> ir.Value:
+            tiles = b.sdiv(b.add(windows, I64(size - 1)), I64(size))
+            # Each step loads a vector of B, and an element of A for each sum.
+            cost = b.mul(tiles, I64(SIDE * SIDE * size + 1))
+            return b.select(b.icmp_signed("<", windows, I64(size)), I64(1 << 30), cost)
+
+        costs = [cost(size) for size, _ in self.sizes]
+        self._choose(list(zip(costs, self.sizes, strict=True)))
+
+    def _choose(self, sizes: Sequence[tuple[ir.Value, tuple[int, int]]]) -> None:
+        b, (cost, size) = self.builder, sizes[0]
+        if len(sizes) == 1:
+            self._tiles(*size)
+            return
+        best: ir.Value = ir.IntType(1)(1)
+        for other, _ in sizes[1:]:
+            best = b.and_(best, b.icmp_signed("<=", cost, other))
+        with b.if_else(best) as (this, others):
+            with this:
+                self._tiles(*size)
+            with others:
+                self._choose(sizes[1:])
+
+    def _tiles(self, size: int, group: int) -> None:
+        b, args = self.builder, self.args
+        last = b.sub(args["windows"], I64(size))
+
+        def vector(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            def tile(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                # The last tile begins where it still has all of its windows.
+                p = b.select(b.icmp_signed("<", p, last), p, last)
+                moved = {name: args[name] for name in _TILE}
+                moved["a"] = self.at(args["a"], b.mul(b.mul(p, I64(SIDE)), args["across"]))
+                place = b.add(b.mul(p, args["b_step"]), k)
+                for name in ("largest", "position"):
+                    moved[name] = self.at(args[name], place)
+                for name in ("b", "bias"):
+                    moved[name] = self.at(args[name], k)
+                tile = _Windows(self.module, self.width, size, group)
+                b.call(tile.function, list(moved.values()))
+                return []
+
+            self.loop(I64(0), args["windows"], [], tile, step=size)
+            return []
+
+        self.loop(I64(0), args["b_step"], [], vector, step=self.width)
+
+
+@intrinsic
+def fewest_windows(typingctx):  # type: ignore[no-untyped-def]
+    """How many windows a row must have at least, a constant of the compiled code."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return I64(_Row(builder.module).sizes[-1][0])
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def multiply_pooled(typingctx, a, distances, a_steps, b, bias, y, argmax, shape):  # type: ignore[no-untyped-def]
+    """One row of 2 × 2 windows side by side: convolution, ReLU and max pooling.
+
+    Args:
+        a: (contiguous array, start) of the first pixel's patch; `distances` to that of the pixel
+            below and of the one beside it.
+        a_steps: (table, first entry, multiplier).
+        b: (contiguous array, start, K): steps by K columns, whole vectors of them.
+        bias, y, argmax: (contiguous array, start).
+        shape: (steps, windows), no fewer than `fewest_windows`.
+    """
+    sig = types.none(a, distances, a_steps, b, bias, y, argmax, shape)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        kinds: list[Any] = []
+        flat: list[ir.Value] = []
+        for group, value in zip(sig.args, args, strict=True):
+            kinds += group.types
+            flat += cgutils.unpack_tuple(builder, value)
+        flat = flatten_arguments(context, builder, kinds, flat)
+        builder.call(_Row(builder.module).function, flat)
+        return context.get_dummy_value()
+
+    return sig, codegen

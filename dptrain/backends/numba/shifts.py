@@ -1,0 +1,46 @@
+"""Moving and mirroring of pictures on their way out of the array that holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.jit import kernel
+
+Array = NDArray[Any]
+
+
+@kernel
+def shift(start: int, stop: int, thread: int, source: Array, moves: Array, target: Array) -> None:
+    """Target n, (C, H, W), is a window of a picture of source, (M, C, H', W'), zero beyond it.
+
+    Items are targets. Row n of `moves`, int64 (N, 4), is the number of the picture, the row and
+    the column in it where the window begins, which may be outside, and whether it is mirrored.
+    """
+    _, channels, rows, columns = source.shape
+    height, width = target.shape[2], target.shape[3]
+    zero, one = np.float32(0.0), np.uintp(1)
+    for n in range(start, stop):
+        picture, top, left, mirrored = moves[n, 0], moves[n, 1], moves[n, 2], moves[n, 3]
+        first = min(max(-left, 0), width)
+        count = np.uintp(max(min(columns - left, width) - first, 0))
+        for c in range(channels):
+            for y in range(height):
+                line = target[n, c, y]
+                inside = 0 <= top + y < rows
+                if not inside or count < width:
+                    for x in range(np.uintp(width)):
+                        line[x] = zero
+                if not inside or count == 0:
+                    continue
+                seen = source[picture, c, top + y, left + first :]
+                if mirrored != 0:
+                    end = np.uintp(width - first) - one
+                    for x in range(count):
+                        line[end - x] = seen[x]
+                else:
+                    part = line[first:]
+                    for x in range(count):
+                        part[x] = seen[x]
