@@ -14,6 +14,14 @@ from dptrain.network.layers import Shape
 from dptrain.plan.flat import FlatLayout, Slot
 
 
+def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
+    """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
+    nbytes = size * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes].view(dtype)
+
+
 class Memory(Protocol):
     """Where the arrays of a replica lie: the host's memory, or that of a device.
 
@@ -44,11 +52,7 @@ class HostMemory:
     asynchronous = False
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
-        """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        memory = np.zeros(nbytes + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-        return memory[start : start + nbytes].view(dtype).reshape(shape)
+        return aligned_zeros(math.prod(shape), dtype).reshape(shape)
 
     def upload(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         if target is not source:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.memory import HOST
+from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba.atomics import call, exchange, give_way, load, pause, store
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
@@ -150,7 +150,7 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._memory = HOST.zeros((threads, LINE // 8), "int64")
+        self._memory = aligned_zeros(threads * LINE // 8, "int64").reshape(threads, -1)
         self._tokens: list[_Tokens] = [SimpleQueue() for _ in range(threads - 1)]
         self._threads = [
             threading.Thread(
