@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
 from dptrain.backends.cuda import operations, weighted
 from dptrain.backends.cuda.device import Array, Device
-from dptrain.backends.cuda.operations import Operation, launch, vector
+from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.operations import Operation, vector
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.network.layers import (
     AveragePool2d,

@@ -8,31 +8,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dptrain.backends.base import Arrays, Context, Kernel
-from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.network.layers import Dropout, Shape
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.random import threshold
 
-if TYPE_CHECKING:
-    from dptrain.backends.cuda.replica import CudaReplica
-
 Kernels = Mapping[Phase, Kernel]
-
-THREADS = 256
-"""Of a block, where every thread computes an element by itself."""
-
-
-def launch(function: Function, threads: int, *args: Any) -> None:
-    """Enqueue a kernel of at least so many threads; none at all where there is nothing to do."""
-    if threads:
-        function((ceil_div(threads, THREADS), 1, 1), (THREADS, 1, 1), args)
 
 
 def vector(length: int) -> int:

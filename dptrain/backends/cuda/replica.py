@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend, Replica
 from dptrain.backends.cuda.device import Device
-from dptrain.backends.cuda.operations import launch
+from dptrain.backends.cuda.launching import launch
 from dptrain.network.layers import Dropout
 from dptrain.plan.plan import INPUT, STAGED, Plan
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import (
     DropoutMask,
     Kernels,
     Operation,
-    launch,
     max_pool_backward,
     max_pool_forward,
 )
