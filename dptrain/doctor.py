@@ -214,7 +214,9 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     import llvmlite.binding
 
     features = llvmlite.binding.get_host_cpu_features()
-    known = {"avx512f": "AVX-512", "avx2": "AVX2", "fma": "FMA", "neon": "NEON"}
+    known = {
+        "amx-bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "fma": "FMA", "neon": "NEON",
+    }  # fmt: skip
     vectors = [word for feature, word in known.items() if features.get(feature)]
     processor = f"{llvmlite.binding.get_host_cpu_name()}, {', '.join(vectors) or 'no vectors'}"
     yield Finding("numba", OK, f"{_version('numba')} for {processor}")

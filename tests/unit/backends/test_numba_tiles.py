@@ -25,7 +25,7 @@ PART = PANEL // PARTS
 @pytest.fixture(autouse=True)
 def unit():
     if not available():
-        pytest.skip("this processor has no tile unit, or Numba compiles without it")
+        pytest.skip("this processor has no tile unit (Intel AMX), or it is not granted")
 
 
 @kernel

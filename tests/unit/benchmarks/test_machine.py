@@ -26,7 +26,7 @@ print(faults(), faults())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no mallopt(3)")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt(3)")
 def test_freed_memory_is_used_again_without_asking_the_system() -> None:
     # In a process of its own, for the setting cannot be taken back.
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)
