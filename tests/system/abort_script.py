@@ -46,7 +46,8 @@ def _main(how: str, ranks: str) -> int:
         world.barrier()
     time.sleep(0.05)
     world.barrier()
-    print("done", world.rank)
+    # In one write: unbuffered, the parts of a line of several ranks would mix.
+    sys.stdout.write(f"done {world.rank}\n")
     return 0
 
 
