@@ -23,7 +23,15 @@ from dptrain.network.initial import draw
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Node
 from dptrain.plan.flat import SUMS
-from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
+from dptrain.plan.lowering import (
+    Group,
+    GroupNeeds,
+    Phase,
+    Precision,
+    Setting,
+    Storage,
+    canonical_storage,
+)
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 
 
@@ -65,24 +73,24 @@ class Backend(ABC):
 
     Class attributes:
         name: the word users say.
-        precisions: supported precisions, the default first, to the NumPy dtype of activations.
+        precisions: supported precisions by the user's word for them, the default first.
         fusions: runs of layer classes that are computed as one group, tried longest first.
         channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
     """
 
     name: ClassVar[str]
-    precisions: ClassVar[Mapping[str, str]]
+    precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
     channels_last: ClassVar[bool] = False
 
-    def dtype(self, precision: str) -> str:
-        """Dtype of activations and parameters under `precision`."""
-        if precision not in self.precisions:
+    def precision(self, name: str) -> Precision:
+        """How numbers are kept under the precision called `name`."""
+        if name not in self.precisions:
             raise UserError(
-                f"backend {self.name} has no precision '{precision}'; "
+                f"backend {self.name} has no precision '{name}'; "
                 f"it has {', '.join(self.precisions)}"
             )
-        return self.precisions[precision]
+        return self.precisions[name]
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""

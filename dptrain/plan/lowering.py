@@ -126,18 +126,35 @@ def canonical_storage(parameter: Parameter) -> Storage:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """How the numbers of a replica are kept.
+
+    Attributes:
+        dtype: NumPy name of the dtype of parameters, gradients, optimizer state and targets.
+        activations: that of activations and the gradients by them; ``uint16`` holds the bits of a
+            bfloat16, which NumPy does not know.
+    """
+
+    dtype: str
+    activations: str
+
+
+@dataclass(frozen=True)
 class Setting:
     """What a plan is made for, besides the network.
 
     Attributes:
         batch_size: largest number of samples in a step.
-        dtype: NumPy name of the dtype of activations and parameters.
+        precision: the user's word for the arithmetic, such as ``"fp32"``.
+        dtype, activations: see `Precision`.
         training: whether backward and update are wanted.
         threads: compute threads of the replica.
     """
 
     batch_size: int
+    precision: str
     dtype: str
+    activations: str
     training: bool = True
     threads: int = 1
 
@@ -148,8 +165,8 @@ class Lowering(Protocol):
     name: ClassVar[str]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
 
-    def dtype(self, precision: str) -> str:
-        """NumPy name of the dtype of activations under `precision`; `UserError` if unsupported."""
+    def precision(self, name: str) -> Precision:
+        """How numbers are kept under the precision called `name`; `UserError` if unsupported."""
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""

@@ -67,9 +67,8 @@ class Plan:
     Attributes:
         network: what is computed.
         backend: name of the backend it was planned for.
-        setting: batch size, dtype, training or not, threads. A step may use fewer samples than
+        setting: batch size, precision, training or not, threads. A step may use fewer samples than
             the batch size.
-        precision: the user's word for the arithmetic.
         optimizer: update rule.
         groups: layers as the backend computes them, in order.
         buffers: everything that lives in the arena, by name.
@@ -82,7 +81,6 @@ class Plan:
     network: Network
     backend: str
     setting: Setting
-    precision: str
     optimizer: Optimizer
     groups: tuple[Group, ...]
     buffers: dict[str, Buffer]
@@ -97,8 +95,13 @@ class Plan:
         return self.setting.batch_size
 
     @property
+    def precision(self) -> str:
+        """The user's word for the arithmetic."""
+        return self.setting.precision
+
+    @property
     def dtype(self) -> str:
-        """NumPy name of the dtype of activations and parameters."""
+        """NumPy name of the dtype of parameters, gradients and optimizer state."""
         return self.setting.dtype
 
     @property
@@ -192,7 +195,7 @@ class _Planner:
         return name
 
     def _tensor(self, name: str, shape: Shape) -> None:
-        self.specs[name] = BufferSpec((self.setting.batch_size, *shape), self.setting.dtype)
+        self.specs[name] = BufferSpec((self.setting.batch_size, *shape), self.setting.activations)
         if self.setting.training:
             self.specs[f"d{name}"] = self.specs[name]
 
@@ -319,7 +322,8 @@ def make_plan(
     if threads < 1:
         raise UserError(f"threads is {threads}; expected at least 1")
     optimizer = SGD() if optimizer is None else optimizer
-    setting = Setting(batch_size, backend.dtype(precision), training, threads)
+    kept = backend.precision(precision)
+    setting = Setting(batch_size, precision, kept.dtype, kept.activations, training, threads)
     planner = _Planner(network, backend, setting)
     planner.declare()
     layout = lay_out(
@@ -337,7 +341,6 @@ def make_plan(
         network,
         backend.name,
         setting,
-        precision,
         optimizer,
         planner.groups,
         buffers,

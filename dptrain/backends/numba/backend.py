@@ -27,7 +27,15 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting, Storage, canonical_storage
+from dptrain.plan.lowering import (
+    Group,
+    GroupNeeds,
+    Phase,
+    Precision,
+    Setting,
+    Storage,
+    canonical_storage,
+)
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import INPUT, Plan
 
@@ -56,7 +64,7 @@ class NumbaBackend(Backend):
     """Float32 on the CPU, activations (N, H, W, C)."""
 
     name = "numba"
-    precisions: ClassVar[Mapping[str, str]] = {"fp32": "float32"}
+    precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
     channels_last = True
     fusions = (
         (Conv2d, ReLU, MaxPool2d),

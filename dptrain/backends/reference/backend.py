@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
 from dptrain.backends.reference.operations import OPERATIONS
-from dptrain.plan.lowering import Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
 from dptrain.plan.optimizers import SGD
 
 
@@ -18,7 +18,10 @@ class ReferenceBackend(Backend):
     """NumPy in float64 or float32."""
 
     name = "reference"
-    precisions: ClassVar[Mapping[str, str]] = {"fp64": "float64", "fp32": "float32"}
+    precisions: ClassVar[Mapping[str, Precision]] = {
+        "fp64": Precision("float64", "float64"),
+        "fp32": Precision("float32", "float32"),
+    }
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         operation = OPERATIONS[type(group.head.layer)]

@@ -1,0 +1,39 @@
+// How activations, and the gradients by them, are kept: as float, or as bfloat16, its upper half.
+// Parameters, their gradients and optimizer state are always float, and so is all arithmetic.
+
+#pragma once
+
+// 0: fp32, every product in float32. 1: tf32, products of float32 rounded to 11 significant bits.
+// 2: bf16, activations and products in bfloat16. Sums are float32 in all three.
+#ifndef PRECISION
+#define PRECISION 0
+#endif
+
+struct Bfloat16 {
+    unsigned short bits;
+};
+
+#if PRECISION == 2
+using Number = Bfloat16;
+#else
+using Number = float;
+#endif
+
+__device__ inline float to_float(float value) { return value; }
+
+__device__ inline float to_float(Bfloat16 value) {
+    return __uint_as_float(unsigned(value.bits) << 16);
+}
+
+// To the nearest, ties to even; a NaN stays one.
+__device__ inline Bfloat16 to_bfloat16(float value) {
+    const unsigned bits = __float_as_uint(value);
+    const unsigned rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+    return {(unsigned short)(value != value ? 0x7FFFu : rounded)};
+}
+
+template <class T> __device__ T from_float(float value);
+template <> __device__ inline float from_float<float>(float value) { return value; }
+template <> __device__ inline Bfloat16 from_float<Bfloat16>(float value) {
+    return to_bfloat16(value);
+}
