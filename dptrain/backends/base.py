@@ -46,6 +46,8 @@ class Context:
         step: number of the training step; key of the dropout masks.
         samples: int64 (n,), what identifies each sample in this step; key of the dropout masks.
         scale: 1 / number of samples of the global minibatch.
+        learning_rate: of the coming update.
+        stop: whether this rank wishes to stop.
     """
 
     seed: int
@@ -54,6 +56,8 @@ class Context:
     step: int = 0
     samples: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     scale: float = 1.0
+    learning_rate: float = 0.0
+    stop: bool = False
 
 
 Kernel = Callable[[Context], None]
@@ -135,8 +139,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def bind_update(self, replica: Replica) -> Callable[[float], None]:
-        """Update rule over the flat arrays, called with the learning rate."""
+    def bind_update(self, replica: Replica) -> Kernel:
+        """Update rule over the flat arrays; `Replica.updates` counts the coming update already."""
 
     def place(self, local_rank: int) -> str:
         """Choose the device of this rank, the `local_rank`-th of its node.
@@ -364,7 +368,12 @@ class Replica:
         if self._update is None:
             raise UserError("this replica was compiled without training")
         self.updates += 1
-        self._update(learning_rate)
+        self.context.learning_rate = learning_rate
+        self.announce()
+        self._update(self.context)
+
+    def announce(self) -> None:
+        """Bring what the context says of the coming step, or update, to where kernels read it."""
 
     def output(self) -> NDArray[Any]:
         """(n, F) what the network gave for the loaded batch, before softmax or sigmoid."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -146,7 +146,7 @@ class CudaBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+    def bind_update(self, replica: Replica) -> Kernel:
         assert isinstance(replica, CudaReplica)
         rule, state, device = replica.plan.optimizer, replica.flat_state, replica.device
         w, runs = replica.flat_parameters, segments(replica.plan)
@@ -168,8 +168,14 @@ class CudaBackend(Backend):
             corrected = rate / (1.0 - rule.beta1**t), (1.0 - rule.beta2**t) ** -0.5
             return [np.float32(value) for value in (*constants, *corrected)]
 
-        def update(learning_rate: float) -> None:
-            launch(function, w.size // width, *common, np.int32(w.size), *numbers(learning_rate))
+        def update(context: Context) -> None:
+            launch(
+                function,
+                w.size // width,
+                *common,
+                np.int32(w.size),
+                *numbers(context.learning_rate),
+            )
 
         return update
 

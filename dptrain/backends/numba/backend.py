@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -112,7 +112,7 @@ class NumbaBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+    def bind_update(self, replica: Replica) -> Kernel:
         assert isinstance(replica, NumbaReplica)
         rule, state, bind = replica.plan.optimizer, replica.flat_state, replica.team.bind
         w, runs = replica.flat_parameters, segments(replica.plan)
@@ -125,7 +125,7 @@ class NumbaBackend(Backend):
                 w, g, state["first_moment"], state["second_moment"], bounds, decays,
                 rule.beta1, rule.beta2, rule.epsilon, varying=(0.1, 1),
             )  # fmt: skip
-            return lambda learning_rate: launch(w.size, learning_rate, replica.updates)
+            return lambda context: launch(w.size, context.learning_rate, replica.updates)
         if rule.momentum:
             launch = bind(
                 updates.sgd_momentum,
@@ -134,7 +134,7 @@ class NumbaBackend(Backend):
             )  # fmt: skip
         else:
             launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
-        return lambda learning_rate: launch(w.size, learning_rate)
+        return lambda context: launch(w.size, context.learning_rate)
 
     def allocate(self, plan: Plan, *, seed: int) -> Replica:
         return NumbaReplica(self, plan, seed=seed)

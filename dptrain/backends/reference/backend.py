@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,7 +53,7 @@ class ReferenceBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Callable[[float], None]:
+    def bind_update(self, replica: Replica) -> Kernel:
         plan, w = replica.plan, replica.flat_parameters
         g, state = replica.flat_gradients[: w.size], replica.flat_state
         runs, rule = segments(plan), plan.optimizer
@@ -64,23 +64,23 @@ class ReferenceBackend(Backend):
                 d[start:stop] += decay * w[start:stop]
             return d
 
-        def sgd(learning_rate: float) -> None:
+        def sgd(context: Context) -> None:
             assert isinstance(rule, SGD)
             d = decayed()
             if rule.momentum:
                 v = state["momentum"]
                 v[:] = rule.momentum * v + d
                 d = d + rule.momentum * v if rule.nesterov else v
-            w[:] = w - learning_rate * d
+            w[:] = w - context.learning_rate * d
 
-        def adam(learning_rate: float) -> None:
+        def adam(context: Context) -> None:
             assert not isinstance(rule, SGD)
             t, d = replica.updates, decayed()
             m, v = state["first_moment"], state["second_moment"]
             m[:] = rule.beta1 * m + (1.0 - rule.beta1) * d
             v[:] = rule.beta2 * v + (1.0 - rule.beta2) * d * d
             mean, square = m / (1.0 - rule.beta1**t), v / (1.0 - rule.beta2**t)
-            w[:] = w - learning_rate * mean / (np.sqrt(square) + rule.epsilon)
+            w[:] = w - context.learning_rate * mean / (np.sqrt(square) + rule.epsilon)
 
         return sgd if isinstance(rule, SGD) else adam
 
