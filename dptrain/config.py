@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from dptrain.backends import BACKENDS
+from dptrain.comm import TRANSPORTS
 from dptrain.errors import UserError, suggest
 from dptrain.toml import read_toml
 
@@ -85,6 +86,10 @@ class TrainConfig:
     strategy: str = _setting("mirrored", "How ranks share an update: gradients summed everywhere, "
                              "or sent to rank 0, which updates and sends parameters back.",
                              choices=("mirrored", "central"))  # fmt: skip
+    transport: str = _setting("auto", "How gradients travel between GPUs: by NCCL, by an MPI that "
+                              "takes addresses of GPU memory, or through the host; the first of "
+                              "these that works where left out.",
+                              choices=TRANSPORTS)  # fmt: skip
     batch_size: int = _setting(32, "Samples in a minibatch, over all ranks.", at_least=1)
     epochs: int | None = _setting(None, "Passes over the data; what suits the network where "
                                   "neither this nor --steps is given.", at_least=1)  # fmt: skip

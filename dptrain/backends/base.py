@@ -20,9 +20,9 @@ from dptrain.backends.memory import HOST, Memory, NamedArrays
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initial import draw
-from dptrain.network.layers import Layer, Parameter, Shape
-from dptrain.network.network import Node
-from dptrain.plan.flat import SUMS
+from dptrain.network.layers import Layer, Parameter
+from dptrain.network.network import Network, Node
+from dptrain.plan.flat import STOP, SUMS
 from dptrain.plan.lowering import (
     Group,
     GroupNeeds,
@@ -80,12 +80,14 @@ class Backend(ABC):
         precisions: supported precisions by the user's word for them, the default first.
         fusions: runs of layer classes that are computed as one group, tried longest first.
         channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
+        weights_beside: stages of `BACKWARD_WEIGHT` may run beside those that follow.
     """
 
     name: ClassVar[str]
     precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
     channels_last: ClassVar[bool] = False
+    weights_beside: ClassVar[bool] = False
 
     def precision(self, name: str) -> Precision:
         """How numbers are kept under the precision called `name`."""
@@ -100,9 +102,9 @@ class Backend(ABC):
         """Whether these layers, which match one of `fusions`, are computed as one group."""
         return True
 
-    def turns_input(self, maps: Shape) -> bool:
-        """Whether input (C, H, W) comes to memory as it is and is turned there: needs room."""
-        return False
+    def staged_bytes(self, network: Network, setting: Setting) -> int:
+        """Room for what a step is told, as it comes to memory; 0 where nothing is staged."""
+        return 0
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """How a parameter is stored; canonical unless a backend says otherwise."""
@@ -200,7 +202,7 @@ class Replica:
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
         }
-        self.host_gradients = memory.download(self.flat_gradients)
+        self.host_gradients = memory.host_copy(self.flat_gradients)
         shared = slice(layout.size, layout.size + len(SUMS))
         if plan.training:
             self._sums, self.sums = self.flat_gradients[shared], self.host_gradients[shared]
@@ -275,6 +277,8 @@ class Replica:
         global_count: int | None = None,
         step: int = 0,
         training: bool = True,
+        learning_rate: float | None = None,
+        stop: bool = False,
     ) -> None:
         """Copy a batch in and set the context of the coming step.
 
@@ -285,6 +289,10 @@ class Replica:
             global_count: samples of the global minibatch; n where left out.
             step: number of the step.
             training: whether dropout is on and gradients are wanted.
+            learning_rate: of the step's update, where `apply_update` makes it and nobody looks at
+                the loss before: behind a loss that is not finite the batch is not taken then, so
+                that the one before stays, to be looked at.
+            stop: whether this rank wishes to stop.
         """
         n, most = len(x), len(self._order)
         if n > most:
@@ -298,13 +306,25 @@ class Replica:
         context.n, context.step, context.training = n, step, training
         context.samples = self._order[:n] if samples is None else samples
         context.scale = 1.0 / max(n if global_count is None else global_count, 1)
-        self._load_input(x)
+        context.learning_rate, context.stop = learning_rate or 0.0, stop
         if y is not None:
-            target = self._target[:n]
-            targets = y if y.shape == target.shape else y.reshape(target.shape)
+            shape = (n, *self._target.shape[1:])
+            y = y if y.shape == shape else y.reshape(shape)
             if self._reorders:
-                targets = channels_last_targets(self.plan.network, targets)
-            self.memory.upload(target, targets)
+                y = channels_last_targets(self.plan.network, y)
+        self._take(x, y, always=learning_rate is None)
+
+    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool) -> None:
+        """Bring a batch, and what the context says of the step, to where stages read it.
+
+        Args:
+            always: also behind a loss that is not finite.
+        """
+        if self.context.training:
+            self.sums[STOP] = self.context.stop
+        if y is not None:
+            self._target[: len(y)] = y
+        self._load_input(x)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target = self._views[self.plan.resolve(INPUT)]
@@ -316,8 +336,13 @@ class Replica:
         else:
             target[:n, 0, 0] = x
 
-    def run(self, listener: Listener | None = None) -> None:
-        """Run forward, loss and (in a training step) backward for the loaded batch."""
+    def run(self, listener: Listener | None = None, *, in_order: bool = False) -> None:
+        """Run forward, loss and (in a training step) backward for the loaded batch.
+
+        Args:
+            listener: called behind each stage.
+            in_order: no stage runs beside another.
+        """
         context = self.context
         for stage, kernel in self.stages:
             kernel(context)
@@ -344,16 +369,24 @@ class Replica:
         return float(self.sums[0])
 
     def fetch_sums(self) -> None:
-        """Bring loss and correct answers to `sums`; the wish to stop is no kernel's matter."""
+        """Bring what lies behind the flat gradient to `sums`."""
         if self.sums is not self._sums:
-            self.sums[:2] = self.memory.download(self._sums[:2])
+            self.memory.download(self._sums, self.sums)
+
+    def sums_later(self) -> Callable[[float], NDArray[Any]]:
+        """Begin to bring a copy of `sums`, as all that was started will leave them.
+
+        Returns:
+            What waits for them, at most so many seconds (`TimeoutError`).
+        """
+        return self.memory.download_later(self._sums)
 
     def fetch_gradients(self, start: int, stop: int) -> None:
         """Bring elements [start, stop) of the flat gradient to `host_gradients`."""
         if self.host_gradients is self.flat_gradients:
             return
         inside = slice(start, min(stop, self.plan.layout.size))
-        self.host_gradients[inside] = self.memory.download(self.flat_gradients[inside])
+        self.memory.download(self.flat_gradients[inside], self.host_gradients[inside])
         if stop > inside.stop:
             self.fetch_sums()
 
@@ -362,18 +395,31 @@ class Replica:
         if self.host_gradients is not self.flat_gradients:
             inside = slice(0, self.plan.layout.size)
             self.memory.upload(self.flat_gradients[inside], self.host_gradients[inside])
+            self.memory.upload(self._sums, self.sums)
 
     def update(self, learning_rate: float) -> None:
         """Apply the update rule to every parameter."""
-        if self._update is None:
-            raise UserError("this replica was compiled without training")
         self.updates += 1
         self.context.learning_rate = learning_rate
         self.announce()
+        self.apply_update()
+
+    def apply_update(self) -> None:
+        """`update` with the rate that the context has, already counted in `updates`."""
+        if self._update is None:
+            raise UserError("this replica was compiled without training")
         self._update(self.context)
 
     def announce(self) -> None:
-        """Bring what the context says of the coming step, or update, to where kernels read it."""
+        """Bring what the context says of the coming update to where kernels read it."""
+
+    def stamp(self, place: int) -> None:
+        """Where stages return before they are done: note when what was started so far is."""
+        raise NotImplementedError
+
+    def stamps(self) -> NDArray[np.int64]:
+        """The times that `stamp` has noted, by place, in nanoseconds; waits for them."""
+        raise NotImplementedError
 
     def output(self) -> NDArray[Any]:
         """(n, F) what the network gave for the loaded batch, before softmax or sigmoid."""
@@ -411,6 +457,7 @@ class Replica:
     def evaluate(self, x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
         """Sum of the losses and number of correct answers, for any number of samples."""
         array, targets = np.asarray(x), checked_targets(self.plan.network, y)
+        self.fetch_sums()
         saved = self.sums.copy()
         loss, correct = 0.0, 0
         for start in range(0, len(array), self.plan.batch_size):
@@ -421,6 +468,8 @@ class Replica:
             loss += float(self.sums[0])
             correct += round(float(self.sums[1]))
         self.sums[:] = saved
+        if self.sums is not self._sums:
+            self.memory.upload(self._sums, saved)
         return loss, correct
 
     def first_not_finite(self) -> str | None:

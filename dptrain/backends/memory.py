@@ -29,9 +29,13 @@ class Memory(Protocol):
 
     Attributes:
         asynchronous: stages return before they are done; `synchronize` waits for them.
+        on_gpu: arrays are memory of a GPU, as NCCL takes it.
+        identity: what tells the device from others of this machine; empty for the host.
     """
 
     asynchronous: bool
+    on_gpu: bool
+    identity: str
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         """A new array of zeros."""
@@ -39,8 +43,24 @@ class Memory(Protocol):
     def upload(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy an array of the host to `target`, converted to its dtype."""
 
-    def download(self, source: NDArray[Any]) -> NDArray[Any]:
-        """A copy on the host, or `source` itself if it lies there."""
+    def download(self, source: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A copy on the host, in `out` where that is given; `source` itself if it lies there."""
+
+    def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
+        """`download` to memory that later ones, and uploads from it, reach fastest."""
+
+    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
+        """Begin to copy an array to the host, as all that was started will leave it.
+
+        Returns:
+            What waits for the copy, at most so many seconds (`TimeoutError`), and returns it.
+        """
+
+    def program(self, start: Callable[[], None]) -> Callable[[], None]:
+        """What starts, at each call, the very work that `start` starts.
+
+        `start` may be called at the first calls only, and no more than started again later.
+        """
 
     def synchronize(self) -> None:
         """Wait until every stage that was started is done."""
@@ -50,6 +70,8 @@ class HostMemory:
     """The host's own."""
 
     asynchronous = False
+    on_gpu = False
+    identity = ""
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         return aligned_zeros(math.prod(shape), dtype).reshape(shape)
@@ -58,8 +80,18 @@ class HostMemory:
         if target is not source:
             target[...] = source
 
-    def download(self, source: NDArray[Any]) -> NDArray[Any]:
+    def download(self, source: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         return source
+
+    def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
+        return source
+
+    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
+        values = source.copy()
+        return lambda timeout: values
+
+    def program(self, start: Callable[[], None]) -> Callable[[], None]:
+        return start
 
     def synchronize(self) -> None:
         pass

@@ -15,14 +15,27 @@ if TYPE_CHECKING:
 STRATEGIES = ("mirrored", "central")
 """Names users may say, the default first."""
 
+TRANSPORTS = ("auto", "nccl", "mpi", "host")
+"""Ways between GPUs. ``mpi`` hands MPI addresses of GPU memory, which it must understand."""
+
 
 def load_strategy(
-    name: str, world: World, replica: Replica, buckets: tuple[Bucket, ...]
+    name: str,
+    world: World,
+    replica: Replica,
+    buckets: tuple[Bucket, ...],
+    transport: str = "auto",
 ) -> GradientSum:
     """Make the way of summing gradients called `name`; one rank sums nothing under any name.
 
+    Args:
+        name: one of `STRATEGIES`.
+        world: the ranks.
+        replica, buckets: what is summed.
+        transport: how gradients of GPUs travel, one of `TRANSPORTS`.
+
     Raises:
-        UserError: no such name.
+        UserError: no such name, or no such way between these ranks.
     """
     if name not in STRATEGIES:
         raise UserError(
@@ -32,10 +45,17 @@ def load_strategy(
         from dptrain.comm.none import NoSum
 
         return NoSum(world, replica, buckets)
+    from dptrain.comm.transport import choose_transport
+
+    carrier = choose_transport(world, replica, transport)
+    if carrier == "nccl":
+        from dptrain.comm.nccl import NcclCentralSum, NcclSum
+
+        return (NcclCentralSum if name == "central" else NcclSum)(world, replica, buckets)
     if name == "central":
         from dptrain.comm.central import CentralSum
 
         return CentralSum(world, replica, buckets)
-    from dptrain.comm.mpi import MirroredSum
+    from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
 
-    return MirroredSum(world, replica, buckets)
+    return (DeviceMirroredSum if carrier == "mpi" else MirroredSum)(world, replica, buckets)

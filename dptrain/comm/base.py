@@ -18,8 +18,9 @@ class GradientSum(ABC):
 
     A step calls `start` for each bucket in order, as soon as its gradients are final on this
     rank; `poll` between stages; `finish`; `update`. After `finish`, `Replica.sums` (loss, correct
-    answers, wish to stop) hold their sums over all ranks on every rank, under every strategy.
-    Subclasses override the `_do_…` methods.
+    answers, wish to stop) hold their sums over all ranks on every rank, under every strategy;
+    where a device keeps them, once `Replica.fetch_sums` has brought them.
+    Subclasses override the `_do_…` methods, and `apply_update` where not every rank makes it.
 
     Attributes, of the last step:
         exposed_ns: what the calls took from the computing thread, without the update itself.
@@ -29,6 +30,10 @@ class GradientSum(ABC):
     """
 
     name: ClassVar[str]
+    enqueues: ClassVar[bool] = False
+    """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
+    so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
+    """
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         covered = [0, *(bucket.stop for bucket in buckets)]
@@ -72,6 +77,13 @@ class GradientSum(ABC):
     def update(self, learning_rate: float) -> None:
         """Apply the update rule, so that all ranks end with the same parameters."""
         self._update_here(learning_rate)
+
+    def apply_update(self) -> None:
+        """`update` by what the device was told with the batch, without a look at the clock."""
+        self.replica.apply_update()
+
+    def stamp(self, place: int) -> None:
+        """Where sums are enqueued: have the replica note when those so far are done."""
 
     def _update_here(self, learning_rate: float) -> None:
         begin = time.perf_counter_ns()

@@ -40,7 +40,22 @@ class MirroredSum(GradientSum):
         self._active = [request for request in self._active if not request.Test()]
 
     def _do_finish(self) -> None:
+        self._wait()
+        self.replica.use_gradients()
+
+    def _wait(self) -> None:
         for request in self._active:
             self.world.wait(request, f"the {self.name} sum of gradients")
         self._active = []
-        self.replica.use_gradients()
+
+
+class DeviceMirroredSum(MirroredSum):
+    """The same from the memory of GPUs, with an MPI library that understands their addresses."""
+
+    def _do_start(self, bucket: int) -> None:
+        start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
+        self.replica.memory.synchronize()
+        self._sum_everywhere(self.replica.flat_gradients[start:stop])
+
+    def _do_finish(self) -> None:
+        self._wait()

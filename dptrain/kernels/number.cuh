@@ -37,3 +37,5 @@ template <> __device__ inline float from_float<float>(float value) { return valu
 template <> __device__ inline Bfloat16 from_float<Bfloat16>(float value) {
     return to_bfloat16(value);
 }
+
+__device__ inline bool is_finite(float value) { return fabsf(value) <= 3.402823466e38f; }

@@ -52,6 +52,10 @@ class StepRecorder:
         self._row[stage] = now - self._last - outside_ns
         self._last = now
 
+    def put(self, stage: int, nanoseconds: int) -> None:
+        """Stage number `stage` took so long by another clock."""
+        self._row[stage] = nanoseconds
+
     def skip(self) -> None:
         """What ran since the last lap or skip belongs to no stage."""
         self._last = perf_counter_ns()

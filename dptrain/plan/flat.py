@@ -21,6 +21,8 @@ ALIGNMENT = 16
 SUMS = ("loss", "correct", "stop")
 """What lies behind the slots of the flat gradient, in this order."""
 
+LOSS, CORRECT, STOP = range(len(SUMS))
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import ClassVar, Protocol
 
 from dptrain.network.layers import Layer, Parameter, Shape
-from dptrain.network.network import Node
+from dptrain.network.network import Network, Node
 
 
 class Phase(str, Enum):
@@ -164,6 +164,8 @@ class Lowering(Protocol):
 
     name: ClassVar[str]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
+    weights_beside: ClassVar[bool]
+    """Stages of `BACKWARD_WEIGHT` may run beside all that follow them, up to the update."""
 
     def precision(self, name: str) -> Precision:
         """How numbers are kept under the precision called `name`; `UserError` if unsupported."""
@@ -171,8 +173,8 @@ class Lowering(Protocol):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""
 
-    def turns_input(self, maps: Shape) -> bool:
-        """Whether input (C, H, W) comes to memory as it is and is turned there: needs room."""
+    def staged_bytes(self, network: Network, setting: Setting) -> int:
+        """Room for what a step is told, as it comes to memory; 0 where nothing is staged."""
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """What computing `group` takes."""

@@ -181,9 +181,8 @@ class _Planner:
     def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
         self.network, self.setting = network, setting
         self.groups = _make_groups(network, backend)
-        self.loaded: tuple[str, ...] = (INPUT, TARGET)
-        if backend.turns_input(network.nodes[0].input_maps):
-            self.loaded = (INPUT, TARGET, STAGED)
+        self.weights_beside = backend.weights_beside
+        self.staged_bytes = backend.staged_bytes(network, setting)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
@@ -202,8 +201,9 @@ class _Planner:
     def declare(self) -> None:
         """Shapes of every tensor and group buffer."""
         self._tensor(INPUT, self.network.nodes[0].input_maps)
-        if STAGED in self.loaded:
-            self.specs[STAGED] = self.specs[INPUT]
+        if self.staged_bytes:
+            # Two: one is filled while the step before reads the other.
+            self.specs[STAGED] = BufferSpec((2, self.staged_bytes), "uint8")
         # Whether what the last group of its own memory wrote may be changed behind it.
         free = False
         for group in self.groups:
@@ -274,7 +274,8 @@ class _Planner:
     def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
         """Append every stage of a step."""
         n, output = self.setting.batch_size, self.groups[-1].tail.name
-        self.add(INPUT, Phase.LOAD, (), self.loaded, 0)
+        staged = (STAGED,) if self.staged_bytes else ()
+        self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET, *staged), 0)
         for group in self.groups:
             self.add_group(group, Phase.FORWARD)
         gradient = (f"d{output}",) if self.setting.training else ()
@@ -291,6 +292,16 @@ class _Planner:
         passes = 3 + 2 * len(optimizer.state)
         flat = (("parameters", layout.size * passes),)
         self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
+
+    def accesses(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """What each stage keeps busy: names of buffers read, and written."""
+        accesses = [(stage.reads, stage.writes) for stage in self.stages]
+        if self.weights_beside and self.setting.training:
+            beside = [s for s in self.stages if s.phase is Phase.BACKWARD_WEIGHT]
+            reads, writes = accesses[-1]
+            late = tuple(name for stage in beside for name in (*stage.reads, *stage.writes))
+            accesses[-1] = (*reads, *late), writes
+        return accesses
 
 
 def make_plan(
@@ -334,9 +345,9 @@ def make_plan(
     )
     planner.add_all(optimizer, layout)
     output = planner.resolve(planner.groups[-1].tail.name)
-    accesses = [(stage.reads, stage.writes) for stage in planner.stages]
     # The input stays, so that what went wrong in a step can be found by running it again.
-    buffers, arena_bytes = place(planner.specs, accesses, outlive={INPUT, output})
+    outlive = {INPUT, output, STAGED}
+    buffers, arena_bytes = place(planner.specs, planner.accesses(), outlive=outlive)
     return Plan(
         network,
         backend.name,

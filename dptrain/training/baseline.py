@@ -64,7 +64,7 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         threads=job.plan.setting.threads,
     )
     replica = job.backend.compile(plan, seed=job.config.seed)
-    buckets = make_buckets(plan, bucket_bytes(job.config, job.world))
+    buckets = make_buckets(plan, bucket_bytes(job.config, job.world, replica))
     recorder = StepRecorder(plan.stages)
     alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
     stepper = Stepper(replica, alone, buckets, recorder)
@@ -74,8 +74,8 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
             recorder.begin()
             batch = next(loader)
             recorder.waited()
-            stepper.compute(batch, stop=False)
-            stepper.update(0.0)
-            stepper.end(batch)
+            stepper.step(batch, 0.0)
+            stepper.results()
+    stepper.results(wait=True)
     column = recorder.names.index(STEP)
     return recorder.rows(batch_size)[:, column][WARM_UP:]

@@ -15,6 +15,7 @@ from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
 from dptrain.training.setup import Job, save_checkpoint, set_up
+from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
 
@@ -52,19 +53,19 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
             )
         )
         stack.enter_context(display)
-        while progress.step < job.last_step and not progress.stopped:
+        for number in range(job.first_step, job.last_step):
             job.recorder.begin()
             batch = next(loader)
             job.recorder.waited()
-            rate = job.schedule.rate(batch.step)
-            result = job.stepper.compute(batch, stop=stop.requested)
-            if not math.isfinite(result.loss):
-                raise_not_finite(job, batch.step, result.loss, rate)
-            job.stepper.update(rate)
-            step_ns = job.stepper.end(batch)
-            # The step ends here; what follows is outside of its time.
-            progress.add(result, rate, step_ns)
-            after_step(job, progress, display)
+            job.stepper.step(batch, job.schedule.rate(number), stop=stop.requested)
+            # The step's time ends here. Of steps that are still under way a later turn tells.
+            for result in job.stepper.results(wait=looks_behind(job, number + 1)):
+                if not math.isfinite(result.loss):
+                    raise_not_finite(job, result)
+                progress.add(result)
+                after_step(job, progress, display)
+            if progress.stopped:
+                break
     return conclude(job, progress, display, baseline)
 
 
@@ -86,7 +87,7 @@ def nothing_left(job: Job, progress: Progress, display: Display) -> dict[str, An
     return conclude(job, progress, display, NO_BASELINE)
 
 
-def raise_not_finite(job: Job, step: int, loss: float, rate: float) -> None:
+def raise_not_finite(job: Job, result: StepResult) -> None:
     """Every rank saw the same loss; together they find the first layer that broke."""
     places = job.world.all_gather_json(job.replica.first_not_finite())
     found = {rank: place for rank, place in enumerate(places) if place is not None}
@@ -98,10 +99,17 @@ def raise_not_finite(job: Job, step: int, loss: float, rate: float) -> None:
         where = "first in the loss itself"
     job.world.agree(
         UserError(
-            f"the loss is {loss} at step {step + 1}, {where}; "
-            f"try a learning rate below {rate:g}, or look for such values in the data"
+            f"the loss is {result.loss} at step {result.step + 1}, {where}; try a learning rate "
+            f"below {result.learning_rate:g}, or look for such values in the data"
         )
     )
+
+
+def looks_behind(job: Job, step: int) -> bool:
+    """Whether `after_step` needs parameters as they are behind `step` steps."""
+    every = job.config.checkpoint_every
+    at_end = step % job.epoch_steps == 0 or step == job.last_step
+    return at_end or bool(every and step % every == 0)
 
 
 def after_step(job: Job, progress: Progress, display: Display) -> None:

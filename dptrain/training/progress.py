@@ -42,19 +42,19 @@ class Progress:
     _busy_ns: int = 0
     _step_ns: int = 0
 
-    def add(self, result: StepResult, rate: float, step_ns: int) -> None:
+    def add(self, result: StepResult) -> None:
         """Count a step that is done."""
         if self.first_step_s is None:
             self.first_step_s = process_age_s()
         self.step += 1
         self.stopped = result.stop
-        self.loss, self.rate = result.loss, rate
+        self.loss, self.rate = result.loss, result.learning_rate
         self._epoch_loss += result.loss * result.samples
         self._epoch_correct += result.correct
         self._epoch_images += result.samples
         self._images += result.samples
-        self._busy_ns += step_ns
-        self._step_ns = step_ns
+        self._busy_ns += result.time_ns
+        self._step_ns = result.time_ns
         self.last_train_loss = self._epoch_loss / self._epoch_images
 
     def begin_epoch(self) -> None:

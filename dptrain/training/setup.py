@@ -143,16 +143,17 @@ def read_ahead(config: TrainConfig, samples: Samples, world: World) -> int:
     return 2 if any(world.all_gather_json(spare or not isinstance(samples, MemorySamples))) else 0
 
 
-def bucket_bytes(config: TrainConfig, world: World) -> int | None:
+def bucket_bytes(config: TrainConfig, world: World, replica: Replica) -> int | None:
     """Least size of a bucket; None: the gradient is summed as a whole.
 
-    Overlap gains where a network carries the sums. Within a node the computing cores copy and add
+    Overlap gains where a network or GPUs carry the sums. Within a node computing cores copy and add
     themselves, and do so in less time at one go, while the numbers are in their caches: 0.8 MB,
     2 ranks: 270 µs, against 390 µs with a bucket at work between stages.
     """
     if config.bucket_kib is not None:
         return config.bucket_kib * 1024
-    return None if world.local_size == world.size else 256 * 1024
+    on_one_node = world.local_size == world.size
+    return None if on_one_node and not replica.memory.on_gpu else 256 * 1024
 
 
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
@@ -214,9 +215,12 @@ def set_up(config: TrainConfig, world: World) -> Job:
     share_state(world, replica)
     if run is not None:
         _describe_run(run, config, network, world, restored)
-    buckets = make_buckets(plan, bucket_bytes(config, world))
+    buckets = make_buckets(plan, bucket_bytes(config, world, replica))
     recorder = StepRecorder(plan.stages)
-    gradient_sum = load_strategy(config.strategy, world, replica, buckets)
+    gradient_sum = together(
+        world,
+        lambda: load_strategy(config.strategy, world, replica, buckets, str(config.transport)),
+    )
     return Job(
         config=config,
         world=world,

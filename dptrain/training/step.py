@@ -1,42 +1,88 @@
-"""One training step on one rank: compute, sum with the others, update, and note the times."""
+"""One training step on one rank: compute, sum with the others, update, and note the times.
+
+Where stages return before they are done, on a GPU, a step is one program (`Memory.program`): all
+that it does is enqueued at once, the sum over the ranks included if that can be, and its result is
+asked for when the next step is under way. Every `TIMED_EVERY`-th step is run in order, with a clock
+read behind each stage, and waited for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.backends.base import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
-from dptrain.plan.flat import SUMS
+from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
 
-STOP = SUMS.index("stop")
+TIMED_EVERY = 50
+"""Where stages return before they are done, one step in so many is timed stage by stage."""
 
-TIMED_EVERY = 10
-"""Where stages return before they are done, one step in so many waits for each, to time it."""
+FIRST_TIMED = 9
+
+AHEAD = 1
+"""Steps that may be under way when the next one is begun."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all ranks know after the gradients were summed.
+    """What all ranks know of a step that is done.
 
     Attributes:
-        loss: mean over the global minibatch.
+        step: its number, from 0.
+        loss: mean over the global minibatch. Where it is not finite, no update was made.
         correct: correct answers in it.
         stop: whether any rank wishes to stop.
         samples: size of the global minibatch.
+        learning_rate: of its update.
+        time_ns: from its beginning to that of the next.
     """
 
+    step: int
     loss: float
     correct: int
     stop: bool
     samples: int
+    learning_rate: float
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A step whose result is not known yet."""
+
+    sums: Callable[[float], NDArray[np.float64]]
+    batch: Batch
+    learning_rate: float
+    time_ns: int
+
+    def result(self, timeout: float) -> StepResult:
+        sums = self.sums(timeout)
+        return StepResult(
+            step=self.batch.step,
+            loss=float(sums[LOSS]),
+            correct=round(float(sums[CORRECT])),
+            stop=float(sums[STOP]) > 0,
+            samples=self.batch.global_count,
+            learning_rate=self.learning_rate,
+            time_ns=self.time_ns,
+        )
 
 
 class Stepper:
-    """Runs the stages of a replica and hands each bucket on as soon as it is final."""
+    """Runs the stages of a replica and hands each bucket on as soon as it is final.
+
+    A step is `recorder.begin`, the batch, `step`; `results` gives what is known so far.
+    """
 
     def __init__(
         self,
@@ -49,9 +95,85 @@ class Stepper:
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
-        stages = replica.plan.stages
-        self._load = next(s.index for s in stages if s.phase is Phase.LOAD)
-        self._update = next(s.index for s in stages if s.phase is Phase.UPDATE)
+        self._stages = replica.plan.stages
+        self._load = next(s.index for s in self._stages if s.phase is Phase.LOAD)
+        self._update = next(s.index for s in self._stages if s.phase is Phase.UPDATE)
+        self._programs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._under_way: deque[_UnderWay] = deque()
+
+    def step(self, batch: Batch, learning_rate: float, *, stop: bool = False) -> None:
+        """Make the step of `batch`, or begin it; closes the recorder's step.
+
+        Args:
+            batch: this rank's shard.
+            learning_rate: of the update, which is the same on every rank.
+            stop: whether this rank was asked to end.
+        """
+        recorder, waits = self.recorder, self.replica.memory.asynchronous
+        recorder.timed = not waits or recorder.steps % TIMED_EVERY == FIRST_TIMED
+        if waits and recorder.timed:
+            self.replica.memory.synchronize()
+            recorder.skip()
+        enqueues = waits and self.gradient_sum.enqueues
+        if enqueues:
+            self.replica.updates += 1
+        self.replica.load(
+            batch.x,
+            batch.y,
+            samples=batch.samples,
+            global_count=batch.global_count,
+            step=batch.step,
+            learning_rate=learning_rate,
+            stop=stop,
+        )
+        self._lap(self._load)
+        sums = self._enqueue(batch) if enqueues else self._call(batch, learning_rate)
+        time_ns = recorder.end(
+            exposed_ns=self.gradient_sum.exposed_ns,
+            hidden_ns=self.gradient_sum.hidden_ns,
+            samples=len(batch.samples),
+            global_count=batch.global_count,
+        )
+        self._under_way.append(_UnderWay(sums, batch, learning_rate, time_ns))
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        """Steps that are done and were not told of before, in order.
+
+        Args:
+            wait: for all that were begun, so that parameters are those behind the last of them.
+                Done in any case where a step found a wish to stop, of which the last result tells.
+        """
+        results: list[StepResult] = []
+        ahead = AHEAD if self.replica.memory.asynchronous and not wait else 0
+        timeout = self.gradient_sum.world.timeout
+        while len(self._under_way) > ahead:
+            results.append(self._under_way.popleft().result(timeout))
+            if results[-1].stop:
+                ahead = 0
+        if any(result.stop for result in results):
+            results = [replace(r, stop=r is results[-1]) for r in results]
+        return results
+
+    # Stages that are done when they return, or sums that go through the host.
+
+    def _call(self, batch: Batch, learning_rate: float) -> Callable[[float], NDArray[np.float64]]:
+        replica, recorder = self.replica, self.recorder
+        if recorder.timed:
+            replica.run(self._after_stage, in_order=True)
+        else:
+            self._program(batch, replica.run)()
+            for number in range(len(self.gradient_sum.buckets)):
+                self.gradient_sum.start(number)
+        self.gradient_sum.finish()
+        recorder.skip()
+        replica.fetch_sums()
+        sums = replica.sums.copy()
+        if math.isfinite(sums[LOSS]):
+            exposed_before = self.gradient_sum.exposed_ns
+            self.gradient_sum.update(learning_rate)
+            # Sending parameters back is communication, not update.
+            self._lap(self._update, self.gradient_sum.exposed_ns - exposed_before)
+        return lambda timeout: sums
 
     def _lap(self, stage: int, outside_ns: int = 0) -> None:
         if self.recorder.timed:
@@ -65,43 +187,64 @@ class Stepper:
         self.gradient_sum.poll()
         self.recorder.skip()
 
-    def compute(self, batch: Batch, *, stop: bool) -> StepResult:
-        """Forward, loss, backward, and the sum of gradients over the ranks.
+    # Everything enqueued at once.
 
-        Parameters are as before; `update` is the other half of the step. `stop` tells the other
-        ranks that this one was asked to end.
-        """
-        replica, steps = self.replica, self.recorder.steps
-        self.recorder.timed = (
-            not replica.memory.asynchronous or steps % TIMED_EVERY == TIMED_EVERY - 1
-        )
-        replica.load(
-            batch.x,
-            batch.y,
-            samples=batch.samples,
-            global_count=batch.global_count,
-            step=batch.step,
-        )
-        replica.sums[STOP] = float(stop)
-        self._lap(self._load)
-        replica.run(self._after_stage)
+    def _enqueue(self, batch: Batch) -> Callable[[float], NDArray[np.float64]]:
+        timed = self.recorder.timed
+        self._program(batch, self._start_timed if timed else self._start)()
+        sums = self.replica.sums_later()
+        if timed:
+            sums(self.gradient_sum.world.timeout)
+            self._note_times(self.replica.stamps())
+        return sums
+
+    def _program(self, batch: Batch, start: Callable[[], None]) -> Callable[[], None]:
+        """The program for minibatches of this size, which decides the share of every rank."""
+        key = batch.global_count, self.recorder.timed
+        if key not in self._programs:
+            self._programs[key] = self.replica.memory.program(start)
+        return self._programs[key]
+
+    def _start(self) -> None:
+        self.replica.run(self._start_due)
         self.gradient_sum.finish()
-        self.recorder.skip()
-        loss, correct, stopping = (float(value) for value in replica.sums)
-        return StepResult(loss, round(correct), stopping > 0, batch.global_count)
+        self.gradient_sum.apply_update()
 
-    def update(self, learning_rate: float) -> None:
-        """The same update on every rank."""
-        exposed_before = self.gradient_sum.exposed_ns
-        self.gradient_sum.update(learning_rate)
-        # Sending parameters back is communication, not update.
-        self._lap(self._update, self.gradient_sum.exposed_ns - exposed_before)
+    def _start_due(self, stage: int) -> None:
+        for bucket in self._due.get(stage, ()):
+            self.gradient_sum.start(bucket)
 
-    def end(self, batch: Batch) -> int:
-        """Close the step's record; nanoseconds of the step."""
-        return self.recorder.end(
-            exposed_ns=self.gradient_sum.exposed_ns,
-            hidden_ns=self.gradient_sum.hidden_ns,
-            samples=len(batch.samples),
-            global_count=batch.global_count,
-        )
+    def _start_timed(self) -> None:
+        replica, last = self.replica, len(self._stages)
+        replica.stamp(self._load)
+
+        def after_stage(stage: int) -> None:
+            replica.stamp(stage)
+            for bucket in self._due.get(stage, ()):
+                self.gradient_sum.start(bucket)
+                self.gradient_sum.stamp(last + 1 + bucket)
+
+        replica.run(after_stage, in_order=True)
+        self.gradient_sum.finish()
+        replica.stamp(last)
+        self.gradient_sum.apply_update()
+        replica.stamp(self._update)
+
+    def _note_times(self, times: NDArray[np.int64]) -> None:
+        """Give the recorder the stages' times, and what summing kept the device from computing."""
+        clock = [int(time) for time in times]
+        before = clock[self._load]
+        for stage in self._stages[self._load + 1 : self._update]:
+            self.recorder.put(stage.index, clock[stage.index] - before)
+            before = clock[stage.index]
+        summed = clock[len(self._stages)]
+        self.recorder.put(self._update, clock[self._update] - summed)
+        exposed = self.gradient_sum.exposed_ns = summed - before
+        under_way = end = 0
+        if self.gradient_sum.world.size > 1:
+            for stage_index, buckets in sorted(self._due.items()):
+                for bucket in buckets:
+                    begin = max(clock[stage_index], end)
+                    end = clock[len(self._stages) + 1 + bucket]
+                    under_way += end - begin
+        self.gradient_sum.hidden_ns = max(under_way - exposed, 0)

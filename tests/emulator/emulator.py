@@ -15,14 +15,15 @@ import re
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda.device import KERNELS, Array, Device, Extent, Function
+from dptrain.backends.cuda.device import KERNELS, SUMS, WEIGHTS, Array, Device, Extent, Function
 
 HERE = Path(__file__).parent
 
@@ -72,6 +73,8 @@ class Emulator(Device):
         self._seed, self._folder = seed, folder
         self._memory: dict[int, int] = {}  # start of what is alive, to its end
         self._functions: dict[Any, Function] = {}
+        self._is_beside = False
+        self._late: list[Callable[[], None]] = []
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         count = int(np.prod(shape, dtype=np.int64))
@@ -88,8 +91,31 @@ class Emulator(Device):
             raise EmulatorError(f"upload of {source.shape} into {target.shape}")
         _host(target)[...] = source
 
-    def download(self, source: Array) -> NDArray[Any]:
-        return _host(source).copy()
+    def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        self.join()
+        if out is None:
+            return _host(source).copy()
+        out[...] = _host(source)
+        return out
+
+    @contextmanager
+    def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
+        """What runs beside runs as late as it may, which shows who does not leave its memory."""
+        if lane == SUMS:
+            self.join()
+        self._is_beside = lane == WEIGHTS
+        try:
+            yield
+        finally:
+            self._is_beside = False
+
+    def address(self, array: Array) -> int:
+        return int(array.ctypes.data)
+
+    def join(self) -> None:
+        late, self._late = self._late, []
+        for launch in late:
+            launch()
 
     def function(self, file: str, name: str, **defines: int) -> Function:
         key = file, name, tuple(sorted(defines.items()))
@@ -109,6 +135,10 @@ class Emulator(Device):
         kinds = text.value.decode().split()
 
         def run(grid: Extent, block: Extent, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
+            if self._is_beside:
+                now = functools.partial(run, grid, block, args, shared_bytes=shared_bytes)
+                self._late.append(now)
+                return
             _check_extents(grid, block, shared_bytes)
             if len(args) != len(kinds):
                 raise EmulatorError(f"{name} takes {len(kinds)} arguments, not {len(args)}")

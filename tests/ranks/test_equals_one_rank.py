@@ -48,6 +48,7 @@ def _train(
         replica.load(x[mine], y[mine], samples=samples, global_count=batch, step=step)
         replica.run(listener)
         sums.finish()
+        replica.fetch_sums()
         losses.append(replica.sums.tolist())
         sums.update(0.05)
     return replica, losses

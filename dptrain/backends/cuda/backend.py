@@ -14,7 +14,7 @@ from dptrain.backends.cuda import operations, weighted
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Operation, vector
-from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -26,11 +26,10 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     ReLU,
-    Shape,
     Sigmoid,
     SumPool2d,
 )
-from dptrain.network.network import Node
+from dptrain.network.network import Network, Node
 from dptrain.plan.lowering import (
     Group,
     GroupNeeds,
@@ -85,6 +84,7 @@ class CudaBackend(Backend):
     name = "cuda"
     precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
     channels_last = True
+    weights_beside = True
     fusions = (
         (Conv2d, ReLU, MaxPool2d),
         (Conv2d, ReLU),
@@ -104,9 +104,8 @@ class CudaBackend(Backend):
         self._local_rank = local_rank
         return self.device.identity
 
-    def turns_input(self, maps: Shape) -> bool:
-        """Images with one channel, and vectors, look the same either way."""
-        return maps[0] > 1 and maps[1] * maps[2] > 1
+    def staged_bytes(self, network: Network, setting: Setting) -> int:
+        return Message.of(network, setting).nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""

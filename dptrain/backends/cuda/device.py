@@ -1,14 +1,15 @@
 """What the CUDA backend knows of the world: memory, and kernels that run on it.
 
 A device runs what it is given in order, and returns before it is done; `download` and
-`synchronize` wait. `gpu.GPU` is one; another, which the tests supply, runs the same kernels on the
-CPU.
+`synchronize` wait. Work that is started within `Device.beside` runs beside what follows, until
+`join`. `gpu.GPU` is one; another, which the tests supply, runs the same kernels on the CPU.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,17 +51,57 @@ class Function(Protocol):
         """
 
 
+WEIGHTS, SUMS = "weights", "sums"
+"""Lanes beside a device's main one: gradients of weights, and their sums over the ranks."""
+
+
+class Mailbox:
+    """How messages of bytes come to a device: written on the host, posted, taken by kernels.
+
+    Two messages may be under way, so that one is written while the one before is used.
+
+    Args:
+        device: where messages go.
+        memory: uint8 (2, bytes) there, for the two.
+    """
+
+    def __init__(self, device: Device, memory: Array) -> None:
+        self._device, self._memory = device, memory
+        self._host = [np.zeros(memory.shape[1], np.uint8) for _ in range(2)]
+        self._turn = 0
+
+    def open(self) -> NDArray[np.uint8]:
+        """Memory of the host for the next message; waits until its last one has left it."""
+        self._turn ^= 1
+        return self._host[self._turn]
+
+    def post(self, nbytes: int) -> Array:
+        """Send the first bytes of the open message.
+
+        Returns:
+            Memory of the device in which work that is started from now on finds the message.
+        """
+        memory = self._memory[self._turn]
+        self._device.upload(memory[:nbytes], self._host[self._turn][:nbytes])
+        return memory
+
+    def taken(self) -> None:
+        """Work started from now on does not read the message any more."""
+
+
 class Device(ABC):
     """Memory and kernels of one accelerator.
 
     Attributes:
         asynchronous: that it returns before it is done, as `Memory` has it.
+        on_gpu: whether arrays are memory of a GPU, as NCCL takes it.
         identity: what tells it from the other devices of this machine.
         specializes: whether kernels are to be compiled for each layer, which makes them faster and
             costs a compilation.
     """
 
     asynchronous: bool = True
+    on_gpu: bool = False
     identity: str = ""
     specializes: bool = True
 
@@ -76,8 +117,12 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def download(self, source: Array) -> NDArray[Any]:
-        """A copy on the host, taken when everything enqueued before is done."""
+    def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A copy on the host, in `out` if given, taken when everything enqueued before is done."""
+
+    def host_copy(self, source: Array) -> NDArray[Any]:
+        """`download` to memory that later copies from and to the device reach fastest."""
+        return self.download(source)
 
     @abstractmethod
     def function(self, file: str, name: str, **defines: int) -> Function:
@@ -92,3 +137,37 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything enqueued is done."""
+
+    def download_later(self, source: Array) -> Callable[[float], NDArray[Any]]:
+        """Begin a `download`; what is returned waits for it, at most so many seconds."""
+        values = self.download(source)
+        return lambda timeout: values
+
+    def program(self, start: Callable[[], None]) -> Callable[[], None]:
+        """See `Memory.program`; a GPU captures what `start` enqueues as one graph."""
+        return start
+
+    def mailbox(self, memory: Array) -> Mailbox:
+        """A way for messages to uint8 (2, bytes) of this device's memory."""
+        return Mailbox(self, memory)
+
+    @contextmanager
+    def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
+        """Have what is enqueued inside run when all before is done, beside what comes behind.
+
+        Args:
+            lane: where; what is in one lane runs in order. `SUMS` waits for what is in the others.
+        """
+        yield
+
+    def address(self, array: Array) -> int:
+        """Where an array begins in the device's memory."""
+        raise NotImplementedError
+
+    @property
+    def stream_address(self) -> int:
+        """The CUDA stream that work goes to at present."""
+        return 0
+
+    def join(self) -> None:
+        """Have what is enqueued from now on wait for what runs beside."""

@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Backend, Replica
+from dptrain.backends.base import Backend, Listener, Replica
 from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.network.layers import Dropout
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, STAGED, Plan
+
+NUMBERS = 4
+"""Of a step, as ``step.cuh`` names them."""
+
+ALIGNMENT = 256
+
+PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
+"""The macro ``PRECISION`` of ``number.cuh``."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a step is told, in bytes: where each part begins. The batch comes last.
+
+    Attributes:
+        target_words, sample_words: 4-byte words a sample of targets, and of sample numbers.
+    """
+
+    target_words: int
+    sample_words: int
+    targets: int
+    samples: int
+    batch: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, network: Network, setting: Setting) -> Message:
+        """The message for steps of `network`."""
+        n = setting.batch_size
+        target_words = 1 if network.loss.targets == "classes" else network.num_outputs
+        drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
+        sample_words = 2 if drops and setting.training else 0
+        targets = ALIGNMENT
+        samples = targets + _aligned(4 * n * target_words)
+        batch = samples + _aligned(4 * n * sample_words)
+        nbytes = batch + _aligned(4 * n * math.prod(network.input_shape))
+        return cls(target_words, sample_words, targets, samples, batch, nbytes)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class CudaReplica(Replica):
     """A replica on a device.
+
+    A batch, its targets and all that changes from step to step travel in one message, which a
+    kernel takes apart.
 
     Attributes:
         device: where its memory lies and its kernels run.
@@ -27,43 +74,77 @@ class CudaReplica(Replica):
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device = device
-        drops = any(isinstance(node.layer, Dropout) for node in plan.network.nodes)
+        self._message = message = Message.of(plan.network, plan.setting)
         n = plan.batch_size
-        self.samples = device.zeros((n,), "int64") if plan.training and drops else None
-        self.numbers = device.zeros((4,), "float32")
+        self.samples = device.zeros((n,), "int64") if message.sample_words else None
+        self.numbers = device.zeros((NUMBERS,), "float32")
+        self._times = device.zeros((2 * len(plan.stages) + 1,), "int64")
+        self._stamp = device.function("clock.cu", "stamp")
         super().__init__(backend, plan, seed=seed, memory=device)
         self._input = self._views[plan.resolve(INPUT)]
-        _, height, width, channels = self._input.shape
-        # Images as they come, unless they look the same both ways.
-        staged = self._views.get(STAGED)
-        self._staged = None if staged is None else staged.reshape(n, channels, height, width)
-        self._turn = device.function("layout.cu", "channels_last")
+        self._mailbox = device.mailbox(self._views[STAGED])
+        precision = {"PRECISION": PRECISIONS[plan.precision]}
+        self._take_batch = device.function("layout.cu", "take_batch", **precision)
 
-    def load(self, x: NDArray[Any], y: NDArray[Any] | None, **context: Any) -> None:
-        super().load(x, y, **context)
+    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool) -> None:
+        message, n = self._message, len(x)
+        size = math.prod(self._input.shape[1:])
+        end = message.batch + 4 * n * size
+        host = self._mailbox.open()
+        host[: 4 * NUMBERS].view(np.float32)[:] = self._step_numbers()
+        if y is not None:
+            targets = host[message.targets :].view(self._target.dtype)
+            targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
-            samples = np.asarray(self.context.samples, np.int64)
-            self.device.upload(self.samples[: len(samples)], samples)
-        self.announce()
+            host[message.samples : message.samples + 8 * n].view(np.int64)[:] = self.context.samples
+        host[message.batch : end].view(np.float32).reshape(x.shape)[...] = x
+        sent = self._mailbox.post(end)
+        words = sent.view("uint32")
+        _, height, width, channels = self._input.shape
+        target = self._target.view("uint32").reshape(-1)
+        samples = self.numbers if self.samples is None else self.samples
+        launch(
+            self._take_batch, max(n * size, NUMBERS),
+            words[message.batch // 4 :].view("float32"), self._input, np.int32(n),
+            np.int32(channels), np.int32(height * width),
+            words[message.targets // 4 :], target,
+            np.int32(0 if y is None else n * message.target_words),
+            words[message.samples // 4 :], samples.view("uint32"),
+            np.int32(n * message.sample_words),
+            words, self.numbers.view("uint32"), self._sums, np.int32(always),
+        )  # fmt: skip
+        self._mailbox.taken()
 
-    def announce(self) -> None:
+    def _step_numbers(self) -> NDArray[np.float32]:
+        """What changes from step to step, as ``step.cuh`` has it."""
         context, rule = self.context, self.plan.optimizer
-        numbers = np.zeros(4, np.float32)
+        numbers = np.zeros(NUMBERS, np.float32)
         numbers[:2] = context.learning_rate, 1.0
         if isinstance(rule, Adam) and self.updates:
-            numbers[0] /= 1.0 - rule.beta1**self.updates
+            numbers[0] = context.learning_rate / (1.0 - rule.beta1**self.updates)
             numbers[1] = (1.0 - rule.beta2**self.updates) ** -0.5
         numbers[2] = context.stop
         numbers.view(np.uint32)[3] = context.step & 0xFFFFFFFF
-        self.device.upload(self.numbers, numbers)
+        return numbers
 
-    def _load_input(self, x: NDArray[Any]) -> None:
-        n, (_, height, width, channels) = len(x), self._input.shape
-        if self._staged is None:
-            self.device.upload(self._input[:n], x.reshape(n, height, width, channels))
-            return
-        self.device.upload(self._staged[:n], x)
-        launch(
-            self._turn, n * math.prod(self._input.shape[1:]),
-            self._staged, self._input, np.int32(n), np.int32(channels), np.int32(height * width),
-        )  # fmt: skip
+    def announce(self) -> None:
+        self.device.upload(self.numbers, self._step_numbers())
+
+    def run(self, listener: Listener | None = None, *, in_order: bool = False) -> None:
+        context = self.context
+        for stage, kernel in self.stages:
+            if stage.phase is Phase.BACKWARD_WEIGHT and not in_order:
+                with self.device.beside():
+                    kernel(context)
+            else:
+                kernel(context)
+            if listener is not None:
+                listener(stage.index)
+        self.device.join()
+
+    def stamp(self, place: int) -> None:
+        self._stamp((1, 1, 1), (1, 1, 1), [self._times, np.int32(place)])
+
+    def stamps(self) -> NDArray[np.int64]:
+        times: NDArray[np.int64] = self.device.download(self._times)
+        return times

@@ -149,11 +149,11 @@ def test_evaluation_leaves_the_sums_of_the_step() -> None:
     assert replica.sums[0] == np.float32(loss)
 
 
-def test_a_step_fetches_loss_and_leaves_the_wish_to_stop() -> None:
+def test_a_step_tells_loss_and_the_wish_to_stop() -> None:
     replica = compile(PLAIN, "cuda", 8)
-    replica.sums[2] = 1.0
-    assert replica.forward_backward(*batch(PLAIN, 8)) > 0.0
-    assert replica.sums[2] == 1.0
+    for stop in (True, False):
+        assert replica.forward_backward(*batch(PLAIN, 8), stop=stop) > 0.0
+        assert replica.sums[2] == stop
 
 
 def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:

@@ -18,6 +18,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "data": ("digits", "synthetic"),
     "backend": ("numba", "reference"),
     "strategy": ("mirrored", "central"),
+    "transport": ("host", "nccl"),
     "schedule": ("cosine", "constant"),
     "timeout": (20.0, 30.0),
     "optimizer": ("sgd", "adam"),

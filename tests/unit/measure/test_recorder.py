@@ -7,8 +7,10 @@ from statistics import median
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import dptrain.api as api
+from dptrain.backends.base import Replica
 from dptrain.backends.memory import HostMemory
 from dptrain.comm import load_strategy
 from dptrain.comm.world import World
@@ -106,9 +108,8 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     def timed() -> None:
         recorder.begin()
         recorder.waited()
-        stepper.compute(batch, stop=False)
-        stepper.update(0.0)
-        stepper.end(batch)
+        stepper.step(batch, 0.0)
+        stepper.results()
 
     def untimed() -> None:
         replica.load(x, y)
@@ -149,23 +150,57 @@ class Asynchronous(HostMemory):
         self.waits += 1
 
 
-def test_a_device_is_waited_for_in_a_tenth_of_the_steps() -> None:
+class Clockwork(Replica):
+    """Stages whose times are known: stage k takes k + 1 ns."""
+
+    def stamp(self, place: int) -> None:
+        self.times = getattr(self, "times", np.zeros(len(self.plan.stages) + 1, np.int64))
+        self.times[place] = self.now = getattr(self, "now", 0) + place + 1
+
+    def stamps(self) -> NDArray[np.int64]:
+        return self.times
+
+
+def test_a_device_is_waited_for_and_timed_once_in_fifty_steps() -> None:
     replica = api.compile(network("mlp-5"), "reference", 2)
     replica.memory = memory = Asynchronous()
+    replica.__class__ = Clockwork
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, 2**18)
     sums = load_strategy("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, recorder)
     batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
-    waits = []
-    for _ in range(20):
+    waits, told = [], []
+    for _ in range(100):
         recorder.begin()
         before = memory.waits
-        stepper.compute(batch, stop=False)
-        stepper.update(0.0)
-        stepper.end(batch)
+        stepper.step(batch, 0.0)
+        told.append(len(stepper.results()))
         waits.append(memory.waits - before)
-    every_stage = len(replica.plan.stages)
-    assert sorted(waits) == [0] * 18 + [every_stage] * 2
-    timed = np.array(waits) > 0
-    np.testing.assert_array_equal(recorder.timed_rows(), recorder.rows()[timed])
+    # Before the step, so that what is timed starts from rest, and behind its loading.
+    assert [number for number, count in enumerate(waits) if count] == [9, 59]
+    assert told == [0] + [1] * 99
+    assert len(stepper.results(wait=True)) == 1
+    rows = recorder.timed_rows()
+    np.testing.assert_array_equal(rows, recorder.rows()[[9, 59]])
+    for stage in replica.plan.stages[1:-1]:
+        assert (rows[:, stage.index] == stage.index + 1).all()
+    assert (
+        rows[:, recorder.names.index("communication.exposed")] == len(replica.plan.stages) + 1
+    ).all()
+
+
+def test_who_stops_is_told_with_the_last_step_begun() -> None:
+    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica.memory = Asynchronous()
+    recorder = StepRecorder(replica.plan.stages)
+    buckets = make_buckets(replica.plan, 2**18)
+    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    stepper = Stepper(replica, sums, buckets, recorder)
+    x, y = np.zeros((2, 50), np.float32), np.zeros((2, 1))
+    told = []
+    for number in range(3):
+        recorder.begin()
+        stepper.step(Batch(number, 0, x, y, np.arange(2), 2), 0.0, stop=number == 1)
+        told.append([(result.step, result.stop) for result in stepper.results()])
+    assert told == [[], [(0, False)], [(1, False), (2, True)]]
