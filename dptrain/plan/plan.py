@@ -345,8 +345,8 @@ def make_plan(
     )
     planner.add_all(optimizer, layout)
     output = planner.resolve(planner.groups[-1].tail.name)
-    # The input stays, so that what went wrong in a step can be found by running it again.
-    outlive = {INPUT, output, STAGED}
+    # The batch stays, so that a step can be run again: to find what went wrong, or to time it.
+    outlive = {INPUT, TARGET, STAGED, output}
     buffers, arena_bytes = place(planner.specs, planner.accesses(), outlive=outlive)
     return Plan(
         network,
