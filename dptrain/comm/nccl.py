@@ -129,6 +129,6 @@ def connect(world: World, nccl: Any) -> Any:
     world.barrier()
     faulthandler.dump_traceback_later(world.timeout, exit=True)
     try:
-        return nccl.NcclCommunicator(world.size, tuple(number), world.rank)
+        return nccl.NcclCommunicator(world.size, bytes(number), world.rank)
     finally:
         faulthandler.cancel_dump_traceback_later()

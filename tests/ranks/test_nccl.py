@@ -36,10 +36,10 @@ NETWORK = Network(
 class Communicator:
     """NCCL's calls, on memory that the host has: blocking, and in the order of the calls."""
 
-    def __init__(self, size: int, number: tuple[int, ...], rank: int) -> None:
+    def __init__(self, size: int, number: bytes, rank: int) -> None:
         self.comm = MPI.COMM_WORLD
         assert (size, rank) == (self.comm.Get_size(), self.comm.Get_rank())
-        assert number == (1, 2)
+        assert number == b"12"
 
     @staticmethod
     def _array(address: int, count: int) -> NDArray[np.float32]:
@@ -80,7 +80,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
         return device
 
     module = SimpleNamespace(
-        get_unique_id=lambda: (1, 2), NCCL_FLOAT32=7, NCCL_SUM=0, NcclCommunicator=Communicator
+        get_unique_id=lambda: b"12", NCCL_FLOAT32=7, NCCL_SUM=0, NcclCommunicator=Communicator
     )
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", open_device)
     monkeypatch.setattr(nccl, "import_nccl", lambda: module)
