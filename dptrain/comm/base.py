@@ -82,6 +82,9 @@ class GradientSum(ABC):
         """`update` by what the device was told with the batch, without a look at the clock."""
         self.replica.apply_update()
 
+    def close(self) -> None:
+        """Leave the other ranks in good order; programs that hold sums are gone already."""
+
     def stamp(self, place: int) -> None:
         """Where sums are enqueued: have the replica note when those so far are done."""
 

@@ -29,6 +29,11 @@ class NcclSum(GradientSum):
         self.nccl = import_nccl()
         self.communicator = connect(world, self.nccl)
 
+    def close(self) -> None:
+        # Waits for graphs that were captured with it, for ever if there are any left.
+        self.device.synchronize()
+        self.communicator.destroy()
+
     def stamp(self, place: int) -> None:
         with self.device.beside(SUMS):
             self.replica.stamp(place)

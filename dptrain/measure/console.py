@@ -1,7 +1,8 @@
 """Whether a person is watching, and how wide the window is.
 
-Under `mpirun` a rank's output is a pipe even when it ends on a terminal: the launcher copies the
-bytes. So where this process has no terminal of its own, the launcher above it is asked.
+Under `mpirun` a rank's output is a pipe even when it ends on a terminal, or a terminal of no width
+even when it ends in a file: the launcher copies the bytes. So where this process has no terminal of
+its own, the launcher above it is asked.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def terminal_width(descriptor: int = 1) -> int | None:
     """Columns of the terminal that `descriptor` (1 output, 2 errors) ends on, or None."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     try:
-        if stream.isatty():
-            return os.get_terminal_size(stream.fileno()).columns
+        own = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+        if own:
+            return own
         pid = _launcher()
         if pid is None:
             return None

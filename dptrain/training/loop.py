@@ -36,6 +36,7 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
     job = set_up(config, world)
     progress = Progress(job.first_step, job.network.loss.targets != "values")
     with ExitStack() as stack:
+        stack.enter_context(job.stepper)
         stop = stack.enter_context(StopRequest())
         display = Display(world.is_main, job.first_step, job.last_step)
         introduce(job, display)

@@ -12,12 +12,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Replica
 from dptrain.comm.base import GradientSum
+from dptrain.comm.world import AgreedError
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.buckets import Bucket
@@ -81,7 +83,8 @@ class _UnderWay:
 class Stepper:
     """Runs the stages of a replica and hands each bucket on as soon as it is final.
 
-    A step is `recorder.begin`, the batch, `step`; `results` gives what is known so far.
+    A step is `recorder.begin`, the batch, `step`; `results` gives what is known so far. Use it as a
+    context manager where ranks share more than MPI.
     """
 
     def __init__(
@@ -153,6 +156,20 @@ class Stepper:
         if any(result.stop for result in results):
             results = [replace(r, stop=r is results[-1]) for r in results]
         return results
+
+    def __enter__(self) -> Stepper:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give back what ranks share, if all of them are here; waiting for one that failed hangs."""
+        self._programs.clear()
+        if error is None or isinstance(error, AgreedError):
+            self.gradient_sum.close()
 
     # Stages that are done when they return, or sums that go through the host.
 

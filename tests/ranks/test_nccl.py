@@ -41,6 +41,9 @@ class Communicator:
         assert (size, rank) == (self.comm.Get_size(), self.comm.Get_rank())
         assert number == b"12"
 
+    def destroy(self) -> None:
+        self.comm = None
+
     @staticmethod
     def _array(address: int, count: int) -> NDArray[np.float32]:
         return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
@@ -100,14 +103,16 @@ def train(
     cut = [7 * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
     results = []
-    for step in range(number):
-        x = random.normal(size=(7, 2, 6, 6)).astype(np.float32)
-        y = random.integers(0, 3, size=7).astype(np.int32)
-        recorder.begin()
-        batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
-        stepper.step(batch, 0.05, stop=step == 3 and world.rank == world.size - 1)
-        results += stepper.results()
-    return replica, results + stepper.results(wait=True), recorder
+    with stepper:
+        for step in range(number):
+            x = random.normal(size=(7, 2, 6, 6)).astype(np.float32)
+            y = random.integers(0, 3, size=7).astype(np.int32)
+            recorder.begin()
+            batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
+            stepper.step(batch, 0.05, stop=step == 3 and world.rank == world.size - 1)
+            results += stepper.results()
+        results += stepper.results(wait=True)
+    return replica, results, recorder
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
