@@ -166,7 +166,7 @@ class Stepper:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give back what ranks share, if all of them are here; waiting for one that failed hangs."""
+        """Give back what ranks share if all are here: waiting for one that failed would hang."""
         self._programs.clear()
         if error is None or isinstance(error, AgreedError):
             self.gradient_sum.close()
