@@ -268,11 +268,23 @@ class Replica:
 
     # Steps.
 
+    keeps_pictures: ClassVar[bool] = False
+    """Whether `keep` can be called."""
+
+    def keep(self, pictures: NDArray[np.float32]) -> None:
+        """Hold all pictures that batches are made of, so that `load` need only be told places.
+
+        Args:
+            pictures: float32 (M, C, H', W'), or (M, F).
+        """
+        raise NotImplementedError
+
     def load(
         self,
-        x: NDArray[Any],
+        x: NDArray[Any] | None,
         y: NDArray[Any] | None,
         *,
+        places: NDArray[np.int64] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
         step: int = 0,
@@ -283,8 +295,10 @@ class Replica:
         """Copy a batch in and set the context of the coming step.
 
         Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size; None with `places`.
             y: targets, (n,) class numbers or (n, F); None where no loss is wanted.
+            places: int64 (n, 4), parts of the pictures that `keep` holds, each a picture, the row
+                and the column where it begins, zeros lying outside, and whether it is mirrored.
             samples: int64 (n,), identities of the samples; 0 … n − 1 where left out.
             global_count: samples of the global minibatch; n where left out.
             step: number of the step.
@@ -294,10 +308,12 @@ class Replica:
                 that the one before stays, to be looked at.
             stop: whether this rank wishes to stop.
         """
-        n, most = len(x), len(self._order)
+        batch = places if x is None else x
+        assert batch is not None
+        n, most = len(batch), len(self._order)
         if n > most:
             raise UserError(f"batch of {n} samples; this replica was compiled for at most {most}")
-        if x.shape[1:] != self._input_shape:
+        if x is not None and x.shape[1:] != self._input_shape:
             expected = str(self._input_shape)[1:-1]
             raise UserError(f"x has shape {x.shape}; this network expects ({n}, {expected})")
         if y is not None and len(y) != n:
@@ -312,12 +328,13 @@ class Replica:
             y = y if y.shape == shape else y.reshape(shape)
             if self._reorders:
                 y = channels_last_targets(self.plan.network, y)
-        self._take(x, y, always=learning_rate is None)
+        self._take(batch, y, always=learning_rate is None, kept=x is None)
 
-    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool) -> None:
+    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
         """Bring a batch, and what the context says of the step, to where stages read it.
 
         Args:
+            kept: x are places in what is kept.
             always: also behind a loss that is not finite.
         """
         if self.context.training:

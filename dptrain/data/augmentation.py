@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
 from dptrain.plan.random import philox
 
 _STREAM = 0xFFFFFFFF
@@ -92,8 +93,9 @@ class Augmentation:
         """
         if self.moves:
             assert source is not None
-            self._shift(len(x), source, self._places(x, draws, source, rows), x)
-        if not (self.brightness or self.contrast):
+            places = self.places(x.shape[1:], draws, source.shape[1:], rows)
+            self._shift(len(x), source, places, x)
+        if not self.recolours:
             return
         mean = x.mean(axis=(2, 3), keepdims=True)
         factor = _column(1.0 + self.contrast * (2.0 * draws[4] - 1.0))
@@ -112,21 +114,32 @@ class Augmentation:
         words = philox((blocks, samples.astype(np.uint64)[None, :], epoch, _STREAM), key)
         return np.stack([word[block] / 2.0**32 for block in range(2) for word in words])
 
-    def _places(
+    @property
+    def recolours(self) -> bool:
+        """Whether the values of pixels change."""
+        return bool(self.brightness or self.contrast)
+
+    def places(
         self,
-        x: NDArray[np.float32],
+        seen: Shape,
         draws: NDArray[np.float64],
-        source: NDArray[np.float32],
+        canvas: Shape,
         rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Moves of the kernel: picture, top, left, mirrored."""
-        moves = np.empty((len(x), 4), np.int64)
-        moves[:, 0] = rows
-        moves[:, 1:3] = draws[:2].T * (2 * self.crop + 1)
-        middle = [
-            (most - seen) // 2 for most, seen in zip(source.shape[2:], x.shape[2:], strict=True)
-        ]
-        moves[:, 1:3] += np.array(middle) - self.crop
+        """Which part of which picture is seen: `centred` windows, moved as drawn.
+
+        Args:
+            seen: (C, H, W) of what is seen.
+            draws: (8, n), what `draw` gave.
+            canvas: (C, H', W') of the pictures.
+            rows: int64 (n,), number of each picture.
+
+        Returns:
+            int64 (n, 4): picture, row and column in it where the window begins, which may be
+            outside, and whether what is in the window is mirrored.
+        """
+        moves = centred(seen, canvas, rows)
+        moves[:, 1:3] += (draws[:2].T * (2 * self.crop + 1)).astype(np.int64) - self.crop
         moves[:, 3] = (draws[2] < 0.5) & self.flip
         return moves
 
@@ -138,6 +151,17 @@ class Augmentation:
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
         return Team(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
+
+
+def centred(seen: Shape, canvas: Shape, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`Augmentation.places` where nothing moves; vectors (F,) are pictures of one pixel."""
+    moves = np.zeros((len(rows), 4), np.int64)
+    moves[:, 0] = rows
+    if len(seen) == 3:
+        moves[:, 1:3] = [
+            (most - part) // 2 for most, part in zip(canvas[1:], seen[1:], strict=True)
+        ]
+    return moves
 
 
 def _column(values: NDArray[np.float64]) -> NDArray[np.float32]:

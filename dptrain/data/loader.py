@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.data.augmentation import Augmentation
+from dptrain.data.augmentation import Augmentation, centred
 from dptrain.data.base import Samples
 from dptrain.data.sharding import epoch_order, minibatch_span, shard, steps_per_epoch
 from dptrain.data.stored import MemorySamples
@@ -32,7 +32,9 @@ class Batch:
     Attributes:
         step: global step number, from 0.
         epoch: from 0.
-        x: float32 (n, C, H, W) or (n, F).
+        x: float32 (n, C, H, W) or (n, F); None where the loader reads no pictures.
+        places: int64 (n, 4), which part of which picture of the training split it would have been,
+            as `Augmentation.places` has it; None where it does.
         y: int32 (n,) or float32 (n, F).
         samples: int64 (n,), indices into the training split.
         global_count: samples of the whole minibatch, all ranks together.
@@ -40,10 +42,11 @@ class Batch:
 
     step: int
     epoch: int
-    x: NDArray[np.float32]
+    x: NDArray[np.float32] | None
     y: NDArray[Any]
     samples: NDArray[np.int64]
     global_count: int
+    places: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class _Slot:
 
     x: NDArray[np.float32]
     y: NDArray[Any]
+
+
+def can_be_kept(samples: Samples, augmentation: Augmentation | None) -> bool:
+    """Whether a batch is no more than parts of pictures that lie in memory."""
+    recolours = augmentation is not None and augmentation.recolours
+    return isinstance(samples, MemorySamples) and not recolours
 
 
 class Loader:
@@ -77,6 +86,8 @@ class Loader:
         last_step: one past the last.
         augmentation: random changes to the pictures.
         depth: batches to read ahead.
+        reads: whether batches hold pictures, or only say where they are in `samples`, which must
+            be in memory then, with no more than places to change.
 
     Example:
         >>> from dptrain.data import open_data
@@ -103,6 +114,7 @@ class Loader:
         last_step: int,
         augmentation: Augmentation | None = None,
         depth: int = 2,
+        reads: bool = True,
     ) -> None:
         assert min(batch_size, depth + 1, len(samples)) >= 1
         assert 0 <= rank < size
@@ -113,12 +125,15 @@ class Loader:
         self._rank, self._size = rank, size
         self._steps = range(first_step, last_step)
         self._depth = depth
+        self._input_shape = input_shape
+        self._kept = None if reads else samples
+        assert reads or can_be_kept(samples, augmentation)
         rows = -(-min(batch_size, len(samples)) // size)
         dtype = np.float32 if target_shape else np.int32
         self._staged = self._make_staged(rows, input_shape)
         self._free: SimpleQueue[_Slot] = SimpleQueue()
         for _ in range(max(2 * depth, 1)):
-            x = np.zeros((rows, *input_shape), np.float32)
+            x = np.zeros((rows if reads else 0, *input_shape), np.float32)
             self._free.put(_Slot(x, np.zeros((rows, *target_shape), dtype)))
         self._ready: SimpleQueue[tuple[Batch, _Slot] | BaseException] = SimpleQueue()
         self._lent: deque[_Slot] = deque()
@@ -224,9 +239,28 @@ class Loader:
             if self._closed.is_set():
                 return
             x, y = slot.x[: len(ids)], slot.y[: len(ids)]
-            self._read(ids, x, y, None if draws is None else draws[:, place : place + len(ids)])
+            drawn = None if draws is None else draws[:, place : place + len(ids)]
             place += len(ids)
-            yield Batch(step, epoch, x, y, ids, len(shared)), slot
+            if isinstance(self._kept, MemorySamples):
+                places = self._places(self._kept, ids, y, drawn)
+                yield Batch(step, epoch, None, y, ids, len(shared), places), slot
+            else:
+                self._read(ids, x, y, drawn)
+                yield Batch(step, epoch, x, y, ids, len(shared)), slot
+
+    def _places(
+        self,
+        samples: MemorySamples,
+        mine: NDArray[np.int64],
+        y: NDArray[Any],
+        draws: NDArray[np.float64] | None,
+    ) -> NDArray[np.int64]:
+        rows = samples.rows(mine)
+        samples.read_targets(rows, y)
+        change, seen, canvas = self._augmentation, self._input_shape, samples.canvas
+        if change is None or draws is None:
+            return centred(seen, canvas, rows)
+        return change.places(seen, draws, canvas, rows)
 
     def _read(
         self,

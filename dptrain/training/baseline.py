@@ -36,6 +36,7 @@ def open_loader(
         last_step=last,
         augmentation=job.augmentation,
         depth=job.prefetch,
+        reads=job.pictures is None,
     )
 
 
@@ -68,6 +69,8 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
     recorder = StepRecorder(plan.stages)
     alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
     stepper = Stepper(replica, alone, buckets, recorder)
+    if job.pictures is not None:
+        replica.keep(job.pictures)
     steps = WARM_UP + job.config.baseline_steps
     with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
         for _ in range(steps):

@@ -23,6 +23,7 @@ from dptrain.config import TrainConfig
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
+from dptrain.data.loader import can_be_kept
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
@@ -64,6 +65,7 @@ class Job:
         config: resolved: nothing is left for a default to decide.
         local_batch: largest share of a minibatch that a rank gets.
         prefetch: minibatches that a thread reads ahead; 0: none does.
+        pictures: of the training split, where replicas keep them and are told places alone.
         run: where results go; None except on rank 0.
         first_step: number of the step to begin with; more than 0 after a resume.
         last_step: one past the last step.
@@ -83,6 +85,7 @@ class Job:
     schedule: Schedule
     augmentation: Augmentation | None
     prefetch: int
+    pictures: NDArray[np.float32] | None
     run: RunDirectory | None
     first_step: int
     last_step: int
@@ -192,7 +195,6 @@ def set_up(config: TrainConfig, world: World) -> Job:
     config = resolve(config, backend, world)
     network = together(world, config.load_network)
     dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))
-    prefetch = read_ahead(config, dataset.train, world)
     plan = together(
         world,
         lambda: make_plan(
@@ -210,6 +212,10 @@ def set_up(config: TrainConfig, world: World) -> Job:
     augmentation = together(world, lambda: _augmentation(config))
     run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
+    pictures = _pictures(replica, dataset.train, augmentation)
+    if pictures is not None:
+        replica.keep(pictures)
+    prefetch = 0 if pictures is not None else read_ahead(config, dataset.train, world)
     restored = main_only(world, lambda: _restore(config, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
@@ -234,12 +240,22 @@ def set_up(config: TrainConfig, world: World) -> Job:
         schedule=schedule,
         augmentation=augmentation,
         prefetch=prefetch,
+        pictures=pictures,
         run=run,
         first_step=first_step,
         last_step=last_step,
         epoch_steps=epoch_steps,
         notes=() if restored is None else restored.notes,
     )
+
+
+def _pictures(
+    replica: Replica, samples: Samples, augmentation: Augmentation | None
+) -> NDArray[np.float32] | None:
+    if not (replica.keeps_pictures and can_be_kept(samples, augmentation)):
+        return None
+    assert isinstance(samples, MemorySamples)
+    return samples.x
 
 
 def _augmentation(config: TrainConfig) -> Augmentation | None:

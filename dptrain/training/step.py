@@ -123,6 +123,7 @@ class Stepper:
         self.replica.load(
             batch.x,
             batch.y,
+            places=batch.places,
             samples=batch.samples,
             global_count=batch.global_count,
             step=batch.step,

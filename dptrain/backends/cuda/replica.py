@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend, Listener, Replica
-from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
@@ -20,6 +20,9 @@ from dptrain.plan.plan import INPUT, STAGED, Plan
 
 NUMBERS = 4
 """Of a step, as ``step.cuh`` names them."""
+
+PLACE = 4
+"""Numbers that say which part of a picture a sample is."""
 
 ALIGNMENT = 256
 
@@ -52,7 +55,7 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        nbytes = batch + _aligned(4 * n * math.prod(network.input_shape))
+        nbytes = batch + _aligned(4 * n * max(math.prod(network.input_shape), PLACE))
         return cls(target_words, sample_words, targets, samples, batch, nbytes)
 
 
@@ -70,6 +73,8 @@ class CudaReplica(Replica):
         device: where its memory lies and its kernels run.
         samples: int64 (N,), `Context.samples` on the device; None where nothing is dropped.
         numbers: float32 (4,), what ``step.cuh`` names, on the device.
+        pictures: float32 (M, C, H', W'), what `keep` was given, on the device; replicas may share
+            it.
     """
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
@@ -80,16 +85,24 @@ class CudaReplica(Replica):
         self.numbers = device.zeros((NUMBERS,), "float32")
         self._times = device.zeros((2 * len(plan.stages) + 1,), "int64")
         self._stamp = device.function("clock.cu", "stamp")
+        self.pictures: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
         self._input = self._views[plan.resolve(INPUT)]
         self._mailbox = device.mailbox(self._views[STAGED])
         precision = {"PRECISION": PRECISIONS[plan.precision]}
         self._take_batch = device.function("layout.cu", "take_batch", **precision)
+        self._take_places = device.function("layout.cu", "take_places", **precision)
 
-    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool) -> None:
+    keeps_pictures = True
+
+    def keep(self, pictures: NDArray[np.float32]) -> None:
+        canvas = pictures.shape if pictures.ndim == 4 else (*pictures.shape, 1, 1)
+        self.pictures = self.device.zeros(canvas, "float32")
+        self.device.upload(self.pictures, pictures.reshape(canvas))
+
+    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
         message, n = self._message, len(x)
         size = math.prod(self._input.shape[1:])
-        end = message.batch + 4 * n * size
         host = self._mailbox.open()
         host[: 4 * NUMBERS].view(np.float32)[:] = self._step_numbers()
         if y is not None:
@@ -97,16 +110,16 @@ class CudaReplica(Replica):
             targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
             host[message.samples : message.samples + 8 * n].view(np.int64)[:] = self.context.samples
-        host[message.batch : end].view(np.float32).reshape(x.shape)[...] = x
-        sent = self._mailbox.post(end)
-        words = sent.view("uint32")
-        _, height, width, channels = self._input.shape
+        dtype = np.int32 if kept else np.float32
+        end = message.batch + 4 * x.size
+        host[message.batch : end].view(dtype).reshape(x.shape)[...] = x
+        words = self._mailbox.post(end).view("uint32")
+        batch = words[message.batch // 4 :].view(np.dtype(dtype).name)
+        take, source = self._take_places if kept else self._take_batch, self._source(batch, n, kept)
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
         launch(
-            self._take_batch, max(n * size, NUMBERS),
-            words[message.batch // 4 :].view("float32"), self._input, np.int32(n),
-            np.int32(channels), np.int32(height * width),
+            take, max(n * size, NUMBERS), *source,
             words[message.targets // 4 :], target,
             np.int32(0 if y is None else n * message.target_words),
             words[message.samples // 4 :], samples.view("uint32"),
@@ -114,6 +127,17 @@ class CudaReplica(Replica):
             words, self.numbers.view("uint32"), self._sums, np.int32(always),
         )  # fmt: skip
         self._mailbox.taken()
+
+    def _source(self, batch: Array, n: int, kept: bool) -> list[Any]:
+        """First arguments of the kernel that takes a batch, or places."""
+        _, height, width, channels = (np.int32(size) for size in self._input.shape)
+        if not kept:
+            return [batch, self._input, np.int32(n), channels, height * width]
+        assert self.pictures is not None, "load was told places before keep was told pictures"
+        rows, columns = (np.int32(size) for size in self.pictures.shape[2:])
+        return [
+            self.pictures, batch, self._input, np.int32(n), channels, height, width, rows, columns
+        ]  # fmt: skip
 
     def _step_numbers(self) -> NDArray[np.float32]:
         """What changes from step to step, as ``step.cuh`` has it."""

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dptrain.api import compile
 from dptrain.backends.base import Replica
+from dptrain.data.augmentation import Augmentation, centred
+from dptrain.data.stored import MemorySamples
 from dptrain.network import (
     Conv2d,
     Dense,
@@ -29,6 +31,7 @@ from dptrain.network import (
     Sigmoid,
 )
 from dptrain.plan import SGD, Adam, make_buckets
+from dptrain.plan.plan import INPUT
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -197,6 +200,27 @@ def test_input_of_any_kind(dtype: str, channels: int) -> None:
     frozen.flags.writeable = False
     for images in (x[:4], x[::2], frozen):
         np.testing.assert_array_equal(replica.forward(images), images.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize("canvas", [(2, 9, 8), (2, 14, 9)], ids=["as seen", "larger"])
+def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, ...]) -> None:
+    """Bit for bit, wherever the window lies, mirrored or not; and no place moves nothing."""
+    pictures = np.random.default_rng(0).standard_normal((5, *canvas), dtype=np.float32)
+    change, rows = Augmentation(crop=4, flip=True), np.array([3, 0, 4, 4, 1, 2, 0, 3])
+    draws = change.draw(1, 2, np.arange(8))
+    seen = np.empty((8, *RICH.input_shape), np.float32)
+    change.change(seen, draws, pictures, rows)
+    still = np.empty_like(seen)
+    MemorySamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
+    replica = compile(RICH, "cuda", 8)
+    replica.keep(pictures)
+    moved = change.places(RICH.input_shape, draws, canvas, rows)
+    assert moved[:, 3].any()
+    assert not moved[:, 3].all()
+    for places, expected in ((moved, seen), (centred(RICH.input_shape, canvas, rows), still)):
+        replica.load(None, None, places=places)
+        taken = replica.memory.download(replica._views[INPUT])
+        np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
 
 
 @every_network

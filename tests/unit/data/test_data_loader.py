@@ -66,6 +66,28 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
         assert used == list(minibatch(count, batch_size, 3, step))
 
 
+@pytest.mark.parametrize(("shape", "crop"), [((3,), 0), ((2, 4, 5), 0), ((2, 4, 5), 1)])
+def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop):
+    random = np.random.default_rng(0)
+    x = random.standard_normal((9, *shape), dtype=np.float32)
+    samples = MemorySamples(x, random.integers(0, 5, 9).astype(np.int32), count=20)
+    change = Augmentation(crop=crop) if crop else None
+    settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
+    with loader(samples, **settings) as read, loader(samples, reads=False, **settings) as told:
+        for one, other in zip(read, told, strict=True):
+            assert other.x is None
+            np.testing.assert_array_equal(one.y, other.y)
+            np.testing.assert_array_equal(one.samples, other.samples)
+            for picture, (row, top, left, mirrored) in zip(one.x, other.places, strict=True):
+                padded = np.pad(
+                    x[row].reshape(shape[0], *(shape[1:] or (1, 1))), ((0, 0), (2, 2), (2, 2))
+                )
+                height, width = shape[1:] or (1, 1)
+                seen = padded[:, 2 + top : 2 + top + height, 2 + left : 2 + left + width]
+                np.testing.assert_array_equal(picture, seen.reshape(shape))
+                assert not mirrored
+
+
 @pytest.mark.parametrize("count", [3, 10])
 def test_without_reading_ahead_batches_are_the_same_and_no_thread_reads(count):
     seen = []
