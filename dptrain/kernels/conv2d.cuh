@@ -12,26 +12,7 @@
 #pragma once
 
 #include "gemm.cuh"
-
-// What kernels know of a layer; `down` and `across` are the strides, `top` and `left` the zeros
-// above and before the map.
-struct Geometry {
-    int height, width, channels, out_height, out_width, filters, r, s, down, across, top, left;
-};
-
-#define GEOMETRY                                                                            \
-    int height, int width, int channels, int out_height, int out_width, int filters, int r, \
-        int s, int down, int across, int top, int left
-
-// Compiled for one layer, kernels know it beforehand, and divide by constants.
-#ifdef FIXED_HEIGHT
-#define GEOMETRY_VALUES                                                                        \
-    {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH,             \
-     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_DOWN, FIXED_ACROSS, FIXED_TOP, FIXED_LEFT}
-#else
-#define GEOMETRY_VALUES \
-    {height, width, channels, out_height, out_width, filters, r, s, down, across, top, left}
-#endif
+#include "geometry.cuh"
 
 // Further outside of any map than a kernel reaches back: what starts here is zero.
 constexpr int NOWHERE = -(1 << 30);

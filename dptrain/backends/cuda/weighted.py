@@ -10,29 +10,16 @@ import numpy as np
 
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.operations import (
-    DropoutMask,
-    Kernels,
-    Operation,
-    max_pool_backward,
-    max_pool_forward,
-)
+from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
+from dptrain.backends.cuda.tails import tail_of
 from dptrain.backends.cuda.tiles import Parts, Tile, choose_tile, cut
-from dptrain.network.layers import Dropout, MaxPool2d, ReLU
+from dptrain.network.layers import Dropout, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 SUM_THREADS = 256
-
-FIXED = tuple(
-    f"FIXED_{name}"
-    for name in (
-        "HEIGHT", "WIDTH", "CHANNELS", "OUT_HEIGHT", "OUT_WIDTH", "FILTERS", "R", "S", "DOWN",
-        "ACROSS", "TOP", "LEFT",
-    )
-)  # fmt: skip
-"""Macros of ``conv2d.cuh`` that stand for `GEOMETRY`, in its order."""
 
 
 class _Weighted(Operation):
@@ -180,24 +167,22 @@ def _input_parts(node: Node, batch_size: int) -> Parts:
 
 
 class Convolution(_Weighted):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and MaxPool2d."""
+    """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`)."""
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        buffers = {}
-        pools = MaxPool2d in group.kinds
-        maps = BufferSpec((setting.batch_size, *group.head.output_maps), "float32")
-        phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        if pools:
-            pooled = (setting.batch_size, *group.tail.output_maps)
-            buffers = {"maps": maps, "argmax": BufferSpec(pooled, "int32")}
-            phases[Phase.FORWARD] = Access(("x",), ("y", "maps", "argmax"))
+        buffers: dict[str, BufferSpec] = {}
+        tail = tail_of(group)
+        maps = BufferSpec((setting.batch_size, *group.head.output_maps), setting.activations)
+        if tail is not None:
+            buffers = {"maps": maps, **tail.buffers(group, setting)}
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
         dz = "dy"
-        if pools:
+        if tail is not None:
             dz, buffers["dmaps"] = "dmaps", maps
-            phases[Phase.BACKWARD] = Access(("dy", "y", "argmax"), ("dy", "dmaps"))
+            phases[Phase.BACKWARD] = Access(("dy", *tail.reads), ("dmaps",))
         elif ReLU in group.kinds:
             phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
         cls.add_parts(group, setting, buffers)
@@ -207,65 +192,45 @@ class Convolution(_Weighted):
         return GroupNeeds(phases, buffers)
 
     @property
-    def pools(self) -> bool:
-        """Whether pooling is fused."""
-        return MaxPool2d in self.group.kinds
-
-    @property
     def geometry(self) -> list[np.int32]:
-        """`GEOMETRY` of ``conv2d.cuh``."""
-        node = self.group.head
-        (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
-        (top, _), (left, _) = self.layer.pads(node.input_shape)
-        numbers = (h, w, c, ho, wo, k, *self.layer.window, *self.layer.strides, top, left)
-        return [np.int32(number) for number in numbers]
+        """What kernels know of the layer."""
+        return geometry(self.group.head, self.layer.window)
 
     @property
     def fixed(self) -> dict[str, int]:
-        if not self.device.specializes:
-            return {}
-        return {name: int(n) for name, n in zip(FIXED, self.geometry, strict=True)}
+        return fixed(self.device, self.geometry)
 
     @property
     def dz(self) -> Array:
         """Gradient by what the convolution gave."""
-        return self.arrays["dmaps" if self.pools else "dy"]
+        return self.arrays["dmaps" if tail_of(self.group) else "dy"]
 
     def forward(self) -> Kernel:
-        a, (k, ho, wo) = self.arrays, self.group.head.output_shape
-        y = a["maps"] if self.pools else a["y"]
+        a, (k, ho, wo), tail = self.arrays, self.group.head.output_shape, tail_of(self.group)
+        y = a["maps"] if tail else a["y"]
         convolve = self.product(
             "conv2d_forward.cu", "conv2d_forward", ho * wo, k, (a["x"], a["weight"], a["bias"], y),
             (self.relu, *self.geometry),
         )  # fmt: skip
-        if not self.pools:
+        if tail is None:
             return convolve
-        pool = max_pool_forward(self.device, self.group.tail, y, a["y"], a["argmax"])
+        behind = tail(self).forward()
 
         def run(context: Context) -> None:
             convolve(context)
-            pool(context)
+            behind(context)
 
         return run
 
     def backward(self) -> Kernel:
-        rectify = self.relu_mask(1.0)
-        if not self.pools:
-            return rectify
-        a = self.arrays
-        unpool = max_pool_backward(self.device, self.group.tail, a["dy"], a["argmax"], a["dmaps"])
-
-        def run(context: Context) -> None:
-            rectify(context)
-            unpool(context)
-
-        return run
+        tail = tail_of(self.group)
+        return self.relu_mask(1.0) if tail is None else tail(self).backward()
 
     def backward_weight(self) -> Kernel:
-        geometry = self.geometry
+        numbers = self.geometry
 
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
-            return np.int32(samples), np.int32(part), *geometry
+            return np.int32(samples), np.int32(part), *numbers
 
         inputs = self.arrays["x"], self.dz
         return self.gradient_kernel(
@@ -293,8 +258,6 @@ class FullyConnected(_Weighted):
         parts = _input_parts(group.head, n)
         if parts.count > 1:
             buffers["forward_partial"] = BufferSpec((parts.count, n * outputs), "float32")
-        if setting.training and Dropout in group.kinds:
-            buffers["mask"] = DropoutMask.spec((n, *group.tail.output_maps))
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
@@ -315,15 +278,13 @@ class FullyConnected(_Weighted):
     def forward(self) -> Kernel:
         a = self.arrays
         dense = self._in_parts() if "forward_partial" in a else self._at_once()
-        if "mask" not in a:
+        if Dropout not in self.group.kinds or self.replica.samples is None:
             return dense
-        mask = DropoutMask(self, self.group.tail, a["mask"])
-        drop = mask.apply(a["y"], a["y"])
+        drop = Dropping(self, self.group.tail).stage("dropout", a["y"], a["y"])
 
         def run(context: Context) -> None:
             dense(context)
             if context.training:
-                mask.draw(context)
                 drop(context)
 
         return run

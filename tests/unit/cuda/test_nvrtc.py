@@ -13,10 +13,10 @@ import pytest
 
 from dptrain.backends.cuda import nvrtc
 from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
 from dptrain.backends.cuda.tiles import TILES, Tile
-from dptrain.backends.cuda.weighted import FIXED
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
