@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.backends.memory import HOST, Memory, NamedArrays
+from dptrain.backends.memory import HOST, Memory, NamedArrays, as_numbers
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.network.initial import draw
@@ -443,7 +443,7 @@ class Replica:
         view = self._views[self.plan.resolve(self.plan.groups[-1].tail.name)]
         tail = self.plan.groups[-1].tail
         n = self.context.n
-        rows = self.memory.download(view[:n])
+        rows = as_numbers(self.memory.download(view[:n]))
         if self.backend.channels_last:
             rows = rows.transpose(0, 3, 1, 2)
         return np.array(rows).reshape((n, *tail.output_shape))
@@ -495,7 +495,7 @@ class Replica:
 
         def finite(name: str) -> bool:
             values = self.memory.download(self._views[self.plan.resolve(name)][:n])
-            return bool(np.isfinite(values).all())
+            return bool(np.isfinite(as_numbers(values)).all())
 
         if not finite(INPUT):
             return "the input"

@@ -22,6 +22,14 @@ def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
     return memory[start : start + nbytes].view(dtype)
 
 
+def as_numbers(stored: NDArray[Any]) -> NDArray[Any]:
+    """Activations as numbers: uint16 holds the bits of bfloat16, the upper half of a float32."""
+    if stored.dtype != np.uint16:
+        return stored
+    bits: NDArray[Any] = stored.astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
+
+
 class Memory(Protocol):
     """Where the arrays of a replica lie: the host's memory, or that of a device.
 

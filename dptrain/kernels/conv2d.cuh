@@ -1,64 +1,84 @@
 // Convolution as a matrix product that reads its patches where they lie (implicit GEMM).
 //
-// x (N, H, W, C), w (R, S, C, K), y (N, Ho, Wo, K), all float32. With rows of the product in front:
+// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what fused.cuh makes of it. With rows
+// of the product in front:
 //
-//     forward           y[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
-//     backward_weight   dw[(r, s, c), k] = sum over pixels of patch[pixel, (r, s, c)] dy[pixel, k]
-//     backward_input    dx[pixel, c]     = sum over (r, s, k) of dy[pixel - (r, s), k] w[(r, s, c), k]
+//     forward           z[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
+//     backward_weight   dw[(r, s, c), k] = sum over pixels of patch[pixel, (r, s, c)] dz[pixel, k]
+//     backward_input    dx[pixel, c]     = sum over (r, s, k) of dz[pixel - (r, s), k] w[(r, s, c), k]
 //
 // Source of the idea: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014,
 // section 3.
 
 #pragma once
 
-#include "gemm.cuh"
-
-// What kernels know of a layer; `down` and `across` are the strides, `top` and `left` the zeros
-// above and before the map.
-struct Geometry {
-    int height, width, channels, out_height, out_width, filters, r, s, down, across, top, left;
-};
-
-#define GEOMETRY                                                                            \
-    int height, int width, int channels, int out_height, int out_width, int filters, int r, \
-        int s, int down, int across, int top, int left
-
-// Compiled for one layer, kernels know it beforehand, and divide by constants.
-#ifdef FIXED_HEIGHT
-#define GEOMETRY_VALUES                                                                        \
-    {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH,             \
-     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_DOWN, FIXED_ACROSS, FIXED_TOP, FIXED_LEFT}
-#else
-#define GEOMETRY_VALUES \
-    {height, width, channels, out_height, out_width, filters, r, s, down, across, top, left}
-#endif
+#include "fused.cuh"
+#include "geometry.cuh"
 
 // Further outside of any map than a kernel reaches back: what starts here is zero.
 constexpr int NOWHERE = -(1 << 30);
 
-struct Pixel {
-    int sample, row, column;  // First element of the sample; where the patch, or dx, begins.
+// Rows of y: of pixels, or of windows of four pixels where these are pooled.
+__device__ inline int output_rows(const Geometry& g, int samples) {
+    if (BEHIND == 2) return samples * (g.out_height / 2) * (g.out_width / 2);
+    return samples * g.out_height * g.out_width;
+}
+
+// An output pixel, and the row of y that it went into.
+struct Output {
+    int sample, row, column, at;
 };
 
+__device__ inline Output output_pixel(const Geometry& g, int i) {
+    const int row = i / g.out_width;
+    return {row / g.out_height, row % g.out_height, i % g.out_width, i};
+}
+
+__device__ inline Output member_pixel(const Geometry& g, int window, int member) {
+    const int width = g.out_width / 2, height = g.out_height / 2, row = window / width;
+    return {row / height, row % height * 2 + member / 2, window % width * 2 + member % 2, window};
+}
+
+// Where a patch begins: its first element, which may lie outside the map, row and column.
+struct Patch {
+    int start, row, column;
+};
+
+__device__ inline Patch patch(const Geometry& g, const Output& pixel) {
+    const int row = pixel.row * g.down - g.top, column = pixel.column * g.across - g.left;
+    return {((pixel.sample * g.height + row) * g.width + column) * g.channels, row, column};
+}
+
+// Elements of patches that are read at once: OFFSET elements behind the patch's first.
 struct Tap {
-    int row, column, channel;
+    int offset, row, column;
 };
 
-__device__ inline Tap split_tap(int i, int columns, int channels) {
-    const int pixel = i / channels;
-    return {pixel / columns, pixel % columns, i % channels};
+// Of a run of a patch; where channels are few, pieces of it lie in different pixels.
+struct Taps {
+    Tap at[RUN / IN_STEP];
+};
+
+__device__ inline Taps split_taps(const Geometry& g, int i) {
+    Taps taps;
+#pragma unroll
+    for (int v = 0; v < RUN; v += IN_STEP) {
+        const int pixel = (i + v) / g.channels, row = pixel / g.s, column = pixel % g.s;
+        const int offset = (row * g.width + column) * g.channels + (i + v) % g.channels;
+        taps.at[v / IN_STEP] = {offset, row < g.r ? row : NOWHERE, column};
+    }
+    return taps;
 }
 
-// Of output pixel i: its patch.
-__device__ inline Pixel patch(const Geometry& g, int i, int pixels) {
-    if (i >= pixels) return {0, NOWHERE, NOWHERE};
-    const int row = i / g.out_width, n = row / g.out_height;
-    return {n * g.height * g.width * g.channels, row % g.out_height * g.down - g.top,
-            i % g.out_width * g.across - g.left};
-}
-
-__device__ inline float element(const float* x, const Geometry& g, const Pixel& p, const Tap& t) {
-    const int row = p.row + t.row, column = p.column + t.column;
-    if (row < 0 || row >= g.height || column < 0 || column >= g.width) return 0.0f;
-    return x[p.sample + (row * g.width + column) * g.channels + t.channel];
+__device__ inline Run<Number> gather(const Number* x, const Geometry& g, const Patch& p,
+                                     const Taps& taps) {
+    Run<Number> run = {};
+#pragma unroll
+    for (int v = 0; v < RUN; v += IN_STEP) {
+        const Tap& t = taps.at[v / IN_STEP];
+        const bool inside = unsigned(p.row + t.row) < unsigned(g.height) &&
+                            unsigned(p.column + t.column) < unsigned(g.width);
+        if (inside) read<IN_STEP>(run, v, x + p.start + t.offset);
+    }
+    return run;
 }

@@ -1,55 +1,103 @@
 #include "conv2d.cuh"
 
-// A: a row is an input pixel, the sum runs over (r, s, k).
+// Runs of the sum over (r, s, k), split into pieces of filters of one tap.
+struct FilterTap {
+    int row, column, filter;
+};
+
+struct FilterTaps {
+    FilterTap at[RUN / OUT_STEP];
+};
+
+// A: a row is an input pixel.
 struct Gradients {
     static constexpr bool SUM_FIRST = true;
-    using Outer = Pixel;
-    using Inner = Tap;
+    struct Outer {
+        int sample, row, column;  // Of the last patch that the pixel is in, where strides are 1.
+    };
+    using Inner = FilterTaps;
+    using Raw = Gradient::Raw;
 
-    const float* dy;
+    Gradient dz;
     Geometry g;
     int pixels;
 
     __device__ Outer outer(int i) const {
         if (i >= pixels) return {0, NOWHERE, NOWHERE};
-        const int row = i / g.width, n = row / g.height;
-        return {n * g.out_height * g.out_width * g.filters, row % g.height + g.top,
-                i % g.width + g.left};
+        const int row = i / g.width;
+        return {row / g.height, row % g.height + g.top, i % g.width + g.left};
     }
-    __device__ Inner inner(int k) const { return split_tap(k, g.s, g.filters); }
-    __device__ float at(const Outer& p, const Inner& t) const {
-        // Input row h met tap r of the patch in output row (h + top - r) / down, if that exists.
-        const int below = p.row - t.row, beyond = p.column - t.column;
-        if (below < 0 || beyond < 0 || below % g.down || beyond % g.across) return 0.0f;
-        const int row = below / g.down, column = beyond / g.across;
-        if (row >= g.out_height || column >= g.out_width) return 0.0f;
-        return dy[p.sample + (row * g.out_width + column) * g.filters + t.channel];
+    __device__ Inner inner(int k) const {
+        Inner taps;
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP) {
+            const int pixel = (k + v) / g.filters, row = pixel / g.s;
+            // Behind the last tap: further down than any patch.
+            taps.at[v / OUT_STEP] = {row < g.r ? row : -NOWHERE, pixel % g.s, (k + v) % g.filters};
+        }
+        return taps;
     }
+    __device__ Raw at(const Outer& p, const Inner& taps) const {
+        Raw raw = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP) {
+            const FilterTap& t = taps.at[v / OUT_STEP];
+            // Input row h met tap r of the patch in output row (h + top - r) / down, if that exists.
+            const int below = p.row - t.row, beyond = p.column - t.column;
+            if (below < 0 || beyond < 0 || below % g.down || beyond % g.across) continue;
+            const int row = below / g.down, column = beyond / g.across;
+            int height = g.out_height, width = g.out_width, y = row, x = column;
+            if (BEHIND == 2) height /= 2, width /= 2, y /= 2, x /= 2;
+            if (y >= height || x >= width) continue;
+            const int pixel = (p.sample * height + y) * width + x;
+            dz.piece(raw, v, pixel * g.filters + t.filter, row % 2 * 2 + column % 2);
+        }
+        return raw;
+    }
+    __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
-// B: a column is an input channel, the sum runs over (r, s, k).
+// B: a column is an input channel.
 struct WeightsTransposed {
     static constexpr bool SUM_FIRST = true;
     using Outer = int;
-    using Inner = int;
+    struct Inner {
+        int at[RUN / OUT_STEP];
+    };
+    using Raw = Run<float>;
 
     const float* w;
     Geometry g;
 
     __device__ Outer outer(int c) const { return c; }
     __device__ Inner inner(int k) const {
-        return k / g.filters * g.channels * g.filters + k % g.filters;
+        Inner offsets;
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP) {
+            const int tap = (k + v) / g.filters;
+            const int offset = tap * g.channels * g.filters + (k + v) % g.filters;
+            offsets.at[v / OUT_STEP] = tap < g.r * g.s ? offset : NOWHERE;
+        }
+        return offsets;
     }
-    __device__ float at(Outer c, Inner offset) const {
-        return c < g.channels ? w[offset + c * g.filters] : 0.0f;
+    __device__ Raw at(Outer c, const Inner& offsets) const {
+        Raw run = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP) {
+            const int offset = offsets.at[v / OUT_STEP];
+            if (c < g.channels && offset >= 0) read<OUT_STEP>(run, v, w + offset + c * g.filters);
+        }
+        return run;
     }
+    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
 };
 
 // dx from dy, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    conv2d_backward_input(const float* dy, const float* w, float* dx, int samples, GEOMETRY) {
+    conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
+                          Number* dx, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     const int pixels = samples * g.height * g.width, taps = g.r * g.s * g.filters;
-    multiply(Gradients{dy, g, pixels}, WeightsTransposed{w, g}, pixels, g.channels, 0, taps,
-             StorePlain{dx, g.channels});
+    multiply(Gradients{{dy, marks, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,
+             StorePlain<Number, IN_STEP>{dx, pixels, g.channels});
 }

@@ -1,36 +1,68 @@
 #include "conv2d.cuh"
 
-// A: a row is (r, s, c), and one more is all ones, which gives the bias its
-// gradient; the sum runs over output pixels.
-struct PatchesTransposed {
-    static constexpr bool SUM_FIRST = false;
-    using Outer = Tap;
-    using Inner = Pixel;
-    static constexpr int ONES = -1;
-
-    const float* x;
-    Geometry g;
-    int pixels;
-
-    __device__ Outer outer(int i) const {
-        const int taps = g.r * g.s * g.channels;
-        if (i == taps) return {0, 0, ONES};
-        return i < taps ? split_tap(i, g.s, g.channels) : Tap{NOWHERE, NOWHERE, 0};
-    }
-    __device__ Inner inner(int k) const { return patch(g, k, pixels); }
-    __device__ float at(const Outer& t, const Inner& p) const {
-        return t.channel == ONES ? 1.0f : element(x, g, p, t);
-    }
-};
-
-// dw and db of the output pixels [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    conv2d_backward_weight(const float* x, const float* dy, float* dw, float* db, int samples,
-                           int part, GEOMETRY) {
-    const Geometry g = GEOMETRY_VALUES;
-    const int pixels = samples * g.out_height * g.out_width, taps = g.r * g.s * g.channels;
-    const int first = blockIdx.z * part, stop = min(first + part, pixels);
-    multiply(PatchesTransposed{x, g, pixels}, Matrix<false>{dy, g.filters, g.filters}, taps + 1,
-             g.filters, first, stop, StoreGradient{dw, db, taps, g.filters});
+// Position k of the sum over output pixels: window by window where these are pooled.
+__device__ inline Output summed_pixel(const Geometry& g, int k) {
+    return BEHIND == 2 ? member_pixel(g, k / 4, k % 4) : output_pixel(g, k);
 }
 
+// A: a row is (r, s, c), and one more is all ones, which gives the bias its gradient.
+struct PatchesTransposed {
+    static constexpr bool SUM_FIRST = false;
+    struct Outer {
+        Taps taps;
+        int ones;  // Where in the run the row of ones is, if it is.
+    };
+    using Inner = Patch;
+    using Raw = Run<Number>;
+
+    const Number* x;
+    Geometry g;
+
+    __device__ Outer outer(int i) const {
+        return {split_taps(g, i), g.r * g.s * g.channels - i};
+    }
+    __device__ Inner inner(int k) const { return patch(g, summed_pixel(g, k)); }
+    __device__ Raw at(const Outer& o, const Inner& p) const {
+        Raw run = gather(x, g, p, o.taps);
+#pragma unroll
+        for (int v = 0; v < RUN; v += IN_STEP)
+            if (v == o.ones) run.at[v] = from_float<Number>(1.0f);
+        return run;
+    }
+    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
+};
+
+// B: a column is a filter.
+struct Gradients {
+    static constexpr bool SUM_FIRST = false;
+    using Outer = int;
+    using Inner = int;
+    using Raw = Gradient::Raw;
+
+    Gradient dz;
+    Geometry g;
+
+    __device__ Outer outer(int i) const { return i; }
+    __device__ Inner inner(int k) const { return k; }
+    __device__ Raw at(Outer i, Inner k) const {
+        const int row = BEHIND == 2 ? k / 4 : k;
+        Raw raw = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP)
+            if (i + v < g.filters) dz.piece(raw, v, row * g.filters + i + v, k % 4);
+        return raw;
+    }
+    __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
+};
+
+// dw and db of the positions [z part, (z + 1) part) of the sum, z = blockIdx.z, into part z.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    conv2d_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
+                           float* dw, float* db, int samples, int part, GEOMETRY) {
+    const Geometry g = GEOMETRY_VALUES;
+    const int taps = g.r * g.s * g.channels;
+    const int terms = output_rows(g, samples) * (BEHIND == 2 ? 4 : 1);
+    const int first = blockIdx.z * part, stop = min(first + part, terms);
+    multiply(PatchesTransposed{x, g}, Gradients{{dy, marks, factor}, g}, first, stop,
+             StoreGradient{dw, db, taps, g.filters});
+}

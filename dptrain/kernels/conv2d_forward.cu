@@ -3,25 +3,30 @@
 // A: a row is an output pixel, the sum runs over (r, s, c).
 struct Patches {
     static constexpr bool SUM_FIRST = true;
-    using Outer = Pixel;
-    using Inner = Tap;
+    using Outer = Patch;
+    using Inner = Taps;
+    using Raw = Run<Number>;
 
-    const float* x;
+    const Number* x;
     Geometry g;
-    int pixels;
+    int rows;
 
-    __device__ Outer outer(int i) const { return patch(g, i, pixels); }
-    __device__ Inner inner(int k) const { return split_tap(k, g.s, g.channels); }
-    __device__ float at(const Outer& p, const Inner& t) const { return element(x, g, p, t); }
+    __device__ Outer outer(int i) const {
+        const int at = BEHIND == 2 ? window_of(i) : i;
+        if (at >= rows) return {0, NOWHERE, NOWHERE};
+        return patch(g, BEHIND == 2 ? member_pixel(g, at, member_of(i)) : output_pixel(g, at));
+    }
+    __device__ Inner inner(int k) const { return split_taps(g, k); }
+    __device__ Raw at(const Outer& p, const Inner& t) const { return gather(x, g, p, t); }
+    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
 };
 
-// y = convolution + bias, rectified if `relu`, for `samples` samples.
+// y = convolution + bias and what follows, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    conv2d_forward(const float* x, const float* w, const float* b, float* y, int samples, int relu,
-                   GEOMETRY) {
+    conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
+                   int samples, GEOMETRY DROPPING) {
     const Geometry g = GEOMETRY_VALUES;
-    const int pixels = samples * g.out_height * g.out_width, taps = g.r * g.s * g.channels;
-    multiply(Patches{x, g, pixels}, Matrix<false>{w, g.filters, g.filters}, pixels, g.filters, 0,
-             taps, StoreActivation{y, b, g.filters, relu != 0});
+    const int rows = output_rows(g, samples), taps = g.r * g.s * g.channels;
+    multiply(Patches{x, g, rows}, Matrix<float, false, OUT_STEP>{w, g.filters, taps, g.filters}, 0,
+             taps, StoreOutput{y, marks, b, rows, g.filters, output_rows(g, 1), DROPPING_VALUES});
 }
-

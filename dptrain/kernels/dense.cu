@@ -1,6 +1,6 @@
-// Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs), all float32.
+// Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
 
-#include "gemm.cuh"
+#include "fused.cuh"
 
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
 // gradient; the sum runs over samples.
@@ -8,58 +8,101 @@ struct InputsTransposed {
     static constexpr bool SUM_FIRST = false;
     using Outer = int;
     using Inner = int;
+    using Raw = Run<Number>;
 
-    const float* x;
+    const Number* x;
     int inputs;
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int n) const { return n; }
-    __device__ float at(Outer i, Inner n) const {
-        if (i >= inputs) return i == inputs ? 1.0f : 0.0f;
-        return x[n * inputs + i];
+    __device__ Raw at(Outer i, Inner n) const {
+        Raw run = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += IN_STEP) {
+            if (i + v < inputs) read<IN_STEP>(run, v, x + n * inputs + i + v);
+            if (i + v == inputs) run.at[v] = from_float<Number>(1.0f);
+        }
+        return run;
     }
+    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
 };
 
-// y = x w + b, rectified if `relu`.
+// dz: samples are rows of A and outputs the sum (SUM_FIRST), or outputs columns of B and samples
+// the sum.
+template <bool SUM_FIRST_>
+struct Gradients {
+    static constexpr bool SUM_FIRST = SUM_FIRST_;
+    using Outer = int;
+    using Inner = int;
+    using Raw = Gradient::Raw;
+
+    Gradient dz;
+    int samples, outputs;
+
+    __device__ Outer outer(int i) const { return i; }
+    __device__ Inner inner(int k) const { return k; }
+    __device__ Raw at(Outer i, Inner k) const {
+        const int sample = SUM_FIRST ? i : k, output = SUM_FIRST ? k : i;
+        Raw raw = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP)
+            if (sample < samples && output + v < outputs)
+                dz.piece(raw, v, sample * outputs + output + v, 0);
+        return raw;
+    }
+    __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
+};
+
+using Inputs = Matrix<Number, true, IN_STEP>;
+using Weights = Matrix<float, false, OUT_STEP>;
+using WeightsTransposed = Matrix<float, true, OUT_STEP>;
+
+// y = x w + b, and what follows.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dense_forward(const float* x, const float* w, const float* b, float* y, int samples,
-                  int inputs, int outputs, int relu) {
-    multiply(Matrix<true>{x, samples, inputs}, Matrix<false>{w, outputs, outputs}, samples,
-             outputs, 0, inputs, StoreActivation{y, b, outputs, relu != 0});
+    dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
+                  int inputs, int outputs DROPPING) {
+    multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
+             StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
 }
 
 // Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dense_forward_part(const float* x, const float* w, float* partial, int samples, int inputs,
+    dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
-    multiply(Matrix<true>{x, samples, inputs}, Matrix<false>{w, outputs, outputs}, samples,
-             outputs, first, stop, StorePlain{partial + blockIdx.z * samples * outputs, outputs});
+    multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
+             StorePlain<float, OUT_STEP>{partial + blockIdx.z * samples * outputs, samples,
+                                         outputs});
 }
 
-// y = the sum of the parts + b, rectified if `relu`.
+// y = the sum of the parts + b, and what follows.
 extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
-                                             float* y, int outputs, int relu, int size) {
+                                             Number* y, int outputs, int size DROPPING) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= size) return;
     float total = 0.0f;
+#pragma unroll 8
     for (int part = 0; part < parts; ++part) total += partial[part * size + i];
-    StoreActivation{y, b, outputs, relu != 0}(i / outputs, i % outputs, total);
+    const float values[1] = {total};
+    int which[1];
+    StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.finish(
+        i / outputs, i % outputs, values, which);
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dense_backward_weight(const float* x, const float* dy, float* dw, float* db, int samples,
-                          int inputs, int outputs, int part) {
+    dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
+                          float* dw, float* db, int samples, int inputs, int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, samples);
-    multiply(InputsTransposed{x, inputs}, Matrix<false>{dy, outputs, outputs}, inputs + 1, outputs,
+    multiply(InputsTransposed{x, inputs}, Gradients<false>{{dy, y, factor}, samples, outputs},
              first, stop, StoreGradient{dw, db, inputs, outputs});
 }
 
-// dx = dy w^T.
+// dx = dz w^T.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dense_backward_input(const float* dy, const float* w, float* dx, int samples, int inputs,
-                         int outputs) {
-    multiply(Matrix<true>{dy, samples, outputs}, Matrix<true>{w, inputs, outputs}, samples, inputs,
-             0, outputs, StorePlain{dx, inputs});
+    dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
+                         Number* dx, int samples, int inputs, int outputs) {
+    multiply(Gradients<true>{{dy, y, factor}, samples, outputs},
+             WeightsTransposed{w, inputs, outputs, outputs}, 0, outputs,
+             StorePlain<Number, IN_STEP>{dx, samples, inputs});
 }

@@ -1,124 +1,137 @@
-// C = A B in float32, by tiles in shared memory: the main loop of every layer with weights.
+// C = A B by tiles in shared memory: the main loop of every layer with weights.
 //
-// A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K
-// positions at a time: all threads bring a slice of A and of B into shared memory, and each adds
-// the products of its THREAD_M x THREAD_N elements, held in registers. There are two slices of
-// each, so that one is filled while the other is used and one barrier a step is enough.
+// A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K terms at
+// a time: all threads bring a slice of A and of B into shared memory, and each adds its share of
+// the products to sums that it holds in registers. There are two slices of each, so that one is
+// filled while the other is used and one barrier a step is enough; what the next step needs is on
+// its way from global memory meanwhile. How slices lie, and who multiplies what, is the matter of
+// ffma.cuh (float32) and of mma.cuh (tensor cores).
 //
-// A convolution is such a product whose A (or B) exists nowhere: an operand says where the element
-// of a row and a position along the sum comes from. It has
+// A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
+// of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
+// RUN elements that are neighbours along the sum (SUM_FIRST), or along the rows of A, or columns of
+// B. An operand has
 //
 //     Outer, outer(i)         what it knows of row i of A, or column i of B; worked out once
 //     Inner, inner(k)         what it knows of position k along the sum
-//     at(outer, inner)        the element, 0 where i is no row
-//     SUM_FIRST               whether neighbours along the sum lie side by side in memory
+//     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
+//     value(raw)              its RUN elements, as slices hold them
 //
-// The order in which an element's products are added is that of k, whatever the tile.
+// so that nothing waits for memory before value() is asked for, a step later. The order in which an
+// element's products are added depends on the kernel and the tile alone: results are the same in
+// every run.
 
 #pragma once
 
-#ifndef TILE_M
-#define TILE_M 64
-#define TILE_N 64
-#define THREAD_M 4
-#define THREAD_N 4
+#include "number.cuh"
+
+constexpr int RUN = 16 / sizeof(Number);
+
+// N elements that are read or written at once.
+template <class T, int N = RUN>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Run {
+    T at[N];
+};
+
+#if PRECISION == 0
+#include "ffma.cuh"
+#else
+#include "mma.cuh"
 #endif
 
-constexpr int TILE_K = 16;
-constexpr int PAD = 4;  // Keeps vectors of four aligned, and spreads a column over the banks.
-constexpr int THREADS = (TILE_M / THREAD_M) * (TILE_N / THREAD_N);
+// Largest power of two that divides both a run and the length of rows of x and dx (channels,
+// inputs), and of y, dy and weights (filters, outputs): so many elements are read at once.
+#ifndef IN_STEP
+#define IN_STEP 1
+#define OUT_STEP 1
+#endif
 
-static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "registers are filled four at a time");
-static_assert(THREADS % TILE_M == 0 && THREADS % TILE_N == 0 && THREADS % TILE_K == 0,
-              "each thread brings in one row or one position of every slice");
+template <int STEP, class T, int N>
+__device__ inline void read(Run<T, N>& run, int first, const T* from) {
+    const Run<T, STEP> piece = *reinterpret_cast<const Run<T, STEP>*>(from);
+#pragma unroll
+    for (int v = 0; v < STEP; ++v) run.at[first + v] = piece.at[v];
+}
 
-template <int WIDTH>
-using Slice = float[TILE_K][WIDTH + PAD];
+template <class T> __device__ inline Run<Number> as_factors(const Run<T>& run) {
+    Run<Number> result;
+#pragma unroll
+    for (int v = 0; v < RUN; ++v) result.at[v] = as_factor(run.at[v]);
+    return result;
+}
 
 // A thread's share of a slice of A or B on its way from global to shared memory.
 template <class Operand, int WIDTH>
 struct Loader {
-    static constexpr int COUNT = WIDTH * TILE_K / THREADS;
-    static constexpr int OUTERS = Operand::SUM_FIRST ? COUNT : 1;
+    static constexpr bool SUM_FIRST = Operand::SUM_FIRST;
+    // Runs of a slice, side by side in memory and in all.
+    static constexpr int BESIDE = (SUM_FIRST ? TILE_K : WIDTH) / RUN, ALL = WIDTH * TILE_K / RUN;
+    static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
+    static constexpr int OUTERS = SUM_FIRST ? COUNT : 1;
+    static_assert(THREADS % BESIDE == 0, "a thread's runs begin at one place of their rows");
 
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
-    float values[COUNT];
+    typename Operand::Raw raws[COUNT];
 
     __device__ Loader(const Operand& operand, int first) : operand(operand) {
 #pragma unroll
         for (int q = 0; q < OUTERS; ++q) outers[q] = operand.outer(first + place(q));
     }
 
-    // Row or column, inside the tile, of the thread's element q; and its position along the sum.
+    // Row or column, inside the tile, of the thread's run q; and its position along the sum.
     static __device__ int place(int q) {
-        const int element = threadIdx.x + q * THREADS;
-        return Operand::SUM_FIRST ? element / TILE_K : element % WIDTH;
+        const int beside = threadIdx.x % BESIDE * RUN;
+        return SUM_FIRST ? (threadIdx.x + q * THREADS) / BESIDE : beside;
     }
 
     static __device__ int position(int q) {
-        const int element = threadIdx.x + q * THREADS;
-        return Operand::SUM_FIRST ? element % TILE_K : element / WIDTH;
+        const int beside = threadIdx.x % BESIDE * RUN;
+        return SUM_FIRST ? beside : (threadIdx.x + q * THREADS) / BESIDE;
+    }
+
+    static __device__ bool mine(int q) {
+        return ALL % THREADS == 0 || threadIdx.x + q * THREADS < ALL;
     }
 
     // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`.
     __device__ void fetch(int k, int stop) {
-        if (Operand::SUM_FIRST) {
+        if (SUM_FIRST) {
             const int here = k + position(0);
             const typename Operand::Inner inner = operand.inner(here);
 #pragma unroll
-            for (int q = 0; q < COUNT; ++q)
-                values[q] = here < stop ? operand.at(outers[q % OUTERS], inner) : 0.0f;
+            for (int q = 0; q < COUNT; ++q) {
+                raws[q] = {};
+                if (here < stop && mine(q)) raws[q] = operand.at(outers[q % OUTERS], inner);
+            }
         } else {
 #pragma unroll
             for (int q = 0; q < COUNT; ++q) {
                 const int here = k + position(q);
-                values[q] = here < stop ? operand.at(outers[0], operand.inner(here)) : 0.0f;
+                raws[q] = {};
+                if (here < stop && mine(q)) raws[q] = operand.at(outers[0], operand.inner(here));
             }
         }
     }
 
-    __device__ void put(Slice<WIDTH>& slice) const {
+    __device__ void put(Slice<WIDTH, SUM_FIRST>& slice) const {
 #pragma unroll
-        for (int q = 0; q < COUNT; ++q) slice[position(q)][place(q)] = values[q];
+        for (int q = 0; q < COUNT; ++q)
+            if (mine(q)) slice.put(place(q), position(q), operand.value(raws[q]));
     }
 };
 
-// Row of the tile that holds a thread's register row i: runs of four, spread over the tile, so
-// that the threads of a warp read shared memory side by side.
-template <int TILE, int COUNT>
-__device__ int spread(int thread, int i) {
-    return (i / 4) * (TILE / (COUNT / 4)) + thread * 4 + i % 4;
-}
-
-__device__ inline void add_products(const Slice<TILE_M>& as, const Slice<TILE_N>& bs, int row,
-                                    int column, float (&c)[THREAD_M][THREAD_N]) {
-#pragma unroll
-    for (int k = 0; k < TILE_K; ++k) {
-        float a[THREAD_M], b[THREAD_N];
-#pragma unroll
-        for (int i = 0; i < THREAD_M; ++i) a[i] = as[k][spread<TILE_M, THREAD_M>(row, i)];
-#pragma unroll
-        for (int j = 0; j < THREAD_N; ++j) b[j] = bs[k][spread<TILE_N, THREAD_N>(column, j)];
-#pragma unroll
-        for (int i = 0; i < THREAD_M; ++i)
-#pragma unroll
-            for (int j = 0; j < THREAD_N; ++j) c[i][j] += a[i] * b[j];
-    }
-}
-
-// store(i, j, sum over k in [first, stop) of A[i, k] B[k, j]) for i < rows and j < columns of the
-// tile that blockIdx.x (rows) and blockIdx.y (columns) name.
+// Gives `store` the sums over k in [first, stop) of A[i, k] B[k, j] of the tile that blockIdx.x
+// (rows) and blockIdx.y (columns) name: store(row, column, values), values[m][n] being that of row
+// row + m MEMBER_STEP and column column + n. Rows and columns beyond the product's are among them.
 template <class A, class B, class Store>
-__device__ void multiply(const A& a, const B& b, int rows, int columns, int first, int stop,
-                         const Store& store) {
-    __shared__ __align__(16) Slice<TILE_M> as[2];
-    __shared__ __align__(16) Slice<TILE_N> bs[2];
+__device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
+    __shared__ __align__(16) Slice<TILE_M, A::SUM_FIRST> as[2];
+    __shared__ __align__(16) Slice<TILE_N, B::SUM_FIRST> bs[2];
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
-    const int row = threadIdx.x / (TILE_N / THREAD_N), column = threadIdx.x % (TILE_N / THREAD_N);
     Loader<A, TILE_M> next_a(a, top);
     Loader<B, TILE_N> next_b(b, left);
-    float c[THREAD_M][THREAD_N] = {};
+    Sums sums;
 
     next_a.fetch(first, stop);
     next_b.fetch(first, stop);
@@ -126,72 +139,91 @@ __device__ void multiply(const A& a, const B& b, int rows, int columns, int firs
         next_a.put(as[slice]);
         next_b.put(bs[slice]);
         __syncthreads();
-        next_a.fetch(k + TILE_K, stop);
-        next_b.fetch(k + TILE_K, stop);
-        add_products(as[slice], bs[slice], row, column, c);
-    }
-#pragma unroll
-    for (int i = 0; i < THREAD_M; ++i) {
-        const int y = top + spread<TILE_M, THREAD_M>(row, i);
-#pragma unroll
-        for (int j = 0; j < THREAD_N; ++j) {
-            const int x = left + spread<TILE_N, THREAD_N>(column, j);
-            if (y < rows && x < columns) store(y, x, c[i][j]);
+        if (k + TILE_K < stop) {
+            next_a.fetch(k + TILE_K, stop);
+            next_b.fetch(k + TILE_K, stop);
         }
+        sums.add(as[slice], bs[slice]);
     }
+    sums.give(top, left, store);
 }
 
-// A matrix in memory as an operand: `count` rows of A (columns of B), each element `stride` apart
-// along whichever index does not lie side by side.
-template <bool SUM_FIRST_>
+// A matrix in memory as an operand: `count` rows of A (columns of B) and `terms` of the sum,
+// neighbours along whichever index does not lie side by side `stride` elements apart; STEP divides
+// the length of what does.
+template <class T, bool SUM_FIRST_, int STEP>
 struct Matrix {
     static constexpr bool SUM_FIRST = SUM_FIRST_;
     using Outer = int;
     using Inner = int;
+    using Raw = Run<T>;
 
-    const float* data;
-    int count, stride;
+    const T* data;
+    int count, terms, stride;
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int k) const { return k; }
-    __device__ float at(Outer i, Inner k) const {
-        if (i >= count) return 0.0f;
-        return SUM_FIRST ? data[i * stride + k] : data[k * stride + i];
+    __device__ Raw at(Outer i, Inner k) const {
+        Raw run = {};
+        if (SUM_FIRST && i >= count) return run;
+#pragma unroll
+        for (int v = 0; v < RUN; v += STEP) {
+            if (SUM_FIRST && k + v < terms) read<STEP>(run, v, data + i * stride + k + v);
+            if (!SUM_FIRST && i + v < count) read<STEP>(run, v, data + k * stride + i + v);
+        }
+        return run;
     }
+    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
 };
 
-// y = value + bias, or max(0, that).
-struct StoreActivation {
-    float* y;
-    const float* bias;
-    int columns;
-    bool relu;
+template <class T> __device__ inline T converted(float value) { return from_float<T>(value); }
+template <class T> __device__ inline T converted(int value) { return T(value); }
 
-    __device__ void operator()(int i, int j, float value) const {
-        const float z = value + bias[j];
-        // Written so that a NaN stays.
-        y[i * columns + j] = relu && z <= 0.0f ? 0.0f : z;
+// Writes `values` from `column` on into a row of so many columns, a multiple of STEP.
+template <int STEP, class T, class V, int N>
+__device__ inline void write(T* row, int column, int columns, const V (&values)[N]) {
+    constexpr int PIECE = STEP < N ? STEP : N;
+#pragma unroll
+    for (int v = 0; v < N; v += PIECE) {
+        if (column + v >= columns) continue;
+        Run<T, PIECE> piece;
+#pragma unroll
+        for (int u = 0; u < PIECE; ++u) piece.at[u] = converted<T>(values[v + u]);
+        *reinterpret_cast<Run<T, PIECE>*>(row + column + v) = piece;
     }
-};
+}
 
+// C itself, of rows x columns.
+template <class T, int STEP>
 struct StorePlain {
-    float* y;
-    int columns;
+    T* y;
+    int rows, columns;
 
-    __device__ void operator()(int i, int j, float value) const { y[i * columns + j] = value; }
+    template <int N>
+    __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int i = row + m * MEMBER_STEP;
+            if (i < rows) write<STEP>(y + i * columns, column, columns, values[m]);
+        }
+    }
 };
 
-// Gradients of weights, and of the bias as one row more; part z of several lies `size` elements
-// behind part z - 1.
+// Gradients of weights, `rows` of them, and of the bias as one row more; part z of several lies
+// `size` elements behind part z - 1.
 struct StoreGradient {
     float *dweight, *dbias;
     int rows, columns;
 
-    __device__ void operator()(int i, int j, float value) const {
+    template <int N>
+    __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
         const int part = blockIdx.z * (rows + 1) * columns;
-        if (i < rows)
-            dweight[part + i * columns + j] = value;
-        else
-            dbias[part + j] = value;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int i = row + m * MEMBER_STEP;
+            if (i > rows) continue;
+            float* to = i < rows ? dweight + i * columns : dbias;
+            write<OUT_STEP>(to + part, column, columns, values[m]);
+        }
     }
 };

@@ -1,78 +1,193 @@
 // Local response normalisation over the channels of x (N, H, W, C):
 //
-//     y = x s^−beta  with  s = bias + alpha Σ x² over the channels at most RADIUS away.
+//     y = x s^−beta  with  s = bias + alpha Σ x² over the channels at most RADIUS away,
 //
-// A block takes THREADS elements that lie side by side, whatever pixels they belong to, and keeps
-// them and their neighbours on both sides in shared memory.
+// alone or with maximum pooling behind it. A thread takes a vector of channels, and reads its
+// neighbours' too: they come from the first cache.
+
+#include "pooling.cuh"
 
 #ifndef RADIUS
 #define RADIUS 4
 #endif
 
 constexpr int THREADS = 256;
+constexpr int SIDE = (RADIUS + VECTOR - 1) / VECTOR;  // Vectors on either side with neighbours.
+constexpr int SPAN = (2 * SIDE + 1) * VECTOR;         // Channels of a vector and those beside it.
 
-// s^−beta. For the published exponent ¾ by roots: a few roundings, and a tenth of the time.
-__device__ inline float power(float s, float beta) {
-    if (beta != 0.75f) return powf(s, -beta);
-    const float root = rsqrtf(s);
-    return root * sqrtf(root);
-}
+#ifdef FIXED_CHANNELS
+#define CHANNELS FIXED_CHANNELS
+#else
+#define CHANNELS channels
+#endif
 
-// Elements `first` … `first` + `count` − 1 of x; those that do not exist are 0.
-__device__ inline void load(const float* x, float* tile, int first, int count, int total) {
-    for (int j = threadIdx.x; j < count; j += THREADS) {
-        const int i = first + j;
-        tile[j] = i >= 0 && i < total ? x[i] : 0.0f;
+struct Norm {
+    int vectors;  // Of a pixel.
+    float bias, alpha, beta;
+};
+
+// Sums over RADIUS channels on either side of each of the vector in the middle. What all of them
+// have in common is added once; nothing is subtracted, so nothing cancels.
+__device__ inline Floats sums_around(const float* values) {
+    const float* middle = values + SIDE * VECTOR;
+    Floats sums = {};
+    if (2 * RADIUS < VECTOR) {
+        for (int k = 0; k < VECTOR; ++k)
+            for (int d = -RADIUS; d <= RADIUS; ++d) sums.at[k] += middle[k + d];
+        return sums;
     }
+    float common = 0.0f, before = 0.0f, behind = 0.0f;
+    for (int j = VECTOR - 1 - RADIUS; j <= RADIUS; ++j) common += middle[j];
+    for (int k = VECTOR - 1; k >= 0; --k) {
+        sums.at[k] = common + before;
+        if (k > 0) before += middle[k - 1 - RADIUS];
+    }
+    for (int k = 1; k < VECTOR; ++k) {
+        behind += middle[k + RADIUS];
+        sums.at[k] += behind;
+    }
+    return sums;
 }
 
-// Sum of values[−RADIUS] … values[RADIUS], as far as they are channels of the same pixel, of which
-// `channel` is the one in the middle.
-template <bool SQUARED>
-__device__ inline float neighbours(const float* values, int channel, int channels) {
-    float sum = 0.0f;
-    for (int d = -RADIUS; d <= RADIUS; ++d)
-        if (channel + d >= 0 && channel + d < channels)
-            sum += SQUARED ? values[d] * values[d] : values[d];
-    return sum;
+// s of vector i of x, which is number v of its pixel, and the vector itself.
+__device__ inline Floats scales(const Number* x, int i, int v, const Norm& norm, Floats& own) {
+    float squares[SPAN];
+#pragma unroll
+    for (int side = -SIDE; side <= SIDE; ++side) {
+        Floats values = {};
+        if (unsigned(v + side) < unsigned(norm.vectors)) values = load(x, i + side);
+        if (side == 0) own = values;
+        for (int k = 0; k < VECTOR; ++k)
+            squares[(side + SIDE) * VECTOR + k] = values.at[k] * values.at[k];
+    }
+    Floats s = sums_around(squares);
+    for (float& value : s.at) value = norm.bias + norm.alpha * value;
+    return s;
+}
+
+struct Powers {
+    float own, next;  // s^−beta and s^(−beta−1).
+};
+
+// For the published exponent ¾ by roots: a few roundings, and a tenth of the time.
+__device__ inline Powers powers(float s, float beta) {
+    if (beta != 0.75f) {
+        const float power = powf(s, -beta);
+        return {power, power / s};
+    }
+    const float root = rsqrtf(s), power = root * rsqrtf(s * root);
+    return {power, power * root * root};
+}
+
+__device__ inline Floats normalized(const Number* x, int i, int v, const Norm& norm) {
+    Floats own;
+    const Floats s = scales(x, i, v, norm, own);
+    for (int k = 0; k < VECTOR; ++k) own.at[k] *= powers(s.at[k], norm.beta).own;
+    return own;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
-    const float* x, float* y, int count, int channels, float bias, float alpha, float beta) {
-    __shared__ float tile[THREADS + 2 * RADIUS];
-    const int first = blockIdx.x * THREADS, i = first + threadIdx.x;
-    load(x, tile, first - RADIUS, THREADS + 2 * RADIUS, count);
-    __syncthreads();
-    if (i >= count) return;
-    const float* own = tile + RADIUS + threadIdx.x;
-    const float s = bias + alpha * neighbours<true>(own, i % channels, channels);
-    y[i] = *own * power(s, beta);
+    const Number* x, Number* y, int count, int channels, float bias, float alpha, float beta) {
+    const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
+    int i;
+    if (mine(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
 }
 
-// dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels. s is computed again
-// from x: that costs less than to have kept it.
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
-    const float* x, const float* dy, float* dx, int count, int channels, float bias, float alpha,
-    float beta) {
-    __shared__ float tile[THREADS + 4 * RADIUS], terms[THREADS + 2 * RADIUS];
-    const int first = blockIdx.x * THREADS, i = first + threadIdx.x;
-    load(x, tile, first - 2 * RADIUS, THREADS + 4 * RADIUS, count);
-    __syncthreads();
-    for (int j = threadIdx.x; j < THREADS + 2 * RADIUS; j += THREADS) {
-        const int at = first - RADIUS + j;
-        float term = 0.0f;
-        if (at >= 0 && at < count) {
-            const float* value = tile + RADIUS + j;
-            const float s = bias + alpha * neighbours<true>(value, at % channels, channels);
-            term = dy[at] * *value * power(s, beta) / s;
+// dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels, and 0 where `rectified`
+// says that x is what a rectifier left, and it is 0. s is computed again from x: that costs less
+// than to have kept it. gradient(i) gives vectors of dy.
+template <class Gradient>
+__device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool rectified,
+                                    const Norm& norm, Gradient gradient) {
+    // Terms of the sum: of the block's vectors, and of those beside its first and last.
+    __shared__ __align__(32) float terms[(THREADS + 2 * SIDE) * VECTOR];
+    const int i = blockIdx.x * THREADS + threadIdx.x, last = count / VECTOR;
+    const float slope = 2.0f * norm.alpha * norm.beta;
+
+    auto term = [&](int vector, int slot, Floats& own, Floats& direct) {
+        if (unsigned(vector) >= unsigned(last)) return;
+        const Floats s = scales(x, vector, vector % norm.vectors, norm, own), dy = gradient(vector);
+        Floats products;
+        for (int k = 0; k < VECTOR; ++k) {
+            const Powers power = powers(s.at[k], norm.beta);
+            direct.at[k] = dy.at[k] * power.own;
+            products.at[k] = dy.at[k] * own.at[k] * power.next;
         }
-        terms[j] = term;
+        store(terms, slot, products);
+    };
+    Floats own, direct, unused, besides;
+    term(i, SIDE + threadIdx.x, own, direct);
+    // Where blocks hold whole pixels, nobody beside them is a neighbour.
+    if (THREADS % norm.vectors != 0 && threadIdx.x < 2 * SIDE) {
+        const int slot = threadIdx.x < SIDE ? threadIdx.x : THREADS + threadIdx.x;
+        term(i - int(threadIdx.x) + slot - SIDE, slot, unused, besides);
     }
     __syncthreads();
-    if (i >= count) return;
-    const int channel = i % channels;
-    const float* own = tile + 2 * RADIUS + threadIdx.x;
-    const float s = bias + alpha * neighbours<true>(own, channel, channels);
-    const float total = neighbours<false>(terms + RADIUS + threadIdx.x, channel, channels);
-    dx[i] = dy[i] * power(s, beta) - 2.0f * alpha * beta * *own * total;
+    if (i >= last) return;
+    const int v = i % norm.vectors;
+    float around[SPAN];
+#pragma unroll
+    for (int side = -SIDE; side <= SIDE; ++side) {
+        Floats products = {};
+        if (unsigned(v + side) < unsigned(norm.vectors))
+            products = load(terms, int(threadIdx.x) + SIDE + side);
+        for (int k = 0; k < VECTOR; ++k) around[(side + SIDE) * VECTOR + k] = products.at[k];
+    }
+    const Floats sums = sums_around(around);
+    for (int k = 0; k < VECTOR; ++k) {
+        const float value = direct.at[k] - slope * own.at[k] * sums.at[k];
+        direct.at[k] = rectified && !(own.at[k] > 0.0f) ? 0.0f : value;
+    }
+    store(dx, i, direct);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
+    const Number* x, const Number* dy, Number* dx, int rectified, int count, int channels,
+    float bias, float alpha, float beta) {
+    const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
+    lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
+}
+
+// With pooling behind it: a block computes `band` rows of y of a sample. It normalises the rows
+// that these look at into shared memory, which takes 4 bytes an element.
+extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
+    const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
+    GEOMETRY) {
+    extern __shared__ __align__(32) float rows[];
+    const Geometry g = GEOMETRY_VALUES;
+    const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
+    const int bands = (g.out_height + band - 1) / band, sample = blockIdx.x / bands;
+    const int first = blockIdx.x % bands * band, stop = min(first + band, g.out_height);
+    const int line = g.width * norm.vectors;
+    const int begin = max(first * g.down - g.top, 0);
+    const int end = min((stop - 1) * g.down - g.top + g.r, g.height);
+    for (int j = threadIdx.x; j < (end - begin) * line; j += THREADS) {
+        const int i = (sample * g.height + begin) * line + j;
+        store(rows, j, normalized(x, i, j % norm.vectors, norm));
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < (stop - first) * g.out_width * norm.vectors; j += THREADS) {
+        const Place to = place(j, g.out_height, g.out_width, norm.vectors);
+        const Largest best = largest(g, first + to.row, to.column, [&](int row, int column) {
+            return load(rows, (row - begin) * line + column * norm.vectors + to.channel);
+        });
+        const int i = (sample * g.out_height + first) * g.out_width * norm.vectors + j;
+        store(y, argmax, i, best);
+    }
+}
+
+// dx from the gradient by what was pooled.
+extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_backward(
+    const Number* __restrict__ x, const Number* __restrict__ dy, const Which* __restrict__ argmax,
+    Number* __restrict__ dx, int rectified, int samples, float bias, float alpha, float beta,
+    GEOMETRY) {
+    const Geometry g = GEOMETRY_VALUES;
+    const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
+    const int count = samples * g.height * g.width * g.channels;
+    lrn_gradient(x, dx, count, rectified, norm, [&](int i) {
+        const Place at = place(i, g.height, g.width, norm.vectors);
+        const int row = at.row + g.top, column = at.column + g.left;
+        const Place cell = {at.sample, row / g.down, column / g.across, at.channel};
+        return given_back(dy, argmax, g, norm.vectors, cell, row % g.down, column % g.across);
+    });
 }

@@ -1,157 +1,151 @@
-// Pooling of maps x (N, H, W, C) to y (N, Ho, Wo, C). Window positions outside the map take no part.
+// Pooling of maps x (N, H, W, C) to y (N, Ho, Wo, C).
 //
-// Forward, a thread computes a vector of channels of y; backward, one of dx: it gathers what the
-// windows that hold its pixel give it, in order, so that no two threads add to one element.
+// Forward, a thread computes a vector of channels of y. Backward, a cell of dx as large as the
+// distance of windows: it gathers what the windows that hold its pixels give them, in order, so that
+// no two threads add to one element, and reads each of those windows once.
 
-#include "vector.cuh"
+#include "philox.cuh"
+#include "pooling.cuh"
 
-// Windows of `rows` by `columns`, `down` and `across` apart; the first begins `top` above the map
-// and `left` before it.
-struct Geometry {
-    int samples, height, width, channels, out_height, out_width, rows, columns, down, across, top,
-        left;
-};
-
-#define GEOMETRY                                                                                \
-    int samples, int height, int width, int channels, int out_height, int out_width, int rows, \
-        int columns, int down, int across, int top, int left
-#define GEOMETRY_VALUES                                                                       \
-    {samples, height, width,  channels, out_height, out_width, rows, columns, down, across, top, \
-     left}
-
-// A pixel of a map, and a vector of its channels.
-struct Place {
-    int sample, row, column, channel;
-};
-
-__device__ inline Place place(int i, int height, int width, int vectors) {
-    const int pixel = i / vectors, line = pixel / width;
-    return {line / height, line % height, pixel % width, i % vectors};
-}
-
-// Positions first … last of a window, or windows of a position, along one axis.
-struct Range {
-    int first, last;
-};
-
-// What of window `i` lies inside the map, in positions of the window.
-__device__ inline Range inside(int i, int stride, int before, int window, int size) {
-    const int start = i * stride - before;
-    return {max(0, -start), min(window, size - start) - 1};
-}
-
-// Windows that hold position `at` of the map.
-__device__ inline Range holders(int at, int stride, int before, int window, int windows) {
-    const int from = at + before - window + 1;
-    return {from <= 0 ? 0 : (from + stride - 1) / stride, min((at + before) / stride, windows - 1)};
-}
-
-// y = largest of each window, argmax = which of its elements that is, row by row; the first, among
-// equals. A NaN is larger than all, and stays.
-extern "C" __global__ void max_forward(const Floats* x, Floats* y, Ints* argmax, GEOMETRY) {
-    const Geometry g = GEOMETRY_VALUES;
+// Writes largest values and which they are, after finish(place, largest) has had its way with them.
+template <class Finish>
+__device__ inline void pool_largest(const Number* x, Number* y, Which* argmax, int samples,
+                                    const Geometry& g, Finish finish) {
     int i;
-    if (!mine(g.samples * g.out_height * g.out_width * g.channels, i)) return;
+    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return;
     const int vectors = g.channels / VECTOR;
-    const Place at = place(i, g.out_height, g.out_width, vectors);
-    const Range rows_inside = inside(at.row, g.down, g.top, g.rows, g.height);
-    const Range columns_inside = inside(at.column, g.across, g.left, g.columns, g.width);
-    Floats best;
-    Ints which;
-    for (int k = 0; k < VECTOR; ++k) which.at[k] = -1;
-    for (int r = rows_inside.first; r <= rows_inside.last; ++r) {
-        const int row = at.row * g.down - g.top + r;
-        for (int s = columns_inside.first; s <= columns_inside.last; ++s) {
-            const int column = at.column * g.across - g.left + s;
-            const int pixel = (at.sample * g.height + row) * g.width + column;
-            const Floats values = x[pixel * vectors + at.channel];
-            for (int k = 0; k < VECTOR; ++k) {
-                const float value = values.at[k];
-                if (which.at[k] < 0 || value > best.at[k] || value != value) {
-                    best.at[k] = value;
-                    which.at[k] = r * g.columns + s;
-                }
-            }
+    const Place to = place(i, g.out_height, g.out_width, vectors);
+    Largest best = largest(g, to.row, to.column, [&](int row, int column) {
+        const int pixel = (to.sample * g.height + row) * g.width + column;
+        return load(x, pixel * vectors + to.channel);
+    });
+    finish(to, best);
+    store(y, argmax, i, best);
+}
+
+// The gradient of a rectifier in front: none where the largest is not above 0.
+__device__ inline void rectify(Largest& best) {
+    for (int k = 0; k < VECTOR; ++k)
+        if (!(best.value.at[k] > 0.0f)) best.which[k] = NOBODY;
+}
+
+// y = largest of each window, argmax = which of its elements that is, row by row.
+extern "C" __global__ void max_forward(
+    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
+    const Geometry g = GEOMETRY_VALUES;
+    pool_largest(x, y, argmax, samples, g, [](const Place&, Largest&) {});
+}
+
+// The same for x that is rectified: max_backward then gives the gradient in front of the rectifier.
+extern "C" __global__ void rectified_max_forward(
+    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
+    const Geometry g = GEOMETRY_VALUES;
+    pool_largest(x, y, argmax, samples, g, [](const Place&, Largest& best) { rectify(best); });
+}
+
+// The same with dropout behind; max_backward needs its factor.
+extern "C" __global__ void dropped_max_forward(
+    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY, DROPOUT) {
+    const Geometry g = GEOMETRY_VALUES;
+    const Dropout d = DROPOUT_VALUES;
+    pool_largest(x, y, argmax, samples, g, [&](const Place& to, Largest& best) {
+        rectify(best);
+        const int pixel = to.row * g.out_width + to.column;
+        const unsigned kept =
+            kept_of_vector(d, to.sample, pixel * g.channels + to.channel * VECTOR);
+        for (int k = 0; k < VECTOR; ++k)
+            if (!(kept >> k & 1)) best.which[k] = NOBODY;
+        drop(best.value, kept, d.factor);
+    });
+}
+
+// Calls visit(i, a, b) for each pixel of a cell that lies inside the map: vector i of it, pixel
+// (a, b) of the cell.
+template <class Visit>
+__device__ inline void each_of_cell(const Geometry& g, int vectors, const Place& cell, Visit visit) {
+#pragma unroll
+    for (int a = 0; a < g.down; ++a) {
+        const int row = cell.row * g.down - g.top + a;
+#pragma unroll
+        for (int b = 0; b < g.across; ++b) {
+            const int column = cell.column * g.across - g.left + b;
+            if (unsigned(row) >= unsigned(g.height) || unsigned(column) >= unsigned(g.width))
+                continue;
+            visit(((cell.sample * g.height + row) * g.width + column) * vectors + cell.channel, a,
+                  b);
         }
     }
-    y[i] = best;
-    argmax[i] = which;
 }
 
-// dx = sum of dy over the windows whose largest element this is.
-extern "C" __global__ void max_backward(
-    const Floats* dy, const Ints* argmax, Floats* dx, GEOMETRY) {
-    const Geometry g = GEOMETRY_VALUES;
+// The cell of thread i; false behind the last.
+__device__ inline bool my_cell(const Geometry& g, int samples, Place& cell) {
+    const int rows = (g.height + g.top + g.down - 1) / g.down;
+    const int columns = (g.width + g.left + g.across - 1) / g.across;
     int i;
-    if (!mine(g.samples * g.height * g.width * g.channels, i)) return;
+    if (!mine(samples * rows * columns * g.channels, i)) return false;
+    cell = place(i, rows, columns, g.channels / VECTOR);
+    return true;
+}
+
+// dx = factor · sum of dy over the windows whose largest element this is.
+extern "C" __global__ void max_backward(const Number* __restrict__ dy,
+                                        const Which* __restrict__ argmax, Number* __restrict__ dx,
+                                        float factor, int samples, GEOMETRY) {
+    const Geometry g = GEOMETRY_VALUES;
     const int vectors = g.channels / VECTOR;
-    const Place at = place(i, g.height, g.width, vectors);
-    const Range down_range = holders(at.row, g.down, g.top, g.rows, g.out_height);
-    const Range across_range = holders(at.column, g.across, g.left, g.columns, g.out_width);
-    Floats sum = {};
-    for (int p = down_range.first; p <= down_range.last; ++p) {
-        const int r = at.row + g.top - p * g.down;
-        for (int q = across_range.first; q <= across_range.last; ++q) {
-            const int here = r * g.columns + at.column + g.left - q * g.across;
-            const int window = (at.sample * g.out_height + p) * g.out_width + q;
-            const Floats gradient = dy[window * vectors + at.channel];
-            const Ints which = argmax[window * vectors + at.channel];
-            for (int k = 0; k < VECTOR; ++k)
-                sum.at[k] += which.at[k] == here ? gradient.at[k] : 0.0f;
-        }
-    }
-    dx[i] = sum;
+    Place cell;
+    if (!my_cell(g, samples, cell)) return;
+    each_of_cell(g, vectors, cell, [&](int i, int a, int b) {
+        Floats sum = given_back(dy, argmax, g, vectors, cell, a, b);
+        for (float& value : sum.at) value *= factor;
+        store(dx, i, sum);
+    });
 }
 
 // What a window's sum is multiplied with: 1, or 1 / (its elements inside the map).
 __device__ inline float weight(const Geometry& g, int p, int q, int average) {
     if (!average) return 1.0f;
-    const Range r = inside(p, g.down, g.top, g.rows, g.height);
-    const Range s = inside(q, g.across, g.left, g.columns, g.width);
-    return 1.0f / float((r.last - r.first + 1) * (s.last - s.first + 1));
+    const int row = p * g.down - g.top, column = q * g.across - g.left;
+    const int rows = min(row + g.r, g.height) - max(row, 0);
+    const int columns = min(column + g.s, g.width) - max(column, 0);
+    return 1.0f / float(rows * columns);
 }
 
 // y = sum, or mean, of each window.
-extern "C" __global__ void sum_forward(const Floats* x, Floats* y, int average, GEOMETRY) {
+extern "C" __global__ void sum_forward(
+    const Number* x, Number* y, int average, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     int i;
-    if (!mine(g.samples * g.out_height * g.out_width * g.channels, i)) return;
+    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return;
     const int vectors = g.channels / VECTOR;
-    const Place at = place(i, g.out_height, g.out_width, vectors);
-    const Range rows_inside = inside(at.row, g.down, g.top, g.rows, g.height);
-    const Range columns_inside = inside(at.column, g.across, g.left, g.columns, g.width);
+    const Place to = place(i, g.out_height, g.out_width, vectors);
     Floats sum = {};
-    for (int r = rows_inside.first; r <= rows_inside.last; ++r) {
-        const int row = at.row * g.down - g.top + r;
-        for (int s = columns_inside.first; s <= columns_inside.last; ++s) {
-            const int column = at.column * g.across - g.left + s;
-            const int pixel = (at.sample * g.height + row) * g.width + column;
-            const Floats values = x[pixel * vectors + at.channel];
-            for (int k = 0; k < VECTOR; ++k) sum.at[k] += values.at[k];
-        }
-    }
-    const float factor = weight(g, at.row, at.column, average);
+    each_of_window(g, to.row, to.column, [&](int row, int column, int, bool inside) {
+        const int pixel = (to.sample * g.height + row) * g.width + column;
+        const Floats values = load(x, pixel * vectors + to.channel);
+        for (int k = 0; k < VECTOR; ++k) sum.at[k] += inside ? values.at[k] : 0.0f;
+    });
+    const float factor = weight(g, to.row, to.column, average);
     for (float& value : sum.at) value *= factor;
-    y[i] = sum;
+    store(y, i, sum);
 }
 
 // dx = sum of dy over the windows that hold this element, over their size where averaged.
-extern "C" __global__ void sum_backward(const Floats* dy, Floats* dx, int average, GEOMETRY) {
+extern "C" __global__ void sum_backward(const Number* __restrict__ dy, Number* __restrict__ dx,
+                                        int average, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
-    int i;
-    if (!mine(g.samples * g.height * g.width * g.channels, i)) return;
     const int vectors = g.channels / VECTOR;
-    const Place at = place(i, g.height, g.width, vectors);
-    const Range down_range = holders(at.row, g.down, g.top, g.rows, g.out_height);
-    const Range across_range = holders(at.column, g.across, g.left, g.columns, g.out_width);
-    Floats sum = {};
-    for (int p = down_range.first; p <= down_range.last; ++p) {
-        for (int q = across_range.first; q <= across_range.last; ++q) {
-            const int window = (at.sample * g.out_height + p) * g.out_width + q;
-            const Floats gradient = dy[window * vectors + at.channel];
-            const float factor = weight(g, p, q, average);
-            for (int k = 0; k < VECTOR; ++k) sum.at[k] += factor * gradient.at[k];
-        }
-    }
-    dx[i] = sum;
+    Place cell;
+    if (!my_cell(g, samples, cell)) return;
+    each_of_cell(g, vectors, cell, [&](int i, int a, int b) {
+        Floats sum = {};
+        each_holder(g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
+            const int window = (cell.sample * g.out_height + row) * g.out_width + column;
+            const Floats gradient = load(dy, window * vectors + cell.channel);
+            const float factor = weight(g, row, column, average);
+            for (int k = 0; k < VECTOR; ++k)
+                sum.at[k] += element >= 0 ? factor * gradient.at[k] : 0.0f;
+        });
+        store(dx, i, sum);
+    });
 }

@@ -8,6 +8,7 @@ extern "C" __global__ void sum_parts(const float* partial, int parts, float* dw,
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= size) return;
     float total = 0.0f;
+#pragma unroll 8
     for (int part = 0; part < parts; ++part) total += partial[part * size + i];
     if (i < weights)
         dw[i] = total;

@@ -85,9 +85,13 @@ const char* launch(Library library, Invoke invoke, void** args, const unsigned* 
                    const uint64_t* regions, int num_regions, uint64_t seed);
 
 // How Python knows a parameter's type: f4, i4, u1 …, with * behind it for a pointer; a pointer
-// to vectors, which have elements x, y, … or an array `at`, is one to their elements.
+// to vectors, which have elements x, y, … or an array `at`, is one to their elements, and one to a
+// number of a type of its own one to its `bits`.
 template <class T, class = void> struct Element { using type = T; };
 template <class T> struct Element<T, std::void_t<decltype(T::x)>> { using type = decltype(T::x); };
+template <class T> struct Element<T, std::void_t<decltype(T::bits)>> {
+    using type = decltype(T::bits);
+};
 template <class T> struct Element<T, std::void_t<decltype(T::at)>> {
     using type = std::remove_extent_t<decltype(T::at)>;
 };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Operation, vector
 from dptrain.backends.cuda.replica import CudaReplica, Message
+from dptrain.backends.cuda.tails import TAILS
+from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -56,6 +58,9 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 }
 """By the first layer of a group, which says what may follow in it."""
 
+CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [(Conv2d, ReLU, *tail) for tail in TAILS]
+"""Groups that a convolution leads, with all that may follow its rectifier."""
+
 LOSSES = {
     "classes": "softmax_cross_entropy",
     "binary": "sigmoid_cross_entropy",
@@ -63,8 +68,16 @@ LOSSES = {
 }
 
 
-LOSS_THREADS = 256
-"""One block adds up the whole batch, in an order that is always the same."""
+LOSS_THREADS = 512
+"""Of a block, `THREADS` of ``losses.cu``."""
+
+MOST_LOSS_BLOCKS = 512
+"""Beyond these, threads take several samples: every block costs the last one a sum."""
+
+
+def _loss_lanes(loss: str, outputs: int) -> int:
+    """Threads that share a sample, a power of two; those of ``values`` share nothing."""
+    return 1 if loss == "values" else min(1 << (outputs - 1).bit_length(), 32)
 
 
 def open_device(index: int) -> Device:
@@ -82,11 +95,15 @@ class CudaBackend(Backend):
     """Float32 on a GPU, activations (N, H, W, C)."""
 
     name = "cuda"
-    precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
+    precisions: ClassVar[Mapping[str, Precision]] = {
+        "fp32": Precision("float32", "float32"),
+        "tf32": Precision("float32", "float32"),
+        "bf16": Precision("float32", "uint16"),
+    }
     channels_last = True
     weights_beside = True
     fusions = (
-        (Conv2d, ReLU, MaxPool2d),
+        *CONVOLUTIONS,
         (Conv2d, ReLU),
         (Dense, ReLU, Dropout),
         (Dense, ReLU),
@@ -103,6 +120,10 @@ class CudaBackend(Backend):
     def place(self, local_rank: int) -> str:
         self._local_rank = local_rank
         return self.device.identity
+
+    def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        tail = TAILS.get(tuple(type(node.layer) for node in nodes[2:]))
+        return tail is None or tail.fits(nodes[2:])
 
     def staged_bytes(self, network: Network, setting: Setting) -> int:
         return Message.of(network, setting).nbytes
@@ -131,16 +152,25 @@ class CudaBackend(Backend):
         sums: Array,
     ) -> Kernel:
         assert isinstance(replica, CudaReplica)
-        name = LOSSES[replica.plan.network.loss.targets]
-        function = replica.device.function("losses.cu", name)
-        outputs, dz = np.int32(output.shape[1]), output if gradient is None else gradient
+        kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
+        lanes = _loss_lanes(kind, outputs)
+        precision = 2 if output.dtype == np.uint16 else 0
+        function = device.function("losses.cu", LOSSES[kind], LANES=lanes, PRECISION=precision)
+        items = outputs if kind == "values" else lanes
+
+        def blocks(n: int) -> int:
+            return max(min(ceil_div(n * items, LOSS_THREADS), MOST_LOSS_BLOCKS), 1)
+
+        between = device.zeros((1 + blocks(replica.plan.batch_size),), "uint64")
+        dz = output if gradient is None else gradient
+        arrays = output, target, dz, sums, replica.numbers, between
 
         def run(context: Context) -> None:
             backward = np.int32(context.training and gradient is not None)
             function(
-                (1, 1, 1), (LOSS_THREADS, 1, 1),
-                [output, target, dz, sums, np.int32(context.n), outputs,
-                 np.float32(context.scale), backward],
+                (blocks(context.n), 1, 1), (LOSS_THREADS, 1, 1),
+                [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
+                 backward],
             )  # fmt: skip
 
         return run
@@ -151,30 +181,23 @@ class CudaBackend(Backend):
         w, runs = replica.flat_parameters, segments(replica.plan)
         bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
         decays = _uploaded(device, np.array([decay for *_, decay in runs], np.float32))
-        common = [w, replica.flat_gradients, *state.values(), bounds, decays, np.int32(len(runs))]
+        sums = replica.flat_gradients[replica.plan.layout.size :]
+        arrays = [w, replica.flat_gradients, *state.values(), sums, replica.numbers]
+        common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
         sgd = "sgd_momentum" if rule.state else "sgd"
         name = sgd if isinstance(rule, SGD) else "adam"
         # Slots are whole cache lines, so segments begin and end with vectors.
-        width = vector(w.size)
+        width = vector(w.size, w.dtype.itemsize)
         function = device.function("updates.cu", name, VECTOR=width)
-
-        def numbers(rate: float) -> list[np.generic]:
-            if isinstance(rule, SGD):
-                rest = [np.float32(rule.momentum), np.int32(rule.nesterov)]
-                return [*(rest if rule.momentum else []), np.float32(rate)]
-            t = replica.updates
-            constants = (rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2)
-            corrected = rate / (1.0 - rule.beta1**t), (1.0 - rule.beta2**t) ** -0.5
-            return [np.float32(value) for value in (*constants, *corrected)]
+        constants: list[np.generic] = []
+        if not isinstance(rule, SGD):
+            betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2
+            constants = [np.float32(value) for value in betas]
+        elif rule.momentum:
+            constants = [np.float32(rule.momentum), np.int32(rule.nesterov)]
 
         def update(context: Context) -> None:
-            launch(
-                function,
-                w.size // width,
-                *common,
-                np.int32(w.size),
-                *numbers(context.learning_rate),
-            )
+            launch(function, w.size // width, *common, *constants)
 
         return update
 

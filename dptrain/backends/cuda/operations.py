@@ -7,42 +7,32 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dptrain.backends.base import Arrays, Context, Kernel
-from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.network.layers import Dropout, Shape
+from dptrain.network.layers import Dropout
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 from dptrain.plan.random import threshold
 
 Kernels = Mapping[Phase, Kernel]
 
+ACCESS_BYTES = 16
+"""What a thread reads or writes at once, where it can."""
 
-def vector(length: int) -> int:
+
+def vector(length: int, itemsize: int) -> int:
     """How many elements of rows of this length a thread takes, `VECTOR` of ``vector.cuh``."""
-    return 4 if length % 4 == 0 else 1
-
-
-def each(device: Device, name: str, items: int, *args: Any) -> Kernel:
-    """A stage of one launch of an elementwise kernel, for `items` elements a sample.
-
-    The kernel's last parameter is the number of elements.
-    """
-    width = vector(items)
-    function = device.function("elementwise.cu", name, VECTOR=width)
-
-    def run(context: Context) -> None:
-        count = context.n * items
-        launch(function, count // width, *args, np.int32(count))
-
-    return run
+    width = ACCESS_BYTES // itemsize
+    return width if length % width == 0 else 1
 
 
 class Operation(ABC):
@@ -60,6 +50,30 @@ class Operation(ABC):
         self.batch_size = replica.plan.batch_size
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
+        self.itemsize = np.dtype(replica.plan.setting.activations).itemsize
+
+    def function(self, file: str, name: str, **defines: int) -> Function:
+        """A kernel that moves activations as the plan keeps them (``number.cuh``)."""
+        bfloat16 = self.replica.plan.setting.activations == "uint16"
+        return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
+
+    def vector(self, length: int) -> int:
+        """`VECTOR` for rows of this length."""
+        return vector(length, self.itemsize)
+
+    def each(self, name: str, *args: Any) -> Kernel:
+        """A stage of one launch of an elementwise kernel, for `size` elements a sample.
+
+        The kernel's last parameter is the number of elements.
+        """
+        width = self.vector(self.size)
+        function = self.function("elementwise.cu", name, VECTOR=width)
+
+        def run(context: Context) -> None:
+            count = context.n * self.size
+            launch(function, count // width, *args, np.int32(count))
+
+        return run
 
     @classmethod
     @abstractmethod
@@ -73,7 +87,7 @@ class Operation(ABC):
     def relu_mask(self, factor: float) -> Kernel:
         """Stage that writes dy · factor over dy where y is above 0, and 0 elsewhere."""
         dy, y = self.arrays["dy"], self.arrays["y"]
-        return each(self.device, "relu_mask", self.size, dy, y, np.float32(factor))
+        return self.each("relu_mask", dy, y, np.float32(factor))
 
 
 class _Single(Operation):
@@ -125,73 +139,69 @@ class _Elementwise(_Single):
     """A function of each element, and its derivative from y."""
 
     reads: ClassVar[tuple[str, ...]] = ("y",)
-    function: ClassVar[str]
+    kind: ClassVar[str]
 
     def forward(self) -> Kernel:
-        a, name = self.arrays, f"{self.function}_forward"
-        return each(self.device, name, self.size, a["x"], a["y"])
+        return self.each(f"{self.kind}_forward", self.arrays["x"], self.arrays["y"])
 
     def backward(self) -> Kernel:
-        a, name = self.arrays, f"{self.function}_backward"
-        return each(self.device, name, self.size, a["dy"], a["y"], a["dx"])
+        a = self.arrays
+        return self.each(f"{self.kind}_backward", a["dy"], a["y"], a["dx"])
 
 
 class Rectifier(_Elementwise):
     """max(x, 0)."""
 
-    function = "relu"
+    kind = "relu"
 
 
 class Logistic(_Elementwise):
     """σ(x)."""
 
-    function = "sigmoid"
+    kind = "sigmoid"
 
 
-class DropoutMask:
-    """Mask of a dropout layer for the samples of a step.
+class Dropping:
+    """How a dropout layer drops; see ``philox.cuh``.
 
     Args:
         operation: of the group that the layer is in.
         node: the layer.
-        mask: uint32 (N, blocks), a byte for each of four elements.
     """
 
-    def __init__(self, operation: Operation, node: Node, mask: Array) -> None:
+    BYTE = 8
+    """Elements of a sample that a thread drops, and that a byte of a mask stands for."""
+
+    def __init__(self, operation: Operation, node: Node) -> None:
         assert isinstance(node.layer, Dropout)
-        replica, rate = operation.replica, node.layer.rate
-        self._mask, self._blocks, self._size = mask, mask.shape[1], math.prod(node.output_shape)
-        self._factor = np.float32(1.0 / (1.0 - rate))
-        self._width = vector(self._size)
-        self._draw = operation.device.function("dropout.cu", "dropout_mask")
-        self._apply = operation.device.function("dropout.cu", "dropout_apply", VECTOR=self._width)
-        seed = replica.context.seed
+        self._operation, self._replica = operation, operation.replica
+        self.rate, self._index = node.layer.rate, node.index
+        self._size = math.prod(node.output_shape)
+        self.factor = np.float32(1.0 / (1.0 - self.rate))
+
+    @classmethod
+    def mask(cls, shape: tuple[int, ...]) -> BufferSpec:
+        """Memory of the mask of activations of `shape`, batch included: a bit an element."""
+        return BufferSpec((shape[0], ceil_div(math.prod(shape[1:]), cls.BYTE)), "uint8")
+
+    def arguments(self, *, training: bool) -> list[Any]:
+        """Of the parameters `DROPOUT`; without training all is kept as it is."""
+        seed = self._replica.context.seed
         key = np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
-        self._samples = replica.samples
-        self._constants = np.uint64(threshold(rate)), np.uint32(node.index), *key
+        limit, factor = (threshold(self.rate), self.factor) if training else (0, np.float32(1.0))
+        pointers = self._replica.samples, self._replica.numbers
+        return [*pointers, np.uint64(limit), np.uint32(self._index), *key, factor]
 
-    @staticmethod
-    def spec(shape: tuple[int, ...]) -> BufferSpec:
-        """Memory of the mask of activations of `shape`, batch included."""
-        return BufferSpec((shape[0], ceil_div(math.prod(shape[1:]), 4)), "uint32")
-
-    def draw(self, context: Context) -> None:
-        """Fill the mask."""
-        launch(
-            self._draw, context.n * self._blocks,
-            self._mask, self._samples, np.int32(context.n), np.int32(self._blocks),
-            *self._constants, np.uint32(context.step & 0xFFFFFFFF),
-        )  # fmt: skip
-
-    def apply(self, x: Array, y: Array) -> Kernel:
-        """Stage that writes x · factor where kept, x · 0 elsewhere."""
+    def stage(self, name: str, *arrays: Array) -> Kernel:
+        """Stage of a kernel of ``dropout.cu`` for training: it draws, unless it goes backward."""
+        width = self._operation.vector(self._size)
+        function = self._operation.function("dropout.cu", name, VECTOR=width)
+        backward = name == "dropout_backward"
+        rest = [self.factor] if backward else self.arguments(training=True)
+        bytes_each, size = ceil_div(self._size, self.BYTE), np.int32(self._size)
 
         def run(context: Context) -> None:
-            launch(
-                self._apply, context.n * self._size // self._width,
-                x, self._mask, y, np.int32(context.n), np.int32(self._size),
-                np.int32(self._blocks), self._factor,
-            )  # fmt: skip
+            launch(function, context.n * bytes_each, *arrays, np.int32(context.n), size, *rest)
 
         return run
 
@@ -201,76 +211,98 @@ class Drop(_Single):
 
     @classmethod
     def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        return {"mask": DropoutMask.spec(shape)} if setting.training else {}
-
-    def _mask(self) -> DropoutMask:
-        return DropoutMask(self, self.group.head, self.arrays["mask"])
+        return {"mask": Dropping.mask(shape)} if setting.training else {}
 
     def forward(self) -> Kernel:
         a = self.arrays
-        keep = each(self.device, "copy", self.size, a["x"], a["y"])
+        keep = self.each("copy", a["x"], a["y"])
         if "mask" not in a:
             return keep
-        mask = self._mask()
-        apply = mask.apply(a["x"], a["y"])
+        drop = Dropping(self, self.group.head).stage("dropout_forward", a["x"], a["y"], a["mask"])
 
         def run(context: Context) -> None:
-            if not context.training:
-                return keep(context)
-            mask.draw(context)
-            return apply(context)
+            (drop if context.training else keep)(context)
 
         return run
 
     def backward(self) -> Kernel:
-        return self._mask().apply(self.arrays["dy"], self.arrays["dx"])
+        a = self.arrays
+        dropping = Dropping(self, self.group.head)
+        return dropping.stage("dropout_backward", a["dy"], a["mask"], a["dx"])
 
 
-def _pool_geometry(node: Node) -> list[np.int32]:
-    """Maps (H, W, C), pooled (H, W), window, strides and positions outside above and before."""
+class Windows:
+    """Pooling kernels of a node.
+
+    Args:
+        operation: of the group that the layer is in.
+        node: the layer.
+    """
+
+    def __init__(self, operation: Operation, node: Node) -> None:
+        layer: Any = node.layer
+        self._operation, self._node = operation, node
+        self.geometry = geometry(node, layer.windows)
+        self.width = operation.vector(node.output_shape[0])
+        self.defines = {"VECTOR": self.width, **fixed(operation.device, self.geometry)}
+        if argmax_dtype(node) != "uint8":
+            self.defines["WIDE_WINDOWS"] = 1
+
+    def function(self, file: str, name: str, **defines: int) -> Function:
+        """A kernel compiled for this layer."""
+        return self._operation.function(file, name, **self.defines, **defines)
+
+    def forward(self, name: str, *args: Any, behind: Sequence[Any] = ()) -> Kernel:
+        """Stage of a kernel with a thread for each vector of channels of the output.
+
+        Args:
+            name: of the kernel.
+            args: arguments before the number of samples.
+            behind: arguments behind the geometry.
+        """
+        return self._stage(name, math.prod(self._node.output_shape), args, behind)
+
+    def backward(self, name: str, *args: Any) -> Kernel:
+        """Stage of a kernel with a thread for each cell as large as the strides."""
+        h, w, c, *_, down, across, top, left = map(int, self.geometry)
+        return self._stage(name, ceil_div(h + top, down) * ceil_div(w + left, across) * c, args)
+
+    def _stage(
+        self, name: str, items: int, args: tuple[Any, ...], behind: Sequence[Any] = ()
+    ) -> Kernel:
+        function, threads = self.function("pooling.cu", name), items // self.width
+        rest = *self.geometry, *behind
+
+        def run(context: Context) -> None:
+            launch(function, context.n * threads, *args, np.int32(context.n), *rest)
+
+        return run
+
+
+def argmax_dtype(node: Node) -> str:
+    """Of the number of an element of a window: the largest one means none of them."""
     layer: Any = node.layer
-    (c, h, w), (_, ho, wo) = node.input_shape, node.output_shape
-    (top, _), (left, _) = layer.pads(node.input_shape)
-    numbers = (h, w, c, ho, wo, *layer.windows, *layer.strides, top, left)
-    return [np.int32(number) for number in numbers]
-
-
-def max_pool_forward(device: Device, node: Node, x: Array, y: Array, argmax: Array) -> Kernel:
-    """Stage that writes y, and argmax (int32): which element of its window each maximum is."""
-    return _pooling(device, "max_forward", node.output_shape, node, x, y, argmax)
-
-
-def max_pool_backward(device: Device, node: Node, dy: Array, argmax: Array, dx: Array) -> Kernel:
-    """Stage that writes dx."""
-    return _pooling(device, "max_backward", node.input_shape, node, dy, argmax, dx)
-
-
-def _pooling(device: Device, name: str, shape: Shape, node: Node, *args: Any) -> Kernel:
-    """Stage of a kernel that computes vectors of channels of an array of `shape`, (C, H, W)."""
-    width, items, geometry = vector(shape[0]), math.prod(shape), _pool_geometry(node)
-    function = device.function("pooling.cu", name, VECTOR=width)
-
-    def run(context: Context) -> None:
-        count = context.n * items // width
-        launch(function, count, *args, np.int32(context.n), *geometry)
-
-    return run
+    return "uint8" if math.prod(layer.windows) <= 255 else "int32"
 
 
 class MaxPooling(_Single):
     """Largest of each window; the gradient goes to it alone."""
 
     @classmethod
-    def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        return {"argmax": BufferSpec(shape, "int32")}
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        argmax = BufferSpec((setting.batch_size, *group.head.output_maps), argmax_dtype(group.head))
+        phases = {Phase.FORWARD: Access(("x",), ("y", "argmax"))}
+        if setting.training:
+            phases[Phase.BACKWARD] = Access(("dy", "argmax"), ("dx",))
+        return GroupNeeds(phases, {"argmax": argmax})
 
     def forward(self) -> Kernel:
-        a = self.arrays
-        return max_pool_forward(self.device, self.group.head, a["x"], a["y"], a["argmax"])
+        a, windows = self.arrays, Windows(self, self.group.head)
+        return windows.forward("max_forward", a["x"], a["y"], a["argmax"])
 
     def backward(self) -> Kernel:
-        a = self.arrays
-        return max_pool_backward(self.device, self.group.head, a["dy"], a["argmax"], a["dx"])
+        a, windows = self.arrays, Windows(self, self.group.head)
+        return windows.backward("max_backward", a["dy"], a["argmax"], a["dx"], np.float32(1.0))
 
 
 class SumPooling(_Single):
@@ -279,14 +311,12 @@ class SumPooling(_Single):
     average: ClassVar[bool] = False
 
     def forward(self) -> Kernel:
-        a, node = self.arrays, self.group.head
-        arrays = a["x"], a["y"], np.int32(self.average)
-        return _pooling(self.device, "sum_forward", node.output_shape, node, *arrays)
+        a, windows = self.arrays, Windows(self, self.group.head)
+        return windows.forward("sum_forward", a["x"], a["y"], np.int32(self.average))
 
     def backward(self) -> Kernel:
-        a, node = self.arrays, self.group.head
-        arrays = a["dy"], a["dx"], np.int32(self.average)
-        return _pooling(self.device, "sum_backward", node.input_shape, node, *arrays)
+        a, windows = self.arrays, Windows(self, self.group.head)
+        return windows.backward("sum_backward", a["dy"], a["dx"], np.int32(self.average))
 
 
 class AveragePooling(SumPooling):
@@ -295,26 +325,46 @@ class AveragePooling(SumPooling):
     average: ClassVar[bool] = True
 
 
+class Norm:
+    """Kernels of local response normalisation.
+
+    Args:
+        operation: of the group that the layer is in.
+        node: the layer.
+    """
+
+    def __init__(self, operation: Operation, node: Node) -> None:
+        layer: Any = node.layer
+        channels = node.output_maps[0]
+        self._operation, self._size = operation, math.prod(node.output_shape)
+        self.width, self.channels = operation.vector(channels), np.int32(channels)
+        self.radius = {"RADIUS": layer.radius}
+        self.numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
+
+    def stage(self, name: str, *args: Any) -> Kernel:
+        """Stage of a kernel that normalises and nothing else."""
+        defines = {"VECTOR": self.width, **self.radius}
+        if self._operation.device.specializes:
+            defines["FIXED_CHANNELS"] = int(self.channels)
+        function = self._operation.function("normalization.cu", name, **defines)
+
+        def run(context: Context) -> None:
+            count = context.n * self._size
+            rest = np.int32(count), self.channels, *self.numbers
+            launch(function, count // self.width, *args, *rest)
+
+        return run
+
+
 class ResponseNorm(_Single):
     """y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
 
     reads: ClassVar[tuple[str, ...]] = ("x",)
 
-    def _stage(self, name: str, *arrays: Array) -> Kernel:
-        layer, size = self.layer, self.size
-        function = self.device.function("normalization.cu", name, RADIUS=layer.radius)
-        channels = np.int32(self.group.head.output_maps[0])
-        numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
-
-        def run(context: Context) -> None:
-            count = context.n * size
-            launch(function, count, *arrays, np.int32(count), channels, *numbers)
-
-        return run
-
     def forward(self) -> Kernel:
-        return self._stage("lrn_forward", self.arrays["x"], self.arrays["y"])
+        a, norm = self.arrays, Norm(self, self.group.head)
+        return norm.stage("lrn_forward", a["x"], a["y"])
 
     def backward(self) -> Kernel:
-        a = self.arrays
-        return self._stage("lrn_backward", a["x"], a["dy"], a["dx"])
+        a, norm = self.arrays, Norm(self, self.group.head)
+        return norm.stage("lrn_backward", a["x"], a["dy"], a["dx"], np.int32(0))

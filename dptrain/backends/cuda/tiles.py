@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dptrain.backends.cuda.device import Extent
 
-DEPTH = 16
-"""Positions of the sum that a block takes at a time, `TILE_K`."""
+WARP = 32
+"""Threads of a warp."""
 
 WANTED_BLOCKS = 264
 """Blocks that keep a large GPU busy: two on each of 132 multiprocessors."""
@@ -23,28 +25,36 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one block computes, rows × columns, and what one of its threads does."""
+    """What one block computes, rows × columns, and what one of its workers does of that.
+
+    Attributes:
+        rows, columns: of the tile.
+        own_rows, own_columns: of a worker: a thread, or a warp where tensor cores multiply.
+        tensor: whether they do.
+    """
 
     rows: int
     columns: int
-    thread_rows: int
-    thread_columns: int
+    own_rows: int
+    own_columns: int
+    tensor: bool = False
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``gemm.cuh``."""
+        worker = "WARP" if self.tensor else "THREAD"
         return {
             "TILE_M": self.rows,
             "TILE_N": self.columns,
-            "THREAD_M": self.thread_rows,
-            "THREAD_N": self.thread_columns,
+            f"{worker}_M": self.own_rows,
+            f"{worker}_N": self.own_columns,
         }
 
     @property
     def block(self) -> Extent:
         """Threads of a block."""
-        per_thread = self.thread_rows * self.thread_columns
-        return self.rows * self.columns // per_thread, 1, 1
+        workers = self.rows * self.columns // (self.own_rows * self.own_columns)
+        return workers * (WARP if self.tensor else 1), 1, 1
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Blocks of a product of rows × columns whose sum is cut into `parts`."""
@@ -54,21 +64,48 @@ class Tile:
         """Tiles of a product of rows × columns."""
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
-
-NARROW = Tile(128, 16, 4, 4)
-MEDIUM = Tile(128, 32, 8, 4)
-SMALL = Tile(64, 64, 4, 4)
-LARGE = Tile(128, 64, 8, 4)
-TILES = (NARROW, MEDIUM, SMALL, LARGE)
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}/{self.own_rows}x{self.own_columns}"
 
 
-def choose_tile(rows: int, columns: int) -> Tile:
-    """The tile for a product of rows × columns: as wide as its columns, large if many fit."""
-    if columns <= NARROW.columns:
-        return NARROW
-    if columns <= MEDIUM.columns:
-        return MEDIUM
-    return LARGE if LARGE.blocks(rows, columns) >= WANTED_BLOCKS else SMALL
+THREAD_TILES = (
+    Tile(128, 16, 4, 4),
+    Tile(128, 32, 8, 4),
+    Tile(64, 64, 4, 4),
+    Tile(128, 64, 8, 4),
+)
+"""For float32."""
+
+TENSOR_TILES = (
+    Tile(128, 16, 32, 16, tensor=True),
+    Tile(64, 32, 32, 16, tensor=True),
+    Tile(128, 32, 32, 32, tensor=True),
+    Tile(32, 64, 32, 16, tensor=True),
+    Tile(64, 64, 32, 32, tensor=True),
+    Tile(128, 64, 32, 32, tensor=True),
+    Tile(128, 128, 64, 32, tensor=True),
+)
+"""For tf32 and bf16."""
+
+
+def tiles(precision: str) -> Sequence[Tile]:
+    """Those that compute products in `precision`."""
+    return THREAD_TILES if precision == "fp32" else TENSOR_TILES
+
+
+def choose_tile(precision: str, rows: int, columns: int) -> Tile:
+    """The tile that a product of rows × columns takes the least time with.
+
+    A block reads rows and columns of the operands for rows × columns products, so large tiles read
+    less; but small products fill a GPU only with small tiles, and what a tile covers beyond the
+    product is computed in vain.
+    """
+
+    def cost(tile: Tile) -> float:
+        waves = max(tile.blocks(rows, columns) / WANTED_BLOCKS, 1.0)
+        return waves * (tile.rows * tile.columns + 32 * (tile.rows + tile.columns))
+
+    return min(tiles(precision), key=cost)
 
 
 @dataclass(frozen=True)
@@ -88,8 +125,17 @@ class Parts:
         return max(ceil_div(terms, self.terms), 1)
 
 
-def cut(terms: int, tiles: int) -> Parts:
+def cut(terms: int, blocks: int) -> Parts:
     """Parts for a sum of at most `terms` terms in a product of so many tiles."""
-    wanted = ceil_div(WANTED_BLOCKS, tiles)
+    wanted = ceil_div(WANTED_BLOCKS, blocks)
     part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, SMALLEST_PART)
     return Parts(ceil_div(terms, part), part)
+
+
+DEPTH = 32
+"""Terms that a block takes at a time, at most: what `TILE_K` divides."""
+
+
+def step(length: int, itemsize: int) -> int:
+    """Elements of rows of this length that are read at once, of 16 bytes at the most."""
+    return math.gcd(length, 16 // itemsize)

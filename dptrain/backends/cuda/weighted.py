@@ -10,29 +10,41 @@ import numpy as np
 
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.operations import (
-    DropoutMask,
-    Kernels,
-    Operation,
-    max_pool_backward,
-    max_pool_forward,
-)
-from dptrain.backends.cuda.tiles import Parts, Tile, choose_tile, cut
-from dptrain.network.layers import Dropout, MaxPool2d, ReLU
+from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
+from dptrain.backends.cuda.replica import PRECISIONS
+from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
+from dptrain.backends.cuda.tiles import Parts, choose_tile, cut, step
+from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 SUM_THREADS = 256
 
-FIXED = tuple(
-    f"FIXED_{name}"
-    for name in (
-        "HEIGHT", "WIDTH", "CHANNELS", "OUT_HEIGHT", "OUT_WIDTH", "FILTERS", "R", "S", "DOWN",
-        "ACROSS", "TOP", "LEFT",
-    )
-)  # fmt: skip
-"""Macros of ``conv2d.cuh`` that stand for `GEOMETRY`, in its order."""
+NOTHING, RELU, RELU_POOLING = range(3)
+"""What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
+
+
+def _behind(group: Group) -> int:
+    """What the kernels of a group compute behind its products."""
+    if ReLU not in group.kinds:
+        return NOTHING
+    return RELU_POOLING if _pools_in_place(group) else RELU
+
+
+def _pools_in_place(group: Group) -> bool:
+    """Whether windows of pooling are two by two and touch: the convolution's own kernel pools."""
+    if tail_of(group) is not Pooled:
+        return False
+    pool = group.nodes[group.kinds.index(MaxPool2d)]
+    square = pool.layer.windows == pool.layer.strides == (2, 2)
+    return square and pool.layer.pads(pool.input_shape) == ((0, 0), (0, 0))
+
+
+def _separate_tail(group: Group) -> type[Tail] | None:
+    """What kernels of its own compute behind the convolution and its rectifier."""
+    return None if _pools_in_place(group) else tail_of(group)
 
 
 class _Weighted(Operation):
@@ -46,7 +58,7 @@ class _Weighted(Operation):
     def add_parts(cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]) -> None:
         """Ask for memory of the parts, where there are several."""
         weight, bias = group.head.parameters
-        parts = _weight_parts(group.head, setting.batch_size)
+        parts = _weight_parts(group, setting.batch_size, setting.precision)
         if parts.count > 1:
             shape = (parts.count, weight.size + bias.size)
             buffers["partial"] = BufferSpec(shape, "float32")
@@ -55,8 +67,6 @@ class _Weighted(Operation):
         kernels = {Phase.FORWARD: self.forward()}
         if "dy" not in self.arrays:
             return kernels
-        if ReLU in self.group.kinds:
-            kernels[Phase.BACKWARD] = self.backward()
         kernels[Phase.BACKWARD_WEIGHT] = self.backward_weight()
         if "dx" in self.arrays:
             kernels[Phase.BACKWARD_INPUT] = self.backward_input()
@@ -64,10 +74,6 @@ class _Weighted(Operation):
 
     def forward(self) -> Kernel:
         """Stage that writes y."""
-        raise NotImplementedError
-
-    def backward(self) -> Kernel:
-        """Stage that leads dy back through what is fused."""
         raise NotImplementedError
 
     def backward_weight(self) -> Kernel:
@@ -79,29 +85,60 @@ class _Weighted(Operation):
         raise NotImplementedError
 
     @property
-    def fixed(self) -> dict[str, int]:
-        """Macros that compile the kernels for this layer alone."""
-        return {}
+    def precision(self) -> str:
+        """Of the products."""
+        return self.replica.plan.precision
 
     @property
-    def relu(self) -> np.int32:
-        """What forward kernels are told."""
-        relu: np.int32 = np.int32(ReLU in self.group.kinds)
-        return relu
+    def behind(self) -> int:
+        """What backward kernels undo as they read dy."""
+        return _behind(self.group)
 
-    def gradient_kernel(self, file: str, name: str, inputs: tuple[Array, ...], rest: Any) -> Kernel:
+    @property
+    def drops(self) -> bool:
+        """Whether forward kernels drop what they give."""
+        fused = self.group.kinds[-1] is Dropout and self.behind != NOTHING
+        return fused and self.replica.samples is not None
+
+    def dropping(self, *, training: bool) -> list[Any]:
+        """Last arguments of forward kernels."""
+        if not self.drops:
+            return []
+        return Dropping(self, self.group.tail).arguments(training=training)
+
+    @property
+    def factor(self) -> np.float32:
+        """What outputs that were kept were multiplied with."""
+        tail = self.group.tail.layer
+        return np.float32(1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of every kernel of the layer."""
+        inputs, outputs = self.group.head.input_maps[0], self.group.head.output_maps[0]
+        if not isinstance(self.layer, Conv2d):
+            inputs = math.prod(self.group.head.input_shape)
+        return {
+            "PRECISION": PRECISIONS[self.precision],
+            "IN_STEP": step(inputs, self.itemsize),
+            "OUT_STEP": step(outputs, self.itemsize),
+        }
+
+    def gradient_kernel(self, file: str, name: str, inputs: tuple[Any, ...], rest: Any) -> Kernel:
         """Stage of both passes.
 
         Args:
             file, name: of the first pass's kernel.
-            inputs: x and dz.
+            inputs: x, dy and what undoes what is fused.
             rest: of that kernel's arguments behind the gradients, from samples and terms a part.
         """
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        terms, parts = _terms(self.group.head), _weight_parts(self.group.head, self.batch_size)
-        tile = choose_tile(rows, columns)
-        first = self.device.function(file, name, **tile.defines, **self.fixed)
+        pixels = _pixels(self.group)
+        parts = _weight_parts(self.group, self.batch_size, self.precision)
+        tile = choose_tile(self.precision, rows, columns)
+        defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
+        first = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         if parts.count == 1:
 
@@ -117,7 +154,7 @@ class _Weighted(Operation):
         grid = (-(-rows * columns // SUM_THREADS), 1, 1)
 
         def run_parts(context: Context) -> None:
-            used = parts.used(context.n * terms)
+            used = parts.used(context.n * pixels)
             first(
                 tile.grid(rows, columns, used), tile.block,
                 [*inputs, partial, partial[weight.size :], *rest(context.n, parts.terms)],
@@ -135,9 +172,12 @@ class _Weighted(Operation):
         name: str,
         rows: int,
         columns: int,
-        arrays: tuple[Array, ...],
+        arrays: tuple[Any, ...],
         rest: Sequence[np.generic],
+        *,
+        behind: int,
         parts: int = 1,
+        drops: bool = False,
     ) -> Kernel:
         """Stage of one product with `rows` rows a sample.
 
@@ -146,138 +186,145 @@ class _Weighted(Operation):
             rows, columns: of the result.
             arrays: first arguments.
             rest: arguments behind the number of samples.
+            behind: what it computes, or undoes, behind the product.
             parts: of the sum, each for blocks of its own.
+            drops: whether the kernel is one that drops where the layer does.
         """
-        tile: Tile = choose_tile(self.batch_size * rows, columns)
-        function = self.device.function(file, name, **tile.defines, **self.fixed)
+        tile = choose_tile(self.precision, self.batch_size * rows, columns)
+        defines = {**tile.defines, **self.defines, "BEHIND": behind}
+        if drops:
+            defines["DROPS"] = int(self.drops)
+        function = self.device.function(file, name, **defines)
+        last = {
+            training: self.dropping(training=training) if drops else []
+            for training in (False, True)
+        }
 
         def run(context: Context) -> None:
             if context.n:
                 function(
                     tile.grid(context.n * rows, columns, parts), tile.block,
-                    [*arrays, np.int32(context.n), *rest],
+                    [*arrays, np.int32(context.n), *rest, *last[context.training]],
                 )  # fmt: skip
 
         return run
 
 
-def _terms(node: Node) -> int:
-    """Terms a sample in the sum that a gradient of a weight is: its output pixels."""
-    return math.prod(node.output_maps[1:])
+def _pixels(group: Group) -> int:
+    """Output pixels a sample that products compute; those of no pooling window are left out."""
+    if _behind(group) == RELU_POOLING:
+        return 4 * math.prod(group.tail.output_maps[1:])
+    return math.prod(group.head.output_maps[1:])
 
 
-def _weight_parts(node: Node, batch_size: int) -> Parts:
-    weight, bias = node.parameters
+def _weight_parts(group: Group, batch_size: int, precision: str) -> Parts:
+    weight, bias = group.head.parameters
     rows, columns = weight.size // bias.size + 1, bias.size
-    return cut(batch_size * _terms(node), choose_tile(rows, columns).blocks(rows, columns))
+    tiles = choose_tile(precision, rows, columns).blocks(rows, columns)
+    return cut(batch_size * _pixels(group), tiles)
 
 
-def _input_parts(node: Node, batch_size: int) -> Parts:
+def _input_parts(node: Node, batch_size: int, precision: str) -> Parts:
     """Parts of the sums over the inputs of a dense layer."""
     outputs = node.output_shape[0]
-    tiles = choose_tile(batch_size, outputs).blocks(batch_size, outputs)
+    tiles = choose_tile(precision, batch_size, outputs).blocks(batch_size, outputs)
     return cut(math.prod(node.input_shape), tiles)
 
 
 class Convolution(_Weighted):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and MaxPool2d."""
+    """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
+
+    Where windows of pooling are two by two and touch, the maps that are pooled are never written,
+    nor are the gradients by them.
+    """
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        buffers = {}
-        pools = MaxPool2d in group.kinds
-        maps = BufferSpec((setting.batch_size, *group.head.output_maps), "float32")
-        phases = {Phase.FORWARD: Access(("x",), ("y",))}
-        if pools:
-            pooled = (setting.batch_size, *group.tail.output_maps)
-            buffers = {"maps": maps, "argmax": BufferSpec(pooled, "int32")}
-            phases[Phase.FORWARD] = Access(("x",), ("y", "maps", "argmax"))
+        n, behind, tail = setting.batch_size, _behind(group), _separate_tail(group)
+        buffers: dict[str, BufferSpec] = {}
+        maps = BufferSpec((n, *group.head.output_maps), setting.activations)
+        dz: tuple[str, ...] = ("dy", "y") if behind == RELU else ("dy",)
+        if tail is not None:
+            dz, buffers = ("dmaps",), {"maps": maps, **tail.buffers(group, setting)}
+        elif behind == RELU_POOLING:
+            dz = "dy", "argmax"
+            buffers["argmax"] = BufferSpec((n, *group.tail.output_maps), "uint8")
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        dz = "dy"
-        if pools:
-            dz, buffers["dmaps"] = "dmaps", maps
-            phases[Phase.BACKWARD] = Access(("dy", "y", "argmax"), ("dy", "dmaps"))
-        elif ReLU in group.kinds:
-            phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
+        if tail is not None:
+            buffers["dmaps"] = maps
+            phases[Phase.BACKWARD] = Access(("dy", *tail.reads), ("dmaps",))
         cls.add_parts(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
-        phases[Phase.BACKWARD_WEIGHT] = Access(("x", dz), partial)
-        phases[Phase.BACKWARD_INPUT] = Access((dz,), ("dx",))
+        phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
+        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
         return GroupNeeds(phases, buffers)
 
+    def kernels(self) -> Kernels:
+        kernels = dict(super().kernels())
+        tail = _separate_tail(self.group)
+        if tail is not None and "dmaps" in self.arrays:
+            kernels[Phase.BACKWARD] = tail(self).backward()
+        return kernels
+
     @property
-    def pools(self) -> bool:
-        """Whether pooling is fused."""
-        return MaxPool2d in self.group.kinds
+    def behind(self) -> int:
+        return NOTHING if _separate_tail(self.group) else _behind(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
-        """`GEOMETRY` of ``conv2d.cuh``."""
-        node = self.group.head
-        (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
-        (top, _), (left, _) = self.layer.pads(node.input_shape)
-        numbers = (h, w, c, ho, wo, k, *self.layer.window, *self.layer.strides, top, left)
-        return [np.int32(number) for number in numbers]
+        """What kernels know of the layer."""
+        return geometry(self.group.head, self.layer.window)
 
     @property
-    def fixed(self) -> dict[str, int]:
-        if not self.device.specializes:
-            return {}
-        return {name: int(n) for name, n in zip(FIXED, self.geometry, strict=True)}
+    def defines(self) -> dict[str, int]:
+        return {**super().defines, **fixed(self.device, self.geometry)}
 
     @property
-    def dz(self) -> Array:
-        """Gradient by what the convolution gave."""
-        return self.arrays["dmaps" if self.pools else "dy"]
+    def dz(self) -> tuple[Array, Array, np.float32]:
+        """What kernels make the gradient by the convolution from."""
+        a = self.arrays
+        if _separate_tail(self.group):
+            return a["dmaps"], a["dmaps"], np.float32(1.0)
+        return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
 
     def forward(self) -> Kernel:
-        a, (k, ho, wo) = self.arrays, self.group.head.output_shape
-        y = a["maps"] if self.pools else a["y"]
+        a, filters, tail = self.arrays, self.group.head.output_shape[0], _separate_tail(self.group)
+        y = a["maps"] if tail else a["y"]
+        marks = a["argmax"] if self.behind == RELU_POOLING else y
         convolve = self.product(
-            "conv2d_forward.cu", "conv2d_forward", ho * wo, k, (a["x"], a["weight"], a["bias"], y),
-            (self.relu, *self.geometry),
+            "conv2d_forward.cu", "conv2d_forward", _pixels(self.group), filters,
+            (a["x"], a["weight"], a["bias"], y, marks), self.geometry, behind=_behind(self.group),
+            drops=True,
         )  # fmt: skip
-        if not self.pools:
+        if tail is None:
             return convolve
-        pool = max_pool_forward(self.device, self.group.tail, y, a["y"], a["argmax"])
+        behind = tail(self).forward()
 
         def run(context: Context) -> None:
             convolve(context)
-            pool(context)
-
-        return run
-
-    def backward(self) -> Kernel:
-        rectify = self.relu_mask(1.0)
-        if not self.pools:
-            return rectify
-        a = self.arrays
-        unpool = max_pool_backward(self.device, self.group.tail, a["dy"], a["argmax"], a["dmaps"])
-
-        def run(context: Context) -> None:
-            rectify(context)
-            unpool(context)
+            behind(context)
 
         return run
 
     def backward_weight(self) -> Kernel:
-        geometry = self.geometry
+        numbers = self.geometry
 
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
-            return np.int32(samples), np.int32(part), *geometry
+            return np.int32(samples), np.int32(part), *numbers
 
-        inputs = self.arrays["x"], self.dz
+        inputs = self.arrays["x"], *self.dz
         return self.gradient_kernel(
             "conv2d_backward_weight.cu", "conv2d_backward_weight", inputs, rest
         )
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
-        arrays = self.dz, a["weight"], a["dx"]
         return self.product(
-            "conv2d_backward_input.cu", "conv2d_backward_input", h * w, c, arrays, self.geometry
-        )
+            "conv2d_backward_input.cu", "conv2d_backward_input", h * w, c,
+            (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,
+        )  # fmt: skip
 
 
 class FullyConnected(_Weighted):
@@ -290,20 +337,17 @@ class FullyConnected(_Weighted):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         n, outputs = setting.batch_size, group.head.output_shape[0]
         buffers: dict[str, BufferSpec] = {}
-        parts = _input_parts(group.head, n)
+        parts = _input_parts(group.head, n, setting.precision)
         if parts.count > 1:
             buffers["forward_partial"] = BufferSpec((parts.count, n * outputs), "float32")
-        if setting.training and Dropout in group.kinds:
-            buffers["mask"] = DropoutMask.spec((n, *group.tail.output_maps))
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        if ReLU in group.kinds:
-            phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
         cls.add_parts(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
-        phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), partial)
-        phases[Phase.BACKWARD_INPUT] = Access(("dy",), ("dx",))
+        dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
+        phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
+        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
         return GroupNeeds(phases, buffers)
 
     @property
@@ -313,48 +357,41 @@ class FullyConnected(_Weighted):
         return np.int32(math.prod(node.input_shape)), np.int32(node.output_shape[0])
 
     def forward(self) -> Kernel:
-        a = self.arrays
-        dense = self._in_parts() if "forward_partial" in a else self._at_once()
-        if "mask" not in a:
-            return dense
-        mask = DropoutMask(self, self.group.tail, a["mask"])
-        drop = mask.apply(a["y"], a["y"])
-
-        def run(context: Context) -> None:
-            dense(context)
-            if context.training:
-                mask.draw(context)
-                drop(context)
-
-        return run
+        return self._in_parts() if "forward_partial" in self.arrays else self._at_once()
 
     def _at_once(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape
-        arrays = a["x"], a["weight"], a["bias"], a["y"]
-        rest = inputs, outputs, self.relu
-        return self.product("dense.cu", "dense_forward", 1, int(outputs), arrays, rest)
+        return self.product(
+            "dense.cu", "dense_forward", 1, int(outputs),
+            (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs), behind=self.behind,
+            drops=True,
+        )  # fmt: skip
 
     def _in_parts(self) -> Kernel:
         """The sum over the inputs by several blocks: few samples alone would keep few busy."""
         a, (inputs, outputs) = self.arrays, self.shape
-        partial, parts = a["forward_partial"], _input_parts(self.group.head, self.batch_size)
-        arrays, rest = (a["x"], a["weight"], partial), (inputs, outputs, np.int32(parts.terms))
+        parts = _input_parts(self.group.head, self.batch_size, self.precision)
         first = self.product(
-            "dense.cu", "dense_forward_part", 1, int(outputs), arrays, rest, parts.count
-        )
-        second = self.device.function("dense.cu", "dense_forward_sum")
-        args = partial, np.int32(parts.count), a["bias"], a["y"], outputs, self.relu
+            "dense.cu", "dense_forward_part", 1, int(outputs),
+            (a["x"], a["weight"], a["forward_partial"]), (inputs, outputs, np.int32(parts.terms)),
+            behind=self.behind, parts=parts.count,
+        )  # fmt: skip
+        defines = {**self.defines, "BEHIND": self.behind, "DROPS": int(self.drops)}
+        second = self.device.function("dense.cu", "dense_forward_sum", **defines)
+        args = a["forward_partial"], np.int32(parts.count), a["bias"], a["y"], outputs
+        last = {training: self.dropping(training=training) for training in (False, True)}
 
         def run(context: Context) -> None:
             first(context)
             size = context.n * int(outputs)
-            launch(second, size, *args, np.int32(size))
+            launch(second, size, *args, np.int32(size), *last[context.training])
 
         return run
 
-    def backward(self) -> Kernel:
-        tail = self.group.tail.layer
-        return self.relu_mask(1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0)
+    @property
+    def dz(self) -> tuple[Array, Array, np.float32]:
+        """What kernels make the gradient by the products from."""
+        return self.arrays["dy"], self.arrays["y"], self.factor
 
     def backward_weight(self) -> Kernel:
         shape = self.shape
@@ -362,10 +399,12 @@ class FullyConnected(_Weighted):
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), *shape, np.int32(part)
 
-        inputs = self.arrays["x"], self.arrays["dy"]
+        inputs = self.arrays["x"], *self.dz
         return self.gradient_kernel("dense.cu", "dense_backward_weight", inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
-        arrays = a["dy"], a["weight"], a["dx"]
-        return self.product("dense.cu", "dense_backward_input", 1, int(shape[0]), arrays, shape)
+        return self.product(
+            "dense.cu", "dense_backward_input", 1, int(shape[0]),
+            (*self.dz, a["weight"], a["dx"]), shape, behind=self.behind,
+        )  # fmt: skip

@@ -135,6 +135,7 @@ def bounds(
     x: NDArray[np.generic],
     y: NDArray[np.generic],
     dtype: str,
+    precision: str = "",
 ) -> Result:
     """How far a correct computation in `dtype` may lie from the exact one, element by element.
 
@@ -145,6 +146,10 @@ def bounds(
     smaller and nowhere less steep: what comes out, times u, times the length of all sums on the
     way, bounds the error, those of earlier layers included.
 
+    Where products are of rounded factors, `precision` tf32 or bf16, each is off by the roundoff of
+    both besides: 2^-11 for numbers of 11 significant bits, 2^-8 for those of 8. Under bf16 every
+    layer rounds what it gives, too.
+
     Returns:
         Bounds of output, loss and gradients.
     """
@@ -154,10 +159,11 @@ def bounds(
         for name, value in parameters.items()
     }
     z = torch.tensor(np.abs(np.asarray(x, np.float64)))
-    length = 0
+    length, rounded = 0, 1
     for node in network.nodes:
         z = _majorant(node, z, weights)
         length += _longest_sum(node, n) + ELEMENTWISE
+        rounded += 2 if node.parameters else precision == "bf16"
     targets = 1.0 if network.loss.targets == "classes" else np.abs(np.asarray(y, np.float64))
     # Every loss: |dz| ≤ share, and |d²loss/dz²| ≤ share.
     share = 2.0 / n if network.loss.targets == "classes" else 2.0 / (n * outputs)
@@ -165,12 +171,15 @@ def bounds(
     z.backward(share * (1.0 + reach))
     # Twice, because the network in PyTorch, in float64, rounds as well.
     roundoff = 2.0 * 0.5 * float(np.finfo(dtype).eps)
-    factor = roundoff * length
+    factor = roundoff * length + 2.0 * ROUNDOFFS.get(precision, 0.0) * rounded
     # A squared error is the steepest loss: |z − y|² summed over n·F.
     loss = (factor + roundoff * n * outputs) * float((1.0 + reach).square().sum()) * share
     gradients = {name: factor * weight.grad.numpy() for name, weight in weights.items()}
     return Result(factor * z.detach().numpy(), loss, gradients)
 
+
+ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
+"""Of the factors of products, by precision, where these are coarser than sums."""
 
 ELEMENTWISE = 16
 """Roundings of an element outside of sums: exponentials, powers, a division; with room."""

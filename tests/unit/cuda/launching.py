@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.memory import as_numbers
 from tests.emulator.emulator import Emulator
 
 THREADS = 256
@@ -22,6 +25,7 @@ def launch(
     *args: Any,
     seed: int = 0,
     block: int = THREADS,
+    shared_bytes: int = 0,
     **defines: int,
 ) -> list[NDArray[Any]]:
     """Run a kernel and return what its array arguments hold afterwards.
@@ -32,6 +36,7 @@ def launch(
         args: host arrays, which are uploaded, and NumPy scalars.
         seed: of the order of threads.
         block: threads of a block.
+        shared_bytes: of dynamic shared memory.
         defines: macros.
     """
     device = Emulator(seed)
@@ -44,7 +49,7 @@ def launch(
         else:
             memory.append(arg)
     grid = -(-threads // block), 1, 1
-    device.function(file, name, **defines)(grid, (block, 1, 1), memory)
+    device.function(file, name, **defines)(grid, (block, 1, 1), memory, shared_bytes=shared_bytes)
     return [device.download(m) for m in memory if not isinstance(m, np.generic)]
 
 
@@ -60,3 +65,39 @@ def launch_in_every_order(*args: Any, **options: Any) -> list[NDArray[Any]]:
 def ints(*numbers: Any) -> list[np.int32]:
     """As kernels take them."""
     return [np.int32(number) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How kernels keep activations.
+
+    Attributes:
+        precision: the macro.
+        unit: largest error of rounding to it, as a part of the number.
+        widths: of vectors.
+    """
+
+    precision: int
+    unit: float
+    widths: tuple[int, int]
+
+    def store(self, x: NDArray[Any]) -> NDArray[Any]:
+        """As memory holds it: float32, or the bits of bfloat16, to the nearest, ties to even."""
+        x = np.asarray(x, np.float32)
+        if self.precision == 0:
+            return x
+        bits = x.view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
+
+    def round(self, x: NDArray[Any]) -> NDArray[Any]:
+        """What memory holds, as float32."""
+        return as_numbers(self.store(x))
+
+    def vectors(self, length: int) -> Iterator[int]:
+        """Widths of vectors that rows of this length may be cut into."""
+        return (width for width in self.widths if length % width == 0)
+
+
+FP32 = Kept(0, 0.0, (1, 4))
+BF16 = Kept(2, 2.0**-8, (1, 8))

@@ -1,7 +1,9 @@
 """Kernels of layers without parameters against the reference backend, at odd shapes.
 
 Where nothing else is said, a bound is a few roundings of float32 (ε = 1.2e-7) of the largest number
-that takes part. Each kernel gives the same bits whatever the order of blocks and threads.
+that takes part. Where activations are bfloat16, inputs are of that kind and arithmetic is float32,
+so results are off by 2⁻⁸ of themselves besides: they are rounded once, to 8 significant bits. Each
+kernel gives the same bits whatever the order of blocks and threads.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Context
+from dptrain.backends.cuda.geometry import FIXED, geometry
+from dptrain.backends.memory import as_numbers
 from dptrain.backends.reference.operations import OPERATIONS
 from dptrain.network import (
     AveragePool2d,
@@ -30,7 +35,7 @@ from dptrain.network import (
 )
 from dptrain.network.network import Node
 from dptrain.plan.random import dropout_keep, threshold
-from tests.unit.cuda.launching import ints, launch, launch_in_every_order
+from tests.unit.cuda.launching import BF16, FP32, Kept, ints, launch, launch_in_every_order
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -72,52 +77,92 @@ def expected(layer: Layer, x: Maps, dy: Maps) -> tuple[Maps, Maps]:
     return last(arrays["y"]), last(arrays["dx"])
 
 
-def assert_close(actual: Maps, wanted: Maps, roundings: float, scale: float = 1.0) -> None:
-    np.testing.assert_allclose(actual, wanted, rtol=0.0, atol=roundings * EPSILON * scale)
+def assert_close(
+    actual: Maps, wanted: Maps, roundings: float, kept: Kept, scale: float = 1.0
+) -> None:
+    """`actual` is as memory holds it."""
+    np.testing.assert_allclose(
+        as_numbers(actual), wanted, rtol=kept.unit, atol=roundings * EPSILON * scale
+    )
+
+
+by_kept = pytest.mark.parametrize("kept", [FP32, BF16], ids=["fp32", "bf16"])
+
+
+# Numbers.
+
+
+def test_bfloat16_is_float32_rounded_to_nearest_even() -> None:
+    """By its definition, over all signs and exponents, against PyTorch; every bfloat16 is kept."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32)
+    ties = (np.arange(1 << 16, dtype=np.uint32) << 16) + 0x8000
+    x = np.concatenate([bits, ties, ties & 0xFFFF0000]).view(np.float32)
+    finite = x[np.isfinite(x)]
+    theirs = torch.from_numpy(finite).bfloat16().view(torch.uint16).numpy()
+    np.testing.assert_array_equal(BF16.store(finite), theirs)
 
 
 # Element by element.
 
-COUNTS = [(1, 1), (1, 255), (1, 257), (4, 4), (4, 1028), (1, 1028)]
-by_count = pytest.mark.parametrize(("vector", "count"), COUNTS)
+COUNTS = [1, 255, 4, 1028, 2056]
+by_count = pytest.mark.parametrize("count", COUNTS)
 
 
-def elementwise(name: str, vector: int, count: int, *args: Any) -> list[NDArray[Any]]:
-    file, threads = "elementwise.cu", count // vector
-    return launch_in_every_order(file, name, threads, *args, *ints(count), VECTOR=vector)
+def elementwise(
+    name: str, kept: Kept, count: int, *arrays: NDArray[Any], factor: float | None = None
+) -> NDArray[Any]:
+    """Results of a kernel in its last array, in memory, whatever the vectors."""
+    factors = [] if factor is None else [np.float32(factor)]
+    last = 0 if name == "relu_mask" else -1
+    results = [
+        launch_in_every_order(
+            "elementwise.cu", name, count // width, *map(kept.store, arrays), *factors,
+            *ints(count), VECTOR=width, PRECISION=kept.precision,
+        )[last]
+        for width in kept.vectors(count)
+    ]  # fmt: skip
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+    return results[0]
 
 
+@by_kept
 @by_count
 @pytest.mark.parametrize("layer", [ReLU(), Sigmoid()], ids=["relu", "sigmoid"])
-def test_activations_equal_the_reference(layer: Layer, vector: int, count: int) -> None:
-    x, dy = 4.0 * spread(1, 1, 1, 1, count), spread(2, 1, 1, 1, count)
-    y, dx = expected(layer, x, dy)
-    _, forward = elementwise(f"{layer.kind}_forward", vector, count, x, np.zeros_like(x))
-    assert_close(forward, y, 4 if isinstance(layer, Sigmoid) else 0)
-    *_, backward = elementwise(
-        f"{layer.kind}_backward", vector, count, dy, forward, np.zeros_like(x)
-    )
-    assert_close(backward, dx, 4 if isinstance(layer, Sigmoid) else 0)
+def test_activations_equal_the_reference(layer: Layer, count: int, kept: Kept) -> None:
+    x = kept.round(4.0 * spread(1, 1, 1, 1, count))
+    dy = kept.round(spread(2, 1, 1, 1, count))
+    y, _ = expected(layer, x, dy)
+    forward = elementwise(f"{layer.kind}_forward", kept, count, x, np.zeros_like(x))
+    assert_close(forward, y, 4 if isinstance(layer, Sigmoid) else 0, kept)
+    output = as_numbers(forward)
+    backward = elementwise(f"{layer.kind}_backward", kept, count, dy, output, np.zeros_like(x))
+    slope = output * (1.0 - output) if isinstance(layer, Sigmoid) else output > 0
+    assert_close(backward, dy * slope, 4 if isinstance(layer, Sigmoid) else 0, kept)
 
 
+@by_kept
 @by_count
-def test_the_mask_of_relu_scales_what_is_kept(vector: int, count: int) -> None:
-    y, dy = np.maximum(spread(1, count), 0), spread(2, count)
-    masked, _ = elementwise("relu_mask", vector, count, dy, y, np.float32(1.25))
-    np.testing.assert_array_equal(masked, np.where(y > 0, dy * np.float32(1.25), 0))
+def test_the_mask_of_relu_scales_what_is_kept(count: int, kept: Kept) -> None:
+    y, dy = kept.round(np.maximum(spread(1, count), 0)), kept.round(spread(2, count))
+    masked = elementwise("relu_mask", kept, count, dy, y, factor=1.25)
+    np.testing.assert_array_equal(masked, kept.store(np.where(y > 0, dy * np.float32(1.25), 0)))
 
 
+@by_kept
 @by_count
-def test_a_copy_is_the_same(vector: int, count: int) -> None:
+def test_a_copy_is_the_same(count: int, kept: Kept) -> None:
     x = spread(1, count)
-    np.testing.assert_array_equal(elementwise("copy", vector, count, x, 0 * x)[1], x)
+    np.testing.assert_array_equal(elementwise("copy", kept, count, x, 0 * x), kept.store(x))
 
 
-def test_extreme_numbers_pass_through() -> None:
-    x = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38], np.float32)
-    relu = launch("elementwise.cu", "relu_forward", 6, x, np.zeros_like(x), np.int32(6))[1]
-    np.testing.assert_array_equal(relu, np.maximum(x, 0))
-    sigmoid = launch("elementwise.cu", "sigmoid_forward", 6, x, np.zeros_like(x), np.int32(6))[1]
+@by_kept
+def test_extreme_numbers_pass_through(kept: Kept) -> None:
+    x = kept.round(np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38, 0, 1], np.float32))
+    relu = elementwise("relu_forward", kept, 8, x, np.zeros_like(x))
+    np.testing.assert_array_equal(as_numbers(relu), np.maximum(x, 0))
+    sigmoid = as_numbers(elementwise("sigmoid_forward", kept, 8, x, np.zeros_like(x)))[:6]
     np.testing.assert_array_equal(sigmoid, np.float32([np.nan, 1.0, 0.0, 0.5, 0.5, 1.0]))
 
 
@@ -129,77 +174,142 @@ POOLINGS: list[tuple[str, tuple[int, int, int, int], dict[str, Any]]] = [
     ("2/2, last row and column left out", (2, 7, 5, 3), {"window": 2}),
     ("2/2, same, odd", (1, 7, 5, 8), {"window": 2, "padding": "same"}),
     ("3/2, overlapping", (2, 7, 9, 3), {"window": 3, "stride": 2}),
-    ("3/2, same", (2, 6, 8, 12), {"window": 3, "stride": 2, "padding": "same"}),
+    ("3/2, same", (2, 6, 8, 24), {"window": 3, "stride": 2, "padding": "same"}),
     ("3/1, same", (1, 5, 5, 4), {"window": 3, "stride": 1, "padding": "same"}),
     ("2/3, gaps", (1, 8, 8, 2), {"window": 2, "stride": 3}),
     ("3x2/2x3, same", (1, 7, 8, 4), {"window": (3, 2), "stride": (2, 3), "padding": "same"}),
     ("whole map", (3, 3, 7, 5), {"window": (3, 7)}),
+    ("more elements than a byte counts", (1, 17, 16, 4), {"window": (16, 16), "stride": 1}),
 ]
 by_pooling = pytest.mark.parametrize(
     ("shape", "options"), [p[1:] for p in POOLINGS], ids=[p[0] for p in POOLINGS]
 )
 
 
-def geometry(layer: Any, shape: tuple[int, int, int, int]) -> tuple[list[np.int32], Any]:
+def numbers_of(layer: Any, shape: tuple[int, int, int, int]) -> tuple[list[np.int32], Any]:
     """Arguments from the number of samples on, and the shape of y."""
     n, h, w, c = shape
-    _, ho, wo = layer.output_shape((c, h, w))
+    node = node_of(layer, (c, h, w))
+    _, ho, wo = node.output_shape
+    return [np.int32(n), *geometry(node, layer.windows)], (n, ho, wo, c)
+
+
+def cells(layer: Any, shape: tuple[int, int, int, int]) -> int:
+    """Elements of threads that go backward, each over as many pixels as the strides say."""
+    n, h, w, c = shape
     (top, _), (left, _) = layer.pads((c, h, w))
-    return ints(n, h, w, c, ho, wo, *layer.windows, *layer.strides, top, left), (n, ho, wo, c)
+    down, across = layer.strides
+    return n * -(-(h + top) // down) * -(-(w + left) // across) * c
 
 
-def vectors(channels: int) -> list[int]:
-    return [1, 4] if channels % 4 == 0 else [1]
+def pool(
+    name: str, kept: Kept, width: int, elements: int, *args: Any, **defines: int
+) -> list[NDArray[Any]]:
+    arrays = [
+        kept.store(arg) if getattr(arg, "ndim", 0) == 4 and arg.dtype == np.float32 else arg
+        for arg in args
+    ]
+    defines.update(VECTOR=width, PRECISION=kept.precision)
+    return launch_in_every_order("pooling.cu", name, elements // width, *arrays, **defines)
 
 
+def wide(layer: Any) -> dict[str, int]:
+    return {"WIDE_WINDOWS": 1} if math.prod(layer.windows) > 255 else {}
+
+
+@by_kept
 @by_pooling
 def test_max_pooling_equals_the_reference(
-    shape: tuple[int, int, int, int], options: dict[str, Any]
+    shape: tuple[int, int, int, int], options: dict[str, Any], kept: Kept
 ) -> None:
     layer = MaxPool2d(**options)
-    numbers, pooled = geometry(layer, shape)
-    x, dy = spread(3, *shape), spread(4, *pooled)
+    numbers, pooled = numbers_of(layer, shape)
+    x, dy = kept.round(spread(3, *shape)), kept.round(spread(4, *pooled))
     y, dx = expected(layer, x, dy)
-    for vector in vectors(shape[3]):
-        run = "pooling.cu", "max_forward", y.size // vector
-        blank = np.zeros(pooled, np.int32)
-        _, forward, argmax = launch_in_every_order(
-            *run, x, np.zeros_like(dy), blank, *numbers, VECTOR=vector
-        )
-        np.testing.assert_array_equal(forward, y)
-        run = "pooling.cu", "max_backward", x.size // vector
-        *_, backward = launch_in_every_order(
-            *run, dy, argmax, np.full_like(x, np.nan), *numbers, VECTOR=vector
-        )
-        assert_close(backward, dx, 4)
+    blank = np.zeros(pooled, np.int32 if wide(layer) else np.uint8)
+    for width in kept.vectors(shape[3]):
+        args = x, np.zeros_like(dy), blank, *numbers
+        _, forward, argmax = pool("max_forward", kept, width, y.size, *args, **wide(layer))
+        assert_close(forward, y, 0, kept)
+        args = dy, argmax, np.full_like(x, np.nan), np.float32(1.25), *numbers
+        *_, backward = pool("max_backward", kept, width, cells(layer, shape), *args, **wide(layer))
+        assert_close(backward, 1.25 * dx, 8, kept)
 
 
+@by_kept
+def test_kernels_for_one_geometry_give_the_same_bits(kept: Kept) -> None:
+    """Compiled for a layer, loops and divisions are others, but no sum is."""
+    layer, shape = MaxPool2d(3, 2, "same"), (2, 6, 8, 24)
+    numbers, pooled = numbers_of(layer, shape)
+    fixed = {name: int(n) for name, n in zip(FIXED, numbers[1:], strict=True)}
+    x, dy = spread(3, *shape), spread(4, *pooled)
+    results = []
+    for defines in ({}, fixed):
+        args = x, np.zeros_like(dy), np.zeros(pooled, np.uint8), *numbers
+        forward = pool("max_forward", kept, kept.widths[1], dy.size, *args, **defines)
+        args = dy, forward[2], np.full_like(x, np.nan), np.float32(1.0), *numbers
+        elements = cells(layer, shape)
+        backward = pool("max_backward", kept, kept.widths[1], elements, *args, **defines)
+        results.append([*forward, *backward])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@by_kept
+def test_nobody_gets_the_gradient_of_what_is_rectified_or_dropped(kept: Kept) -> None:
+    """What is pooled is dropped out; the gradient is that of pooling where y is not 0."""
+    layer, shape, rate, index = MaxPool2d(2), (3, 6, 4, 8), 0.4, 2
+    numbers, pooled = numbers_of(layer, shape)
+    x = kept.round(np.maximum(spread(3, *shape) - 0.6, 0.0))
+    dy = kept.round(spread(4, *pooled))
+    plain, _ = expected(layer, x, dy)
+    samples, step = np.array([40, 2**33 + 5, 7]), 3
+    size = math.prod(pooled[1:])
+    keep = dropout_keep(rate, size, seed=SEED, step=step, layer=index, samples=samples)
+    factor = np.float32(1.0 / (1.0 - rate))
+    dropped = kept.round(plain * keep.reshape(pooled) * factor)
+    assert (plain == 0).any()
+    assert (dropped != plain * factor).any()
+    for width in kept.vectors(8):
+        blank = np.zeros(pooled, np.uint8)
+        args = x, np.zeros_like(dy), blank, *numbers
+        for name, behind, y, scale in (
+            ("rectified_max_forward", [], plain, 1.0),
+            ("dropped_max_forward", drops(rate, index, step, samples), dropped, float(factor)),
+        ):
+            _, forward, argmax, *_ = pool(name, kept, width, y.size, *args, *behind)
+            np.testing.assert_array_equal(as_numbers(forward), y)
+            back = dy, argmax, np.full_like(x, np.nan), np.float32(scale), *numbers
+            *_, backward = pool("max_backward", kept, width, cells(layer, shape), *back)
+            _, dx = expected(layer, x, dy * (y > 0) * scale)
+            assert_close(backward, dx, 4, kept)
+
+
+@by_kept
 @by_pooling
 @pytest.mark.parametrize("kind", [SumPool2d, AveragePool2d])
 def test_sum_and_average_pooling_equal_the_reference(
-    kind: Any, shape: tuple[int, int, int, int], options: dict[str, Any]
+    kind: Any, shape: tuple[int, int, int, int], options: dict[str, Any], kept: Kept
 ) -> None:
     layer = kind(**options)
-    numbers, pooled = geometry(layer, shape)
-    x, dy = spread(3, *shape), spread(4, *pooled)
+    numbers, pooled = numbers_of(layer, shape)
+    x, dy = kept.round(spread(3, *shape)), kept.round(spread(4, *pooled))
     y, dx = expected(layer, x, dy)
     average, blank = np.int32(kind is AveragePool2d), np.full_like(dy, np.nan)
-    for vector in vectors(shape[3]):
-        run = "pooling.cu", "sum_forward", y.size // vector
-        _, forward = launch_in_every_order(*run, x, blank, average, *numbers, VECTOR=vector)
-        assert_close(forward, y, 21)
-        run = "pooling.cu", "sum_backward", x.size // vector
-        _, backward = launch_in_every_order(
-            *run, dy, np.full_like(x, np.nan), average, *numbers, VECTOR=vector
-        )
-        assert_close(backward, dx, 9)
+    terms = math.prod(layer.windows)
+    for width in kept.vectors(shape[3]):
+        _, forward = pool("sum_forward", kept, width, y.size, x, blank, average, *numbers)
+        assert_close(forward, y, terms, kept, np.abs(y).max())
+        args = dy, np.full_like(x, np.nan), average, *numbers
+        _, backward = pool("sum_backward", kept, width, cells(layer, shape), *args)
+        assert_close(backward, dx, 9, kept)
 
 
 def test_the_first_of_equals_and_a_nan_win() -> None:
     layer, shape = MaxPool2d(2), (1, 2, 4, 1)
     x = np.array([1, 1, 2, np.nan, 1, 1, 3, 4], np.float32).reshape(shape)
-    numbers, pooled = geometry(layer, shape)
-    blank = np.zeros(pooled, np.int32)
+    numbers, pooled = numbers_of(layer, shape)
+    blank = np.zeros(pooled, np.uint8)
     _, y, argmax = launch(
         "pooling.cu", "max_forward", 2, x, np.zeros(pooled, np.float32), blank, *numbers
     )
@@ -215,58 +325,147 @@ NORMS: list[tuple[str, tuple[int, int, int, int], LocalResponseNorm]] = [
     ("radius 0", (1, 2, 2, 3), LocalResponseNorm(0, alpha=0.5)),
     ("radius beyond the channels", (1, 2, 2, 3), LocalResponseNorm(5, alpha=0.3, beta=2.0)),
     ("one pixel, one channel", (1, 1, 1, 1), LocalResponseNorm(1, alpha=0.7)),
-    ("64 channels, several blocks", (2, 3, 3, 64), LocalResponseNorm(4, alpha=0.1)),
+    ("64 channels, several blocks", (2, 5, 5, 64), LocalResponseNorm(4, alpha=0.1)),
     ("a pixel wider than a block", (1, 1, 2, 300), LocalResponseNorm(4, alpha=0.1)),
+    ("pixels that blocks divide", (2, 11, 5, 40), LocalResponseNorm(4, alpha=0.1)),
+    ("neighbours beyond the next vector", (1, 3, 2, 24), LocalResponseNorm(9, alpha=0.1)),
 ]
 
 
+def normalise(
+    name: str, kept: Kept, width: int, layer: LocalResponseNorm, *args: Any, **defines: int
+) -> NDArray[Any]:
+    """Last array of a kernel of a normalisation alone; `args` begin with its arrays."""
+    arrays = [kept.store(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+    count, channels = args[0].size, args[0].shape[3]
+    numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
+    defines.update(RADIUS=layer.radius, VECTOR=width, PRECISION=kept.precision)
+    results = launch_in_every_order(
+        "normalization.cu", name, count // width, *arrays, *ints(count, channels), *numbers,
+        **defines,
+    )  # fmt: skip
+    return results[-1]
+
+
+@by_kept
 @pytest.mark.parametrize(("shape", "layer"), [n[1:] for n in NORMS], ids=[n[0] for n in NORMS])
 def test_normalisation_equals_the_reference(
-    shape: tuple[int, int, int, int], layer: LocalResponseNorm
+    shape: tuple[int, int, int, int], layer: LocalResponseNorm, kept: Kept
 ) -> None:
-    x, dy = spread(5, *shape), spread(6, *shape)
+    x, dy = kept.round(spread(5, *shape)), kept.round(spread(6, *shape))
+    x[x < -0.5] = 0.0
     y, dx = expected(layer, x, dy)
-    numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
-    counts, defines = ints(x.size, shape[3]), {"RADIUS": layer.radius}
-    run = "normalization.cu", "lrn_forward", x.size
-    _, forward = launch_in_every_order(*run, x, 0 * x, *counts, *numbers, **defines)
-    # Sums of up to 11 squares, then a power.
-    assert_close(forward, y, 20)
-    run = "normalization.cu", "lrn_backward", x.size
-    *_, backward = launch_in_every_order(*run, x, dy, 0 * x, *counts, *numbers, **defines)
-    assert_close(backward, dx, 60)
+    for width in kept.vectors(shape[3]):
+        # Sums of up to 11 squares, then a power.
+        assert_close(normalise("lrn_forward", kept, width, layer, x, 0 * x), y, 20, kept)
+        for rectified in (0, 1):
+            args = x, dy, 0 * x, *ints(rectified)
+            backward = normalise("lrn_backward", kept, width, layer, *args)
+            assert_close(backward, np.where((x <= 0) & (rectified == 1), 0.0, dx), 60, kept)
+
+
+def test_normalisation_for_a_number_of_channels_gives_the_same_bits() -> None:
+    layer, x, dy = LocalResponseNorm(4, alpha=0.1), spread(5, 2, 3, 3, 64), spread(6, 2, 3, 3, 64)
+    for args in (("lrn_forward", FP32, 4, layer, x, 0 * x),
+                 ("lrn_backward", FP32, 4, layer, x, dy, 0 * x, *ints(0))):  # fmt: skip
+        np.testing.assert_array_equal(normalise(*args), normalise(*args, FIXED_CHANNELS=64))
+
+
+@by_kept
+@pytest.mark.parametrize("band", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "layer", "pooling"),
+    [
+        ((2, 6, 4, 8), LocalResponseNorm(4, alpha=0.2), MaxPool2d(3, 2, "same")),
+        ((1, 7, 5, 3), LocalResponseNorm(1, alpha=0.5, beta=0.6), MaxPool2d(3, 2, "same")),
+        ((2, 5, 3, 16), LocalResponseNorm(2, alpha=0.2), MaxPool2d(2)),
+    ],
+)
+def test_normalisation_and_pooling_in_one_equal_the_reference(
+    shape: tuple[int, int, int, int],
+    layer: LocalResponseNorm,
+    pooling: MaxPool2d,
+    band: int,
+    kept: Kept,
+) -> None:
+    """Where two of a window round to the same bfloat16, float32 still tells them apart."""
+    numbers, pooled = numbers_of(pooling, shape)
+    x, dy = kept.round(np.maximum(spread(5, *shape), 0.0)), kept.round(spread(6, *pooled))
+    normal, _ = expected(layer, x, x)
+    y, by_normal = expected(pooling, normal, dy)
+    _, dx = expected(layer, x, by_normal)
+    dx[x <= 0.0] = 0.0
+    reals = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
+    rows = min((band - 1) * pooling.strides[0] + pooling.windows[0], shape[1])
+    for width in kept.vectors(shape[3]):
+        run = {"RADIUS": layer.radius, "VECTOR": width, "PRECISION": kept.precision}
+        blocks = shape[0] * -(-pooled[1] // band)
+        _, forward, argmax = launch_in_every_order(
+            "normalization.cu", "lrn_max_forward", blocks * 256,
+            kept.store(x), kept.store(0 * dy), np.zeros(pooled, np.uint8), *ints(band), *reals,
+            *numbers[1:], shared_bytes=4 * rows * shape[2] * shape[3], **run,
+        )  # fmt: skip
+        assert_close(forward, y, 20, kept)
+        *_, backward = launch_in_every_order(
+            "normalization.cu", "lrn_max_backward", x.size // width,
+            kept.store(x), kept.store(dy), argmax, kept.store(0 * x), *ints(1), numbers[0],
+            *reals, *numbers[1:], **run,
+        )  # fmt: skip
+        assert_close(backward, dx, 60, kept)
 
 
 # Dropout.
 
+SEED = 5 + (7 << 32)
 
+
+def drops(rate: float, layer: int, step: int, samples: NDArray[Any]) -> list[Any]:
+    """Arguments of the parameters `DROPOUT`."""
+    numbers = np.zeros(4, np.float32)
+    numbers.view(np.uint32)[3] = step
+    key = np.uint32(SEED & 0xFFFFFFFF), np.uint32(SEED >> 32)
+    factor = np.float32(1.0 / (1.0 - rate))
+    return [samples, numbers, np.uint64(threshold(rate)), np.uint32(layer), *key, factor]
+
+
+@by_kept
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize(("n", "size"), [(1, 1), (3, 13), (5, 64), (2, 257)])
-def test_dropout_has_the_masks_of_the_published_generator(n: int, size: int, rate: float) -> None:
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (3, 13), (5, 64), (2, 260), (2, 257)])
+def test_dropout_has_the_masks_of_the_published_generator(
+    n: int, size: int, rate: float, kept: Kept
+) -> None:
     """Bit by bit, with identities and seeds above 32 bits."""
-    seed, step, layer = 5 + (7 << 32), 3, 2
+    step, layer = 3, 2
     samples = np.array([40, 2**33 + 5, 0, 907, 2**31])[:n]
-    keep = dropout_keep(rate, size, seed=seed, step=step, layer=layer, samples=samples)
-    blocks, factor = -(-size // 4), np.float32(1.0 / (1.0 - rate))
-    mask = launch_in_every_order(
-        "dropout.cu", "dropout_mask", n * blocks,
-        np.zeros((n, blocks), np.uint32), samples, *ints(n, blocks), np.uint64(threshold(rate)),
-        np.uint32(layer), np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32), np.uint32(step),
-    )[0]  # fmt: skip
-    np.testing.assert_array_equal(mask.view(np.uint8)[:, :size], keep)
-    x = spread(1, n, size)
-    for vector in vectors(size):
-        *_, y = launch_in_every_order(
-            "dropout.cu", "dropout_apply", x.size // vector,
-            x, mask, 0 * x, *ints(n, size, blocks), factor, VECTOR=vector,
+    keep = dropout_keep(rate, size, seed=SEED, step=step, layer=layer, samples=samples)
+    arguments, factor = drops(rate, layer, step, samples), np.float32(1.0 / (1.0 - rate))
+    x = kept.round(spread(1, n, size))
+    blank, wanted = np.zeros((n, -(-size // 8)), np.uint8), kept.store(x * (keep * factor))
+    for width in kept.vectors(size):
+        run = {"VECTOR": width, "PRECISION": kept.precision}
+        _, y, mask, *_ = launch_in_every_order(
+            "dropout.cu", "dropout_forward", blank.size,
+            kept.store(x), kept.store(0 * x), blank, *ints(n, size), *arguments, **run,
         )  # fmt: skip
-        np.testing.assert_array_equal(y, x * (keep * factor))
+        np.testing.assert_array_equal(y, wanted)
+        bits = np.unpackbits(mask, axis=1, bitorder="little")
+        np.testing.assert_array_equal(bits[:, :size], keep)
+        _, alone, *_ = launch_in_every_order(
+            "dropout.cu", "dropout", blank.size,
+            kept.store(x), kept.store(0 * x), *ints(n, size), *arguments, **run,
+        )  # fmt: skip
+        np.testing.assert_array_equal(alone, wanted)
+        *_, dx = launch_in_every_order(
+            "dropout.cu", "dropout_backward", blank.size,
+            kept.store(x), mask, kept.store(0 * x), *ints(n, size), factor, **run,
+        )  # fmt: skip
+        np.testing.assert_array_equal(dx, wanted)
 
 
 def test_dropout_lets_nan_through() -> None:
-    x, mask = np.full((1, 4), np.nan, np.float32), np.zeros((1, 1), np.uint32)
-    args = x, mask, np.zeros_like(x), *ints(1, 4, 1), np.float32(2.0)
-    assert np.isnan(launch("dropout.cu", "dropout_apply", 4, *args)[2]).all()
+    x, mask = np.full((1, 4), np.nan, np.float32), np.zeros((1, 1), np.uint8)
+    args = x, mask, np.zeros_like(x), *ints(1, 4), np.float32(2.0)
+    assert np.isnan(launch("dropout.cu", "dropout_backward", 4, *args)[2]).all()
 
 
 def test_dropout_is_a_layer_of_the_reference() -> None:
@@ -284,9 +483,22 @@ def test_dropout_is_a_layer_of_the_reference() -> None:
 # Layout.
 
 
+@by_kept
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 35), (2, 5, 64), (1, 130, 3)])
-def test_images_are_turned(shape: tuple[int, int, int]) -> None:
-    x = spread(1, *shape)
+@pytest.mark.parametrize(("loss", "always", "taken"), [(1.0, 0, 1), (np.nan, 0, 0), (np.nan, 1, 1)])
+def test_a_message_is_taken_apart(
+    shape: tuple[int, int, int], loss: float, always: int, taken: int, kept: Kept
+) -> None:
+    """Images are turned, words copied; all stays where the step before broke."""
+    x, words = spread(1, *shape), np.arange(1, 11, dtype=np.uint32)
     blank = np.zeros((shape[0], shape[2], shape[1]), np.float32)
-    _, y = launch_in_every_order("layout.cu", "channels_last", x.size, x, blank, *ints(*shape))
-    np.testing.assert_array_equal(y, x.transpose(0, 2, 1))
+    results = launch_in_every_order(
+        "layout.cu", "take_batch", max(x.size, 4),
+        x, kept.store(blank), *ints(*shape), words, 0 * words, *ints(10), words[:6],
+        0 * words[:6], *ints(6), words[:4], 0 * words[:4], np.float32([loss]), *ints(always),
+        PRECISION=kept.precision,
+    )  # fmt: skip
+    turned = kept.round(x.transpose(0, 2, 1))
+    np.testing.assert_array_equal(as_numbers(results[1]), taken * turned)
+    for source, target in ((2, 3), (4, 5), (6, 7)):
+        np.testing.assert_array_equal(results[target], taken * results[source])

@@ -13,15 +13,14 @@ import pytest
 
 from dptrain.backends.cuda import nvrtc
 from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
 from dptrain.backends.cuda.tiles import TILES, Tile
-from dptrain.backends.cuda.weighted import FIXED
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
-TEXTS = {file: (KERNELS / file).read_text(encoding="utf-8") for file in SOURCES}
-VECTORED = [file for file in SOURCES if '#include "vector.cuh"' in TEXTS[file]]
+VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "updates.cu"]
 ARCHITECTURES = (70, 80, 86, 89, 90, 100)
 
 
@@ -40,10 +39,19 @@ def test_every_kernel_compiles(file: str, architecture: int, compiler: Compiler)
     assert compiler.compile(KERNELS / file, architecture).startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("architecture", [70, 90])
 @pytest.mark.parametrize("file", VECTORED)
-def test_kernels_compile_for_vectors_of_four(file: str, compiler: Compiler) -> None:
-    one, four = (compiler.compile(KERNELS / file, 90, {"VECTOR": v}) for v in (1, 4))
-    assert one != four
+def test_kernels_compile_for_vectors(file: str, architecture: int, compiler: Compiler) -> None:
+    variants = {}, {"VECTOR": 4}, {"VECTOR": 8, "PRECISION": 2}
+    codes = {compiler.compile(KERNELS / file, architecture, defines) for defines in variants}
+    assert len(codes) == 3
+
+
+@pytest.mark.parametrize("kernel", ["normalization.cu", "pooling.cu"])
+def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
+    layer = dict(zip(FIXED, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0), strict=True))
+    defines = {"VECTOR": 8, "PRECISION": 2, **layer}
+    assert compiler.compile(KERNELS / kernel, 90, defines).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")

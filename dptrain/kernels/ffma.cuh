@@ -1,0 +1,82 @@
+// Products in float32, one multiply-add of a thread each; see gemm.cuh.
+
+#pragma once
+
+#ifndef TILE_M
+#define TILE_M 64
+#define TILE_N 64
+#define THREAD_M 4
+#define THREAD_N 4
+#endif
+
+constexpr int TILE_K = 16;
+constexpr int THREADS = (TILE_M / THREAD_M) * (TILE_N / THREAD_N);
+
+static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "registers are filled four at a time");
+
+// Where the four elements of a pooling window lie that one thread is to have: side by side.
+constexpr int MEMBER_STEP = 1;
+__device__ inline int window_of(int row) { return row / 4; }
+__device__ inline int member_of(int row) { return row % 4; }
+
+__device__ inline float as_factor(float value) { return value; }
+
+// Position by position, so that threads read what they multiply in vectors of four, which the
+// padding keeps aligned.
+template <int WIDTH, bool SUM_FIRST>
+struct Slice {
+    float at[TILE_K][WIDTH + 4];
+
+    __device__ void put(int i, int k, const Run<float>& run) {
+        if (SUM_FIRST) {
+#pragma unroll
+            for (int v = 0; v < RUN; ++v) at[k + v][i] = run.at[v];
+        } else {
+            *reinterpret_cast<Run<float>*>(&at[k][i]) = run;
+        }
+    }
+};
+
+// A thread's THREAD_M x THREAD_N sums, in blocks of four by four that are spread over the tile, so
+// that the threads of a warp read shared memory side by side.
+struct Sums {
+    float c[THREAD_M][THREAD_N] = {};
+
+    static __device__ int row(int i) {
+        const int thread = threadIdx.x / (TILE_N / THREAD_N);
+        return i / 4 * (TILE_M / (THREAD_M / 4)) + thread * 4 + i % 4;
+    }
+    static __device__ int column(int j) {
+        const int thread = threadIdx.x % (TILE_N / THREAD_N);
+        return j / 4 * (TILE_N / (THREAD_N / 4)) + thread * 4 + j % 4;
+    }
+
+    template <class SliceA, class SliceB>
+    __device__ void add(const SliceA& as, const SliceB& bs) {
+#pragma unroll
+        for (int k = 0; k < TILE_K; ++k) {
+            float a[THREAD_M], b[THREAD_N];
+#pragma unroll
+            for (int i = 0; i < THREAD_M; ++i) a[i] = as.at[k][row(i)];
+#pragma unroll
+            for (int j = 0; j < THREAD_N; ++j) b[j] = bs.at[k][column(j)];
+#pragma unroll
+            for (int i = 0; i < THREAD_M; ++i)
+#pragma unroll
+                for (int j = 0; j < THREAD_N; ++j) c[i][j] += a[i] * b[j];
+        }
+    }
+
+    template <class Store>
+    __device__ void give(int top, int left, const Store& store) const {
+#pragma unroll
+        for (int i = 0; i < THREAD_M; i += 4)
+#pragma unroll
+            for (int j = 0; j < THREAD_N; j += 4) {
+                float values[4][4];
+#pragma unroll
+                for (int e = 0; e < 16; ++e) values[e / 4][e % 4] = c[i + e / 4][j + e % 4];
+                store(top + row(i), left + column(j), values);
+            }
+    }
+};

@@ -1,0 +1,167 @@
+// What is computed with a product of a layer, without a pass of its own: BEHIND says what follows.
+//
+//     0   nothing
+//     1   ReLU
+//     2   ReLU and maximum pooling with windows of two by two that touch
+//
+// A dropout may come last (DROPS, forward). What it drops is 0, so backward needs its factor only.
+//
+// Maps that are pooled exist nowhere. Forward, a thread holds the four elements of a window; what
+// is written is the largest, and which it is (uint8): member 2 r + s of its window, the first among
+// equals, or NOBODY where ReLU lets no gradient through. Backward, dz is made from dy, and y or
+// that, as it is read.
+
+#pragma once
+
+#include "gemm.cuh"
+#include "philox.cuh"
+
+#ifndef BEHIND
+#define BEHIND 0
+#endif
+#ifndef DROPS
+#define DROPS 0
+#endif
+
+constexpr unsigned char NOBODY = 255;
+
+// What backward needs to know of an output besides dy; nothing at all if nothing follows.
+#if BEHIND == 2
+using Mark = unsigned char;
+#else
+using Mark = Number;
+#endif
+
+#if DROPS
+#define DROPPING , DROPOUT
+#define DROPPING_VALUES DROPOUT_VALUES
+#else
+#define DROPPING
+#define DROPPING_VALUES {}
+#endif
+
+// Times the factor where element `first` + n of a sample is kept, else times 0, so that NaN stays.
+// True for those that are dropped.
+template <int N>
+__device__ inline void drop_outputs(const Dropout& d, int sample, int first, float (&values)[N],
+                                    bool (&dropped)[N]) {
+    unsigned kept = 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const int element = first + n;
+        if (n == 0 || element % 4 == 0) kept = kept_of_block(d, sample, element / 4);
+        dropped[n] = !(kept >> element % 4 & 1);
+        values[n] *= dropped[n] ? 0.0f : d.factor;
+    }
+}
+
+// z = value + bias, and what follows, in `rows` rows of outputs, `each` of them a sample's; pooled,
+// rows are those of windows.
+struct StoreOutput {
+    Number* y;
+    Mark* marks;
+    const float* bias;
+    int rows, columns, each;
+    Dropout dropout;
+
+    template <int N>
+    __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
+#if BEHIND == 2
+        const int window = window_of(row);
+        if (window >= rows) return;
+        float best[N];
+        int which[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            best[n] = values[0][n];
+            which[n] = 0;
+#pragma unroll
+            for (int m = 1; m < 4; ++m) {
+                const float value = values[m][n];
+                // Written so that a NaN wins, and stays.
+                const bool more = value > best[n] || value != value;
+                best[n] = more ? value : best[n];
+                which[n] = more ? m : which[n];
+            }
+        }
+        finish(window, column, best, which);
+#else
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int i = row + m * MEMBER_STEP;
+            int which[N];
+            if (i < rows) finish(i, column, values[m], which);
+        }
+#endif
+    }
+
+    // What follows the product and, where outputs are pooled, the choice of the largest.
+    template <int N>
+    __device__ void finish(int i, int column, const float (&values)[N], int (&which)[N]) const {
+        float z[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            z[n] = values[n] + (column + n < columns ? bias[column + n] : 0.0f);
+            if (!(z[n] > 0.0f)) which[n] = NOBODY;
+            // Written so that a NaN stays.
+            if (BEHIND && z[n] <= 0.0f) z[n] = 0.0f;
+        }
+#if DROPS
+        bool dropped[N];
+        drop_outputs(dropout, i / each, i % each * columns + column, z, dropped);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            if (dropped[n]) which[n] = NOBODY;
+#endif
+        write<OUT_STEP>(y + i * columns, column, columns, z);
+#if BEHIND == 2
+        write<OUT_STEP>(marks + i * columns, column, columns, which);
+#endif
+    }
+};
+
+// dz as it is read, by pieces of OUT_STEP outputs.
+struct Gradient {
+    const Number* dy;
+    const Mark* marks;  // y (BEHIND 1), or which member (2).
+    float factor;       // Of dropout.
+
+    struct Raw {
+        Run<Number> dy;
+#if BEHIND
+        Run<Mark> marks;
+#endif
+#if BEHIND == 2
+        unsigned char members[RUN / OUT_STEP];
+#endif
+    };
+
+    // A piece of a run: outputs `i` on, of the member of their windows where these are pooled.
+    __device__ void piece(Raw& raw, int v, int i, int member) const {
+        read<OUT_STEP>(raw.dy, v, dy + i);
+#if BEHIND
+        read<OUT_STEP>(raw.marks, v, marks + i);
+#endif
+#if BEHIND == 2
+        raw.members[v / OUT_STEP] = (unsigned char)member;
+#endif
+    }
+
+    __device__ Run<Number> value(const Raw& raw) const {
+#if BEHIND == 0
+        return as_factors(raw.dy);
+#else
+        Run<float> dz;
+#pragma unroll
+        for (int v = 0; v < RUN; ++v) {
+#if BEHIND == 1
+            dz.at[v] = to_float(raw.marks.at[v]) > 0.0f ? to_float(raw.dy.at[v]) * factor : 0.0f;
+#else
+            const bool chosen = raw.marks.at[v] == raw.members[v / OUT_STEP];
+            dz.at[v] = chosen ? to_float(raw.dy.at[v]) * factor : 0.0f;
+#endif
+        }
+        return as_factors(dz);
+#endif
+    }
+};

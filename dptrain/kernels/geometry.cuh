@@ -1,0 +1,22 @@
+// What kernels know of a layer that reads windows of maps.
+#pragma once
+
+// Maps (N, height, width, channels) to (N, out_height, out_width, filters) by windows of r by s,
+// `down` and `across` apart; the first begins `top` above the map and `left` before it.
+struct Geometry {
+    int height, width, channels, out_height, out_width, filters, r, s, down, across, top, left;
+};
+
+#define GEOMETRY                                                                            \
+    int height, int width, int channels, int out_height, int out_width, int filters, int r, \
+        int s, int down, int across, int top, int left
+
+// Compiled for one layer, kernels know it beforehand, and divide by constants.
+#ifdef FIXED_HEIGHT
+#define GEOMETRY_VALUES                                                                        \
+    {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH,             \
+     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_DOWN, FIXED_ACROSS, FIXED_TOP, FIXED_LEFT}
+#else
+#define GEOMETRY_VALUES \
+    {height, width, channels, out_height, out_width, filters, r, s, down, across, top, left}
+#endif

@@ -1,0 +1,182 @@
+// Products on tensor cores, by mma.sync: of float32 rounded to tf32, or of bfloat16; see gemm.cuh.
+//
+// A slice is made of words of 32 bits: a word is one tf32 number, or two bfloat16 that are
+// neighbours along the sum. The instructions m16n8k8 (tf32) and m16n8k16 (bf16) then take the same
+// words from the same lanes. With g = lane / 4 and t = lane % 4, a lane gives rows g and g + 8 and
+// words t and t + 4 of A, column g and words t and t + 4 of B, and holds columns 2t and 2t + 1 of
+// rows g and g + 8 of C.
+//
+// Sources: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix", which fills
+// a register of every lane with the words of an 8 x 4 matrix whose rows begin at given addresses.
+//
+// Where the instructions do not exist (before sm_80, and on the emulator of the tests) each thread
+// adds the products of its elements of C one by one, of inputs rounded the same way.
+
+#pragma once
+
+// A block's warps compute WARP_M x WARP_N elements each.
+#ifndef TILE_M
+#define TILE_M 64
+#define TILE_N 64
+#define WARP_M 32
+#define WARP_N 32
+#endif
+
+constexpr int WORDS = 16;                          // Of a slice along the sum.
+constexpr int TILE_K = WORDS * 4 / sizeof(Number);
+constexpr int STEP_K = 8 * 4 / sizeof(Number);     // Terms of one instruction.
+constexpr int WARPS_N = TILE_N / WARP_N;
+constexpr int THREADS = 32 * (TILE_M / WARP_M) * WARPS_N;
+
+static_assert(WARP_M % 32 == 0 && WARP_N % 16 == 0, "instructions go by pairs");
+
+// Where the four elements of a pooling window lie that one thread is to have: in rows g, g + 8,
+// g + 16 and g + 24 of 32.
+constexpr int MEMBER_STEP = 8;
+__device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
+__device__ inline int member_of(int row) { return row % 32 / 8; }
+
+#if PRECISION == 1
+// To 11 significant bits, to the nearest, halves away from zero, as cvt.rna does.
+__device__ inline float as_factor(float value) {
+#if __CUDA_ARCH__ >= 800
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return __uint_as_float(bits);
+#else
+    const unsigned bits = __float_as_uint(value);
+    const bool finite = (bits & 0x7F800000u) != 0x7F800000u;
+    return finite ? __uint_as_float((bits + 0x1000u) & 0xFFFFE000u) : value;
+#endif
+}
+#else
+__device__ inline Bfloat16 as_factor(float value) { return to_bfloat16(value); }
+__device__ inline Bfloat16 as_factor(Bfloat16 value) { return value; }
+#endif
+
+// Rows are padded so that what a warp reads at once lies in 32 different banks.
+template <int WIDTH, bool SUM_FIRST>
+struct Slice {  // Words of a row (of A, column of B) side by side.
+    Number at[WIDTH][TILE_K + RUN];
+
+    __device__ Number element(int i, int k) const { return at[i][k]; }
+    __device__ void put(int i, int k, const Run<Number>& run) {
+        *reinterpret_cast<Run<Number>*>(&at[i][k]) = run;
+    }
+};
+template <int WIDTH>
+struct Slice<WIDTH, false> {  // Elements of a position of the sum side by side.
+    Number at[TILE_K][WIDTH + 8];
+
+    __device__ Number element(int i, int k) const { return at[k][i]; }
+    __device__ void put(int i, int k, const Run<Number>& run) {
+        *reinterpret_cast<Run<Number>*>(&at[k][i]) = run;
+    }
+};
+
+#if __CUDA_ARCH__ >= 800
+// Four 8 x 4 matrices of words; lanes 8q to 8q + 7 give the addresses of the rows of the q-th.
+__device__ inline void read_matrices(unsigned (&words)[4], const Number* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row))));
+}
+
+// The same of matrices of 8 x 8 bfloat16, each transposed.
+__device__ inline void read_transposed(unsigned (&words)[4], const Number* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row))));
+}
+
+// Sixteen rows (columns of B) from i on, and the terms of one instruction from k on: words t of
+// rows g, of rows g + 8, and words t + 4 of both.
+template <int WIDTH>
+__device__ inline void read_words(unsigned (&words)[4], const Slice<WIDTH, true>& slice, int i,
+                                  int k) {
+    const int lane = threadIdx.x % 32;
+    read_matrices(words, &slice.at[i + lane % 16][k + lane / 16 * RUN]);
+}
+
+template <int WIDTH>
+__device__ inline void read_words(unsigned (&words)[4], const Slice<WIDTH, false>& slice, int i,
+                                  int k) {
+    const int lane = threadIdx.x % 32;
+#if PRECISION == 1
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int q = 0; q < 4; ++q)
+        words[q] = __float_as_uint(slice.at[k + t + q / 2 * 4][i + g + q % 2 * 8]);
+#else
+    read_transposed(words, &slice.at[k + lane % 8 + lane / 16 * 8][i + lane / 8 % 2 * 8]);
+#endif
+}
+
+__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                    unsigned b1) {
+#if PRECISION == 1
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#endif
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+// A lane's share of its warp's WARP_M x WARP_N sums.
+struct Sums {
+    static constexpr int DOWN = WARP_M / 16, ACROSS = WARP_N / 8;
+
+    float c[DOWN][ACROSS][4] = {};
+
+    // Where the warp's elements begin in the tile.
+    static __device__ int top() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
+    static __device__ int left() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
+
+    template <class SliceA, class SliceB>
+    __device__ void add(const SliceA& as, const SliceB& bs) {
+#if __CUDA_ARCH__ >= 800
+#pragma unroll
+        for (int k = 0; k < TILE_K; k += STEP_K) {
+            unsigned a[DOWN][4], b[ACROSS / 2][4];
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i) read_words(a[i], as, top() + i * 16, k);
+#pragma unroll
+            for (int j = 0; j < ACROSS / 2; ++j) read_words(b[j], bs, left() + j * 16, k);
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+                    multiply_add(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
+        }
+#else
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        for (int k = 0; k < TILE_K; ++k) {
+            float a[DOWN * 2], b[ACROSS * 2];
+            for (int i = 0; i < DOWN * 2; ++i) a[i] = to_float(as.element(top() + i * 8 + g, k));
+            for (int j = 0; j < ACROSS * 2; ++j)
+                b[j] = to_float(bs.element(left() + j / 2 * 8 + t * 2 + j % 2, k));
+            for (int i = 0; i < DOWN * 2; ++i)
+                for (int j = 0; j < ACROSS * 2; ++j)
+                    c[i / 2][j / 2][i % 2 * 2 + j % 2] += a[i] * b[j];
+        }
+#endif
+    }
+
+    template <class Store>
+    __device__ void give(int first_row, int first_column, const Store& store) const {
+        const int row = first_row + top() + threadIdx.x % 32 / 4;
+        const int column = first_column + left() + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < DOWN; i += 2)
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j) {
+                float values[4][2];
+#pragma unroll
+                for (int e = 0; e < 8; ++e) values[e / 2][e % 2] = c[i + e / 4][j][e % 4];
+                store(row + i * 16, column + j * 8, values);
+            }
+    }
+};

@@ -1,0 +1,61 @@
+// The masks of dropout: those of dptrain/plan/random.py, bit for bit.
+#pragma once
+
+#include "step.cuh"
+#include "vector.cuh"
+
+// Philox4x32-10. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011,
+// section 4.3.
+__device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const unsigned low0 = 0xD2511F53u * counter[0], low1 = 0xCD9E8D57u * counter[2];
+        const unsigned high0 = __umulhi(0xD2511F53u, counter[0]);
+        const unsigned high1 = __umulhi(0xCD9E8D57u, counter[2]);
+        counter[0] = high1 ^ counter[1] ^ key0;
+        counter[1] = low1;
+        counter[2] = high0 ^ counter[3] ^ key1;
+        counter[3] = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+// What a layer drops by: words below `threshold`, which may be 2^32, are dropped, and what is kept
+// is multiplied with `factor`. `samples` are identities, of which the counter takes the lowest 32
+// bits.
+struct Dropout {
+    const long long* samples;
+    const float* numbers;
+    unsigned long long threshold;
+    unsigned layer, key0, key1;
+    float factor;
+};
+
+#define DROPOUT                                                                               \
+    const long long *samples_of, const float *numbers, unsigned long long threshold,          \
+        unsigned layer, unsigned key0, unsigned key1, float factor
+#define DROPOUT_VALUES {samples_of, numbers, threshold, layer, key0, key1, factor}
+
+// Bit k: word k of a block, the k-th of four consecutive elements of a sample, is kept.
+__device__ inline unsigned kept_of_block(const Dropout& d, int sample, int block) {
+    unsigned words[4] = {
+        unsigned(block), unsigned(d.samples[sample]), __float_as_uint(d.numbers[STEP_NUMBER]),
+        d.layer};
+    philox(words, d.key0, d.key1);
+    unsigned kept = 0;
+    for (int k = 0; k < 4; ++k) kept |= unsigned(words[k] >= d.threshold) << k;
+    return kept;
+}
+
+// Bit k: element `first` + k of a sample is kept, for the elements of a vector.
+__device__ inline unsigned kept_of_vector(const Dropout& d, int sample, int first) {
+    unsigned kept = kept_of_block(d, sample, first / 4) >> first % 4;
+    if (VECTOR == 8) kept |= kept_of_block(d, sample, first / 4 + 1) << 4;
+    return kept;
+}
+
+// Times the factor where kept, times 0 elsewhere, so that NaN stays.
+__device__ inline void drop(Floats& values, unsigned kept, float factor) {
+    for (int k = 0; k < VECTOR; ++k) values.at[k] *= kept >> k & 1 ? factor : 0.0f;
+}
