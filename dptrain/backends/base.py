@@ -186,12 +186,14 @@ class Replica:
         sums: of the loss and the number of correct answers, and the wish to stop; the end of
             `host_gradients`.
         updates: number of updates made; Adam's bias correction reads it.
+        notes: what a backend has to say of how stages are computed, by their names.
     """
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST) -> None:
         self.backend, self.plan, self.memory = backend, plan, memory
         self.context = Context(seed=seed)
         self.updates = 0
+        self.notes: dict[str, str] = {}
         layout, dtype = plan.layout, plan.dtype
         self.flat_parameters = memory.zeros((layout.size,), dtype)
         self.flat_gradients = memory.zeros((layout.gradient_size if plan.training else 0,), dtype)

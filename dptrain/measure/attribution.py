@@ -47,6 +47,7 @@ class StageTime:
         flops: operations for the mean number of samples a rank had.
         gflops: 10⁹ operations a second, from `flops` and the mean time.
         bytes_moved: buffers and parameters that the stage touches for a full batch, each once.
+        note: what the backend says of how it is computed.
     """
 
     name: str
@@ -59,6 +60,7 @@ class StageTime:
     flops: float
     gflops: float
     bytes_moved: int
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,16 @@ class Attribution:
     other: Span
 
 
-def attribute(plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Attribution:
-    """Combine what every rank measured (`rank_times`, in rank order)."""
+def attribute(
+    plan: Plan, ranks: Sequence[Mapping[str, Any]], notes: Mapping[str, str] | None = None
+) -> Attribution:
+    """Combine what every rank measured.
+
+    Args:
+        plan: of the steps.
+        ranks: `rank_times` in rank order.
+        notes: of a replica, by the names of stages.
+    """
     step_ms = float(np.mean([rank["ms"][STEP] for rank in ranks]))
 
     def span(values: Sequence[float]) -> Span:
@@ -104,6 +114,7 @@ def attribute(plan: Plan, ranks: Sequence[Mapping[str, Any]]) -> Attribution:
                 flops=flops,
                 gflops=rate,
                 bytes_moved=stage.bytes_moved,
+                note=(notes or {}).get(stage.name, ""),
             )
         )
     parts = (*(stage.name for stage in plan.stages), DATA_WAIT, EXPOSED)

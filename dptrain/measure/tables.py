@@ -46,6 +46,22 @@ def stage_table(attribution: Attribution, *, ranks: int) -> Table:
     return table
 
 
+def notes_table(attribution: Attribution) -> Table | None:
+    """A row a stage of which the backend has something to say; None where it has not of any.
+
+    Beside the numbers it would take more room than a terminal has.
+    """
+    noted = [stage for stage in attribution.stages if stage.note]
+    if not noted:
+        return None
+    table = plain_table("How stages are computed")
+    for column in ("stage", "by", "ms"):
+        table.add_column(column, justify="right" if column == "ms" else "left")
+    for stage in noted:
+        table.add_row(stage.name, stage.note, _ms(stage.mean_ms))
+    return table
+
+
 def _ms(value: float) -> str:
     return f"{value:.3f}"
 

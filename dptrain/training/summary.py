@@ -10,7 +10,7 @@ import numpy as np
 from dptrain import __version__
 from dptrain.measure.attribution import Attribution, attribute, rank_times
 from dptrain.measure.recorder import STEP
-from dptrain.measure.tables import stage_table
+from dptrain.measure.tables import notes_table, stage_table
 from dptrain.scaling.efficiency import Baseline, Efficiency, efficiency
 from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
@@ -58,12 +58,14 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     column = job.recorder.names.index(STEP)
     step_times = full[:, column] if len(full) else job.recorder.rows()[:, column]
     gathered = world.all_gather_json(rank_times(job.recorder))
-    attribution = attribute(job.plan, gathered)
+    attribution = attribute(job.plan, gathered, job.replica.notes)
     possible = _possible(job)
     scaling = efficiency(baseline, step_times, world.size, possible=possible)
     summary = _summary(job, progress, attribution, scaling, step_times)
     if job.recorder.steps:
         display.say(stage_table(attribution, ranks=world.size))
+        if notes := notes_table(attribution):
+            display.say(notes)
         if scaling.weak is not None:
             steps = len(step_times)
             display.say(efficiency_table(scaling, size=world.size, steps=steps))
