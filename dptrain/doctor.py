@@ -233,7 +233,7 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def gpu_findings() -> Iterator[Finding]:
-    """GPUs of this node, and what the backend cuda needs besides."""
+    """GPUs of this node, and what the backends cuda and cudnn need besides."""
     program = shutil.which("nvidia-smi")
     query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     answer = _ask(program, *query) if program else None
@@ -242,7 +242,7 @@ def gpu_findings() -> Iterator[Finding]:
         first, _, driver = gpus[0].rpartition(", ")
         yield Finding("gpus", OK, f"{len(gpus)} × {first}, driver {driver}")
     else:
-        yield Finding("gpus", OK, "none found; the backend cuda cannot run here")
+        yield Finding("gpus", OK, "none found; the backends cuda and cudnn cannot run here")
     try:
         from dptrain.backends.cuda.gpu import import_cupy
 
@@ -258,6 +258,14 @@ def gpu_findings() -> Iterator[Finding]:
         yield Finding("nvrtc", OK, text)
     except UserError as error:
         yield missing_finding("nvrtc", error, have_gpus=bool(gpus))
+    try:
+        from dptrain.backends.cudnn.library import import_frontend, load_library, spelled
+
+        path, frontend = load_library(), import_frontend()
+        text = f"{spelled(int(frontend.backend_version()))} at {path}, frontend "
+        yield Finding("cudnn", OK, text + _version("nvidia-cudnn-frontend"))
+    except UserError as error:
+        yield missing_finding("cudnn", error, have_gpus=bool(gpus))
 
 
 def cupy_finding(cupy: Any, *, have_gpus: bool) -> Finding:
@@ -277,9 +285,9 @@ def cupy_finding(cupy: Any, *, have_gpus: bool) -> Finding:
 
 
 def missing_finding(subject: str, error: UserError, *, have_gpus: bool) -> Finding:
-    """What the backend cuda lacks; worth knowing where there is a GPU for it."""
+    """What backends for GPUs lack; worth knowing where there is a GPU for them."""
     if not have_gpus:
-        return Finding(subject, OK, "none found; only the backend cuda needs it")
+        return Finding(subject, OK, "none found; only backends for GPUs need it")
     text, _, advice = str(error).partition("; ")
     return Finding(subject, NOTE, text, advice)
 

@@ -10,7 +10,7 @@ from dptrain.errors import UserError, suggest
 if TYPE_CHECKING:
     from dptrain.backends.base import Backend
 
-BACKENDS = ("numba", "reference", "cuda")
+BACKENDS = ("numba", "reference", "cuda", "cudnn")
 """Names users may say, the default first."""
 
 

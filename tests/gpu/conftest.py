@@ -11,13 +11,20 @@ from dptrain.errors import UserError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder where the backend finds no GPU."""
+    """Skip the tests of this folder whose backend lacks something here."""
     folder = Path(__file__).parent
     here = [item for item in items if folder in item.path.parents]
-    if not here:
-        return
+    lacks = {name: _lacks(name) for name in ("cuda", "cudnn")} if here else {}
+    for item in here:
+        reason = lacks["cudnn" if "cudnn" in item.nodeid else "cuda"]
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _lacks(backend: str) -> str | None:
+    """What is missing for a backend, if anything."""
     try:
-        load_backend("cuda").place(0)
+        load_backend(backend).place(0)
     except UserError as error:
-        for item in here:
-            item.add_marker(pytest.mark.skip(reason=str(error)))
+        return str(error)
+    return None

@@ -1,4 +1,4 @@
-"""Every layer, loss and update rule of the cuda backend against PyTorch, on a GPU."""
+"""Every layer, loss and update rule of the backends for GPUs against PyTorch, on a GPU."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import Any
 
 import pytest
 
+from dptrain.backends import load_backend
 from dptrain.backends.cuda.gpu import GPU
 from tests.unit.backends import test_operations as shared
 
 VARIANTS = ("backend", "precision")
+HERE = [(name, p) for name in ("cuda", "cudnn") for p in load_backend(name).precisions]
 
 
 @pytest.fixture(autouse=True)
 def kernels_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some hundred layers, a second each, would be compiled for one test each."""
+    """Some hundred layers, a second each, would be compiled, or measured, for one test each."""
     monkeypatch.setattr(GPU, "specializes", False)
 
 
 def _tests_of_backends() -> Iterator[tuple[str, Callable[..., None]]]:
-    """The shared tests that take a backend, for this one alone."""
+    """The shared tests that take a backend, for these alone."""
     for name, test in vars(shared).items():
         if name.startswith("test_") and set(VARIANTS) <= set(inspect.signature(test).parameters):
-            yield name, _for_cuda(test)
+            yield name, _for_gpus(test)
 
 
-def _for_cuda(test: Any) -> Callable[..., None]:
+def _for_gpus(test: Any) -> Callable[..., None]:
     copy: Any = FunctionType(test.__code__, test.__globals__, test.__name__)
     marks = [mark for mark in test.pytestmark if mark.args[0] != VARIANTS]
-    copy.pytestmark = [*marks, pytest.mark.parametrize(VARIANTS, [("cuda", "fp32")]).mark]
+    copy.pytestmark = [*marks, pytest.mark.parametrize(VARIANTS, HERE).mark]
     return copy
 
 

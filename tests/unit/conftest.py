@@ -1,15 +1,19 @@
-"""Unit tests need no GPU: the `cuda` backend computes on the emulator."""
+"""Unit tests need no GPU: `cuda` and `cudnn` compute on the emulator, cuDNN by a stand-in."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.emulator.emulator import Emulator
+from tests.emulator.fake_cudnn import Module
 
 EMULATOR = Emulator()
 
 
 @pytest.fixture(autouse=True)
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the backend the emulator for a GPU."""
+    """Give the backends the emulator for a GPU, and the stand-in for cuDNN."""
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: EMULATOR)
+    library = "dptrain.backends.cudnn.library"
+    monkeypatch.setattr(f"{library}.load_library", lambda: "libcudnn.so.9")
+    monkeypatch.setattr(f"{library}.import_frontend", lambda: Module())

@@ -100,6 +100,7 @@ class CudaBackend(Backend):
         "tf32": Precision("float32", "float32"),
         "bf16": Precision("float32", "uint16"),
     }
+    operations: ClassVar[Mapping[type[Layer], type[Operation]]] = OPERATIONS
     channels_last = True
     weights_beside = True
     fusions = (
@@ -137,11 +138,11 @@ class CudaBackend(Backend):
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return OPERATIONS[type(group.head.layer)].needs(group, setting)
+        return self.operations[type(group.head.layer)].needs(group, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        return OPERATIONS[type(group.head.layer)](group, arrays, replica).kernels()
+        return self.operations[type(group.head.layer)](group, arrays, replica).kernels()
 
     def bind_loss(
         self,

@@ -7,6 +7,7 @@ A device runs what it is given in order, and returns before it is done; `downloa
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ class Device(ABC):
         asynchronous: that it returns before it is done, as `Memory` has it.
         on_gpu: whether arrays are memory of a GPU, as NCCL takes it.
         identity: what tells it from the other devices of this machine.
+        name: of its kind, such as ``NVIDIA H200``.
         specializes: whether kernels are to be compiled for each layer, which makes them faster and
             costs a compilation.
     """
@@ -103,6 +105,7 @@ class Device(ABC):
     asynchronous: bool = True
     on_gpu: bool = False
     identity: str = ""
+    name: str = ""
     specializes: bool = True
 
     @abstractmethod
@@ -142,6 +145,18 @@ class Device(ABC):
         """Begin a `download`; what is returned waits for it, at most so many seconds."""
         values = self.download(source)
         return lambda timeout: values
+
+    def time_ms(self, run: Callable[[], None]) -> float:
+        """Milliseconds that what `run` enqueues takes.
+
+        Raises:
+            RuntimeError: it cannot be run, or not in a captured step.
+        """
+        self.synchronize()
+        start = time.perf_counter()
+        run()
+        self.synchronize()
+        return (time.perf_counter() - start) * 1e3
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         """See `Memory.program`; a GPU captures what `start` enqueues as one graph."""

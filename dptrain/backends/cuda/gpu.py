@@ -21,6 +21,9 @@ EVERYWHERE_SHARED_BYTES = 48 << 10
 RESULTS, RESULT_BYTES = 16, 256
 """Downloads that may be under way at a time, and how large they may be."""
 
+TIMED, REPEATS = 5, 3
+"""Launches in a row whose time is taken, and how often; the least counts."""
+
 PATIENCE_S, NAP_S = 0.02, 50e-6
 """How long to look without a pause, and the pause then."""
 
@@ -49,7 +52,8 @@ class GPU(Device):
             raise UserError(f"there is no GPU {index}; this node has {present}, numbered from 0")
         device = cupy.cuda.Device(index)
         device.use()
-        self.identity = cupy.cuda.runtime.getDeviceProperties(index)["uuid"].hex()
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        self.identity, self.name = properties["uuid"].hex(), properties["name"].decode()
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
         self._lanes = {name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHTS, SUMS)}
         self._busy: list[Any] = []
@@ -123,6 +127,23 @@ class GPU(Device):
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return Program(self, start).run
+
+    def time_ms(self, run: Callable[[], None]) -> float:
+        def repeatedly() -> None:
+            for _ in range(TIMED):
+                run()
+
+        event, times = self._cupy.cuda.Event, []
+        launch = Program(self, repeatedly).run
+        launch()  # As it is; the next is captured, and both are warm.
+        launch()
+        for _ in range(REPEATS):
+            start = self.stream.record(event())
+            launch()
+            stop = self.stream.record(event())
+            stop.synchronize()
+            times.append(self._cupy.cuda.get_elapsed_time(start, stop) / TIMED)
+        return float(min(times))
 
     def mailbox(self, memory: Array) -> Mailbox:
         return PinnedMailbox(self, memory)
@@ -271,7 +292,7 @@ def import_cupy() -> Any:
     except ImportError as error:
         cause = "" if isinstance(error, ModuleNotFoundError) else f" ({first_line(error)})"
         raise UserError(
-            f"backend cuda needs CuPy, which cannot be imported{cause}; pip install "
+            f"a backend for GPUs needs CuPy, which cannot be imported{cause}; pip install "
             "'dptrain[cuda13]', or 'dptrain[cuda12]' where nvidia-smi shows CUDA 12"
         ) from None
     return cupy
@@ -287,11 +308,11 @@ def device_count(cupy: Any) -> int:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise UserError(
-            f"backend cuda finds no GPU: {first_line(error)}; nvidia-smi shows GPUs and driver, "
+            f"dptrain finds no GPU: {first_line(error)}; nvidia-smi shows GPUs and driver, "
             "--backend numba computes on the CPU"
         ) from None
     if count == 0:
-        raise UserError("backend cuda finds no GPU; --backend numba computes on the CPU")
+        raise UserError("dptrain finds no GPU; --backend numba computes on the CPU")
     return count
 
 

@@ -122,7 +122,7 @@ def find_compiler(majors: Sequence[int] = MAJORS) -> Compiler:
                 continue
     wanted = " or ".join(f"'dptrain[cuda{major}]'" for major in majors)
     raise UserError(
-        f"backend cuda finds no libnvrtc, NVIDIA's run-time compiler; pip install {wanted} brings "
+        f"dptrain finds no libnvrtc, NVIDIA's run-time compiler; pip install {wanted} brings "
         "it, or set CUDA_PATH to the folder of a CUDA toolkit"
     )
 

@@ -166,14 +166,15 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("dptrain.backends.cuda.nvrtc.find_compiler", fail)
-    gpus, cupy, nvrtc = doctor.gpu_findings()
+    monkeypatch.setattr("dptrain.backends.cudnn.library.load_library", fail)
+    gpus, cupy, nvrtc, cudnn = doctor.gpu_findings()
     assert gpus.text.startswith("none found")
-    assert {gpus.status, cupy.status, nvrtc.status} == {OK}
+    assert {gpus.status, cupy.status, nvrtc.status, cudnn.status} == {OK}
     line = "NVIDIA H200, 143771 MiB, 580.65.06"
     executable(tmp_path / "nvidia-smi", f"{line}\n{line}")
-    gpus, cupy, nvrtc = doctor.gpu_findings()
+    gpus, cupy, nvrtc, cudnn = doctor.gpu_findings()
     assert gpus == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
-    assert cupy.status == nvrtc.status == NOTE
+    assert cupy.status == nvrtc.status == cudnn.status == NOTE
     assert "CuPy" in cupy.text
     assert "pip install 'dptrain[cuda13]'" in cupy.advice
     assert nvrtc.advice == "pip install it"
@@ -194,6 +195,12 @@ def test_cupys_cuda_must_run_on_the_driver() -> None:
 
 
 def test_the_compiler_of_kernels_is_shown() -> None:
-    *_, nvrtc = doctor.gpu_findings()
+    *_, nvrtc, _ = doctor.gpu_findings()
     assert nvrtc.status == OK
     assert "compiles for up to sm_" in nvrtc.text
+
+
+def test_cudnn_is_shown() -> None:
+    *_, cudnn = doctor.gpu_findings()
+    assert cudnn.status == OK
+    assert cudnn.text.startswith("9.19.0 at libcudnn.so.9, frontend ")

@@ -26,6 +26,7 @@ def launch(
     seed: int = 0,
     block: int = THREADS,
     shared_bytes: int = 0,
+    columns: int = 1,
     **defines: int,
 ) -> list[NDArray[Any]]:
     """Run a kernel and return what its array arguments hold afterwards.
@@ -37,6 +38,7 @@ def launch(
         seed: of the order of threads.
         block: threads of a block.
         shared_bytes: of dynamic shared memory.
+        columns: of blocks: how many there are in y.
         defines: macros.
     """
     device = Emulator(seed)
@@ -48,7 +50,7 @@ def launch(
             memory.append(array)
         else:
             memory.append(arg)
-    grid = -(-threads // block), 1, 1
+    grid = -(-threads // block), columns, 1
     device.function(file, name, **defines)(grid, (block, 1, 1), memory, shared_bytes=shared_bytes)
     return [device.download(m) for m in memory if not isinstance(m, np.generic)]
 

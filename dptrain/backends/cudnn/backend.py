@@ -1,0 +1,57 @@
+"""Lowering of the cudnn backend: the backend cuda's, but for convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar
+
+from dptrain.backends.base import Replica
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.operations import Operation
+from dptrain.backends.cudnn.convolution import Convolution
+from dptrain.backends.cudnn.library import Library
+from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.network.layers import Conv2d, Layer, Parameter
+from dptrain.network.network import Node
+from dptrain.plan.lowering import Storage
+from dptrain.plan.plan import Plan
+
+
+def open_library() -> Library:
+    """CuDNN on the GPU that is current.
+
+    Raises:
+        UserError: the library or its Python module is missing.
+    """
+    return Library()
+
+
+class CudnnBackend(CudaBackend):
+    """Convolutions by cuDNN, everything else by kernels of our own."""
+
+    name = "cudnn"
+    operations: ClassVar[Mapping[type[Layer], type[Operation]]] = {
+        **CudaBackend.operations,
+        Conv2d: Convolution,
+    }
+
+    @cached_property
+    def library(self) -> Library:
+        """cuDNN, loaded when it is first needed: planning works without it."""
+        return open_library()
+
+    def place(self, local_rank: int) -> str:
+        identity = super().place(local_rank)
+        self.library  # noqa: B018 - what is missing is said before anything is allocated
+        return identity
+
+    def storage(self, node: Node, parameter: Parameter) -> Storage:
+        """Weights of convolutions as (K, R, S, C), the layout of tensor cores."""
+        if isinstance(node.layer, Conv2d) and len(parameter.shape) == 4:
+            return Storage(parameter.shape, (0, 2, 3, 1))
+        return super().storage(node, parameter)
+
+    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+        device = self.device  # First, for cuDNN takes the GPU that is current.
+        return CudnnReplica(self, plan, seed=seed, device=device, library=self.library)

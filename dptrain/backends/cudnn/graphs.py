@@ -1,0 +1,118 @@
+"""What cuDNN is asked for: one convolution, described as a graph of operations on tensors.
+
+cuDNN names the dimensions of a tensor N, C, H, W whatever their order in memory; strides tell that.
+Activations here lie as (N, H, W, C) and weights as (K, R, S, C), which its tensor cores take as
+they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dptrain.network.layers import Conv2d
+from dptrain.network.network import Node
+
+FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "forward", "backward_input", "backward_weight"
+
+Dims = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One convolution of a layer; what its engines are chosen and remembered by.
+
+    Attributes:
+        kind: `FORWARD` (with bias), `BACKWARD_INPUT` or `BACKWARD_WEIGHT`.
+        x, w, y: dimensions (N, C, H, W), (K, C, R, S) and (N, K, Ho, Wo).
+        strides: down and across.
+        before, after: zeros above and left of the map, below and right of it.
+        relu: whether a forward convolution ends in max(·, 0).
+        precision: the user's word.
+    """
+
+    kind: str
+    x: Dims
+    w: Dims
+    y: Dims
+    strides: tuple[int, int]
+    before: tuple[int, int]
+    after: tuple[int, int]
+    relu: bool
+    precision: str
+
+    @property
+    def dtype(self) -> str:
+        """Of all tensors, as cuDNN names it; sums are float32 in any case."""
+        return "BFLOAT16" if self.precision == "bf16" else "FLOAT"
+
+
+def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: str) -> Problem:
+    """The convolution of a layer."""
+    layer = node.layer
+    assert isinstance(layer, Conv2d)
+    (c, h, w), (k, out_h, out_w) = node.input_maps, node.output_maps
+    (top, bottom), (left, right) = layer.pads(node.input_shape)
+    r, s = layer.window
+    return Problem(
+        kind,
+        (samples, c, h, w),
+        (k, c, r, s),
+        (samples, k, out_h, out_w),
+        (layer.strides[0], layer.strides[1]),
+        (top, left),
+        (bottom, right),
+        relu and kind == FORWARD,
+        precision,
+    )
+
+
+def channels_last(dims: Dims) -> Dims:
+    """Strides of a tensor whose second dimension is the innermost in memory."""
+    _, c, h, w = dims
+    return c * h * w, 1, c * w, c
+
+
+def describe(cudnn: Any, problem: Problem, handle: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The graph of a convolution.
+
+    Args:
+        cudnn: the frontend.
+        problem: the convolution.
+        handle: that it will run with.
+
+    Returns:
+        The graph, and its tensors: x, w, bias, y; or dy, w, dx; or x, dy, dw.
+    """
+    number, full = getattr(cudnn.data_type, problem.dtype), cudnn.data_type.FLOAT
+    graph = cudnn.pygraph(
+        io_data_type=number, intermediate_data_type=full, compute_data_type=full, handle=handle
+    )
+
+    def tensor(name: str, dims: Dims) -> Any:
+        return graph.tensor(
+            dim=list(dims), stride=list(channels_last(dims)), data_type=number, name=name
+        )
+
+    geometry = {
+        "pre_padding": list(problem.before),
+        "post_padding": list(problem.after),
+        "stride": list(problem.strides),
+        "dilation": [1, 1],
+    }
+    inputs: tuple[Any, ...]
+    if problem.kind == FORWARD:
+        inputs = (
+            tensor("x", problem.x), tensor("w", problem.w), tensor("bias", (1, problem.w[0], 1, 1)),
+        )  # fmt: skip
+        result = graph.bias(graph.conv_fprop(*inputs[:2], **geometry), inputs[2])
+        result, dims = graph.relu(result) if problem.relu else result, problem.y
+    elif problem.kind == BACKWARD_INPUT:
+        inputs = tensor("dy", problem.y), tensor("w", problem.w)
+        result, dims = graph.conv_dgrad(*inputs, **geometry), problem.x
+    else:
+        inputs = tensor("x", problem.x), tensor("dy", problem.y)
+        result, dims = graph.conv_wgrad(*inputs, **geometry), problem.w
+    result.set_output(True).set_data_type(number)
+    result.set_dim(list(dims)).set_stride(list(channels_last(dims)))
+    return graph, (*inputs, result)

@@ -1,0 +1,62 @@
+"""What cuDNN leaves to kernels of our own: bfloat16 and back, and gradients of biases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.nvrtc import Compiler, find_compiler
+from tests.emulator.fake_cudnn import to_bfloat16
+from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_every_order
+
+
+@pytest.mark.parametrize("vector", [1, 4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_narrow_rounds_to_the_nearest_and_widen_is_exact(vector: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(1000, dtype=np.float32)
+    # Ties to even on both sides, the largest number, infinities and zeros.
+    x[:8] = 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, np.inf, -np.inf, 0.0, -0.0, np.nan
+    narrowed = np.zeros(1000, np.uint16)
+    sizes = {"VECTOR": vector, "seed": seed}
+    threads = 1000 // vector
+    _, bits = launch("cast.cu", "narrow", threads, x, narrowed, np.int32(1000), **sizes)
+    np.testing.assert_array_equal(np.delete(bits, 7), to_bfloat16(np.delete(x, 7)))
+    _, wide = launch("cast.cu", "widen", threads, bits, np.zeros_like(x), np.int32(1000), **sizes)
+    np.testing.assert_array_equal(wide.view(np.uint32), bits.astype(np.uint32) << 16)
+    assert np.isnan(wide[7])
+    np.testing.assert_allclose(np.delete(wide, [2, 7]), np.delete(x, [2, 7]), rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("precision", [0, 2])
+@pytest.mark.parametrize(
+    ("channels", "vector", "lanes", "pixels", "part"),
+    [(1, 1, 1, 700, 256), (3, 1, 4, 100, 100), (16, 4, 4, 1000, 256), (150, 1, 32, 37, 16)],
+)
+def test_channels_are_summed_in_one_order(
+    precision: int, channels: int, vector: int, lanes: int, pixels: int, part: int
+) -> None:
+    """The same bits whatever runs first; each sum to float32's rounding of its terms."""
+    dy = np.random.default_rng(0).standard_normal((pixels, channels), dtype=np.float32)
+    stored = to_bfloat16(dy) if precision == 2 else dy
+    exact = (stored.astype(np.uint32) << 16).view(np.float32) if precision == 2 else dy
+    parts = -(-pixels // part)
+    columns = -(-channels // (lanes * vector))
+    _, partial = launch_in_every_order(
+        "channel_sums.cu", "channel_sums", parts * THREADS,
+        stored, np.zeros((parts, channels), np.float32), *ints(pixels, channels, part),
+        columns=columns, VECTOR=vector, LANES=lanes, PRECISION=precision,
+    )  # fmt: skip
+    for i, sums in enumerate(partial):
+        terms = exact[i * part : (i + 1) * part].astype(np.float64)
+        bound = len(terms) * 2.0**-24 * np.abs(terms).sum(0)
+        assert (np.abs(sums - terms.sum(0)) <= bound).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 32])
+@pytest.mark.parametrize("precision", [0, 2])
+def test_sums_compile_for_every_width(lanes: int, precision: int) -> None:
+    compiler: Compiler = find_compiler([12])
+    defines = {"LANES": lanes, "VECTOR": 4, "PRECISION": precision}
+    assert compiler.compile(KERNELS / "channel_sums.cu", 90, defines).startswith(b"\x7fELF")
