@@ -127,7 +127,7 @@ class NormedPooled(Tail):
         large = batch_size * ceil_div(height, 2) >= WANTED_BLOCKS
         band = 2 if large and _band_bytes(node, 2) <= SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)
-        function = pool.function("normalization.cu", "lrn_max_forward", **norm.radius)
+        function = pool.function("normalization.cu", "lrn_max_forward", **norm.defines)
         arrays = a["maps"], a["y"], a["argmax"]
         args = [*arrays, np.int32(band), *norm.numbers, *pool.geometry]
 
@@ -140,9 +140,9 @@ class NormedPooled(Tail):
 
     def backward(self) -> Kernel:
         a, (norm, pool) = self.arrays, self._layers()
-        function = pool.function("normalization.cu", "lrn_max_backward", **norm.radius)
+        function = pool.function("normalization.cu", "lrn_max_backward", **norm.defines)
         vectors = math.prod(self.nodes[0].output_shape) // norm.width
-        arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"], np.int32(1)
+        arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"]
 
         def run(context: Context) -> None:
             if context.n:
