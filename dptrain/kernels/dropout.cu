@@ -29,14 +29,7 @@ struct Eight {
     }
 };
 
-// y = x · factor where kept, else x · 0; y may be x. Nothing is left of the mask.
-extern "C" __global__ void dropout(const Number* x, Number* y, int n, int size, DROPOUT) {
-    const Eight eight(size);
-    const Dropout d = DROPOUT_VALUES;
-    if (eight.sample < n) eight.apply(x, y, eight.draw(d), d.factor);
-}
-
-// The same, and the mask.
+// y = x · factor where kept, else x · 0, and the mask.
 extern "C" __global__ void dropout_forward(
     const Number* x, Number* y, unsigned char* mask, int n, int size, DROPOUT) {
     const Eight eight(size);

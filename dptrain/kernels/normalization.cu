@@ -11,6 +11,11 @@
 #define RADIUS 4
 #endif
 
+// Whether beta is ¾, as published: powers are then a few roots, and take a tenth of the time.
+#ifndef ROOTS
+#define ROOTS 0
+#endif
+
 constexpr int THREADS = 256;
 constexpr int SIDE = (RADIUS + VECTOR - 1) / VECTOR;  // Vectors on either side with neighbours.
 constexpr int SPAN = (2 * SIDE + 1) * VECTOR;         // Channels of a vector and those beside it.
@@ -69,14 +74,14 @@ struct Powers {
     float own, next;  // s^−beta and s^(−beta−1).
 };
 
-// For the published exponent ¾ by roots: a few roundings, and a tenth of the time.
 __device__ inline Powers powers(float s, float beta) {
-    if (beta != 0.75f) {
-        const float power = powf(s, -beta);
-        return {power, power / s};
-    }
+#if ROOTS
     const float root = rsqrtf(s), power = root * rsqrtf(s * root);
     return {power, power * root * root};
+#else
+    const float power = powf(s, -beta);
+    return {power, power / s};
+#endif
 }
 
 __device__ inline Floats normalized(const Number* x, int i, int v, const Norm& norm) {
@@ -148,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
 }
 
-// With pooling behind it: a block computes `band` rows of y of a sample. It normalises the rows
+// With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It normalises the rows
 // that these look at into shared memory, which takes 4 bytes an element.
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
     const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
@@ -168,9 +173,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
     __syncthreads();
     for (int j = threadIdx.x; j < (stop - first) * g.out_width * norm.vectors; j += THREADS) {
         const Place to = place(j, g.out_height, g.out_width, norm.vectors);
-        const Largest best = largest(g, first + to.row, to.column, [&](int row, int column) {
+        auto at = [&](int row, int column) {
             return load(rows, (row - begin) * line + column * norm.vectors + to.channel);
-        });
+        };
+        const Largest best = largest_rectified<false>(g, first + to.row, to.column, at);
         const int i = (sample * g.out_height + first) * g.out_width * norm.vectors + j;
         store(y, argmax, i, best);
     }
@@ -179,12 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
 // dx from the gradient by what was pooled.
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_backward(
     const Number* __restrict__ x, const Number* __restrict__ dy, const Which* __restrict__ argmax,
-    Number* __restrict__ dx, int rectified, int samples, float bias, float alpha, float beta,
-    GEOMETRY) {
+    Number* __restrict__ dx, int samples, float bias, float alpha, float beta, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
     const int count = samples * g.height * g.width * g.channels;
-    lrn_gradient(x, dx, count, rectified, norm, [&](int i) {
+    lrn_gradient(x, dx, count, true, norm, [&](int i) {
         const Place at = place(i, g.height, g.width, norm.vectors);
         const int row = at.row + g.top, column = at.column + g.left;
         const Place cell = {at.sample, row / g.down, column / g.across, at.channel};

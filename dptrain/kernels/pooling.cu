@@ -7,40 +7,46 @@
 #include "philox.cuh"
 #include "pooling.cuh"
 
-// Writes largest values and which they are, after finish(place, largest) has had its way with them.
-template <class Finish>
-__device__ inline void pool_largest(const Number* x, Number* y, Which* argmax, int samples,
-                                    const Geometry& g, Finish finish) {
-    int i;
-    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return;
-    const int vectors = g.channels / VECTOR;
-    const Place to = place(i, g.out_height, g.out_width, vectors);
-    Largest best = largest(g, to.row, to.column, [&](int row, int column) {
+// Vectors of x at pixels of a sample.
+struct Pixels {
+    const Number* x;
+    const Geometry& g;
+    Place to;
+
+    __device__ Floats operator()(int row, int column) const {
         const int pixel = (to.sample * g.height + row) * g.width + column;
-        return load(x, pixel * vectors + to.channel);
-    });
-    finish(to, best);
-    store(y, argmax, i, best);
+        return load(x, pixel * (g.channels / VECTOR) + to.channel);
+    }
+};
+
+// The vector of y that this thread computes; false behind the last.
+__device__ inline bool my_vector(const Geometry& g, int samples, int& i, Place& to) {
+    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return false;
+    to = place(i, g.out_height, g.out_width, g.channels / VECTOR);
+    return true;
 }
 
-// The gradient of a rectifier in front: none where the largest is not above 0.
-__device__ inline void rectify(Largest& best) {
-    for (int k = 0; k < VECTOR; ++k)
-        if (!(best.value.at[k] > 0.0f)) best.which[k] = NOBODY;
+__device__ inline Largest rectified(const Number* x, const Geometry& g, const Place& to) {
+    return largest_rectified<PRECISION == 2>(g, to.row, to.column, Pixels{x, g, to});
 }
 
 // y = largest of each window, argmax = which of its elements that is, row by row.
 extern "C" __global__ void max_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
-    pool_largest(x, y, argmax, samples, g, [](const Place&, Largest&) {});
+    int i;
+    Place to;
+    if (!my_vector(g, samples, i, to)) return;
+    store(y, argmax, i, largest(g, to.row, to.column, Pixels{x, g, to}));
 }
 
 // The same for x that is rectified: max_backward then gives the gradient in front of the rectifier.
 extern "C" __global__ void rectified_max_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
-    pool_largest(x, y, argmax, samples, g, [](const Place&, Largest& best) { rectify(best); });
+    int i;
+    Place to;
+    if (my_vector(g, samples, i, to)) store(y, argmax, i, rectified(x, g, to));
 }
 
 // The same with dropout behind; max_backward needs its factor.
@@ -48,31 +54,33 @@ extern "C" __global__ void dropped_max_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY, DROPOUT) {
     const Geometry g = GEOMETRY_VALUES;
     const Dropout d = DROPOUT_VALUES;
-    pool_largest(x, y, argmax, samples, g, [&](const Place& to, Largest& best) {
-        rectify(best);
-        const int pixel = to.row * g.out_width + to.column;
-        const unsigned kept =
-            kept_of_vector(d, to.sample, pixel * g.channels + to.channel * VECTOR);
-        for (int k = 0; k < VECTOR; ++k)
-            if (!(kept >> k & 1)) best.which[k] = NOBODY;
-        drop(best.value, kept, d.factor);
-    });
+    int i;
+    Place to;
+    if (!my_vector(g, samples, i, to)) return;
+    Largest best = rectified(x, g, to);
+    const int first = (to.row * g.out_width + to.column) * g.channels + to.channel * VECTOR;
+    const unsigned kept = kept_of_vector(d, to.sample, first);
+    for (int k = 0; k < VECTOR; ++k)
+        if (!(kept >> k & 1)) best.which[k] = NOBODY;
+    drop(best.value, kept, d.factor);
+    store(y, argmax, i, best);
 }
 
-// Calls visit(i, a, b) for each pixel of a cell that lies inside the map: vector i of it, pixel
-// (a, b) of the cell.
-template <class Visit>
-__device__ inline void each_of_cell(const Geometry& g, int vectors, const Place& cell, Visit visit) {
+// Writes sum(a, b), a vector of dx, for each pixel (a, b) of a cell that lies inside the map. It is
+// called for the others too: without a branch the compiler sees that pixels share windows.
+template <class Sum>
+__device__ inline void write_cell(
+    Number* dx, const Geometry& g, int vectors, const Place& cell, Sum sum) {
 #pragma unroll
     for (int a = 0; a < g.down; ++a) {
         const int row = cell.row * g.down - g.top + a;
 #pragma unroll
         for (int b = 0; b < g.across; ++b) {
             const int column = cell.column * g.across - g.left + b;
-            if (unsigned(row) >= unsigned(g.height) || unsigned(column) >= unsigned(g.width))
-                continue;
-            visit(((cell.sample * g.height + row) * g.width + column) * vectors + cell.channel, a,
-                  b);
+            const int pixel = (cell.sample * g.height + row) * g.width + column;
+            const Floats values = sum(a, b);
+            if (unsigned(row) < unsigned(g.height) && unsigned(column) < unsigned(g.width))
+                store(dx, pixel * vectors + cell.channel, values);
         }
     }
 }
@@ -95,10 +103,10 @@ extern "C" __global__ void max_backward(const Number* __restrict__ dy,
     const int vectors = g.channels / VECTOR;
     Place cell;
     if (!my_cell(g, samples, cell)) return;
-    each_of_cell(g, vectors, cell, [&](int i, int a, int b) {
+    write_cell(dx, g, vectors, cell, [&](int a, int b) {
         Floats sum = given_back(dy, argmax, g, vectors, cell, a, b);
         for (float& value : sum.at) value *= factor;
-        store(dx, i, sum);
+        return sum;
     });
 }
 
@@ -116,13 +124,12 @@ extern "C" __global__ void sum_forward(
     const Number* x, Number* y, int average, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     int i;
-    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return;
-    const int vectors = g.channels / VECTOR;
-    const Place to = place(i, g.out_height, g.out_width, vectors);
+    Place to;
+    if (!my_vector(g, samples, i, to)) return;
+    const Pixels at = {x, g, to};
     Floats sum = {};
     each_of_window(g, to.row, to.column, [&](int row, int column, int, bool inside) {
-        const int pixel = (to.sample * g.height + row) * g.width + column;
-        const Floats values = load(x, pixel * vectors + to.channel);
+        const Floats values = at(row, column);
         for (int k = 0; k < VECTOR; ++k) sum.at[k] += inside ? values.at[k] : 0.0f;
     });
     const float factor = weight(g, to.row, to.column, average);
@@ -137,7 +144,7 @@ extern "C" __global__ void sum_backward(const Number* __restrict__ dy, Number* _
     const int vectors = g.channels / VECTOR;
     Place cell;
     if (!my_cell(g, samples, cell)) return;
-    each_of_cell(g, vectors, cell, [&](int i, int a, int b) {
+    write_cell(dx, g, vectors, cell, [&](int a, int b) {
         Floats sum = {};
         each_holder(g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
             const int window = (cell.sample * g.out_height + row) * g.out_width + column;
@@ -146,6 +153,6 @@ extern "C" __global__ void sum_backward(const Number* __restrict__ dy, Number* _
             for (int k = 0; k < VECTOR; ++k)
                 sum.at[k] += element >= 0 ? factor * gradient.at[k] : 0.0f;
         });
-        store(dx, i, sum);
+        return sum;
     });
 }

@@ -68,6 +68,32 @@ template <class At> __device__ inline Largest largest(const Geometry& g, int p, 
     return best;
 }
 
+// The same for numbers that a rectifier left, whose bits are ordered as they are; a NaN's are above
+// all. Nobody is chosen where all are 0: a rectifier has no gradient there. ROUNDED: they are
+// bfloat16, and the lower half of their bits is free to say which.
+template <bool ROUNDED, class At>
+__device__ inline Largest largest_rectified(const Geometry& g, int p, int q, At at) {
+    unsigned best[VECTOR] = {};
+    Largest result;
+    for (int k = 0; k < VECTOR; ++k) result.which[k] = NOBODY;
+    each_of_window(g, p, q, [&](int row, int column, int element, bool) {
+        const Floats values = at(row, column);
+        for (int k = 0; k < VECTOR; ++k) {
+            unsigned bits = __float_as_uint(values.at[k]);
+            if (ROUNDED)
+                bits |= 0xFFFFu - unsigned(element);
+            else
+                result.which[k] = bits > best[k] ? element : result.which[k];
+            best[k] = max(best[k], bits);
+        }
+    });
+    for (int k = 0; k < VECTOR; ++k) {
+        if (ROUNDED && best[k] > 0xFFFFu) result.which[k] = int(0xFFFFu - (best[k] & 0xFFFFu));
+        result.value.at[k] = __uint_as_float(ROUNDED ? best[k] & 0xFFFF0000u : best[k]);
+    }
+    return result;
+}
+
 __device__ inline void store(Number* y, Which* argmax, int i, const Largest& best) {
     store(y, i, best.value);
     Vector<Which> which;

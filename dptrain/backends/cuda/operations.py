@@ -338,12 +338,12 @@ class Norm:
         channels = node.output_maps[0]
         self._operation, self._size = operation, math.prod(node.output_shape)
         self.width, self.channels = operation.vector(channels), np.int32(channels)
-        self.radius = {"RADIUS": layer.radius}
+        self.defines = {"RADIUS": layer.radius, "ROOTS": int(layer.beta == 0.75)}
         self.numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
 
     def stage(self, name: str, *args: Any) -> Kernel:
         """Stage of a kernel that normalises and nothing else."""
-        defines = {"VECTOR": self.width, **self.radius}
+        defines = {"VECTOR": self.width, **self.defines}
         if self._operation.device.specializes:
             defines["FIXED_CHANNELS"] = int(self.channels)
         function = self._operation.function("normalization.cu", name, **defines)

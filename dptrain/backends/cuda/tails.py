@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dptrain.backends.base import Context, Kernel
+from dptrain.backends.cuda.launching import THREADS, launch
 from dptrain.backends.cuda.operations import Dropping, Norm, Operation, Windows, argmax_dtype
 from dptrain.backends.cuda.tiles import WANTED_BLOCKS, ceil_div
 from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d
@@ -22,9 +23,6 @@ from dptrain.plan.lowering import BufferSpec, Group, Setting
 
 SHARED_BYTES = 48 << 10
 """Shared memory that every GPU gives a block without asking."""
-
-NORM_THREADS = 256
-"""Of a block, `THREADS` of ``normalization.cu``."""
 
 
 class Tail(ABC):
@@ -70,6 +68,13 @@ class Pooled(Tail):
     """MaxPool2d, perhaps with Dropout: neither what is rectified nor what is dropped was chosen."""
 
     reads = ("argmax",)
+
+    @classmethod
+    def fits(cls, nodes: tuple[Node, ...]) -> bool:
+        """The half of a number that says which element is the largest holds 16 bits."""
+        layer: Any = nodes[0].layer
+        elements: int = math.prod(layer.windows)
+        return elements < 1 << 16
 
     def forward(self) -> Kernel:
         a, windows = self.arrays, Windows(self.operation, self.nodes[0])
@@ -127,28 +132,26 @@ class NormedPooled(Tail):
         large = batch_size * ceil_div(height, 2) >= WANTED_BLOCKS
         band = 2 if large and _band_bytes(node, 2) <= SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)
-        function = pool.function("normalization.cu", "lrn_max_forward", **norm.radius)
+        function = pool.function("normalization.cu", "lrn_max_forward", **norm.defines)
         arrays = a["maps"], a["y"], a["argmax"]
         args = [*arrays, np.int32(band), *norm.numbers, *pool.geometry]
 
         def run(context: Context) -> None:
             if context.n:
                 grid = context.n * bands, 1, 1
-                function(grid, (NORM_THREADS, 1, 1), args, shared_bytes=shared)
+                function(grid, (THREADS, 1, 1), args, shared_bytes=shared)
 
         return run
 
     def backward(self) -> Kernel:
         a, (norm, pool) = self.arrays, self._layers()
-        function = pool.function("normalization.cu", "lrn_max_backward", **norm.radius)
+        function = pool.function("normalization.cu", "lrn_max_backward", **norm.defines)
         vectors = math.prod(self.nodes[0].output_shape) // norm.width
-        arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"], np.int32(1)
+        arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"]
 
         def run(context: Context) -> None:
-            if context.n:
-                grid = ceil_div(context.n * vectors, NORM_THREADS), 1, 1
-                args = [*arrays, np.int32(context.n), *norm.numbers, *pool.geometry]
-                function(grid, (NORM_THREADS, 1, 1), args)
+            rest = np.int32(context.n), *norm.numbers, *pool.geometry
+            launch(function, context.n * vectors, *arrays, *rest)
 
         return run
 

@@ -225,7 +225,13 @@ def _stacks() -> list[Case]:
         behind_maps("stack: conv relu overlapping pool", shape, [conv, ReLU(), overlap]),
         behind_maps("stack: conv pool relu", shape, [conv, pool, ReLU()]),
         behind_maps("stack: conv sigmoid pool", shape, [conv, Sigmoid(), pool]),
+        behind_maps("stack: conv relu lrn", shape, [conv, ReLU(), lrn]),
         behind_maps("stack: conv relu lrn pool", shape, [conv, ReLU(), lrn, overlap]),
+        behind_maps(
+            "stack: conv relu overlapping pool dropout",
+            shape,
+            [conv, ReLU(), overlap, Dropout(0.4)],
+        ),
         behind_maps("stack: conv relu average pool", shape, [conv, ReLU(), AveragePool2d(2)]),
         behind_maps("stack: conv conv", shape, [conv, Conv2d(2, 2, padding="full")]),
         behind_maps("stack: relu relu", shape, [ReLU(), ReLU()]),

@@ -239,6 +239,25 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
     assert replica.first_not_finite() == "the input"
 
 
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"])
+def test_nothing_is_updated_where_a_loss_is_not_finite(optimizer: SGD | Adam) -> None:
+    """The state that broke can be looked at."""
+    replica = compile(PLAIN, "cuda", 8, optimizer=optimizer)
+    step(replica, 8, 0)
+    kept = {name: dict(arrays) for name, arrays in replica_views(replica).items()}
+    x, y = batch(PLAIN, 8)
+    x[3] = np.inf
+    assert not math.isfinite(replica.forward_backward(x, y))
+    replica.update(0.01)
+    for kind, arrays in replica_views(replica).items():
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(value, kept[kind][name], f"{kind} {name}")
+
+
+def replica_views(replica: Replica) -> dict[str, Any]:
+    return {"parameters": replica.parameters, **replica.state}
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_device_is_asked_for_what_the_plan_says(
     training: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,202 @@
+"""Kernels of the `cuda` backend that are bound by memory, beside copying as many bytes.
+
+    python3 -m benchmarks.gpu_memory [network ...]
+
+Needs a GPU and CuPy. Each kernel of a training step is launched many times in one CUDA graph, as a
+step launches it, on several replicas' memory where a batch is large, so that nothing is left in the
+second cache that a step would not leave there.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dptrain.backends.base import Replica
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.device import Device, Function
+from dptrain.backends.cuda.launching import launch
+from dptrain.network.zoo import network
+from dptrain.plan import SGD
+from dptrain.plan.plan import Stage, make_plan
+
+NETWORKS = ("cifar", "solar", "model2")
+PRECISIONS = ("fp32", "bf16")
+REPLICAS = {32: 1, 2048: 3}
+"""Batch sizes, and how many replicas' memory is gone through in turns."""
+FILES = {f"{name}.cu" for name in (
+    "elementwise", "pooling", "normalization", "dropout", "losses", "updates"
+)}  # fmt: skip
+LAUNCHES = 24
+"""In a graph."""
+REPEATS = 15
+"""Graphs that are timed."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as a step launched it."""
+
+    file: str
+    name: str
+    start: Callable[[], None]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of one launch: median and quartiles over graphs."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Recorder:
+    """Notes what a device launches.
+
+    Args:
+        device: is watched from now on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.launches: list[Launch] = []
+        self._function = device.function
+        device.function = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, file: str, name: str, **defines: int) -> Function:
+        function = self._function(file, name, **defines)
+
+        def run(grid: Any, block: Any, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
+            args = list(args)
+
+            def start() -> None:
+                function(grid, block, args, shared_bytes=shared_bytes)
+
+            arrays = [arg for arg in args if not isinstance(arg, np.generic)]
+            nbytes = sum(array.nbytes for array in arrays)
+            self.launches.append(Launch(file, name, start, nbytes))
+            start()
+
+        return run
+
+
+def launches(replica: Replica, recorder: Recorder) -> list[tuple[Stage, Launch, int]]:
+    """Every launch of a training step that memory bounds, its stage, and the bytes it moves.
+
+    These are the plan's where a stage is one kernel, else those of the kernel's arrays.
+    """
+    plan, rng = replica.plan, np.random.default_rng(0)
+    x = rng.standard_normal((plan.batch_size, *plan.network.input_shape), dtype=np.float32)
+    outputs = plan.network.num_outputs
+    classes = plan.network.loss.targets == "classes"
+    shape = plan.batch_size, outputs
+    y: Any = rng.integers(0, outputs, plan.batch_size) if classes else rng.random(shape)
+    replica.forward_backward(x, y)
+    found = []
+
+    def note(stage: Stage, run: Callable[[], None]) -> None:
+        recorder.launches.clear()
+        run()
+        alone = len(recorder.launches) == 1
+        for one in recorder.launches:
+            if one.file in FILES:
+                found.append((stage, one, stage.bytes_moved if alone else one.nbytes))
+
+    for stage, kernel in replica.stages:
+        note(stage, lambda kernel=kernel: kernel(replica.context))  # type: ignore[misc]
+    note(plan.stages[-1], lambda: replica.update(0.0))
+    return found
+
+
+def timed(device: Any, starts: Sequence[Callable[[], None]]) -> Times:
+    """A launch of these, which take turns in a graph."""
+    from dptrain.backends.cuda.gpu import import_cupy
+
+    cuda, stream = import_cupy().cuda, device.stream
+    for start in starts:
+        start()
+    count = LAUNCHES // len(starts) * len(starts)
+    stream.begin_capture()
+    for i in range(count):
+        starts[i % len(starts)]()
+    graph = stream.end_capture()
+    graph.launch(stream)
+    times = []
+    for _ in range(REPEATS):
+        first, last = cuda.Event(), cuda.Event()
+        first.record(stream)
+        graph.launch(stream)
+        last.record(stream)
+        last.synchronize()
+        times.append(1000.0 * cuda.get_elapsed_time(first, last) / count)
+    low, _, high = statistics.quantiles(times, n=4)
+    return Times(statistics.median(times), low, high)
+
+
+class Copying:
+    """Copies between arrays of a device, timed once for each size."""
+
+    def __init__(self, device: Any) -> None:
+        self._device, self._times = device, dict[tuple[int, int], float]()
+        self._copy = device.function("elementwise.cu", "copy", VECTOR=4, PRECISION=0)
+
+    def time_us(self, nbytes: int, sets: int) -> float:
+        """Of reading and writing `nbytes` together, between so many pairs of arrays in turns."""
+        size = max(nbytes // 8 // 4 * 4, 4)
+        if (size, sets) not in self._times:
+            pairs = [[self._device.zeros((size,), "float32") for _ in "xy"] for _ in range(sets)]
+            starts = [
+                lambda x=x, y=y: launch(self._copy, size // 4, x, y, np.int32(size))
+                for x, y in pairs
+            ]
+            self._times[size, sets] = timed(self._device, starts).median
+        return self._times[size, sets]
+
+
+def table(name: str, batch_size: int, precision: str, device: Any, copying: Copying) -> None:
+    """Print the kernels of one network."""
+    backend, recorder = CudaBackend(), Recorder(device)
+    backend.__dict__["device"] = device
+    plan = make_plan(network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9))
+    sets = REPLICAS[batch_size]
+    replicas = [launches(backend.compile(plan, seed=0), recorder) for _ in range(sets)]
+    del device.function  # Watched no more.
+    print(f"\n{name}, batch {batch_size}, {precision}")
+    print(f"{'stage':<38}{'kernel':<24}{'MB':>8}{'µs':>9}{'quartiles':>17}{'TB/s':>7}{'copy':>7}")
+    total = least = 0.0
+    for same in zip(*replicas, strict=True):
+        stage, one, nbytes = same[0]
+        times = timed(device, [turn.start for _, turn, _ in same])
+        copy = copying.time_us(nbytes, sets)
+        total, least = total + times.median, least + copy
+        print(
+            f"{stage.name:<38}{one.name:<24}{nbytes / 1e6:>8.2f}{times.median:>9.2f}"
+            f"{times.low:>9.2f}{times.high:>8.2f}{nbytes / times.median / 1e6:>7.2f}"
+            f"{copy / times.median:>7.0%}"
+        )
+    print(f"{'all':<70}{total:>9.1f}{'':>24}{least / max(total, 1e-9):>7.0%}", flush=True)
+
+
+def main() -> None:
+    """Print a table for each network, batch size and precision."""
+    from dptrain.backends.cuda.gpu import GPU
+
+    device = GPU(0)
+    copying = Copying(device)
+    for nbytes in (1 << 20, 1 << 24, 1 << 28, 1 << 30):
+        rate = nbytes / copying.time_us(nbytes, 3) / 1e6
+        print(f"copying {nbytes / 1e6:.0f} MB, read and written: {rate:.2f} TB/s", flush=True)
+    for name in sys.argv[1:] or NETWORKS:
+        for batch_size in REPLICAS:
+            for precision in PRECISIONS:
+                table(name, batch_size, precision, device, copying)
+
+
+if __name__ == "__main__":
+    main()
