@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import dptrain
+from benchmarks.batch import random_batch
 from benchmarks.limits import MEMORY_BYTES, Roofs, copy_rate, l2_bytes, sgemm_peak
 from benchmarks.programs import LEARNING_RATE
 from benchmarks.timing import one_core
-from benchmarks.torch_network import random_batch
 from dptrain.network import Conv2d, Dense, Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, Stage
