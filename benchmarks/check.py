@@ -116,11 +116,14 @@ def expect(
         device: where PyTorch computes.
     """
     exact = _compute(network, parameters, x, y, device)
-    epsilon = rounding(network, len(x)) + operand
+    epsilon = rounding(network, len(x))
     rng = np.random.default_rng(1)
-    allowed = dict.fromkeys(exact, epsilon)
+    allowed = dict.fromkeys(exact, max(epsilon, operand))
     for draw in range(DRAWS):
-        changed = {name: _change(rng, value, epsilon) for name, value in parameters.items()}
+        changed = {
+            name: _change(rng, value, epsilon) * (1.0 + operand * rng.uniform(-1, 1, value.shape))
+            for name, value in parameters.items()
+        }
         noise = _Noise(operand, draw, device) if operand else None
         moved = _compute(network, changed, _change(rng, x, epsilon), y, device, noise)
         for name, value in exact.items():

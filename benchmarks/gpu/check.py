@@ -17,9 +17,9 @@ from benchmarks.check import Check, Expected, judge
 from benchmarks.gpu.ours import LEARNING_RATE, Step
 from dptrain.network import Network
 
-OPERAND = {"fp32": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-8}
-"""Relative error of an operand: TF32 keeps 10 bits behind the leading one, and a GPU may cut the
-others off; bfloat16 keeps 7 and rounds. In fp32 what is left are sums, which `rounding` counts."""
+OPERAND = {"fp32": 0.0, "tf32": 2.0**-11, "bf16": 2.0**-8}
+"""Relative error of a rounded number: TF32 keeps 10 bits behind the leading one, bfloat16 keeps 7.
+In fp32 what is left are sums, which `benchmarks.check.rounding` counts."""
 
 CHECKED_RATE = 0.1
 """Learning rate of the step whose update is compared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from dptrain.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
 
-LEARNING_RATE = 1e-8
-"""Small, so that thousands of steps on one batch leave the numbers as they are."""
+LEARNING_RATE = 1e-12
+"""So small that thousands of steps on one batch leave the numbers as they are."""
 
 
 class Step:
@@ -25,15 +26,16 @@ class Step:
     Attributes:
         replica: what computes.
         x, y: the batch.
+        start: starts forward, loss, backward and update; a GPU launches one graph.
         memory_bytes: all that it allocates.
     """
 
     def __init__(self, network: Network, backend: str, precision: str, batch_size: int) -> None:
         self.x, self.y = random_batch(network, batch_size)
-        # Any: replicas of GPUs have a device, whose stream is what is timed.
-        self.replica: Any = dptrain.compile(
+        self.replica = dptrain.compile(
             network, backend, batch_size, precision=precision, optimizer=dptrain.SGD(0.0)
         )
+        self.start = self.replica.memory.program(self._enqueue)
         self.memory_bytes = sum(self.replica.plan.memory.values())
         self.load()
 
@@ -46,10 +48,6 @@ class Step:
         """Of all steps from now on."""
         self.replica.context.learning_rate = learning_rate
         self.replica.announce()
-
-    def start(self) -> None:
-        """Forward, loss, backward, update; a GPU launches one graph."""
-        self.replica.memory.repeat(("bench",), self._enqueue)
 
     def _enqueue(self) -> None:
         self.replica.run()
@@ -84,7 +82,7 @@ class Step:
 
     def stages(self) -> list[Stage]:
         """Those that a step starts, in order."""
-        stages: list[Stage] = [stage for stage, _ in self.replica.stages]
+        stages = [stage for stage, _ in self.replica.stages]
         return [*stages, *(s for s in self.replica.plan.stages if s.phase is Phase.UPDATE)]
 
     def stage_program(self, index: int, times: int) -> Program:
@@ -95,10 +93,7 @@ class Step:
             for _ in range(times):
                 kernel()
 
-        def start() -> None:
-            self.replica.memory.repeat(("stage", index, times), enqueue)
-
-        return Program(start, self.timer)
+        return Program(self.replica.memory.program(enqueue), self.timer)
 
     def run_stages(self, stop: int) -> None:
         """The first stages of a step, so that the next one finds what it works on."""
@@ -108,5 +103,5 @@ class Step:
 
     def _kernels(self) -> list[Callable[[], None]]:
         context = self.replica.context
-        kernels = [lambda kernel=kernel: kernel(context) for _, kernel in self.replica.stages]
+        kernels = [partial(kernel, context) for _, kernel in self.replica.stages]
         return [*kernels, self.replica.apply_update]

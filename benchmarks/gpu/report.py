@@ -186,17 +186,17 @@ def stage_table(stages: Sequence[StageResult], limits: Limits | None) -> Table:
 
 def layer_table(rows: Iterable[LayerRow]) -> Table:
     """The study's table."""
+    rows = list(rows)
+    programs = list(dict.fromkeys(name for row in rows for name in row.us))
     text = [
         (r.network, str(r.batch_size), r.precision, f"{r.layers} {r.direction}",
-         *(f"{r.us[name]:.2f}" if name in r.us else "–" for name in ("cuda", "cudnn", "PyTorch")),
+         *(f"{r.us[name]:.2f}" if name in r.us else "–" for name in programs),
          "" if r.ratio is None else f"{r.ratio:.2f}",
          "" if r.ratio is None else targets.OWN_KERNEL.verdict(r.ratio))
         for r in rows
     ]  # fmt: skip
-    columns = (
-        "network", "batch", "precision", "layer", "cuda µs", "cudnn µs", "PyTorch's cuDNN µs",
-        "cuda / cudnn", "",
-    )  # fmt: skip
+    times = (f"{program} µs" for program in programs)
+    columns = ("network", "batch", "precision", "layer", *times, "cuda / cuDNN", "")
     return Table("Layer by layer", columns, tuple(text))
 
 

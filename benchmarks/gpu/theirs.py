@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,14 +106,14 @@ class TorchProgram:
         self._weights = list(modules.parameters())
         inputs = mode.layout(torch.from_numpy(x)).cuda()
         step = torch_step(network, modules, mode, inputs, torch.from_numpy(y).cuda())
-        self._eager = lambda: step(LEARNING_RATE)
+        self._step = partial(step, LEARNING_RATE)
         self._start: Start = capture(self.step) if mode.graph else self.step
         self._start()
-        self.memory_bytes = torch.cuda.max_memory_allocated() - before
+        self.memory_bytes = int(torch.cuda.max_memory_allocated()) - before
 
     def step(self) -> None:
         """One step, launch by launch."""
-        self._loss, self._gradients = self._eager()
+        self._loss, self._gradients = self._step()
 
     @property
     def program(self) -> Program:
