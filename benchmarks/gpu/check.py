@@ -7,7 +7,6 @@ weights, and every one that comes out, changed at random by up to what the preci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ CHECKED_RATE = 0.1
 """Learning rate of the step whose update is compared."""
 
 
-def check_step(network: Network, precision: str, step: Step, expected: Expected) -> list[Check]:
+def check_step(network: Network, step: Step, expected: Expected) -> list[Check]:
     """Loss, output and gradients of a repeated step, and how it moves the parameters."""
     # The first may start kernels one by one, later ones a graph of them: that is what is timed.
     for _ in range(3):
@@ -63,10 +62,3 @@ def update_error(
     size = np.linalg.norm(old) + np.linalg.norm(movement)
     distance = np.linalg.norm(after - (old - movement))
     return float(distance / size) if size else float(distance)
-
-
-def torch_is_right(
-    network: Network, batch_size: int, results: Mapping[str, NDArray[Any]], expected: Expected
-) -> Check:
-    """The same question about a mode of PyTorch's."""
-    return judge(network.name, batch_size, results, expected)

@@ -105,15 +105,15 @@ def main(network: str, batch_size: int, precision: str) -> dict[str, Any]:
     set_arithmetic(precision)
     torch.backends.cudnn.benchmark = True
     built = dptrain.network(network)
-    answer = {
+    return {
         "graph_us": time_steps(Rank(built, batch_size, precision).captured()),
         "ddp_us": time_steps(Rank(built, batch_size, precision).ddp()),
     }
-    distributed.destroy_process_group()
-    return answer
 
 
 if __name__ == "__main__":
     measured = main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     if os.environ["RANK"] == "0":
-        print(json.dumps(measured))
+        print(json.dumps(measured), flush=True)
+    # NCCL may wait for ever for graphs that hold its communicator.
+    os._exit(0)

@@ -137,7 +137,7 @@ def test_a_right_step_passes(backend: str) -> None:
                     name="drops")  # fmt: skip
     for network in (NETWORK, drops):
         step = Step(network, backend, "fp32", N)
-        found = check_step(network, "fp32", step, expected(network, "fp32"))
+        found = check_step(network, step, expected(network, "fp32"))
         assert [check.passed for check in found] == [True, True]
 
 
@@ -145,7 +145,7 @@ def test_a_step_that_updates_otherwise_does_not_pass(monkeypatch: pytest.MonkeyP
     step = Step(NETWORK, "numba", "fp32", N)
     set_rate = step.set_rate
     monkeypatch.setattr(step, "set_rate", lambda rate: set_rate(1.001 * rate))
-    found = check_step(NETWORK, "fp32", step, expected(NETWORK, "fp32"))
+    found = check_step(NETWORK, step, expected(NETWORK, "fp32"))
     assert [check.passed for check in found] == [True, False]
     assert found[1].quantity.startswith("update of")
 
@@ -407,7 +407,11 @@ def test_wrong_flags_are_named(
         settings_from(False, None, sections, batches, precisions, None)
 
 
-def test_without_a_gpu_the_command_says_what_is_missing() -> None:
+def test_without_a_gpu_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise UserError("backend cuda needs CuPy")
+
+    monkeypatch.setattr("dptrain.backends.cuda.gpu.import_cupy", missing)
     done = CliRunner().invoke(main, ["--quick"])
     assert done.exit_code == 2
     assert "benchmarks.gpu: backend cuda" in done.output
