@@ -33,6 +33,7 @@ from dptrain.errors import UserError, suggest
 @click.option("--precisions", help=f"Some of {','.join(PRECISIONS)}.  [default: tf32,bf16]")
 @click.option("--backends", default="cuda,cudnn", show_default=True, help="Those of dptrain's.")
 @click.option("--compile", "compiled", help="Batches with torch.compile, or none.  [default: 32]")
+@click.option("--launches", type=click.IntRange(1), help="Of each job of ranks.  [default: 3]")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -46,11 +47,12 @@ def main(
     precisions: str | None,
     backends: str,
     compiled: str | None,
+    launches: int | None,
     output: Path | None,
 ) -> None:
     """Compare dptrain with PyTorch on this machine's GPUs."""
     try:
-        settings = settings_from(quick, networks, sections, batches, precisions, compiled)
+        settings = settings_from(quick, networks, sections, batches, precisions, compiled, launches)
         folder = output or (None if quick else Path(__file__).parents[1] / "results")
         sys.exit(measure(settings, split(backends), folder))
     except UserError as error:
@@ -84,7 +86,8 @@ def measure(settings: Settings, backends: Sequence[str], folder: Path | None) ->
         )
     if not results.right:
         return 1
-    progress.show(results.tables())
+    # What matters most comes last, where one looks.
+    progress.show(reversed(results.tables()))
     progress.say(headline(results))
     for missing in machine.missing:
         progress.say(f"missing: {missing}")
@@ -101,6 +104,7 @@ def settings_from(
     batches: str | None,
     precisions: str | None,
     compiled: str | None,
+    launches: int | None,
 ) -> Settings:
     """What the flags say; what they leave out is as `Settings` and `quick` have it.
 
@@ -121,6 +125,7 @@ def settings_from(
         compiled=chosen.compiled if compiled is None else numbers(compiled.replace("none", "")),
         blocks=chosen.blocks,
         stage_batches=chosen.stage_batches,
+        launches=launches or chosen.launches,
     )
 
 

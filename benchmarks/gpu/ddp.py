@@ -1,9 +1,10 @@
 """PyTorch on several GPUs, a process each: DDP, and a captured step with one all-reduce.
 
     RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
-        python -m benchmarks.gpu.ddp model0 32 tf32
+        python -m benchmarks.gpu.ddp tf32 model0:32 cifar:1024
 
-Rank 0 prints one JSON object: microseconds of a step, each the median over blocks of steps.
+Rank 0 prints a JSON object for each network and batch size, in a list: microseconds of a step, each
+the median over blocks of steps.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -97,22 +97,25 @@ def time_steps(step: Start) -> float:
     return float(np.median(blocks))
 
 
-def main(network: str, batch_size: int, precision: str) -> dict[str, Any]:
-    """Time both programs."""
+def main(precision: str, cases: Sequence[str]) -> list[dict[str, float]]:
+    """Time both programs in every case."""
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     set_arithmetic(precision)
     torch.backends.cudnn.benchmark = True
-    built = dptrain.network(network)
-    return {
-        "graph_us": time_steps(Rank(built, batch_size, precision).captured()),
-        "ddp_us": time_steps(Rank(built, batch_size, precision).ddp()),
-    }
+    answers = []
+    for case in cases:
+        name, _, batch_size = case.partition(":")
+        network, n = dptrain.network(name), int(batch_size)
+        graph = time_steps(Rank(network, n, precision).captured())
+        ddp = time_steps(Rank(network, n, precision).ddp())
+        answers.append({"PyTorch graph": graph, "PyTorch DDP": ddp})
+    return answers
 
 
 if __name__ == "__main__":
-    measured = main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    measured = main(sys.argv[1], sys.argv[2:])
     if os.environ["RANK"] == "0":
         print(json.dumps(measured), flush=True)
     # NCCL may wait for ever for graphs that hold its communicator.

@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.progress import Progress
 
 TIMEOUT_S = 100
 STEPS = 400
@@ -36,12 +39,19 @@ class RankResult:
     network: str
     ranks: int
     batch_size: int
-    us: dict[str, tuple[float, ...]]
-    weak: tuple[float, ...]
+    us: dict[str, list[float]]
+    weak: list[float]
 
     def median(self, program: str) -> float | None:
         """Over the launches; None where the program did not run."""
         return float(np.median(self.us[program])) if self.us.get(program) else None
+
+    @property
+    def times_faster(self) -> float | None:
+        """Than the better of PyTorch's programs; None where either did not run."""
+        mine = self.median("dptrain")
+        theirs = [time for p in PROGRAMS[1:] if (time := self.median(p)) is not None]
+        return None if mine is None or not theirs else min(theirs) / mine
 
 
 def weak_efficiency(alone: RankResult, together: RankResult, program: str) -> float | None:
@@ -50,40 +60,52 @@ def weak_efficiency(alone: RankResult, together: RankResult, program: str) -> fl
     return None if one is None or many is None else one / many
 
 
+Cases = Sequence[tuple[str, int]]
+"""Networks, and samples a GPU."""
+
+
 def measure_ranks(
-    network: str, ranks: int, batch_size: int, precision: str, *, launches: int, with_torch: bool
-) -> tuple[RankResult, dict[str, str]]:
+    cases: Cases, ranks: int, precision: str, *, launches: int, with_torch: bool, progress: Progress
+) -> tuple[list[RankResult], dict[str, str]]:
     """Launch both programs in turn, `launches` times each.
 
     Returns:
-        What was measured, and why programs are missing from it.
+        What was measured, and why programs are missing from it, by case.
     """
-    us: dict[str, list[float]] = {program: [] for program in PROGRAMS}
-    weak: list[float] = []
+    results = [RankResult(name, ranks, n, {p: [] for p in PROGRAMS}, []) for name, n in cases]
     failed: dict[str, str] = {}
 
-    def ours() -> None:
-        summary = train(network, ranks, batch_size, precision)
-        us["dptrain"].append(1e3 * float(summary["step_time_ms"]))
-        if summary["scaling"]["weak"] is not None:
-            weak.append(float(summary["scaling"]["weak"]))
+    def launch(case: str, start: Callable[[], None]) -> None:
+        if case in failed:
+            return
+        progress.step(case)
+        try:
+            start()
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            failed[case] = f"{type(error).__name__}: {error}"
 
-    def theirs() -> None:
-        times = launch_torch(network, ranks, batch_size, precision)
-        us["PyTorch graph"].append(times["graph_us"])
-        us["PyTorch DDP"].append(times["ddp_us"])
-
-    programs = {"dptrain": ours, **({"PyTorch": theirs} if with_torch else {})}
     for _ in range(launches):
-        for name, launch in programs.items():
-            if name in failed:
-                continue
-            try:
-                launch()
-            except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-                failed[name] = f"{type(error).__name__}: {error}"
-    times = {name: tuple(values) for name, values in us.items()}
-    return RankResult(network, ranks, batch_size, times, tuple(weak)), failed
+        for result in results:
+            case = f"{result.network}, {result.batch_size} samples on each of {ranks} GPUs"
+            launch(case, partial(_ours, result, precision))
+        if with_torch:
+            launch(f"PyTorch on {ranks} GPUs", partial(_theirs, results, precision))
+    return results, failed
+
+
+def _ours(result: RankResult, precision: str) -> None:
+    summary = train(result.network, result.ranks, result.batch_size, precision)
+    result.us["dptrain"].append(1e3 * float(summary["step_time_ms"]))
+    if summary["scaling"]["weak"] is not None:
+        result.weak.append(float(summary["scaling"]["weak"]))
+
+
+def _theirs(results: list[RankResult], precision: str) -> None:
+    cases = [(result.network, result.batch_size) for result in results]
+    measured = launch_torch(cases, results[0].ranks, precision)
+    for result, times in zip(results, measured, strict=True):
+        for program in PROGRAMS[1:]:
+            result.us[program].append(times[program])
 
 
 def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
@@ -131,10 +153,11 @@ def environment(**variables: str) -> Mapping[str, str]:
     return {**allow, "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, **variables}
 
 
-def launch_torch(network: str, ranks: int, batch_size: int, precision: str) -> dict[str, float]:
-    """Microseconds of PyTorch's steps, by `benchmarks.gpu.ddp`."""
+def launch_torch(cases: Cases, ranks: int, precision: str) -> list[dict[str, float]]:
+    """Microseconds of PyTorch's steps by program, for each case, by `benchmarks.gpu.ddp`."""
     port = free_port()
-    arguments = [sys.executable, "-m", "benchmarks.gpu.ddp", network, str(batch_size), precision]
+    words = [f"{network}:{batch_size}" for network, batch_size in cases]
+    arguments = [sys.executable, "-m", "benchmarks.gpu.ddp", precision, *words]
     processes = [
         subprocess.Popen(
             arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -151,7 +174,7 @@ def launch_torch(network: str, ranks: int, batch_size: int, precision: str) -> d
             process.communicate()
     if processes[0].returncode:
         raise RuntimeError(last_line(errors))
-    answer: dict[str, float] = json.loads(output.splitlines()[-1])
+    answer: list[dict[str, float]] = json.loads(output.splitlines()[-1])
     return answer
 
 

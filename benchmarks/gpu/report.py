@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from benchmarks.check import Check
 
 
+STAGE_CASE = ("network", "batch_size", "backend", "precision")
+STAGE_ROW = ("group", "phase", "flops", "bytes_moved", "us")
+
+
 @dataclass(frozen=True)
 class Checked:
     """A check of one of our programs."""
@@ -70,24 +74,22 @@ class Results:
         """Of all cases."""
         return [comparison for case in self.cases for comparison in case.comparisons()]
 
+    def stages_by_case(self) -> dict[tuple[Any, ...], list[StageResult]]:
+        """Stages of each network, batch size, backend and precision."""
+        cases: dict[tuple[Any, ...], list[StageResult]] = {}
+        for stage in self.stages:
+            cases.setdefault(tuple(getattr(stage, name) for name in STAGE_CASE), []).append(stage)
+        return cases
+
     def tables(self) -> list[Table]:
         """Every section that has results."""
-        cases = dict.fromkeys(
-            (s.network, s.batch_size, s.backend, s.precision) for s in self.stages
-        )
         tables = [
             training_table(self.comparisons()),
             mode_table(self.cases),
             memory_table(self.cases),
             *rank_tables(self.ranks),
             layer_table(self.layers),
-            *(
-                stage_table([
-                    s for s in self.stages
-                    if (s.network, s.batch_size, s.backend, s.precision) == case
-                ], self.limits)
-                for case in cases
-            ),
+            *(stage_table(stages, self.limits) for stages in self.stages_by_case().values()),
             check_table(self.checks),
             Table("What did not run", ("case", "why"), tuple(self._all_failed().items())),
         ]  # fmt: skip
@@ -205,7 +207,13 @@ def rank_tables(results: Sequence[RankResult]) -> list[Table]:
     times, weak = [], []
     for r in results:
         case = (r.network, str(r.batch_size), str(r.ranks))
-        times.append((*case, *(_launches(r.us.get(program, ())) for program in PROGRAMS)))
+        goals = _rank_goals(r)
+        faster = r.times_faster
+        times.append((
+            *case, *(_launches(r.us.get(program, ())) for program in PROGRAMS),
+            "" if faster is None else f"{faster:.2f}",
+            ", ".join(goal for goal, _, _ in goals), verdict([goal[1:] for goal in goals]),
+        ))  # fmt: skip
         one = alone.get((r.network, r.batch_size))
         if one is None or r.ranks == 1:
             continue
@@ -219,11 +227,24 @@ def rank_tables(results: Sequence[RankResult]) -> list[Table]:
         ))  # fmt: skip
     return [
         Table("Several GPUs: µs a step, median (range of launches)",
-              ("network", "batch a GPU", "GPUs", *PROGRAMS), tuple(times)),
+              ("network", "batch a GPU", "GPUs", *PROGRAMS, "times faster than the better",
+               "target", ""), tuple(times)),
         Table("Weak efficiency, T(1) / T(N)",
               ("network", "batch a GPU", "GPUs", *PROGRAMS, "dptrain within a launch", "target",
                ""), tuple(weak)),
     ]  # fmt: skip
+
+
+def _rank_goals(result: RankResult) -> list[tuple[str, Target, float]]:
+    """Words, target and figure of what a step on several GPUs is to reach."""
+    step = targets.RANK_STEP_US.get((result.network, result.batch_size, result.ranks))
+    mine, faster = result.median("dptrain"), result.times_faster
+    goals = []
+    if step is not None and mine is not None:
+        goals.append((_goal(step, " µs"), step, mine))
+    if step is not None and faster is not None:
+        goals.append((_goal(targets.RANK_FASTER, "×"), targets.RANK_FASTER, faster))
+    return goals
 
 
 def _launches(us: Sequence[float]) -> str:
@@ -301,8 +322,14 @@ def as_json(results: Results) -> dict[str, Any]:
             {"network": c.network, "batch_size": c.batch_size} | c.memory_bytes
             for c in results.cases
         ],
-        "stage_columns": list(StageResult.__dataclass_fields__),
-        "stages": [[*vars(stage).values()] for stage in results.stages],
+        "stages": [
+            {
+                **dict(zip(STAGE_CASE, case, strict=True)),
+                "rows": [[getattr(s, name) for name in STAGE_ROW] for s in stages],
+            }
+            for case, stages in results.stages_by_case().items()
+        ],
+        "stage_columns": STAGE_ROW,
         "layers": [vars(row) for row in results.layers],
         "ranks": [vars(row) for row in results.ranks],
         "failed": results._all_failed(),

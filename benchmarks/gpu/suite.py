@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,14 @@ from benchmarks.gpu.clock import BLOCKS, Program
 from benchmarks.gpu.machine import Machine, about
 from benchmarks.gpu.ours import Step
 from benchmarks.gpu.report import Checked, Results
-from benchmarks.gpu.stages import LayerRow, layer_rows, measure_stages, study_runs, unfused
+from benchmarks.gpu.stages import (
+    LayerRow,
+    StageResult,
+    layer_rows,
+    measure_stages,
+    study_runs,
+    unfused,
+)
 from benchmarks.gpu.training import (
     Build,
     measure_case,
@@ -66,11 +73,10 @@ GROSSLY = 8.0
 else. What it merely rounds otherwise is its own matter."""
 
 Save = Callable[[Results], None]
-Section = Callable[[list[Network], Settings, Machine, Results, Progress, "_Exact | None"], None]
 
 
 def run(settings: Settings, machine: Machine, progress: Progress, save: Save) -> Results:
-    """Run every section; `save` is called behind each, so that nothing measured is lost.
+    """Run every section; `save` is called again and again, so that nothing measured is lost.
 
     A wrong result ends the run before anything is timed: see `Results.right`.
     """
@@ -81,20 +87,18 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
         **{"torch.compile": f"at batch {', '.join(map(str, settings.compiled))}"
            if settings.compiled else "left out"},
     ))  # fmt: skip
-    networks = [dptrain.network(name) for name in settings.networks]
-    exact = None if machine.torch is None else _Exact(machine.torch)
-    if exact is not None:
-        _check(networks, settings, machine, results, progress, exact)
+    this = _Run(settings, machine, progress, save, results)
+    this.check()
     if not results.right:
         return results
-    sections: dict[str, Section] = {
-        "training": _train, "stages": _time_stages, "layers": _time_layers, "ranks": _time_ranks,
-    }  # fmt: skip
     if {"stages", "training"} & set(settings.sections):
         results.limits = machine.limits(settings.precisions)
+    sections = {
+        "training": this.train, "stages": this.stages, "layers": this.layers, "ranks": this.ranks,
+    }  # fmt: skip
     for name, section in sections.items():
         if name in settings.sections:
-            section(networks, settings, machine, results, progress, exact)
+            section()
             save(results)
     return results
 
@@ -124,51 +128,112 @@ class _Exact:
         return self._known[key]
 
 
-def _check(
-    networks: list[Network], settings: Settings, machine: Machine, results: Results,
-    progress: Progress, exact: _Exact,
-) -> None:  # fmt: skip
-    """Every program of ours that is timed, one at a time."""
-    from benchmarks.gpu.check import check_step
+class _Run:
+    """The sections of a run, and what they share."""
 
-    for network in networks:
-        for n in settings.batches:
-            for precision in settings.precisions:
-                progress.step(f"checking {network.name} at batch {n} in {precision}")
-                expected = exact.of(network, n, precision)
-                for backend in machine.backends:
-                    case = f"check of {network.name}, batch {n}, {backend} {precision}"
-                    with _reported(case, results):
-                        step = Step(network, backend, precision, n)
-                        found = check_step(network, step, expected)
-                        results.checks += [Checked(backend, precision, check) for check in found]
-                    release_memory()
+    def __init__(
+        self, settings: Settings, machine: Machine, progress: Progress, save: Save, results: Results
+    ) -> None:
+        self.settings, self.machine, self.progress = settings, machine, progress
+        self.save, self.results = save, results
+        self.networks = [dptrain.network(name) for name in settings.networks]
+        self.exact = None if machine.torch is None else _Exact(machine.torch)
+
+    @contextmanager
+    def _reported(self, case: str) -> Iterator[None]:
+        """Say what is measured; go on behind an error, which the report names."""
+        self.progress.step(case)
+        try:
+            yield
+        except Exception as error:
+            self.results.failed[case] = reason(error)
+        release_memory()
+
+    def check(self) -> None:
+        """Every program of ours that is timed, one at a time."""
+        if self.exact is None:
+            return
+        from benchmarks.gpu.check import check_step
+
+        for network in self.networks:
+            for n in self.settings.batches:
+                for precision in self.settings.precisions:
+                    expected = self.exact.of(network, n, precision)
+                    for backend in self.machine.backends:
+                        with self._reported(
+                            f"check of {network.name}, batch {n}, {backend} {precision}"
+                        ):
+                            step = Step(network, backend, precision, n)
+                            found = check_step(network, step, expected)
+                            self.results.checks += [Checked(backend, precision, c) for c in found]
+
+    def train(self) -> None:
+        """Training steps of all programs."""
+        settings = self.settings
+        ours = [(b, p) for b in self.machine.backends for p in settings.precisions]
+        for network in self.networks:
+            for n in settings.batches:
+                with self._reported(f"training of {network.name}, batch {n}"):
+                    theirs: dict[str, Build] = {}
+                    if self.exact is not None and self.machine.timed_torch:
+                        theirs = torch_builds(network, n, settings, self.exact)
+                    case = measure_case(network, n, ours, theirs, settings.blocks)
+                    self.results.cases.append(case)
+                self.save(self.results)
+
+    def stages(self) -> None:
+        """Stages of all steps, alone."""
+        for network in self.networks:
+            for n in self.settings.stage_batches:
+                for precision in self.settings.precisions:
+                    for backend in self.machine.backends:
+                        with self._reported(
+                            f"stages of {network.name}, batch {n}, {backend} {precision}"
+                        ):
+                            self.results.stages += measure_stages(network, backend, precision, n)
+
+    def layers(self) -> None:
+        """The study's table, in the first of the precisions."""
+        for name in STUDY:
+            for n in self.settings.stage_batches:
+                self.results.layers += self._layers(dptrain.network(name), n)
+
+    def _layers(self, network: Network, n: int) -> list[LayerRow]:
+        """Each layer alone, and each run of layers that is computed as one."""
+        precision = self.settings.precisions[0]
+        alone, runs = study_runs(network)
+        split: list[StageResult] = []
+        fused: list[StageResult] = []
+        theirs: dict[tuple[str, str], float] = {}
+        for backend in self.machine.backends:
+            with self._reported(f"layers of {network.name}, batch {n}, {backend} {precision}"):
+                split += measure_stages(unfused(network), backend, precision, n)
+                fused += measure_stages(network, backend, precision, n)
+        if self.machine.timed_torch:
+            from benchmarks.gpu.torch_layers import torch_layer_times
+
+            with self._reported(f"layers of {network.name}, batch {n}, PyTorch {precision}"):
+                theirs = torch_layer_times(network, n, precision)
+        return [*layer_rows(split, theirs, alone), *layer_rows(fused, {}, runs)]
+
+    def ranks(self) -> None:
+        """`dptrain train` on one GPU, and on several beside PyTorch."""
+        settings = self.settings
+        cases = [(name, n) for name in settings.rank_networks for n in settings.rank_batches]
+        # One GPU scales to nothing: one look says how near training comes to the bare step.
+        launches = settings.launches if self.machine.gpus > 1 else 1
+        for count in ranks.counts(self.machine.gpus):
+            found, failed = ranks.measure_ranks(
+                cases, count, settings.precisions[0], launches=launches,
+                with_torch=self.machine.timed_torch and self.machine.gpus > 1,
+                progress=self.progress,
+            )  # fmt: skip
+            self.results.ranks += found
+            self.results.failed.update(failed)
+            self.save(self.results)
 
 
-@contextmanager
-def _reported(case: str, results: Results) -> Iterator[None]:
-    """Go on behind an error, which the report names."""
-    try:
-        yield
-    except Exception as error:
-        results.failed[case] = reason(error)
-
-
-def _train(
-    networks: list[Network], settings: Settings, machine: Machine, results: Results,
-    progress: Progress, exact: _Exact | None,
-) -> None:  # fmt: skip
-    ours = [(b, p) for b in machine.backends for p in settings.precisions]
-    for network in networks:
-        for n in settings.batches:
-            progress.step(f"training of {network.name} at batch {n}")
-            with _reported(f"training of {network.name}, batch {n}", results):
-                timed = exact is not None and machine.timed_torch
-                theirs = _torch_builds(network, n, settings, exact) if timed and exact else {}
-                results.cases.append(measure_case(network, n, ours, theirs, settings.blocks))
-
-
-def _torch_builds(
+def torch_builds(
     network: Network, batch_size: int, settings: Settings, exact: _Exact
 ) -> dict[str, Build]:
     """PyTorch's programs of all precisions that are measured, by mode."""
@@ -194,82 +259,3 @@ def _torch_builds(
         for mode in modes_for(network, precision, compiled=batch_size in settings.compiled)
     ]
     return {mode.name: partial(build, mode) for mode in modes}
-
-
-def _cases(
-    networks: Iterable[Network], settings: Settings, machine: Machine
-) -> Iterable[tuple[Network, int, str, str]]:
-    for network in networks:
-        for n in settings.stage_batches:
-            for precision in settings.precisions:
-                for backend in machine.backends:
-                    yield network, n, precision, backend
-
-
-def _time_stages(
-    networks: list[Network], settings: Settings, machine: Machine, results: Results,
-    progress: Progress, exact: _Exact | None,
-) -> None:  # fmt: skip
-    for network, n, precision, backend in _cases(networks, settings, machine):
-        case = f"stages of {network.name}, batch {n}, {backend} {precision}"
-        progress.step(case)
-        with _reported(case, results):
-            results.stages += measure_stages(network, backend, precision, n)
-        release_memory()
-
-
-def _time_layers(
-    networks: list[Network], settings: Settings, machine: Machine, results: Results,
-    progress: Progress, exact: _Exact | None,
-) -> None:  # fmt: skip
-    """The study's table, in the first of the precisions."""
-    for name in STUDY:
-        for n in settings.stage_batches:
-            results.layers += _study_rows(
-                dptrain.network(name), n, settings.precisions[0], machine, results, progress
-            )
-
-
-def _study_rows(
-    network: Network, batch_size: int, precision: str, machine: Machine, results: Results,
-    progress: Progress,
-) -> list[LayerRow]:  # fmt: skip
-    """Each layer alone, and each run of layers that is computed as one."""
-    alone, runs = study_runs(network)
-    split, fused = [], []
-    for backend in machine.backends:
-        case = f"layers of {network.name}, batch {batch_size}, {backend} {precision}"
-        progress.step(case)
-        with _reported(case, results):
-            split += measure_stages(unfused(network), backend, precision, batch_size)
-            fused += measure_stages(network, backend, precision, batch_size)
-        release_memory()
-    theirs: dict[tuple[str, str], float] = {}
-    if machine.timed_torch:
-        from benchmarks.gpu.torch_layers import torch_layer_times
-
-        case = f"layers of {network.name}, batch {batch_size}, PyTorch {precision}"
-        progress.step(case)
-        with _reported(case, results):
-            theirs = torch_layer_times(network, batch_size, precision)
-        release_memory()
-    return [*layer_rows(split, theirs, alone), *layer_rows(fused, {}, runs)]
-
-
-def _time_ranks(
-    networks: list[Network], settings: Settings, machine: Machine, results: Results,
-    progress: Progress, exact: _Exact | None,
-) -> None:  # fmt: skip
-    # Ranks are processes of their own, which need the GPUs' memory.
-    release_memory()
-    for name in settings.rank_networks:
-        for n in settings.rank_batches:
-            for count in ranks.counts(machine.gpus):
-                progress.step(f"{count} GPUs: {name} at {n} samples each")
-                found, failed = ranks.measure_ranks(
-                    name, count, n, settings.precisions[0], launches=settings.launches,
-                    with_torch=machine.timed_torch,
-                )  # fmt: skip
-                results.ranks.append(found)
-                for program, why in failed.items():
-                    results.failed[f"{program}, {name}, {count} GPUs, batch {n}"] = why

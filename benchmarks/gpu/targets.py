@@ -26,6 +26,11 @@ OWN_KERNEL = Target(1.0, at_most=True)
 WEAK = {32: Target(0.80), 1024: Target(0.97)}
 """Weak efficiency by samples a GPU."""
 
+RANK_STEP_US = {("model0", 32, 8): Target(75.0, at_most=True)}
+"""Microseconds of a step by network, samples a GPU and GPUs."""
+RANK_FASTER = Target(3.0)
+"""Times as fast as the better of PyTorch's programs, in the same cases."""
+
 
 def faster(batch_size: int) -> Target:
     """Target of the ratio to PyTorch."""

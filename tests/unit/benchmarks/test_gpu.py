@@ -268,24 +268,30 @@ def test_times_of_a_run_add_up_however_a_backend_groups_it() -> None:
 
 
 def test_launches_are_gathered_and_what_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(*arguments: Any) -> dict[str, Any]:
+    def train(network: str, *arguments: Any) -> dict[str, Any]:
+        if network == "cifar":
+            raise RuntimeError("no memory")
         return {"step_time_ms": 0.05, "scaling": {"weak": 0.9}}
 
-    def broken(*arguments: Any) -> dict[str, float]:
-        raise RuntimeError("no NCCL")
+    def launch_torch(cases: Any, *arguments: Any) -> list[dict[str, float]]:
+        return [{"PyTorch graph": 150.0, "PyTorch DDP": 2000.0} for _ in cases]
 
     monkeypatch.setattr(ranks, "train", train)
-    monkeypatch.setattr(ranks, "launch_torch", broken)
-    found, failed = measure_ranks("model0", 2, 32, "tf32", launches=3, with_torch=True)
-    assert found.us["dptrain"] == pytest.approx([50.0] * 3)
-    assert found.weak == (0.9,) * 3
-    assert found.median("PyTorch DDP") is None
-    assert failed == {"PyTorch": "RuntimeError: no NCCL"}
+    monkeypatch.setattr(ranks, "launch_torch", launch_torch)
+    (model0, cifar), failed = measure_ranks(
+        [("model0", 32), ("cifar", 32)], 2, "tf32", launches=3, with_torch=True, progress=Progress()
+    )
+    assert model0.us["dptrain"] == pytest.approx([50.0] * 3)
+    assert model0.weak == [0.9] * 3
+    assert model0.times_faster == pytest.approx(3.0)
+    assert cifar.median("dptrain") is None
+    assert cifar.times_faster is None
+    assert failed == {"cifar, 32 samples on each of 2 GPUs": "RuntimeError: no memory"}
 
 
 def test_weak_efficiency_is_one_over_many() -> None:
-    one = RankResult("model0", 1, 32, {"dptrain": (40.0, 50.0, 45.0)}, ())
-    many = RankResult("model0", 4, 32, {"dptrain": (60.0,)}, ())
+    one = RankResult("model0", 1, 32, {"dptrain": [40.0, 50.0, 45.0]}, [])
+    many = RankResult("model0", 4, 32, {"dptrain": [60.0]}, [])
     assert weak_efficiency(one, many, "dptrain") == pytest.approx(0.75)
     assert weak_efficiency(one, many, "PyTorch DDP") is None
 
@@ -331,12 +337,15 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     )
     assert results.right
     assert results.complete
-    assert [count > 0 for count in saved] == [False, True, True, True]
+    # Behind each case of training, and each section.
+    assert [count > 0 for count in saved] == [False, False, True, True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
     read = parse_json(paths[0].read_text())
     assert read["training"][0]["dptrain_us"] > 0
-    assert len(read["stages"][0]) == len(read["stage_columns"])
+    (case,) = read["stages"]
+    assert case["network"] == "model-small"
+    assert {len(row) for row in case["rows"]} == {len(read["stage_columns"])}
     text = paths[1].read_text()
     for part in ("missing: backend cudnn: no library", "### Training step", "### Layer by layer",
                  "### Stages of model-small", "2 of 2 results agree"):  # fmt: skip
@@ -375,24 +384,27 @@ def test_a_program_that_fails_is_reported_and_the_others_are_timed() -> None:
 
 
 def test_results_of_several_gpus_stand_beside_those_of_one() -> None:
+    theirs = {"PyTorch graph": [224.0], "PyTorch DDP": [2103.0]}
     results = Results({"date": "2026-01-02"}, ranks=[
-        RankResult("model0", 1, 32, {"dptrain": (40.0,), "PyTorch graph": (180.0,)}, ()),
-        RankResult("model0", 2, 32, {"dptrain": (50.0, 60.0, 50.0)}, (0.7,)),
+        RankResult("model0", 1, 32, {"dptrain": [40.0]}, []),
+        RankResult("model0", 2, 32, {"dptrain": [50.0, 60.0, 50.0]}, [0.7]),
+        RankResult("model0", 8, 32, {"dptrain": [70.0], **theirs}, []),
     ])  # fmt: skip
     text = as_markdown(results)
-    assert "| model0 | 32 | 2 | 50 (50–60) |  |  |" in text
+    assert "| model0 | 32 | 2 | 50 (50–60) |  |  |  |  |  |" in text
     assert "| model0 | 32 | 2 | 0.800 |  |  | 0.700 | ≥ 0.8 | reached |" in text
+    assert "| 3.20 | ≤ 75 µs, ≥ 3× | reached |" in text
 
 
 # Flags.
 
 
 def test_flags_choose_what_is_measured() -> None:
-    chosen = settings_from(True, "cifar,solar", "training", "32,64", "fp32", "none")
+    chosen = settings_from(True, "cifar,solar", "training", "32,64", "fp32", "none", 2)
     assert chosen.networks == ("cifar", "solar")
     assert (chosen.sections, chosen.precisions) == (("training",), ("fp32",))
-    assert (chosen.batches, chosen.compiled) == ((32, 64), ())
-    assert settings_from(False, None, None, None, None, None) == suite.Settings()
+    assert (chosen.batches, chosen.compiled, chosen.launches) == ((32, 64), (), 2)
+    assert settings_from(False, None, None, None, None, None, None) == suite.Settings()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +416,7 @@ def test_wrong_flags_are_named(
     sections: str | None, batches: str | None, precisions: str | None, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        settings_from(False, None, sections, batches, precisions, None)
+        settings_from(False, None, sections, batches, precisions, None, None)
 
 
 def test_without_a_gpu_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,4 +434,4 @@ def test_results_are_small(tmp_path: Path) -> None:
     paths = new_files(tmp_path, "gpu", "2026-01-02")
     write(Results({"date": "2026-01-02"}, stages=many), *paths)
     assert paths[0].stat().st_size < 150_000
-    assert json.loads(paths[0].read_text())["stages"][0][8] == 0.333333
+    assert json.loads(paths[0].read_text())["stages"][0]["rows"][0][4] == 0.333333
