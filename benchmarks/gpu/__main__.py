@@ -117,14 +117,18 @@ def settings_from(
             sections=("check", "training", "stages"), batches=(32,), compiled=(),
             stage_batches=(32,), blocks=6,
         )  # fmt: skip
+    sizes = numbers(batches)
     return Settings(
         networks=split(networks) or chosen.networks,
         sections=known("section", split(sections), SECTIONS) or chosen.sections,
-        batches=numbers(batches) or chosen.batches,
+        batches=sizes or chosen.batches,
         precisions=known("precision", split(precisions), PRECISIONS) or chosen.precisions,
         compiled=chosen.compiled if compiled is None else numbers(compiled.replace("none", "")),
         blocks=chosen.blocks,
-        stage_batches=chosen.stage_batches,
+        # Stages are timed where steps are checked.
+        stage_batches=tuple(n for n in chosen.stage_batches if n in sizes)
+        or sizes
+        or chosen.stage_batches,
         launches=launches or chosen.launches,
     )
 

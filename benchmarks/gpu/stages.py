@@ -124,7 +124,7 @@ class LayerRow:
 def unfused(network: Network) -> Network:
     """`network` with sigmoids for ReLUs, which no backend fuses: each layer is a stage."""
     layers = [Sigmoid() if isinstance(n.layer, ReLU) else n.layer for n in network.nodes]
-    return Network(network.input_shape, layers, network.loss, network.name)
+    return Network(network.input_shape, layers, network.loss, f"{network.name} unfused")
 
 
 def layer_rows(

@@ -155,17 +155,28 @@ class _Run:
             return
         from benchmarks.gpu.check import check_step
 
-        for network in self.networks:
-            for n in self.settings.batches:
-                for precision in self.settings.precisions:
-                    expected = self.exact.of(network, n, precision)
-                    for backend in self.machine.backends:
-                        with self._reported(
-                            f"check of {network.name}, batch {n}, {backend} {precision}"
-                        ):
-                            step = Step(network, backend, precision, n)
-                            found = check_step(network, step, expected)
-                            self.results.checks += [Checked(backend, precision, c) for c in found]
+        for network, n, precision in self._checked():
+            expected = self.exact.of(network, n, precision)
+            for backend in self.machine.backends:
+                with self._reported(f"check of {network.name}, batch {n}, {backend} {precision}"):
+                    found = check_step(network, Step(network, backend, precision, n), expected)
+                    self.results.checks += [Checked(backend, precision, check) for check in found]
+
+    def _checked(self) -> Iterator[tuple[Network, int, str]]:
+        """Cases of the chosen sections; ranks are launched as users do, and checked by tests."""
+        settings, sections = self.settings, set(self.settings.sections)
+        cases: dict[tuple[str, int, str], Network] = {}
+        if sections & {"check", "training", "stages"}:
+            for network in self.networks:
+                for n in settings.batches:
+                    cases |= {(network.name, n, p): network for p in settings.precisions}
+        if "layers" in sections:
+            for network in map(dptrain.network, STUDY):
+                for form in (network, unfused(network)):
+                    for n in settings.stage_batches:
+                        cases.setdefault((form.name, n, settings.precisions[0]), form)
+        for (_, n, precision), network in cases.items():
+            yield network, n, precision
 
     def train(self) -> None:
         """Training steps of all programs."""

@@ -127,7 +127,7 @@ def measure_case(
 def our_program(
     network: Network, backend: str, precision: str, batch_size: int
 ) -> tuple[Program, int]:
-    """Dptrain's step, ready."""
+    """The step of dptrain, ready."""
     step = Step(network, backend, precision, batch_size)
     return step.program, step.memory_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,7 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert {len(row) for row in case["rows"]} == {len(read["stage_columns"])}
     text = paths[1].read_text()
     for part in ("missing: backend cudnn: no library", "### Training step", "### Layer by layer",
-                 "### Stages of model-small", "2 of 2 results agree"):  # fmt: skip
+                 "### Stages of model-small", "4 of 4 results agree"):  # fmt: skip
         assert part in text
 
 
@@ -396,6 +397,13 @@ def test_results_of_several_gpus_stand_beside_those_of_one() -> None:
     assert "| 3.20 | ≤ 75 µs, ≥ 3× | reached |" in text
 
 
+@pytest.mark.usefixtures("limits")
+def test_ranks_alone_begin_without_a_check() -> None:
+    settings = replace(SETTINGS, sections=("ranks",))
+    results = suite.run(settings, MACHINE, Progress(), lambda results: None)
+    assert not results.checks
+
+
 # Flags.
 
 
@@ -404,6 +412,7 @@ def test_flags_choose_what_is_measured() -> None:
     assert chosen.networks == ("cifar", "solar")
     assert (chosen.sections, chosen.precisions) == (("training",), ("fp32",))
     assert (chosen.batches, chosen.compiled, chosen.launches) == ((32, 64), (), 2)
+    assert chosen.stage_batches == (32,)
     assert settings_from(False, None, None, None, None, None, None) == suite.Settings()
 
 
