@@ -13,7 +13,7 @@ from benchmarks.gpu import targets
 from benchmarks.gpu.clock import take_turns
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.ours import Step
-from benchmarks.stages import FEW_CHANNELS, PRODUCTS
+from benchmarks.kinds import kind_of
 from dptrain.network import Conv2d, Network, ReLU, Sigmoid
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, Stage
@@ -62,14 +62,12 @@ class StageResult:
 
 def is_wide(plan: Plan, stage: Stage) -> bool:
     """Whether the target of wide convolutions is this stage's."""
-    heads = {group.name: group.head for group in plan.groups}
-    if stage.phase not in PRODUCTS or stage.group not in heads:
-        return False
-    head = heads[stage.group]
+    heads = {group.name: group.head.layer for group in plan.groups}
+    layer = heads.get(stage.group)
     return (
-        isinstance(head.layer, Conv2d)
-        and head.layer.filters >= targets.WIDE_CHANNELS
-        and head.input_shape[0] > FEW_CHANNELS
+        kind_of(plan, stage) == "convolution"
+        and isinstance(layer, Conv2d)
+        and layer.filters >= targets.WIDE_CHANNELS
         and plan.batch_size >= targets.WIDE_BATCH
     )
 

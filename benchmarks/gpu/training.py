@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -139,14 +140,11 @@ def reason(error: BaseException) -> str:
 
 def release_memory() -> None:
     """Give what nobody uses any more back to the GPU, for the other library to use."""
-    import sys
-
     gc.collect()
-    if "torch" in sys.modules:
-        import torch
-
+    torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
+    if torch is not None:
         torch.compiler.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    if "cupy" in sys.modules:
-        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+    if cupy is not None:
+        cupy.get_default_memory_pool().free_all_blocks()

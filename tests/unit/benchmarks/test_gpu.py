@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +27,25 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
 from benchmarks.gpu.ranks import RankResult, measure_ranks, weak_efficiency
 from benchmarks.gpu.report import Results, as_json, as_markdown, headline, verdict, write
-from benchmarks.gpu.stages import StageResult, layer_rows, measure_stages, study_runs, unfused
+from benchmarks.gpu.stages import (
+    StageResult,
+    is_wide,
+    layer_rows,
+    measure_stages,
+    study_runs,
+    unfused,
+)
 from benchmarks.gpu.theirs import TorchProgram, modes_for
 from benchmarks.gpu.training import Case, best_mode, measure_case
 from benchmarks.programs import initial
 from benchmarks.progress import Progress
 from benchmarks.tables import new_files
 from benchmarks.torch_network import LOSSES, parameter_names, torch_network
+from dptrain.backends import load_backend
 from dptrain.errors import UserError
 from dptrain.files import parse_json
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.plan.plan import make_plan
 
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),
                               Dense(5)], name="small")  # fmt: skip
@@ -402,6 +413,41 @@ def test_ranks_alone_begin_without_a_check() -> None:
     settings = replace(SETTINGS, sections=("ranks",))
     results = suite.run(settings, MACHINE, Progress(), lambda results: None)
     assert not results.checks
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from benchmarks.gpu import __main__, report, suite
+from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.machine import Machine
+from benchmarks.progress import Progress
+Machine.limits = lambda self, precisions: Limits(1e10, {})
+suite.STUDY = ()
+settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
+                          stage_batches=(2,), blocks=2, rank_networks=())
+results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
+                    lambda results: None)
+print(report.as_markdown(results))
+"""
+
+
+def test_without_pytorch_dptrain_is_timed_and_the_report_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "missing: no PyTorch" in done.stdout
+    assert "### Training step" in done.stdout
+    assert "PyTorch in float64" not in done.stdout
+
+
+def test_wide_convolutions_have_a_target_at_large_batches() -> None:
+    def wide(name: str, batch_size: int) -> set[str]:
+        backend = load_backend("cuda")
+        plan = make_plan(dptrain.network(name), backend, batch_size, precision="fp32")
+        return {stage.group.partition("+")[0] for stage in plan.stages if is_wide(plan, stage)}
+
+    assert wide("cifar", 2048) == wide("solar", 2048) == {"conv2"}
+    assert wide("cifar", 32) == wide("model2", 2048) == set()
 
 
 # Flags.
