@@ -143,7 +143,8 @@ def release_memory() -> None:
     gc.collect()
     torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
     if torch is not None:
-        torch.compiler.reset()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     if cupy is not None:
