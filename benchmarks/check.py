@@ -20,13 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 import dptrain
-from benchmarks.torch_network import (
-    LOSSES,
-    fix_dropout,
-    parameter_names,
-    random_batch,
-    torch_network,
-)
+from benchmarks.batch import random_batch
+from benchmarks.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
 from dptrain.network import Conv2d, Dense, Dropout, Network
 from dptrain.plan.random import dropout_keep
 
@@ -85,18 +80,69 @@ def compare(
     y: NDArray[Any],
 ) -> Check:
     """The worst of what `ours` names, against PyTorch in float64."""
-    exact = _compute(network, parameters, x, y)
-    epsilon = rounding(network, batch_size)
+    return judge(network.name, batch_size, ours, expect(network, parameters, x, y))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Exact loss, output and gradients of a batch, and how far from them a right program may be.
+
+    Attributes:
+        exact: arrays by name.
+        allowed: distances by name, relative to the size of the exact array.
+    """
+
+    exact: Mapping[str, Array]
+    allowed: Mapping[str, float]
+
+
+def expect(
+    network: Network,
+    parameters: Mapping[str, Array],
+    x: Array,
+    y: NDArray[Any],
+    *,
+    operand: float = 0.0,
+    device: str = "cpu",
+) -> Expected:
+    """What PyTorch gives in float64, and how far rounding moves it.
+
+    Args:
+        network: what is computed.
+        parameters: by name, in canonical layout.
+        x, y: the batch.
+        operand: unit roundoff to which every number is rounded before and behind a layer, where
+            that is coarser than float32's; also of weights.
+        device: where PyTorch computes.
+    """
+    exact = _compute(network, parameters, x, y, device)
+    epsilon = rounding(network, len(x))
     rng = np.random.default_rng(1)
-    allowed = dict.fromkeys(exact, epsilon)
-    for _ in range(DRAWS):
-        changed = {name: _change(rng, value, epsilon) for name, value in parameters.items()}
-        moved = _compute(network, changed, _change(rng, x, epsilon), y)
+    allowed = dict.fromkeys(exact, max(epsilon, operand))
+    for draw in range(DRAWS):
+        changed = {
+            name: _change(rng, value, epsilon) * (1.0 + operand * rng.uniform(-1, 1, value.shape))
+            for name, value in parameters.items()
+        }
+        noise = _Noise(operand, draw, device) if operand else None
+        moved = _compute(network, changed, _change(rng, x, epsilon), y, device, noise)
         for name, value in exact.items():
             allowed[name] = max(allowed[name], _distance(moved[name], value))
-    errors = {name: _distance(np.asarray(ours[name]), value) for name, value in exact.items()}
-    worst = max(exact, key=lambda name: np.nan_to_num(errors[name] / allowed[name], nan=np.inf))
-    return Check(network.name, batch_size, worst, errors[worst], MARGIN * allowed[worst])
+    return Expected(exact, {name: MARGIN * value for name, value in allowed.items()})
+
+
+def judge(
+    network: str, batch_size: int, ours: Mapping[str, NDArray[Any]], expected: Expected
+) -> Check:
+    """What is farthest from exact among all that is named by `expected` and by `ours`."""
+    errors = {
+        name: _distance(np.asarray(ours[name], np.float64), value)
+        for name, value in expected.exact.items()
+        if name in ours
+    }
+    allowed = expected.allowed
+    worst = max(errors, key=lambda name: np.nan_to_num(errors[name] / allowed[name], nan=np.inf))
+    return Check(network, batch_size, worst, errors[worst], allowed[worst])
 
 
 def rounding(network: Network, batch_size: int) -> float:
@@ -125,20 +171,50 @@ def _distance(array: NDArray[Any], exact: Array) -> float:
     return difference / size if size else (0.0 if difference == 0.0 else math.inf)
 
 
+class _Noise:
+    """Changes numbers at random by up to `size` of each, as rounding would.
+
+    Gradients on their way back are changed by the same factors.
+    """
+
+    def __init__(self, size: float, seed: int, device: str) -> None:
+        self._size = size
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        random = torch.rand(x.shape, generator=self._generator, device=x.device, dtype=x.dtype)
+        return x * (1.0 + self._size * (2.0 * random - 1.0))
+
+    def attach(self, modules: torch.nn.Sequential) -> None:
+        """Change what goes into each layer with weights, and what comes out."""
+        for module in modules:
+            if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
+                module.register_forward_pre_hook(lambda _, inputs: self(inputs[0]))
+                module.register_forward_hook(lambda _, inputs, output: self(output))
+
+
 def _compute(
-    network: Network, parameters: Mapping[str, Array], x: Array, y: NDArray[Any]
+    network: Network,
+    parameters: Mapping[str, Array],
+    x: Array,
+    y: NDArray[Any],
+    device: str,
+    noise: _Noise | None = None,
 ) -> dict[str, Array]:
     modules = torch_network(network, parameters)
     fix_dropout(modules, network, _dropout_factors(network, len(x)))
-    z = modules(torch.from_numpy(x))
-    target = torch.from_numpy(y)
+    modules = modules.to(device)
+    if noise is not None:
+        noise.attach(modules)
+    z = modules(torch.from_numpy(x).to(device))
+    target = torch.from_numpy(y).to(device)
     loss = LOSSES[network.loss.targets](z, target if y.dtype.kind == "i" else target.double())
     gradients = torch.autograd.grad(loss, list(modules.parameters()))
     named = zip(parameter_names(network), gradients, strict=True)
     return {
-        "loss": loss.detach().numpy(),
-        "output": z.detach().numpy(),
-        **{name: gradient.numpy() for name, gradient in named},
+        "loss": loss.detach().cpu().numpy(),
+        "output": z.detach().cpu().numpy(),
+        **{name: gradient.cpu().numpy() for name, gradient in named},
     }
 
 

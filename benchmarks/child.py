@@ -70,9 +70,10 @@ def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
     from numba.core.runtime import rtsys
 
     import dptrain
+    from benchmarks.batch import random_batch
 
     built = dptrain.network(network)
-    x, y = _numbers(built, batch_size)
+    x, y = random_batch(built, batch_size)
     samples = np.arange(batch_size, dtype=np.int64)
     replica = dptrain.compile(built, batch_size=batch_size)
 
@@ -101,27 +102,16 @@ def _train_torch(network: str, batch_size: int) -> dict[str, Any]:
     import torch
 
     import dptrain
+    from benchmarks.batch import random_batch
     from benchmarks.programs import MODES, torch_training
 
     torch.set_num_threads(1)
     built = dptrain.network(network)
-    x, y = _numbers(built, batch_size)
+    x, y = random_batch(built, batch_size)
     training = torch_training(built, x, y, MODES[0])
     for _ in range(STEPS):
         training.step(LEARNING_RATE)
     return {"torch_memory": _peak_memory()}
-
-
-def _numbers(network: Any, batch_size: int) -> tuple[Any, Any]:
-    """As `random_batch`, without importing PyTorch."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch_size, *network.input_shape), np.float32)
-    width = network.num_outputs
-    if network.loss.targets == "classes":
-        return x, rng.integers(0, width, batch_size)
-    return x, rng.random((batch_size, width), np.float32)
 
 
 def _peak_memory() -> int:

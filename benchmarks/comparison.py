@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.batch import random_batch
 from benchmarks.check import WrongResultError
 from benchmarks.limits import sgemm_peak
 from benchmarks.programs import (
@@ -22,7 +23,6 @@ from benchmarks.programs import (
     torch_training,
 )
 from benchmarks.timing import Program, Ratio, Times, one_core, ratio, take_turns
-from benchmarks.torch_network import random_batch
 from dptrain.backends import load_backend
 from dptrain.network import Dropout, Network
 from dptrain.plan.lowering import Phase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dptrain.measure.console import make_console
 
 if TYPE_CHECKING:
-    from benchmarks.report import Table
+    from benchmarks.tables import Table
 
 WIDTH = 170
 """Columns of the widest table."""

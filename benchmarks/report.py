@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +15,7 @@ from benchmarks.comparison import Comparison
 from benchmarks.limits import Roofs
 from benchmarks.ranks import RankResult
 from benchmarks.stages import StageResult
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a title."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """The table in Markdown, the first column left and the others right."""
-        rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        lines = [self.columns, rule, *self.rows]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+from benchmarks.tables import Table, document, new_files, with_spread
 
 
 @dataclass
@@ -65,10 +50,6 @@ class Results:
         return [table for table in tables if table.rows]
 
 
-def _milliseconds(median: float, quartiles: Sequence[float]) -> str:
-    return f"{median:.3g} ({quartiles[0]:.3g}–{quartiles[1]:.3g})"
-
-
 def training_target(comparison: Comparison) -> targets.Target:
     """Target of a case's ratio."""
     if comparison.task == "inference":
@@ -82,8 +63,8 @@ def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
     for c in comparisons:
         times, target = c.ratio, training_target(c)
         rows.append((
-            c.network, str(c.batch_size), _milliseconds(c.ours.median_ms, c.ours.quartiles_ms),
-            _milliseconds(c.theirs.median_ms, c.theirs.quartiles_ms), c.mode,
+            c.network, str(c.batch_size), with_spread(c.ours.median_ms, c.ours.quartiles_ms),
+            with_spread(c.theirs.median_ms, c.theirs.quartiles_ms), c.mode,
             f"{times.value:.2f} ({times.low:.2f}–{times.high:.2f})",
             f"{c.wall_ratio:.2f}", f"{c.at_peak:.2f}", f"≥ {target.value}",
             target.verdict(times.value),
@@ -121,9 +102,9 @@ def _rank_table(results: Iterable[RankResult]) -> Table:
             ("weak efficiency, 2 ranks", r.weak, targets.WEAK),
             ("strong efficiency, 2 ranks", r.strong, targets.STRONG),
         ):
-            median, spread = float(np.median(values)), (min(values), max(values))
+            median, ends = float(np.median(values)), (min(values), max(values))
             rows.append((
-                r.network, name, _milliseconds(median, spread), f"≥ {target.value}",
+                r.network, name, with_spread(median, ends), f"≥ {target.value}",
                 target.verdict(median),
             ))  # fmt: skip
         ratio = r.threads_over_ranks
@@ -215,16 +196,9 @@ def as_json(results: Results) -> dict[str, Any]:
 
 def as_markdown(results: Results) -> str:
     """The whole report."""
-    about = "\n".join(f"- {key}: {_plain(value)}" for key, value in results.about.items())
-    summary = "\n".join(f"- {line}" for line in headline(results).splitlines())
-    tables = "\n\n".join(table.markdown() for table in results.tables())
-    return f"# dptrain and PyTorch on a CPU\n\n{about}\n\n{summary}\n\n{tables}\n"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return document(
+        "dptrain and PyTorch on a CPU", results.about, headline(results), results.tables()
+    )
 
 
 def write(results: Results, folder: Path) -> list[Path]:
@@ -232,13 +206,11 @@ def write(results: Results, folder: Path) -> list[Path]:
     from benchmarks.roofline import draw
     from dptrain.files import dump_json
 
-    folder.mkdir(parents=True, exist_ok=True)
-    day = re.sub(r"T.*", "", str(results.about["date"]))
-    name, number = f"cpu-{day}", 1
-    while (folder / f"{name}.json").exists():
-        number += 1
-        name = f"cpu-{day}-{number}"
-    json_path, markdown_path = folder / f"{name}.json", folder / f"{name}.md"
+    json_path, markdown_path = new_files(folder, "cpu", str(results.about["date"]))
     json_path.write_text(dump_json(as_json(results)), encoding="utf-8")
     markdown_path.write_text(as_markdown(results), encoding="utf-8")
-    return [json_path, markdown_path, *draw(results.roofs, results.stages, folder / name)]
+    return [
+        json_path,
+        markdown_path,
+        *draw(results.roofs, results.stages, json_path.with_suffix("")),
+    ]

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 
 import dptrain
+from benchmarks.batch import random_batch
+from benchmarks.kinds import kind_of
 from benchmarks.limits import MEMORY_BYTES, Roofs, copy_rate, l2_bytes, sgemm_peak
 from benchmarks.programs import LEARNING_RATE
 from benchmarks.timing import one_core
-from benchmarks.torch_network import random_batch
-from dptrain.network import Conv2d, Dense, Network
+from dptrain.network import Network
 from dptrain.plan.lowering import Phase
-from dptrain.plan.plan import Plan, Stage
+from dptrain.plan.plan import Stage
 
 WARM_UP = 3
 ROUNDS = 5
 """Spells of steps, each followed by a look at the limits: a shared machine is not always equally
 fast."""
-PRODUCTS = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
-FEW_CHANNELS = 3
-"""Convolutions of so few input channels have a target of their own: they reuse little."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,6 @@ class StageResult:
     rate: float
     limit: float
     share_of_limit: float
-
-
-def kind_of(plan: Plan, stage: Stage) -> str:
-    """Which limit applies: that of the layer with parameters, or memory's."""
-    heads = {group.name: group.head for group in plan.groups}
-    if stage.phase not in PRODUCTS or stage.group not in heads:
-        return "memory"
-    head = heads[stage.group]
-    if isinstance(head.layer, Conv2d):
-        few = head.input_shape[0] <= FEW_CHANNELS
-        return "first convolution" if few else "convolution"
-    return "dense" if isinstance(head.layer, Dense) else "memory"
 
 
 def bytes_of(stage: Stage) -> int:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -143,21 +142,9 @@ class _SumPool(nn.Module):
 class _Scale(nn.Module):
     def __init__(self, factor: Tensor) -> None:
         super().__init__()
-        self.factor = factor
+        self.register_buffer("factor", factor)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-def random_batch(
-    network: Network, n: int, seed: int = 0
-) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Inputs of unit variance and targets that suit the loss."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((n, *network.input_shape), np.float32)
-    width = network.num_outputs
-    if network.loss.targets == "classes":
-        return x, rng.integers(0, width, n)
-    if network.loss.targets == "binary":
-        return x, rng.integers(0, 2, (n, width)).astype(np.float32)
-    return x, rng.standard_normal((n, width), np.float32)
+        factor = self.factor
+        assert isinstance(factor, Tensor)
+        return x * factor

@@ -9,9 +9,10 @@ import pytest
 
 import dptrain
 from benchmarks.comparison import Comparison, flops
+from benchmarks.kinds import kind_of
 from benchmarks.machine import cache_bytes, caches
 from benchmarks.report import Results, as_json, as_markdown, headline
-from benchmarks.stages import StageResult, bytes_of, kind_of
+from benchmarks.stages import StageResult, bytes_of
 from benchmarks.targets import Target
 from benchmarks.timing import Times, ratio, take_turns
 from dptrain.files import dump_json, parse_json

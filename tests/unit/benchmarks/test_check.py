@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 import dptrain
+from benchmarks.batch import random_batch
 from benchmarks.check import Check, compare
-from benchmarks.torch_network import random_batch
 from dptrain.network import (
     AveragePool2d,
     Conv2d,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import comparison
+from benchmarks.batch import random_batch
 from benchmarks.check import WrongResultError
 from benchmarks.programs import Mode, Training, dptrain_training, torch_training
-from benchmarks.torch_network import random_batch
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),

@@ -1,0 +1,1 @@
+"""dptrain against PyTorch, and against the limits of the machine, on NVIDIA GPUs."""

@@ -1,0 +1,107 @@
+"""dptrain's training step, its stages alone, and what a step gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dptrain
+from benchmarks.batch import random_batch
+from benchmarks.gpu.clock import Program, Timer, host_timer, stream_timer
+from dptrain.network import Network
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import Stage
+
+LEARNING_RATE = 1e-12
+"""So small that thousands of steps on one batch leave the numbers as they are."""
+
+
+class Step:
+    """A replica that makes the same step again and again, with its batch in memory.
+
+    Attributes:
+        replica: what computes.
+        x, y: the batch.
+        start: starts forward, loss, backward and update; a GPU launches one graph.
+        memory_bytes: all that it allocates.
+    """
+
+    def __init__(self, network: Network, backend: str, precision: str, batch_size: int) -> None:
+        self.x, self.y = random_batch(network, batch_size)
+        self.replica = dptrain.compile(
+            network, backend, batch_size, precision=precision, optimizer=dptrain.SGD(0.0)
+        )
+        self.start = self.replica.memory.program(self._enqueue)
+        self.memory_bytes = sum(self.replica.plan.memory.values())
+        self.load()
+
+    def load(self) -> None:
+        """Bring the batch, and the learning rate, to where the stages find them."""
+        self.replica.load(self.x, self.y)
+        self.set_rate(LEARNING_RATE)
+
+    def set_rate(self, learning_rate: float) -> None:
+        """Of all steps from now on."""
+        self.replica.context.learning_rate = learning_rate
+        self.replica.announce()
+
+    def _enqueue(self) -> None:
+        self.replica.run()
+        self.replica.apply_update()
+
+    @property
+    def timer(self) -> Timer:
+        """The clock of the memory that the replica lies in."""
+        stream = getattr(getattr(self.replica, "device", None), "stream", None)
+        return host_timer if stream is None else stream_timer(stream)
+
+    @property
+    def program(self) -> Program:
+        """For timing."""
+        return Program(self.start, self.timer)
+
+    @property
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Copies, by name in canonical layout."""
+        return {name: np.array(value) for name, value in self.replica.parameters.items()}
+
+    def results(self) -> dict[str, NDArray[Any]]:
+        """Loss, output and gradients of the last step."""
+        replica = self.replica
+        replica.memory.synchronize()
+        replica.fetch_sums()
+        return {
+            "loss": np.array(float(replica.sums[0])),
+            "output": replica.output(),
+            **replica.gradients,
+        }
+
+    def stages(self) -> list[Stage]:
+        """Those that a step starts, in order."""
+        stages = [stage for stage, _ in self.replica.stages]
+        return [*stages, *(s for s in self.replica.plan.stages if s.phase is Phase.UPDATE)]
+
+    def stage_program(self, index: int, times: int) -> Program:
+        """The stage at a position of `stages`, `times` times for each start."""
+        kernel = self._kernels()[index]
+
+        def enqueue() -> None:
+            for _ in range(times):
+                kernel()
+
+        return Program(self.replica.memory.program(enqueue), self.timer)
+
+    def run_stages(self, stop: int) -> None:
+        """The first stages of a step, so that the next one finds what it works on."""
+        self.load()
+        for kernel in self._kernels()[:stop]:
+            kernel()
+
+    def _kernels(self) -> list[Callable[[], None]]:
+        context = self.replica.context
+        kernels = [partial(kernel, context) for _, kernel in self.replica.stages]
+        return [*kernels, self.replica.apply_update]

@@ -1,0 +1,195 @@
+"""Several GPUs: `dptrain train` as users run it, beside PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.progress import Progress
+
+TIMEOUT_S = 100
+STEPS = 400
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP")
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """A network on some GPUs, with the same samples on each.
+
+    Attributes:
+        network: its name.
+        ranks, batch_size: GPUs, and samples a GPU.
+        us: microseconds of a step by program, a number for each launch.
+        weak: efficiencies that `dptrain train` measured against rank 0 alone, for each launch.
+    """
+
+    network: str
+    ranks: int
+    batch_size: int
+    us: dict[str, list[float]]
+    weak: list[float]
+
+    def median(self, program: str) -> float | None:
+        """Over the launches; None where the program did not run."""
+        return float(np.median(self.us[program])) if self.us.get(program) else None
+
+    @property
+    def times_faster(self) -> float | None:
+        """Than the better of PyTorch's programs; None where either did not run."""
+        mine = self.median("dptrain")
+        theirs = [time for p in PROGRAMS[1:] if (time := self.median(p)) is not None]
+        return None if mine is None or not theirs else min(theirs) / mine
+
+
+def weak_efficiency(alone: RankResult, together: RankResult, program: str) -> float | None:
+    """T(1) / T(N), from launches of their own."""
+    one, many = alone.median(program), together.median(program)
+    return None if one is None or many is None else one / many
+
+
+Cases = Sequence[tuple[str, int]]
+"""Networks, and samples a GPU."""
+
+
+def measure_ranks(
+    cases: Cases, ranks: int, precision: str, *, launches: int, with_torch: bool, progress: Progress
+) -> tuple[list[RankResult], dict[str, str]]:
+    """Launch both programs in turn, `launches` times each.
+
+    Returns:
+        What was measured, and why programs are missing from it, by case.
+    """
+    results = [RankResult(name, ranks, n, {p: [] for p in PROGRAMS}, []) for name, n in cases]
+    failed: dict[str, str] = {}
+
+    def launch(case: str, start: Callable[[], None]) -> None:
+        if case in failed:
+            return
+        progress.step(case)
+        try:
+            start()
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            failed[case] = f"{type(error).__name__}: {error}"
+
+    for _ in range(launches):
+        for result in results:
+            case = f"{result.network}, {result.batch_size} samples on each of {ranks} GPUs"
+            launch(case, partial(_ours, result, precision))
+        if with_torch:
+            launch(f"PyTorch on {ranks} GPUs", partial(_theirs, results, precision))
+    return results, failed
+
+
+def _ours(result: RankResult, precision: str) -> None:
+    summary = train(result.network, result.ranks, result.batch_size, precision)
+    result.us["dptrain"].append(1e3 * float(summary["step_time_ms"]))
+    if summary["scaling"]["weak"] is not None:
+        result.weak.append(float(summary["scaling"]["weak"]))
+
+
+def _theirs(results: list[RankResult], precision: str) -> None:
+    cases = [(result.network, result.batch_size) for result in results]
+    measured = launch_torch(cases, results[0].ranks, precision)
+    for result, times in zip(results, measured, strict=True):
+        for program in PROGRAMS[1:]:
+            result.us[program].append(times[program])
+
+
+def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
+    """What a user types to train, `batch_size` being that of a GPU."""
+    return [
+        find_mpirun(), "-n", str(ranks), sys.executable, "-m", "dptrain", "train",
+        "--network", network, "--data", f"synthetic?samples={ranks * batch_size * 8}",
+        "--backend", "cuda", "--precision", precision, "--batch-size", str(ranks * batch_size),
+        "--steps", str(STEPS), "--baseline-steps", str(STEPS // 4), "--evaluate-every", "0",
+        "--learning-rate", "1e-6", "--run-dir", str(run),
+    ]  # fmt: skip
+
+
+def find_mpirun() -> str:
+    """The one beside this Python, else the system's.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise FileNotFoundError("no mpirun; install one with: pip install '.[mpi]'")
+    return mpirun
+
+
+def train(network: str, ranks: int, batch_size: int, precision: str) -> dict[str, Any]:
+    """Summary of a run of `dptrain train`."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        arguments = command(network, ranks, batch_size, precision, run)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment()
+        )
+        if done.returncode:
+            raise RuntimeError(last_line(done.stdout + done.stderr))
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
+
+
+def environment(**variables: str) -> Mapping[str, str]:
+    """This process's, passed on whole, with what Open MPI asks of root."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**allow, "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, **variables}
+
+
+def launch_torch(cases: Cases, ranks: int, precision: str) -> list[dict[str, float]]:
+    """Microseconds of PyTorch's steps by program, for each case, by `benchmarks.gpu.ddp`."""
+    port = free_port()
+    words = [f"{network}:{batch_size}" for network, batch_size in cases]
+    arguments = [sys.executable, "-m", "benchmarks.gpu.ddp", precision, *words]
+    processes = [
+        subprocess.Popen(
+            arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
+                            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        output, errors = processes[0].communicate(timeout=TIMEOUT_S)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    if processes[0].returncode:
+        raise RuntimeError(last_line(errors))
+    answer: list[dict[str, float]] = json.loads(output.splitlines()[-1])
+    return answer
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def last_line(text: str) -> str:
+    """What a process said last, which is mostly why it ended."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def counts(gpus: int, most: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, ...]:
+    """Numbers of ranks for which there are GPUs."""
+    return tuple(n for n in most if n <= gpus)

@@ -1,0 +1,59 @@
+"""Text that every report is made of, and where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table in Markdown, the first column left and the others right."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [self.columns, rule, *self.rows]
+        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_spread(median: float, ends: Sequence[float]) -> str:
+    """A median with its quartiles, or with the range, behind it."""
+    return f"{median:.3g} ({ends[0]:.3g}–{ends[1]:.3g})"
+
+
+def document(title: str, about: Mapping[str, Any], summary: str, tables: Iterable[Table]) -> str:
+    """A whole report in Markdown: conditions and summary as lists, then tables."""
+    conditions = "\n".join(f"- {key}: {_plain(value)}" for key, value in about.items())
+    lines = "\n".join(f"- {line}" for line in summary.splitlines())
+    bodies = "\n\n".join(table.markdown() for table in tables)
+    return f"# {title}\n\n{conditions}\n\n{lines}\n\n{bodies}\n"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def new_files(folder: Path, kind: str, date: str) -> tuple[Path, Path]:
+    """Where JSON and Markdown of a run go, named after the day; later runs get -2, -3, … behind it.
+
+    Args:
+        folder: made where it is missing.
+        kind: first word of the names.
+        date: as ISO has it; the time of day is left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    day, number = f"{kind}-{date.partition('T')[0]}", 1
+    name = day
+    while (folder / f"{name}.json").exists():
+        number += 1
+        name = f"{day}-{number}"
+    return folder / f"{name}.json", folder / f"{name}.md"
