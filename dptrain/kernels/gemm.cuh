@@ -3,9 +3,9 @@
 // A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K terms at
 // a time: all threads bring a slice of A and of B into shared memory, and each adds its share of
 // the products to sums that it holds in registers. There are two slices of each, so that one is
-// filled while the other is used and one barrier a step is enough; what the next step needs is on
-// its way from global memory meanwhile. How slices lie, and who multiplies what, is the matter of
-// ffma.cuh (float32) and of mma.cuh (tensor cores).
+// filled while the other is used and one barrier a step is enough; what the next AHEAD steps need is
+// on its way from global memory to registers meanwhile. How slices lie, and who multiplies what, is
+// the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
 //
 // A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
 // of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
@@ -17,13 +17,17 @@
 //     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
 //     value(raw)              its RUN elements, as slices hold them
 //
-// so that nothing waits for memory before value() is asked for, a step later. The order in which an
+// so that nothing waits for memory before value() is asked for, AHEAD steps later. The order in which an
 // element's products are added depends on the kernel and the tile alone: results are the same in
 // every run.
 
 #pragma once
 
 #include "number.cuh"
+
+#ifndef AHEAD
+#define AHEAD 1
+#endif
 
 constexpr int RUN = 16 / sizeof(Number);
 
@@ -72,7 +76,7 @@ struct Loader {
 
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
-    typename Operand::Raw raws[COUNT];
+    typename Operand::Raw raws[AHEAD][COUNT];
 
     __device__ Loader(const Operand& operand, int first) : operand(operand) {
 #pragma unroll
@@ -94,30 +98,32 @@ struct Loader {
         return ALL % THREADS == 0 || threadIdx.x + q * THREADS < ALL;
     }
 
-    // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`.
-    __device__ void fetch(int k, int stop) {
+    // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`, into registers of
+    // the step that is number `step` of AHEAD.
+    __device__ void fetch(int step, int k, int stop) {
         if (SUM_FIRST) {
             const int here = k + position(0);
             const typename Operand::Inner inner = operand.inner(here);
 #pragma unroll
             for (int q = 0; q < COUNT; ++q) {
-                raws[q] = {};
-                if (here < stop && mine(q)) raws[q] = operand.at(outers[q % OUTERS], inner);
+                raws[step][q] = {};
+                if (here < stop && mine(q)) raws[step][q] = operand.at(outers[q % OUTERS], inner);
             }
         } else {
 #pragma unroll
             for (int q = 0; q < COUNT; ++q) {
                 const int here = k + position(q);
-                raws[q] = {};
-                if (here < stop && mine(q)) raws[q] = operand.at(outers[0], operand.inner(here));
+                raws[step][q] = {};
+                if (here < stop && mine(q))
+                    raws[step][q] = operand.at(outers[0], operand.inner(here));
             }
         }
     }
 
-    __device__ void put(Slice<WIDTH, SUM_FIRST>& slice) const {
+    __device__ void put(int step, Slice<WIDTH, SUM_FIRST>& slice) const {
 #pragma unroll
         for (int q = 0; q < COUNT; ++q)
-            if (mine(q)) slice.put(place(q), position(q), operand.value(raws[q]));
+            if (mine(q)) slice.put(place(q), position(q), operand.value(raws[step][q]));
     }
 };
 
@@ -133,17 +139,27 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<B, TILE_N> next_b(b, left);
     Sums sums;
 
-    next_a.fetch(first, stop);
-    next_b.fetch(first, stop);
-    for (int k = first, slice = 0; k < stop; k += TILE_K, slice ^= 1) {
-        next_a.put(as[slice]);
-        next_b.put(bs[slice]);
-        __syncthreads();
-        if (k + TILE_K < stop) {
-            next_a.fetch(k + TILE_K, stop);
-            next_b.fetch(k + TILE_K, stop);
+#pragma unroll
+    for (int step = 0; step < AHEAD; ++step) {
+        next_a.fetch(step, first + step * TILE_K, stop);
+        next_b.fetch(step, first + step * TILE_K, stop);
+    }
+    for (int k = first, slice = 0; k < stop;) {
+        // Unrolled, so that each step has registers of its own.
+#pragma unroll
+        for (int step = 0; step < AHEAD; ++step) {
+            if (k >= stop) break;
+            next_a.put(step, as[slice]);
+            next_b.put(step, bs[slice]);
+            __syncthreads();
+            if (k + AHEAD * TILE_K < stop) {
+                next_a.fetch(step, k + AHEAD * TILE_K, stop);
+                next_b.fetch(step, k + AHEAD * TILE_K, stop);
+            }
+            sums.add(as[slice], bs[slice]);
+            k += TILE_K;
+            slice ^= 1;
         }
-        sums.add(as[slice], bs[slice]);
     }
     sums.give(top, left, store);
 }

@@ -31,6 +31,7 @@ class Tile:
         rows, columns: of the tile.
         own_rows, own_columns: of a worker: a thread, or a warp where tensor cores multiply.
         tensor: whether they do.
+        ahead: steps along the sum for which a block has fetched its slices already.
     """
 
     rows: int
@@ -38,6 +39,7 @@ class Tile:
     own_rows: int
     own_columns: int
     tensor: bool = False
+    ahead: int = 1
 
     @property
     def defines(self) -> dict[str, int]:
@@ -48,6 +50,7 @@ class Tile:
             "TILE_N": self.columns,
             f"{worker}_M": self.own_rows,
             f"{worker}_N": self.own_columns,
+            "AHEAD": self.ahead,
         }
 
     @property
@@ -65,7 +68,7 @@ class Tile:
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}/{self.own_rows}x{self.own_columns}"
+        return f"{self.rows}x{self.columns}/{self.own_rows}x{self.own_columns}/{self.ahead}"
 
 
 THREAD_TILES = (

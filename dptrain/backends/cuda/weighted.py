@@ -37,9 +37,11 @@ def _pools_in_place(group: Group) -> bool:
     """Whether windows of pooling are two by two and touch: the convolution's own kernel pools."""
     if tail_of(group) is not Pooled:
         return False
-    pool = group.nodes[group.kinds.index(MaxPool2d)]
-    square = pool.layer.windows == pool.layer.strides == (2, 2)
-    return square and pool.layer.pads(pool.input_shape) == ((0, 0), (0, 0))
+    node = group.nodes[group.kinds.index(MaxPool2d)]
+    pool = node.layer
+    assert isinstance(pool, MaxPool2d)
+    square = pool.windows == pool.strides == (2, 2)
+    return square and pool.pads(node.input_shape) == ((0, 0), (0, 0))
 
 
 def _separate_tail(group: Group) -> type[Tail] | None:
@@ -110,7 +112,9 @@ class _Weighted(Operation):
     def factor(self) -> np.float32:
         """What outputs that were kept were multiplied with."""
         tail = self.group.tail.layer
-        return np.float32(1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0)
+        rate = tail.rate if isinstance(tail, Dropout) else 0.0
+        factor: np.float32 = np.float32(1.0 / (1.0 - rate))
+        return factor
 
     @property
     def defines(self) -> dict[str, int]:

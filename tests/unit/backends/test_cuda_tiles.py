@@ -9,15 +9,19 @@ from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.tiles import (
     DEPTH,
     SMALLEST_PART,
-    TILES,
+    TENSOR_TILES,
+    THREAD_TILES,
     WANTED_BLOCKS,
     Tile,
     choose_tile,
     cut,
+    step,
 )
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
-from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding, step
+from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
+from tests.unit.backends.twin import ROUNDOFFS
 
 # 35 columns leave every tile but the largest a rest; strides and pads reach every branch.
 ODD = Network(
@@ -28,16 +32,25 @@ ODD = Network(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
-def test_every_tile_gives_the_same(tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+PRODUCTS = [("fp32", tile) for tile in THREAD_TILES] + [
+    (precision, tile) for precision in ("tf32", "bf16") for tile in TENSOR_TILES
+]
+
+
+@pytest.mark.parametrize(("precision", "tile"), PRODUCTS, ids=lambda value: str(value))
+def test_every_tile_gives_the_same(
+    precision: str, tile: Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks and threads in a random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    monkeypatch.setattr(weighted, "choose_tile", lambda rows, columns: tile)
-    ours, reference = compile(ODD, "cuda", 5), compile(ODD, "reference", 5)
-    assert_close(step(ours, 5, 0), step(reference, 5, 0), rounding(ODD, 5))
+    monkeypatch.setattr(weighted, "choose_tile", lambda *_: tile)
+    ours, reference = compile(ODD, "cuda", 5, precision=precision), compile(ODD, "reference", 5)
+    # Every layer rounds both factors of its products, there and back.
+    tolerance = rounding(ODD, 5) + 4 * ROUNDOFFS.get(precision, 0.0) * len(ODD.nodes)
+    assert_close(whole.step(ours, 5, 0), whole.step(reference, 5, 0), tolerance)
     for name, value in reference.gradients.items():
-        assert_close(ours.gradients[name], value, rounding(ODD, 5), name)
+        assert_close(ours.gradients[name], value, tolerance, name)
 
 
 def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +63,20 @@ def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPat
         assert (special.gradients[name] == value).all(), name
 
 
-@pytest.mark.parametrize("rows", [1, 64, 1000, 10**6])
-@pytest.mark.parametrize("columns", [1, 16, 17, 33, 64, 65, 1000])
-def test_the_tile_chosen_is_no_wider_than_it_must_be(rows: int, columns: int) -> None:
-    tile = choose_tile(rows, columns)
-    narrower = [t for t in TILES if t.columns < tile.columns]
-    assert all(t.columns < columns for t in narrower)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> None:
+    small, large = (choose_tile(precision, rows, 64) for rows in (1024, 10**6))
+    assert small.rows * small.columns < large.rows * large.columns
+    assert choose_tile(precision, 10**6, 16).columns == 16
+
+
+@pytest.mark.parametrize(("length", "itemsize", "expected"), [
+    (1, 4, 1), (3, 2, 1), (10, 4, 2), (16, 4, 4), (100, 2, 4), (64, 2, 8),
+])  # fmt: skip
+def test_rows_are_read_in_pieces_that_divide_them(
+    length: int, itemsize: int, expected: int
+) -> None:
+    assert step(length, itemsize) == expected
 
 
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])

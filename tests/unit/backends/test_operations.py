@@ -271,8 +271,9 @@ def test_dropout_keeps_its_share_and_the_mean(backend: str, precision: str, rate
     kept = mask > 0.0
     deviation = (rate * (1.0 - rate) / mask.size) ** 0.5
     assert abs(kept.mean() - (1.0 - rate)) <= 5.0 * deviation
-    assert abs(mask.mean() - 1.0) <= 5.0 * deviation / (1.0 - rate) + 1e-6
-    np.testing.assert_allclose(mask[kept], 1.0 / (1.0 - rate), rtol=1e-6)
+    rounding = 1e-6 + twin.ROUNDOFFS.get(precision, 0.0)
+    assert abs(mask.mean() - 1.0) <= 5.0 * deviation / (1.0 - rate) + rounding
+    np.testing.assert_allclose(mask[kept], 1.0 / (1.0 - rate), rtol=rounding)
 
 
 @every_variant
@@ -305,7 +306,8 @@ def test_masks_differ_by_step_and_sample(backend: str, precision: str) -> None:
 def test_dropout_is_off_outside_of_training(backend: str, precision: str) -> None:
     network = Network((61,), [Dropout(0.5)], MeanSquaredError())
     replica = dptrain.api.compile(network, backend, 3, precision=precision)
-    x = spread(np.random.default_rng(2), (3, 61)).astype(replica.plan.dtype)
+    # Numbers of few bits, which no precision rounds.
+    x = ((np.arange(183.0) - 91.0) / 128.0).reshape(3, 61)
     np.testing.assert_array_equal(replica.forward(x), x)
 
 

@@ -16,7 +16,7 @@ from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
-from dptrain.backends.cuda.tiles import TILES, Tile
+from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -54,12 +54,26 @@ def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
     assert compiler.compile(KERNELS / kernel, 90, defines).startswith(b"\x7fELF")
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
+PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
+    (precision, architecture, tile)
+    for precision in (1, 2)
+    for architecture, tiles in ((90, TENSOR_TILES), (75, TENSOR_TILES[:1]), (80, TENSOR_TILES[:1]))
+    for tile in tiles
+]
+
+
+@pytest.mark.parametrize(("precision", "architecture", "tile"), PRODUCTS, ids=str)
 @pytest.mark.parametrize("kernel", ["forward", "backward_weight", "backward_input"])
-def test_every_tile_compiles_for_a_layer(tile: Tile, kernel: str, compiler: Compiler) -> None:
+def test_every_tile_compiles_for_a_layer(
+    kernel: str, precision: int, architecture: int, tile: Tile, compiler: Compiler
+) -> None:
+    """With tensor cores from sm_80 on, without them before."""
     layer = dict(zip(FIXED, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
+    steps = {"IN_STEP": 1, "OUT_STEP": 8 if precision == 2 else 4}
+    behind = {"PRECISION": precision, "BEHIND": 2 if kernel == "forward" else 1}
     path = KERNELS / f"conv2d_{kernel}.cu"
-    assert compiler.compile(path, 80, {**tile.defines, **layer}).startswith(b"\x7fELF")
+    code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **behind})
+    assert code.startswith(b"\x7fELF")
 
 
 def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:

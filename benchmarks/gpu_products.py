@@ -1,0 +1,312 @@
+"""Matrix products of the `cuda` backend beside cuDNN's and cuBLAS's, stage by stage.
+
+    python3 -m benchmarks.gpu_products [--tiles] [--batch 32 ...] [--precision bf16 ...] [network ...]
+
+Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
+graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
+pooling left out, which our stages compute besides. With --tiles every tile is tried on every stage,
+and the best three are named.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import click
+import numpy as np
+
+from dptrain.backends.base import Kernel, Replica
+from dptrain.backends.cuda import weighted
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
+from dptrain.backends.cuda.tiles import Tile, tiles
+from dptrain.network.layers import Conv2d, Dense
+from dptrain.network.network import Node
+from dptrain.network.zoo import network
+from dptrain.plan import SGD
+from dptrain.plan.lowering import Group, Phase
+from dptrain.plan.plan import Plan, make_plan
+
+NETWORKS = ("model0", "model2", "model-large", "cifar", "solar")
+PHASES = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+LAUNCHES = {32: 20, 256: 10, 2048: 4}
+"""In a graph, by batch size."""
+REPEATS = 7
+"""Graphs that are timed."""
+ARCHITECTURE = 90
+MOST_AHEAD = 128 * 128
+"""Elements of a tile times steps ahead, beyond which registers run out."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of one launch: median and quartiles over graphs."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Planned(Device):
+    """A device that notes which kernels are asked for and computes nothing."""
+
+    asynchronous = False
+
+    def __init__(self) -> None:
+        self.asked: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+
+    def zeros(self, shape: Any, dtype: Any) -> Array:
+        # Never touched, so the system gives no memory for it.
+        return np.empty(shape, dtype)
+
+    def upload(self, target: Array, source: Any) -> None:
+        pass
+
+    def download(self, source: Array, out: Any = None) -> Any:
+        return np.empty(source.shape, source.dtype)
+
+    def function(self, file: str, name: str, **defines: int) -> Function:
+        self.asked.add((file, tuple(sorted(defines.items()))))
+        return lambda *_, **__: None
+
+    def synchronize(self) -> None:
+        pass
+
+
+def _compile(unit: tuple[str, tuple[tuple[str, int], ...]]) -> None:
+    compile_cached(find_compiler(MAJORS), unit[0], ARCHITECTURE, dict(unit[1]))
+
+
+def candidates(precision: str, everything: bool) -> Sequence[Tile | None]:
+    """Tiles to try; None is the one that is chosen."""
+    if not everything:
+        return [None]
+    return [
+        None,
+        *(
+            replace(tile, ahead=n)
+            for tile in tiles(precision)
+            for n in (1, 2, 4)
+            if n * tile.rows * tile.columns <= MOST_AHEAD
+        ),
+    ]
+
+
+def products(plan: Plan) -> Iterator[Group]:
+    """Groups with weights."""
+    yield from (g for g in plan.groups if isinstance(g.head.layer, Conv2d | Dense))
+
+
+def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kernel]:
+    """Kernels of a group, with a tile of one's own choice."""
+    patched = mock.patch.object(weighted, "choose_tile", lambda *_: tile)
+    backend, setting = replica.backend, replica.plan.setting
+    if tile is None:
+        return backend.bind(group, replica._group_arrays(group), replica)  # noqa: SLF001
+    with patched:
+        arrays = dict(replica._group_arrays(group))  # noqa: SLF001
+        for name in ("partial", "forward_partial"):
+            arrays.pop(name, None)
+            spec = backend.needs(group, setting).buffers.get(name)
+            if spec is not None:
+                arrays[name] = replica.device.zeros(spec.shape, spec.dtype)
+        return backend.bind(group, arrays, replica)
+
+
+def compiled(plan: Plan, backend: CudaBackend) -> Replica:
+    """A replica of a plan that has run a step on random numbers."""
+    replica = backend.compile(plan, seed=0)
+    if not isinstance(backend.device, Planned):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((plan.batch_size, *plan.network.input_shape), dtype=np.float32)
+        outputs = plan.network.num_outputs
+        classes = plan.network.loss.targets == "classes"
+        shape = plan.batch_size, outputs
+        y: Any = rng.integers(0, outputs, plan.batch_size) if classes else rng.random(shape)
+        replica.forward_backward(x, y)
+    return replica
+
+
+def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
+    """A launch, of many in a graph of CuPy's."""
+    from dptrain.backends.cuda.gpu import import_cupy
+
+    cuda = import_cupy().cuda
+    start()
+    stream.begin_capture()
+    for _ in range(launches):
+        start()
+    graph = stream.end_capture()
+    graph.launch(stream)
+    times = []
+    for _ in range(REPEATS):
+        first, last = cuda.Event(), cuda.Event()
+        first.record(stream)
+        graph.launch(stream)
+        last.record(stream)
+        last.synchronize()
+        times.append(1000.0 * cuda.get_elapsed_time(first, last) / launches)
+    low, _, high = statistics.quantiles(times, n=4)
+    return Times(statistics.median(times), low, high)
+
+
+def torch_timed(start: Callable[[], object], launches: int) -> float:
+    """Microseconds of a launch, of many in a graph of PyTorch's."""
+    import torch
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            start()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(launches):
+            start()
+    graph.replay()
+    times = []
+    for _ in range(REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(1000.0 * first.elapsed_time(last) / launches)
+    return statistics.median(times)
+
+
+def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:
+    """PyTorch's products of a layer."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+
+    def timed(start: Callable[[], object]) -> float:
+        return torch_timed(start, LAUNCHES[n])
+
+    def random(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda", dtype=dtype)
+
+    layer = node.layer
+    if isinstance(layer, Dense):
+        inputs = int(np.prod(node.input_shape))
+        x, w, dy = random(n, inputs), random(layer.units, inputs), random(n, layer.units)
+        b = random(layer.units)
+        return {
+            Phase.FORWARD: timed(lambda: torch.addmm(b, x, w.t())),
+            Phase.BACKWARD_WEIGHT: timed(lambda: (dy.t() @ x, dy.sum(0))),
+            Phase.BACKWARD_INPUT: timed(lambda: dy @ w),
+        }
+    assert isinstance(layer, Conv2d)
+    last = torch.channels_last
+    pads = [before for before, _ in layer.pads(node.input_shape)]
+    x = random(n, *node.input_shape).to(memory_format=last)
+    w = random(layer.filters, node.input_shape[0], *layer.window).to(memory_format=last)
+    dy, b = random(n, *node.output_shape).to(memory_format=last), random(layer.filters)
+    backward = torch.ops.aten.convolution_backward
+    rest = list(layer.strides), pads, [1, 1], False, [0, 0], 1
+    return {
+        Phase.FORWARD: timed(lambda: torch.conv2d(x, w, b, layer.strides, pads)),
+        Phase.BACKWARD_WEIGHT: timed(
+            lambda: backward(dy, x, w, [layer.filters], *rest, [False, True, True])
+        ),
+        Phase.BACKWARD_INPUT: timed(
+            lambda: backward(dy, x, w, [layer.filters], *rest, [True, False, False])
+        ),
+    }
+
+
+def error(replica: Replica, exact: Replica) -> float:
+    """Largest ‖g − g'‖ / ‖g'‖ over the gradients of all parameters."""
+    return max(
+        float(np.linalg.norm(replica.gradients[name] - value) / np.linalg.norm(value))
+        for name, value in exact.gradients.items()
+    )
+
+
+def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> None:
+    """Print the stages of one plan."""
+    replica: Any = compiled(plan, backend)
+    stream, launches = replica.device.stream, LAUNCHES[plan.batch_size]
+    stages = {(stage.group, stage.phase): stage for stage in plan.stages}
+    exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())
+    print(
+        f"\n{plan.network.name}, batch {plan.batch_size}, {plan.precision}; gradients are "
+        f"{error(replica, compiled(exact, backend)):.1e} from those in fp32"
+    )
+    print(f"{'stage':<34}{'µs':>8}{'quartiles':>16}{'TFLOP/s':>8}{'GB/s':>6}{'PyTorch':>9}  tiles")
+    total = best_total = their_total = 0.0
+    for group in products(plan):
+        times: dict[Phase, list[tuple[float, str, Times]]] = {}
+        for tile in candidates(plan.precision, everything):
+            for phase, kernel in bound(replica, group, tile).items():
+                if phase in PHASES and (group.name, phase) in stages:
+                    took = timed(lambda: kernel(replica.context), stream, launches)  # noqa: B023
+                    times.setdefault(phase, []).append((took.median, str(tile), took))
+        replica.device.synchronize()
+        others = torch_times(group.head, plan.batch_size, plan.precision) if theirs else {}
+        for phase, tried in times.items():
+            stage, took = stages[group.name, phase], tried[0][2]
+            best = sorted(tried[1:])
+            other = others.get(phase, float("nan"))
+            total, their_total = total + took.median, their_total + other
+            best_total += best[0][0] if best else 0.0
+            print(
+                f"{group.head.name + ' ' + phase.value:<34}{took.median:>8.1f}{took.low:>8.1f}"
+                f"{took.high:>8.1f}{stage.flops / took.median / 1e6:>8.1f}"
+                f"{stage.bytes_moved / took.median / 1e3:>6.0f}{other:>9.1f}  "
+                + "  ".join(f"{name} {t:.1f}" for t, name, _ in best[:3])
+            )
+    print(f"{'all':<34}{total:>8.1f}{'':>30}{their_total:>9.1f}  {best_total:.1f}", flush=True)
+
+
+@click.command()
+@click.option("--tiles", "everything", is_flag=True, help="Try every tile.")
+@click.option("--batch", "batches", multiple=True, type=int, default=(32, 2048))
+@click.option("--precision", "precisions", multiple=True, default=("tf32", "bf16"))
+@click.option("--theirs/--no-theirs", default=True, help="Time PyTorch too.")
+@click.argument("names", nargs=-1)
+def main(
+    everything: bool,
+    batches: Sequence[int],
+    precisions: Sequence[str],
+    theirs: bool,
+    names: Sequence[str],
+) -> None:
+    """Print a table for each network, batch size and precision."""
+    planned, backend = Planned(), CudaBackend()
+    plans = [
+        make_plan(network(name), backend, n, precision=precision, optimizer=SGD())
+        for name in names or NETWORKS
+        for n in batches
+        for precision in precisions
+    ]
+    backend.__dict__["device"] = planned
+    for plan in plans:
+        exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())
+        compiled(exact, backend)
+        replica = compiled(plan, backend)
+        for group in products(plan):
+            for tile in candidates(plan.precision, everything):
+                bound(replica, group, tile)
+    print(f"{len(planned.asked)} kernels to compile", flush=True)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_compile, sorted(planned.asked), chunksize=4))
+    from dptrain.backends.cuda.gpu import GPU
+
+    backend.__dict__["device"] = GPU(0)
+    for plan in plans:
+        table(plan, backend, everything, theirs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
