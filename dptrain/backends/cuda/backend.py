@@ -100,7 +100,6 @@ class CudaBackend(Backend):
         "tf32": Precision("float32", "float32"),
         "bf16": Precision("float32", "uint16"),
     }
-    operations: ClassVar[Mapping[type[Layer], type[Operation]]] = OPERATIONS
     channels_last = True
     weights_beside = True
     fusions = (
@@ -137,12 +136,16 @@ class CudaBackend(Backend):
             return Storage(parameter.shape, (2, 3, 1, 0))
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
+    def operation(self, head: Node) -> type[Operation]:
+        """What computes a group that begins with this layer."""
+        return OPERATIONS[type(head.layer)]
+
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return self.operations[type(group.head.layer)].needs(group, setting)
+        return self.operation(group.head).needs(group, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        return self.operations[type(group.head.layer)](group, arrays, replica).kernels()
+        return self.operation(group.head)(group, arrays, replica).kernels()
 
     def bind_loss(
         self,

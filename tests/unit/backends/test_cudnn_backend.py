@@ -42,8 +42,8 @@ from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import ENGINES, Engine, Module, to_bfloat16
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, every_network, rounding, step
 
-CONV = Conv2d(6, (3, 2), stride=(2, 1), padding="same")
-NETWORK = Network((5, 8, 7), [CONV, ReLU(), MaxPool2d(2), Conv2d(4), Flatten()], MeanSquaredError())
+CONV = Conv2d(6, (3, 2), stride=(2, 1), padding=1)
+NETWORK = Network((5, 9, 7), [CONV, ReLU(), MaxPool2d(2), Conv2d(4), Flatten()], MeanSquaredError())
 SETTINGS = {
     "fp32": Setting(3, "fp32", "float32", "float32"),
     "tf32": Setting(3, "tf32", "float32", "float32"),
@@ -76,13 +76,22 @@ def test_graphs_describe_the_layer() -> None:
     assert [operation.name for operation in first.operations] == ["conv_fprop", "bias", "relu"]
     x, w, b = first.tensors
     y = first.operations[-1].result
-    assert (x.dim, x.stride) == ([3, 5, 8, 7], [280, 1, 35, 5])
+    assert (x.dim, x.stride) == ([3, 5, 9, 7], [315, 1, 35, 5])
     assert (w.dim, w.stride) == ([6, 5, 3, 2], [30, 1, 10, 5])
     assert (b.dim, b.stride) == ([1, 6, 1, 1], [6, 1, 6, 6])
-    assert (y.dim, y.stride) == ([3, 6, 4, 7], [168, 1, 42, 6])
+    assert (y.dim, y.stride) == ([3, 6, 5, 8], [240, 1, 48, 6])
     assert first.operations[0].geometry == {
-        "pre_padding": [0, 0], "post_padding": [1, 1], "stride": [2, 1], "dilation": [1, 1],
+        "pre_padding": [1, 1], "post_padding": [1, 1], "stride": [2, 1], "dilation": [1, 1],
     }  # fmt: skip
+
+
+def test_uneven_padding_is_left_to_kernels_of_our_own() -> None:
+    uneven = Network((5, 8, 7), [Conv2d(6, 2), Conv2d(4), Flatten()], MeanSquaredError())
+    replica = cudnn_replica(uneven)
+    assert {name.partition(".")[0] for name in replica.notes} == {"conv2"}
+    shapes = {slot.name: slot.storage.shape for slot in replica.plan.layout.slots}
+    assert shapes["conv1.weight"] == (2, 2, 5, 6)
+    assert shapes["conv2.weight"] == (4, 3, 3, 6)
 
 
 def test_what_is_fused_and_what_is_left_out() -> None:
