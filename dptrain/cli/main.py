@@ -238,7 +238,8 @@ def doctor(as_json: bool) -> int:
 
     def action() -> int:
         from dptrain.cli.printing import print_findings
-        from dptrain.doctor import PROBLEM, examine
+        from dptrain.doctor import examine
+        from dptrain.doctor.finding import PROBLEM
 
         findings = examine()
         if findings:

