@@ -1,6 +1,6 @@
 """Matrix products of the `cuda` backend beside cuDNN's and cuBLAS's, stage by stage.
 
-    python3 -m benchmarks.gpu_products [--tiles] [--batch 32 ...] [--precision bf16 ...] [network ...]
+    python3 -m benchmarks.gpu_products [--tiles] [--batch N ...] [--precision P ...] [network ...]
 
 Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
 graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
@@ -10,6 +10,7 @@ and the best three are named.
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +42,6 @@ LAUNCHES = {32: 20, 256: 10, 2048: 4}
 REPEATS = 7
 """Graphs that are timed."""
 ARCHITECTURE = 90
-MOST_AHEAD = 128 * 128
-"""Elements of a tile times steps ahead, beyond which registers run out."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +83,21 @@ def _compile(unit: tuple[str, tuple[tuple[str, int], ...]]) -> None:
     compile_cached(find_compiler(MAJORS), unit[0], ARCHITECTURE, dict(unit[1]))
 
 
-def candidates(precision: str, everything: bool) -> Sequence[Tile | None]:
+def candidates(plan: Plan, everything: bool) -> Sequence[Tile | None]:
     """Tiles to try; None is the one that is chosen."""
     if not everything:
         return [None]
-    return [
-        None,
-        *(
-            replace(tile, ahead=n)
-            for tile in tiles(precision)
-            for n in (1, 2, 4)
-            if n * tile.rows * tile.columns <= MOST_AHEAD
-        ),
-    ]
+    few = plan.batch_size <= 256
+    ways = [(2, 1, 16), (2, 2, 16), (2, 4, 16), (1, 4, 32)] if few else [
+        (1, 1, 16), (2, 1, 16), (1, 1, 32),
+    ]  # fmt: skip
+    found: list[Tile | None] = [None]
+    for tile in tiles(plan.precision):
+        size = tile.rows * tile.columns
+        if size > 64 * 64 if few else size < 64 * 32:
+            continue
+        found += [replace(tile, ahead=a, groups=g, words=w) for a, g, w in ways]
+    return found
 
 
 def products(plan: Plan) -> Iterator[Group]:
@@ -106,18 +107,20 @@ def products(plan: Plan) -> Iterator[Group]:
 
 def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kernel]:
     """Kernels of a group, with a tile of one's own choice."""
-    patched = mock.patch.object(weighted, "choose_tile", lambda *_: tile)
+    patched = mock.patch.object(weighted, "choose_tile", return_value=tile)
     backend, setting = replica.backend, replica.plan.setting
     if tile is None:
-        return backend.bind(group, replica._group_arrays(group), replica)  # noqa: SLF001
+        chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
+        return chosen
     with patched:
-        arrays = dict(replica._group_arrays(group))  # noqa: SLF001
+        arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)
             spec = backend.needs(group, setting).buffers.get(name)
             if spec is not None:
                 arrays[name] = replica.device.zeros(spec.shape, spec.dtype)
-        return backend.bind(group, arrays, replica)
+        tried: Mapping[Phase, Kernel] = backend.bind(group, arrays, replica)
+        return tried
 
 
 def compiled(plan: Plan, backend: CudaBackend) -> Replica:
@@ -145,7 +148,7 @@ def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
         start()
     graph = stream.end_capture()
     graph.launch(stream)
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS):
         first, last = cuda.Event(), cuda.Event()
         first.record(stream)
@@ -159,8 +162,7 @@ def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
 
 def torch_timed(start: Callable[[], object], launches: int) -> float:
     """Microseconds of a launch, of many in a graph of PyTorch's."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -171,7 +173,7 @@ def torch_timed(start: Callable[[], object], launches: int) -> float:
         for _ in range(launches):
             start()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(REPEATS):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
@@ -247,7 +249,7 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
     total = best_total = their_total = 0.0
     for group in products(plan):
         times: dict[Phase, list[tuple[float, str, Times]]] = {}
-        for tile in candidates(plan.precision, everything):
+        for tile in candidates(plan, everything):
             for phase, kernel in bound(replica, group, tile).items():
                 if phase in PHASES and (group.name, phase) in stages:
                     took = timed(lambda: kernel(replica.context), stream, launches)  # noqa: B023
@@ -296,7 +298,7 @@ def main(
         compiled(exact, backend)
         replica = compiled(plan, backend)
         for group in products(plan):
-            for tile in candidates(plan.precision, everything):
+            for tile in candidates(plan, everything):
                 bound(replica, group, tile)
     print(f"{len(planned.asked)} kernels to compile", flush=True)
     with ProcessPoolExecutor() as pool:

@@ -24,27 +24,17 @@ __device__ inline int output_rows(const Geometry& g, int samples) {
     return samples * g.out_height * g.out_width;
 }
 
-// An output pixel, and the row of y that it went into.
-struct Output {
-    int sample, row, column, at;
+// A pixel of a map.
+struct Pixel {
+    int sample, row, column;
 };
-
-__device__ inline Output output_pixel(const Geometry& g, int i) {
-    const int row = i / g.out_width;
-    return {row / g.out_height, row % g.out_height, i % g.out_width, i};
-}
-
-__device__ inline Output member_pixel(const Geometry& g, int window, int member) {
-    const int width = g.out_width / 2, height = g.out_height / 2, row = window / width;
-    return {row / height, row % height * 2 + member / 2, window % width * 2 + member % 2, window};
-}
 
 // Where a patch begins: its first element, which may lie outside the map, row and column.
 struct Patch {
     int start, row, column;
 };
 
-__device__ inline Patch patch(const Geometry& g, const Output& pixel) {
+__device__ inline Patch patch(const Geometry& g, const Pixel& pixel) {
     const int row = pixel.row * g.down - g.top, column = pixel.column * g.across - g.left;
     return {((pixel.sample * g.height + row) * g.width + column) * g.channels, row, column};
 }
@@ -63,8 +53,9 @@ __device__ inline Taps split_taps(const Geometry& g, int i) {
     Taps taps;
 #pragma unroll
     for (int v = 0; v < RUN; v += IN_STEP) {
-        const int pixel = (i + v) / g.channels, row = pixel / g.s, column = pixel % g.s;
-        const int offset = (row * g.width + column) * g.channels + (i + v) % g.channels;
+        const unsigned at = i + v, pixel = at / unsigned(g.channels);
+        const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
+        const int offset = (row * g.width + column) * g.channels + at % unsigned(g.channels);
         taps.at[v / IN_STEP] = {offset, row < g.r ? row : NOWHERE, column};
     }
     return taps;

@@ -31,9 +31,10 @@ struct Gradients {
         Inner taps;
 #pragma unroll
         for (int v = 0; v < RUN; v += OUT_STEP) {
-            const int pixel = (k + v) / g.filters, row = pixel / g.s;
+            const unsigned at = k + v, filters = g.filters, pixel = at / filters;
+            const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
             // Behind the last tap: further down than any patch.
-            taps.at[v / OUT_STEP] = {row < g.r ? row : -NOWHERE, pixel % g.s, (k + v) % g.filters};
+            taps.at[v / OUT_STEP] = {row < g.r ? row : -NOWHERE, column, int(at % filters)};
         }
         return taps;
     }
@@ -74,8 +75,8 @@ struct WeightsTransposed {
         Inner offsets;
 #pragma unroll
         for (int v = 0; v < RUN; v += OUT_STEP) {
-            const int tap = (k + v) / g.filters;
-            const int offset = tap * g.channels * g.filters + (k + v) % g.filters;
+            const int tap = unsigned(k + v) / unsigned(g.filters);
+            const int offset = tap * (g.channels - 1) * g.filters + k + v;
             offsets.at[v / OUT_STEP] = tap < g.r * g.s ? offset : NOWHERE;
         }
         return offsets;
@@ -93,7 +94,7 @@ struct WeightsTransposed {
 };
 
 // dx from dy, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;

@@ -1,9 +1,12 @@
 #include "conv2d.cuh"
 
-// Position k of the sum over output pixels: window by window where these are pooled.
-__device__ inline Output summed_pixel(const Geometry& g, int k) {
-    return BEHIND == 2 ? member_pixel(g, k / 4, k % 4) : output_pixel(g, k);
-}
+// A position of the sum over output pixels, which goes window by window where these are pooled:
+// the window (or pixel) and which of its pixels.
+struct Position {
+    int sample, row, column, member;
+};
+
+constexpr int MEMBERS = BEHIND == 2 ? 4 : 1, UNIT = BEHIND == 2 ? 2 : 1;
 
 // A: a row is (r, s, c), and one more is all ones, which gives the bias its gradient.
 struct PatchesTransposed {
@@ -12,7 +15,7 @@ struct PatchesTransposed {
         Taps taps;
         int ones;  // Where in the run the row of ones is, if it is.
     };
-    using Inner = Patch;
+    using Inner = Position;
     using Raw = Run<Number>;
 
     const Number* x;
@@ -21,9 +24,23 @@ struct PatchesTransposed {
     __device__ Outer outer(int i) const {
         return {split_taps(g, i), g.r * g.s * g.channels - i};
     }
-    __device__ Inner inner(int k) const { return patch(g, summed_pixel(g, k)); }
+    __device__ Inner inner(int k) const {
+        const int i = k / MEMBERS, width = g.out_width / UNIT, height = g.out_height / UNIT;
+        return {i / width / height, i / width % height, i % width, k % MEMBERS};
+    }
+    // Without a division: it would take longer than all the rest.
+    __device__ void advance(Inner& p) const {
+        constexpr int STEP = STRIDE_K / MEMBERS;
+        const int width = g.out_width / UNIT, height = g.out_height / UNIT;
+        p.column += STEP % width;
+        p.row += STEP / width % height;
+        p.sample += STEP / width / height;
+        if (p.column >= width) p.column -= width, ++p.row;
+        if (p.row >= height) p.row -= height, ++p.sample;
+    }
     __device__ Raw at(const Outer& o, const Inner& p) const {
-        Raw run = gather(x, g, p, o.taps);
+        const int row = p.row * UNIT + p.member / UNIT, column = p.column * UNIT + p.member % UNIT;
+        Raw run = gather(x, g, patch(g, {p.sample, row, column}), o.taps);
 #pragma unroll
         for (int v = 0; v < RUN; v += IN_STEP)
             if (v == o.ones) run.at[v] = from_float<Number>(1.0f);
@@ -44,8 +61,9 @@ struct Gradients {
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int k) const { return k; }
+    __device__ void advance(Inner& k) const { k += STRIDE_K; }
     __device__ Raw at(Outer i, Inner k) const {
-        const int row = BEHIND == 2 ? k / 4 : k;
+        const int row = unsigned(k) / MEMBERS;
         Raw raw = {};
 #pragma unroll
         for (int v = 0; v < RUN; v += OUT_STEP)
@@ -56,12 +74,12 @@ struct Gradients {
 };
 
 // dw and db of the positions [z part, (z + 1) part) of the sum, z = blockIdx.z, into part z.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     conv2d_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
                            float* dw, float* db, int samples, int part, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     const int taps = g.r * g.s * g.channels;
-    const int terms = output_rows(g, samples) * (BEHIND == 2 ? 4 : 1);
+    const int terms = output_rows(g, samples) * MEMBERS;
     const int first = blockIdx.z * part, stop = min(first + part, terms);
     multiply(PatchesTransposed{x, g}, Gradients{{dy, marks, factor}, g}, first, stop,
              StoreGradient{dw, db, taps, g.filters});

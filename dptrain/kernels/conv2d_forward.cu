@@ -12,9 +12,12 @@ struct Patches {
     int rows;
 
     __device__ Outer outer(int i) const {
-        const int at = BEHIND == 2 ? window_of(i) : i;
+        const int at = BEHIND == 2 ? window_of(i) : i, unit = BEHIND == 2 ? 2 : 1;
         if (at >= rows) return {0, NOWHERE, NOWHERE};
-        return patch(g, BEHIND == 2 ? member_pixel(g, at, member_of(i)) : output_pixel(g, at));
+        const int width = g.out_width / unit, height = g.out_height / unit, row = at / width;
+        Pixel pixel = {row / height, row % height * unit, at % width * unit};
+        if (BEHIND == 2) pixel.row += member_of(i) / 2, pixel.column += member_of(i) % 2;
+        return patch(g, pixel);
     }
     __device__ Inner inner(int k) const { return split_taps(g, k); }
     __device__ Raw at(const Outer& p, const Inner& t) const { return gather(x, g, p, t); }
@@ -22,7 +25,7 @@ struct Patches {
 };
 
 // y = convolution + bias and what follows, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
     const Geometry g = GEOMETRY_VALUES;

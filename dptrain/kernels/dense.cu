@@ -1,6 +1,7 @@
 // Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
 
 #include "fused.cuh"
+#include "parts.cuh"
 
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
 // gradient; the sum runs over samples.
@@ -15,6 +16,7 @@ struct InputsTransposed {
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int n) const { return n; }
+    __device__ void advance(Inner& n) const { n += STRIDE_K; }
     __device__ Raw at(Outer i, Inner n) const {
         Raw run = {};
 #pragma unroll
@@ -41,6 +43,7 @@ struct Gradients {
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int k) const { return k; }
+    __device__ void advance(Inner& k) const { k += STRIDE_K; }
     __device__ Raw at(Outer i, Inner k) const {
         const int sample = SUM_FIRST ? i : k, output = SUM_FIRST ? k : i;
         Raw raw = {};
@@ -58,7 +61,7 @@ using Weights = Matrix<float, false, OUT_STEP>;
 using WeightsTransposed = Matrix<float, true, OUT_STEP>;
 
 // y = x w + b, and what follows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs DROPPING) {
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
@@ -66,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
@@ -78,11 +81,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // y = the sum of the parts + b, and what follows.
 extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
                                              Number* y, int outputs, int size DROPPING) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    float total = 0.0f;
-#pragma unroll 8
-    for (int part = 0; part < parts; ++part) total += partial[part * size + i];
+    float total;
+    const int i = blockIdx.x * ELEMENTS + threadIdx.x;
+    if (!sum_of_parts(partial, parts, size, i, total)) return;
     const float values[1] = {total};
     int which[1];
     StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.finish(
@@ -90,7 +91,7 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, samples);
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dx = dz w^T.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
     multiply(Gradients<true>{{dy, y, factor}, samples, outputs},

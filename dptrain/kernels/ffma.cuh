@@ -19,7 +19,7 @@ constexpr int MEMBER_STEP = 1;
 __device__ inline int window_of(int row) { return row / 4; }
 __device__ inline int member_of(int row) { return row % 4; }
 
-__device__ inline float as_factor(float value) { return value; }
+__device__ inline Run<float> as_factors(const Run<float>& run) { return run; }
 
 // Position by position, so that threads read what they multiply in vectors of four, which the
 // padding keeps aligned.
@@ -64,6 +64,25 @@ struct Sums {
             for (int i = 0; i < THREAD_M; ++i)
 #pragma unroll
                 for (int j = 0; j < THREAD_N; ++j) c[i][j] += a[i] * b[j];
+        }
+    }
+
+    // Adds what the other groups' threads have, in order, to the sums of the first.
+    __device__ void join(float* memory) {
+        constexpr int COUNT = sizeof(c) / sizeof(float);
+        float* sums = &c[0][0];
+        __syncthreads();
+        if (threadIdx.y > 0) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                memory[((threadIdx.y - 1) * COUNT + i) * THREADS + threadIdx.x] = sums[i];
+        }
+        __syncthreads();
+        if (threadIdx.y > 0) return;
+        for (int group = 0; group < GROUPS - 1; ++group) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                sums[i] += memory[(group * COUNT + i) * THREADS + threadIdx.x];
         }
     }
 

@@ -7,6 +7,10 @@
 // on its way from global memory to registers meanwhile. How slices lie, and who multiplies what, is
 // the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
 //
+// Few blocks keep a GPU busy only if each has many warps. So a block may have GROUPS of threads
+// (threadIdx.y) that share its tile: each takes every GROUPS-th step along the sum, in slices of its
+// own, and in the end the first adds what the others have.
+//
 // A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
 // of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
 // RUN elements that are neighbours along the sum (SUM_FIRST), or along the rows of A, or columns of
@@ -14,6 +18,7 @@
 //
 //     Outer, outer(i)         what it knows of row i of A, or column i of B; worked out once
 //     Inner, inner(k)         what it knows of position k along the sum
+//     advance(inner)          makes it that of STRIDE_K positions later; unless SUM_FIRST
 //     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
 //     value(raw)              its RUN elements, as slices hold them
 //
@@ -27,6 +32,7 @@
 
 #ifndef AHEAD
 #define AHEAD 1
+#define GROUPS 1
 #endif
 
 constexpr int RUN = 16 / sizeof(Number);
@@ -37,11 +43,21 @@ struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Run {
     T at[N];
 };
 
+// The same bits as another type.
+template <class To, class From> __device__ inline To as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "of the same size");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
 #if PRECISION == 0
 #include "ffma.cuh"
 #else
 #include "mma.cuh"
 #endif
+
+constexpr int STRIDE_K = GROUPS * TILE_K;  // From one step of a group to its next.
 
 // Largest power of two that divides both a run and the length of rows of x and dx (channels,
 // inputs), and of y, dy and weights (filters, outputs): so many elements are read at once.
@@ -57,13 +73,6 @@ __device__ inline void read(Run<T, N>& run, int first, const T* from) {
     for (int v = 0; v < STEP; ++v) run.at[first + v] = piece.at[v];
 }
 
-template <class T> __device__ inline Run<Number> as_factors(const Run<T>& run) {
-    Run<Number> result;
-#pragma unroll
-    for (int v = 0; v < RUN; ++v) result.at[v] = as_factor(run.at[v]);
-    return result;
-}
-
 // A thread's share of a slice of A or B on its way from global to shared memory.
 template <class Operand, int WIDTH>
 struct Loader {
@@ -71,16 +80,22 @@ struct Loader {
     // Runs of a slice, side by side in memory and in all.
     static constexpr int BESIDE = (SUM_FIRST ? TILE_K : WIDTH) / RUN, ALL = WIDTH * TILE_K / RUN;
     static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
-    static constexpr int OUTERS = SUM_FIRST ? COUNT : 1;
+    static constexpr int OUTERS = SUM_FIRST ? COUNT : 1, INNERS = SUM_FIRST ? 1 : COUNT;
     static_assert(THREADS % BESIDE == 0, "a thread's runs begin at one place of their rows");
 
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
+    typename Operand::Inner inners[INNERS];  // Of the next fetch.
     typename Operand::Raw raws[AHEAD][COUNT];
 
-    __device__ Loader(const Operand& operand, int first) : operand(operand) {
+    // For the tile's rows or columns from `first` on, and positions from k on.
+    __device__ Loader(const Operand& operand, int first, int k) : operand(operand) {
 #pragma unroll
         for (int q = 0; q < OUTERS; ++q) outers[q] = operand.outer(first + place(q));
+        if (!SUM_FIRST) {
+#pragma unroll
+            for (int q = 0; q < INNERS; ++q) inners[q] = operand.inner(k + position(q));
+        }
     }
 
     // Row or column, inside the tile, of the thread's run q; and its position along the sum.
@@ -99,24 +114,15 @@ struct Loader {
     }
 
     // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`, into registers of
-    // the step that is number `step` of AHEAD.
+    // the step that is number `step` of AHEAD. From one call to the next k grows by STRIDE_K.
     __device__ void fetch(int step, int k, int stop) {
-        if (SUM_FIRST) {
-            const int here = k + position(0);
-            const typename Operand::Inner inner = operand.inner(here);
+        if constexpr (SUM_FIRST) inners[0] = operand.inner(k + position(0));
 #pragma unroll
-            for (int q = 0; q < COUNT; ++q) {
-                raws[step][q] = {};
-                if (here < stop && mine(q)) raws[step][q] = operand.at(outers[q % OUTERS], inner);
-            }
-        } else {
-#pragma unroll
-            for (int q = 0; q < COUNT; ++q) {
-                const int here = k + position(q);
-                raws[step][q] = {};
-                if (here < stop && mine(q))
-                    raws[step][q] = operand.at(outers[0], operand.inner(here));
-            }
+        for (int q = 0; q < COUNT; ++q) {
+            raws[step][q] = {};
+            if (k + position(q) < stop && mine(q))
+                raws[step][q] = operand.at(outers[q % OUTERS], inners[q % INNERS]);
+            if constexpr (!SUM_FIRST) operand.advance(inners[q]);
         }
     }
 
@@ -132,36 +138,43 @@ struct Loader {
 // row + m MEMBER_STEP and column column + n. Rows and columns beyond the product's are among them.
 template <class A, class B, class Store>
 __device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
-    __shared__ __align__(16) Slice<TILE_M, A::SUM_FIRST> as[2];
-    __shared__ __align__(16) Slice<TILE_N, B::SUM_FIRST> bs[2];
+    extern __shared__ __align__(16) char memory[];
+    struct Slices {
+        Slice<TILE_M, A::SUM_FIRST> a[2];
+        Slice<TILE_N, B::SUM_FIRST> b[2];
+    };
+    Slices& slices = reinterpret_cast<Slices*>(memory)[threadIdx.y];
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
-    Loader<A, TILE_M> next_a(a, top);
-    Loader<B, TILE_N> next_b(b, left);
+    const int begin = first + threadIdx.y * TILE_K;
+    Loader<A, TILE_M> next_a(a, top, begin);
+    Loader<B, TILE_N> next_b(b, left, begin);
     Sums sums;
 
 #pragma unroll
     for (int step = 0; step < AHEAD; ++step) {
-        next_a.fetch(step, first + step * TILE_K, stop);
-        next_b.fetch(step, first + step * TILE_K, stop);
+        next_a.fetch(step, begin + step * STRIDE_K, stop);
+        next_b.fetch(step, begin + step * STRIDE_K, stop);
     }
+    // All groups make as many steps as the first; what they fetch behind `stop` is 0.
     for (int k = first, slice = 0; k < stop;) {
         // Unrolled, so that each step has registers of its own.
 #pragma unroll
         for (int step = 0; step < AHEAD; ++step) {
             if (k >= stop) break;
-            next_a.put(step, as[slice]);
-            next_b.put(step, bs[slice]);
+            next_a.put(step, slices.a[slice]);
+            next_b.put(step, slices.b[slice]);
             __syncthreads();
-            if (k + AHEAD * TILE_K < stop) {
-                next_a.fetch(step, k + AHEAD * TILE_K, stop);
-                next_b.fetch(step, k + AHEAD * TILE_K, stop);
+            if (k + AHEAD * STRIDE_K < stop) {
+                next_a.fetch(step, k - first + begin + AHEAD * STRIDE_K, stop);
+                next_b.fetch(step, k - first + begin + AHEAD * STRIDE_K, stop);
             }
-            sums.add(as[slice], bs[slice]);
-            k += TILE_K;
+            sums.add(slices.a[slice], slices.b[slice]);
+            k += STRIDE_K;
             slice ^= 1;
         }
     }
-    sums.give(top, left, store);
+    if (GROUPS > 1) sums.join(reinterpret_cast<float*>(memory));
+    if (threadIdx.y == 0) sums.give(top, left, store);
 }
 
 // A matrix in memory as an operand: `count` rows of A (columns of B) and `terms` of the sum,
@@ -179,6 +192,7 @@ struct Matrix {
 
     __device__ Outer outer(int i) const { return i; }
     __device__ Inner inner(int k) const { return k; }
+    __device__ void advance(Inner& k) const { k += STRIDE_K; }
     __device__ Raw at(Outer i, Inner k) const {
         Raw run = {};
         if (SUM_FIRST && i >= count) return run;
@@ -192,21 +206,33 @@ struct Matrix {
     __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
 };
 
-template <class T> __device__ inline T converted(float value) { return from_float<T>(value); }
-template <class T> __device__ inline T converted(int value) { return T(value); }
+template <class T, int N>
+__device__ inline Run<T, N> rounded(const float* values) {
+    if constexpr (sizeof(T) == 2 && N == 2) {
+        return as<Run<T, N>>(packed(values[0], values[1]));
+    } else {
+        Run<T, N> run;
+#pragma unroll
+        for (int v = 0; v < N; ++v) run.at[v] = from_float<T>(values[v]);
+        return run;
+    }
+}
+template <class T, int N>
+__device__ inline Run<T, N> rounded(const int* values) {
+    Run<T, N> run;
+#pragma unroll
+    for (int v = 0; v < N; ++v) run.at[v] = T(values[v]);
+    return run;
+}
 
 // Writes `values` from `column` on into a row of so many columns, a multiple of STEP.
 template <int STEP, class T, class V, int N>
 __device__ inline void write(T* row, int column, int columns, const V (&values)[N]) {
     constexpr int PIECE = STEP < N ? STEP : N;
 #pragma unroll
-    for (int v = 0; v < N; v += PIECE) {
-        if (column + v >= columns) continue;
-        Run<T, PIECE> piece;
-#pragma unroll
-        for (int u = 0; u < PIECE; ++u) piece.at[u] = converted<T>(values[v + u]);
-        *reinterpret_cast<Run<T, PIECE>*>(row + column + v) = piece;
-    }
+    for (int v = 0; v < N; v += PIECE)
+        if (column + v < columns)
+            *reinterpret_cast<Run<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
 // C itself, of rows x columns.

@@ -20,9 +20,10 @@
 #define TILE_N 64
 #define WARP_M 32
 #define WARP_N 32
+#define WORDS 16
 #endif
 
-constexpr int WORDS = 16;                          // Of a slice along the sum.
+// Of WORDS words of a slice along the sum.
 constexpr int TILE_K = WORDS * 4 / sizeof(Number);
 constexpr int STEP_K = 8 * 4 / sizeof(Number);     // Terms of one instruction.
 constexpr int WARPS_N = TILE_N / WARP_N;
@@ -38,7 +39,7 @@ __device__ inline int member_of(int row) { return row % 32 / 8; }
 
 #if PRECISION == 1
 // To 11 significant bits, to the nearest, halves away from zero, as cvt.rna does.
-__device__ inline float as_factor(float value) {
+__device__ inline float as_tf32(float value) {
 #if __CUDA_ARCH__ >= 800
     unsigned bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
@@ -49,9 +50,22 @@ __device__ inline float as_factor(float value) {
     return finite ? __uint_as_float((bits + 0x1000u) & 0xFFFFE000u) : value;
 #endif
 }
+
+__device__ inline Run<float> as_factors(const Run<float>& run) {
+    Run<float> result;
+#pragma unroll
+    for (int v = 0; v < RUN; ++v) result.at[v] = as_tf32(run.at[v]);
+    return result;
+}
 #else
-__device__ inline Bfloat16 as_factor(float value) { return to_bfloat16(value); }
-__device__ inline Bfloat16 as_factor(Bfloat16 value) { return value; }
+__device__ inline Run<Bfloat16> as_factors(const Run<Bfloat16>& run) { return run; }
+
+__device__ inline Run<Bfloat16> as_factors(const Run<float>& run) {
+    Run<unsigned, RUN / 2> pairs;
+#pragma unroll
+    for (int v = 0; v < RUN; v += 2) pairs.at[v / 2] = packed(run.at[v], run.at[v + 1]);
+    return as<Run<Bfloat16>>(pairs);
+}
 #endif
 
 // Rows are padded so that what a warp reads at once lies in 32 different banks.
@@ -163,6 +177,25 @@ struct Sums {
                     c[i / 2][j / 2][i % 2 * 2 + j % 2] += a[i] * b[j];
         }
 #endif
+    }
+
+    // Adds what the other groups' threads have, in order, to the sums of the first.
+    __device__ void join(float* memory) {
+        constexpr int COUNT = sizeof(c) / sizeof(float);
+        float* sums = &c[0][0][0];
+        __syncthreads();
+        if (threadIdx.y > 0) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                memory[((threadIdx.y - 1) * COUNT + i) * THREADS + threadIdx.x] = sums[i];
+        }
+        __syncthreads();
+        if (threadIdx.y > 0) return;
+        for (int group = 0; group < GROUPS - 1; ++group) {
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i)
+                sums[i] += memory[(group * COUNT + i) * THREADS + threadIdx.x];
+        }
     }
 
     template <class Store>

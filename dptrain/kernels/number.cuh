@@ -32,6 +32,17 @@ __device__ inline Bfloat16 to_bfloat16(float value) {
     return {(unsigned short)(value != value ? 0x7FFFu : rounded)};
 }
 
+// Two of them, as they lie in memory.
+__device__ inline unsigned packed(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return to_bfloat16(low).bits | unsigned(to_bfloat16(high).bits) << 16;
+#endif
+}
+
 template <class T> __device__ T from_float(float value);
 template <> __device__ inline float from_float<float>(float value) { return value; }
 template <> __device__ inline Bfloat16 from_float<Bfloat16>(float value) {

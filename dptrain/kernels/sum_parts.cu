@@ -1,15 +1,13 @@
-// Second pass of gradients of weights: the parts that blocks have summed over their own pixels,
-// added in order, so that the result is the same in every run.
+// Second pass of gradients of weights: the parts that blocks have summed over their own pixels.
+
+#include "parts.cuh"
 
 // dw, then db, from `parts` parts of weights + biases elements each.
 extern "C" __global__ void sum_parts(const float* partial, int parts, float* dw, int weights,
                                      float* db, int biases) {
-    const int size = weights + biases;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    float total = 0.0f;
-#pragma unroll 8
-    for (int part = 0; part < parts; ++part) total += partial[part * size + i];
+    const int i = blockIdx.x * ELEMENTS + threadIdx.x;
+    float total;
+    if (!sum_of_parts(partial, parts, weights + biases, i, total)) return;
     if (i < weights)
         dw[i] = total;
     else

@@ -49,16 +49,6 @@ struct alignas(2 * VECTOR) Pairs {
     unsigned at[VECTOR / 2];
 };
 
-__device__ inline unsigned packed(float low, float high) {
-#if __CUDA_ARCH__ >= 800
-    unsigned pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-#else
-    return to_bfloat16(low).bits | unsigned(to_bfloat16(high).bits) << 16;
-#endif
-}
-
 __device__ inline Floats load(const Bfloat16* x, int i) {
     const Pairs pairs = reinterpret_cast<const Pairs*>(x)[i];
     Floats result;

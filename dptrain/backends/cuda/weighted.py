@@ -11,16 +11,16 @@ import numpy as np
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.geometry import fixed, geometry
-from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Parts, choose_tile, cut, step
+from dptrain.backends.cuda.tiles import Parts, ceil_div, choose_tile, cut, step
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
-SUM_THREADS = 256
+SUM_BLOCK = 32, 8, 1
+"""Elements, and threads that share their parts: `ELEMENTS` and `SHARES` of ``parts.cuh``."""
 
 NOTHING, RELU, RELU_POOLING = range(3)
 """What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
@@ -150,21 +150,23 @@ class _Weighted(Operation):
                 first(
                     tile.grid(rows, columns), tile.block,
                     [*inputs, dw, db, *rest(context.n, parts.terms)],
+                    shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
             return run
         partial = self.arrays["partial"].reshape(-1)
         second = self.device.function("sum_parts.cu", "sum_parts")
-        grid = (-(-rows * columns // SUM_THREADS), 1, 1)
+        grid = ceil_div(rows * columns, SUM_BLOCK[0]), 1, 1
 
         def run_parts(context: Context) -> None:
             used = parts.used(context.n * pixels)
             first(
                 tile.grid(rows, columns, used), tile.block,
                 [*inputs, partial, partial[weight.size :], *rest(context.n, parts.terms)],
+                shared_bytes=tile.shared_bytes,
             )  # fmt: skip
             second(
-                grid, (SUM_THREADS, 1, 1),
+                grid, SUM_BLOCK,
                 [partial, np.int32(used), dw, np.int32(weight.size), db, np.int32(bias.size)],
             )  # fmt: skip
 
@@ -209,6 +211,7 @@ class _Weighted(Operation):
                 function(
                     tile.grid(context.n * rows, columns, parts), tile.block,
                     [*arrays, np.int32(context.n), *rest, *last[context.training]],
+                    shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
         return run
@@ -387,8 +390,9 @@ class FullyConnected(_Weighted):
 
         def run(context: Context) -> None:
             first(context)
-            size = context.n * int(outputs)
-            launch(second, size, *args, np.int32(size), *last[context.training])
+            if size := context.n * int(outputs):
+                grid = ceil_div(size, SUM_BLOCK[0]), 1, 1
+                second(grid, SUM_BLOCK, [*args, np.int32(size), *last[context.training]])
 
         return run
 
