@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -70,8 +71,15 @@ class Memory(Protocol):
         `start` may be called at the first calls only, and no more than started again later.
         """
 
+    def times_ms(self, start: Callable[[], None]) -> list[float]:
+        """Milliseconds that the work takes which `start` starts, several times over."""
+
     def synchronize(self) -> None:
         """Wait until every stage that was started is done."""
+
+
+REPEATS = 7
+"""How often `Memory.times_ms` times."""
 
 
 class HostMemory:
@@ -100,6 +108,19 @@ class HostMemory:
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return start
+
+    def times_ms(self, start: Callable[[], None]) -> list[float]:
+        begin = time.perf_counter()
+        start()
+        # A tenth of a second in all; what takes longer is run once each time.
+        rounds = max(int(0.1 / REPEATS / max(time.perf_counter() - begin, 1e-7)), 1)
+        times = []
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            for _ in range(rounds):
+                start()
+            times.append(1e3 * (time.perf_counter() - begin) / rounds)
+        return times
 
     def synchronize(self) -> None:
         pass

@@ -223,6 +223,38 @@ def describe(network: str | None, as_json: bool, inference: bool, **choices: Any
 
 
 @cli.command(
+    short_help="Time every layer of a step, with one backend or several.",
+    epilog=examples(
+        "dptrain layers model2",
+        "dptrain layers cifar --backend cuda --backend cudnn --precision tf32 --batch-size 2048",
+    ),
+)
+@click.argument("network")
+@click.option("--backend", "backends", type=str, multiple=True, default=BACKENDS[:1],
+              show_default=True, metavar=f"[{'|'.join(BACKENDS)}]",
+              help="What computes; more than one are put side by side.")  # fmt: skip
+@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+              help="Samples of the step.")  # fmt: skip
+@click.option("--precision", metavar="NAME", help="Arithmetic, a word of every backend's.")
+@click.option("--threads", type=int, default=1, show_default=True, metavar="N",
+              help="Threads that compute.")  # fmt: skip
+@JSON
+def layers(network: str, backends: tuple[str, ...], as_json: bool, **choices: Any) -> None:
+    """Time each layer of a training step alone, forward and backward, on random numbers.
+
+    NETWORK is a name or a .toml file. Times are medians with their quartiles. With more than one
+    backend the last columns say how many times as long the first takes.
+    """
+    from dptrain.cli.printing import print_layers
+    from dptrain.measure.layers import time_layers
+    from dptrain.network.files import resolve_network
+
+    described = resolve_network(network)
+    rows = time_layers(described, list(dict.fromkeys(backends)), **choices)
+    print_layers(rows, described, as_json=as_json, **choices)
+
+
+@cli.command(
     short_help="Look for what is wrong here, and what to do.",
     epilog=examples(
         "dptrain doctor",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dptrain.doctor.finding import Finding
+    from dptrain.measure.layers import LayerTimes
+    from dptrain.network.network import Network
 
 
 def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
@@ -69,6 +71,26 @@ def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
         console.print(line, soft_wrap=True)
         if finding.advice:
             console.print(f"{'':{width + 11}}→ {finding.advice}", soft_wrap=True)
+    return None
+
+
+def print_layers(
+    rows: Sequence[LayerTimes],
+    network: Network,
+    *,
+    as_json: bool,
+    batch_size: int,
+    precision: str | None,
+    threads: int,
+) -> None:
+    """Print what `dptrain.measure.layers.time_layers` returns."""
+    if as_json:
+        return _print_json([asdict(row) for row in rows])
+    from dptrain.measure.layers import layers_table
+
+    arithmetic = f", {precision}" if precision else ""
+    title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each alone"
+    make_console().print(layers_table(rows, title))
     return None
 
 

@@ -146,17 +146,17 @@ class Device(ABC):
         values = self.download(source)
         return lambda timeout: values
 
-    def time_ms(self, run: Callable[[], None]) -> float:
-        """Milliseconds that what `run` enqueues takes.
+    def times_ms(self, start: Callable[[], None]) -> list[float]:
+        """Milliseconds that what `start` enqueues takes, several times over.
 
         Raises:
             RuntimeError: it cannot be run, or not in a captured step.
         """
         self.synchronize()
-        start = time.perf_counter()
-        run()
+        begin = time.perf_counter()
+        start()
         self.synchronize()
-        return (time.perf_counter() - start) * 1e3
+        return [(time.perf_counter() - begin) * 1e3]
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         """See `Memory.program`; a GPU captures what `start` enqueues as one graph."""

@@ -1,0 +1,211 @@
+"""Time of every layer of a training step, each stage alone, with several backends side by side.
+
+A stage runs many times in a row on the numbers that the stages before it left. Where they fit into
+a cache it finds them there, as it does for the most part in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.backends import load_backend
+from dptrain.measure.tables import plain_table
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Phase
+from dptrain.plan.optimizers import SGD
+from dptrain.plan.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dptrain.backends.base import Replica
+
+FORWARD, BACKWARD, OTHER = "forward", "backward", ""
+"""Directions of a row; loss and update have none."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Milliseconds of one layer, or a run of layers, by one backend.
+
+    Attributes:
+        median: over repetitions, summed over the stages that compute the layers.
+        low, high: the same of the first and third quartiles.
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """One row: layers that every backend computes apart from the others.
+
+    Attributes:
+        layers: names joined with ``+``; or ``loss``, ``update``.
+        direction: `FORWARD`, `BACKWARD` or `OTHER`.
+        flops: operations for the batch.
+        by_backend: times by the backend's name.
+    """
+
+    layers: str
+    direction: str
+    flops: int
+    by_backend: dict[str, Alone]
+
+
+def time_layers(
+    network: Network,
+    backends: Sequence[str],
+    *,
+    batch_size: int,
+    precision: str | None = None,
+    threads: int = 1,
+) -> list[LayerTimes]:
+    """Time a step of random numbers.
+
+    Args:
+        network: what to compute.
+        backends: names; each should know the precision.
+        batch_size: samples of the step.
+        precision: the user's word; that of each backend where left out.
+        threads: compute threads.
+
+    Raises:
+        UserError: an unknown backend or precision, or one that cannot run here.
+    """
+    plans: dict[str, Plan] = {}
+    times: dict[str, dict[str, Alone]] = {}
+    for name in backends:
+        backend = load_backend(name)
+        backend.place(0)
+        word = next(iter(backend.precisions)) if precision is None else precision
+        plan = make_plan(
+            network, backend, batch_size, precision=word, optimizer=SGD(), threads=threads
+        )
+        replica = backend.compile(plan)
+        plans[name], times[name] = plan, _time_stages(replica)
+    return _rows(plans, times)
+
+
+def _time_stages(replica: Replica) -> dict[str, Alone]:
+    """Times by the name of the stage, in order."""
+    network, memory, n = replica.plan.network, replica.memory, replica.plan.batch_size
+    random = np.random.default_rng(0)
+    x = random.standard_normal((n, *network.input_shape), dtype=np.float32)
+    if network.loss.targets == "classes":
+        y: Any = random.integers(0, network.num_outputs, n).astype(np.int32)
+    else:
+        y = random.random((n, network.num_outputs), dtype=np.float32)
+    times = {}
+
+    def load() -> None:
+        replica.load(x, y)
+
+    replica.load(x, y)
+    kernels = [(s.name, partial(kernel, replica.context)) for s, kernel in replica.stages]
+    for place, (name, kernel) in enumerate((*kernels, ("update", replica.apply_update))):
+        # What stages change in place is made anew for each.
+        load()
+        for _, before in kernels[:place]:
+            before()
+        laps = memory.times_ms(kernel)
+        low, median, high = (float(value) for value in np.percentile(laps, [25, 50, 75]))
+        times[name] = Alone(median, low, high)
+    return times
+
+
+def _rows(plans: dict[str, Plan], times: dict[str, dict[str, Alone]]) -> list[LayerTimes]:
+    names = [node.name for node in next(iter(plans.values())).network.nodes]
+    # A row ends where a group of every backend ends.
+    ends = [{group.tail.index for group in plan.groups} for plan in plans.values()]
+    rows, start = [], 0
+    for end in sorted(set.intersection(*ends)):
+        members = set(range(start, end + 1))
+        for direction in (FORWARD, BACKWARD):
+            row = _row(plans, times, names, members, direction)
+            if row is not None:
+                rows.append(row)
+        start = end + 1
+    for name in ("loss", "update"):
+        flops = max(s.flops for plan in plans.values() for s in plan.stages if s.name == name)
+        rows.append(LayerTimes(name, OTHER, flops, {b: times[b][name] for b in plans}))
+    return rows
+
+
+def _row(
+    plans: dict[str, Plan],
+    times: dict[str, dict[str, Alone]],
+    names: Sequence[str],
+    members: set[int],
+    direction: str,
+) -> LayerTimes | None:
+    """The row of some layers in one direction; None where there is nothing to compute."""
+    by_backend, flops = {}, 0
+    for backend, plan in plans.items():
+        groups = {group.name for group in plan.groups if group.head.index in members}
+        stages = [
+            stage
+            for stage in plan.stages
+            if stage.group in groups and (stage.phase is Phase.FORWARD) == (direction == FORWARD)
+        ]
+        if stages:
+            by_backend[backend] = _sum(times[backend][stage.name] for stage in stages)
+            flops = max(flops, sum(stage.flops for stage in stages))
+    if not by_backend:
+        return None
+    layers = "+".join(names[i] for i in sorted(members))
+    return LayerTimes(layers, direction, flops, by_backend)
+
+
+def _sum(times: Iterable[Alone]) -> Alone:
+    found = list(times)
+    return Alone(
+        sum(t.median for t in found), sum(t.low for t in found), sum(t.high for t in found)
+    )
+
+
+def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
+    """Microseconds and rate of each row; with two backends or more, how the first compares.
+
+    Behind ± is half of the distance of the quartiles.
+    """
+    backends = list(rows[0].by_backend) if rows else []
+    first, others = backends[:1], backends[1:]
+    table = plain_table(title)
+    table.add_column("layers", no_wrap=True, overflow="ellipsis")
+    table.add_column("")
+    for name in backends:
+        table.add_column(f"{name} µs", justify="right")
+    table.add_column(f"{first[0]} GFLOP/s" if first else "", justify="right")
+    for name in others:
+        table.add_column(f"{first[0]} / {name}", justify="right")
+    for row in rows:
+        table.add_row(row.layers, row.direction, *_cells(row, backends))
+    table.add_section()
+    total = {b: sum(r.by_backend[b].median for r in rows if b in r.by_backend) for b in backends}
+    ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
+    table.add_row("all, one after another", "", *(f"{1e3 * t:.1f}" for t in total.values()), "",
+                  *ratios)  # fmt: skip
+    return table
+
+
+def _spread(time: Alone) -> float:
+    """Half of the distance of the quartiles, as a part of the median."""
+    return (time.high - time.low) / 2 / time.median
+
+
+def _cells(row: LayerTimes, backends: Sequence[str]) -> list[str]:
+    times = [row.by_backend.get(name) for name in backends]
+    cells = ["" if t is None else f"{1e3 * t.median:.2f} ±{_spread(t):.0%}" for t in times]
+    first = times[0]
+    cells.append(f"{row.flops / first.median / 1e6:,.1f}" if first and row.flops else "")
+    for other in times[1:]:
+        cells.append(f"{first.median / other.median:.2f}" if first and other else "")
+    return cells
