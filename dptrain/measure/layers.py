@@ -6,7 +6,7 @@ a cache it finds them there, as it does for the most part in a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -104,15 +104,13 @@ def _time_stages(replica: Replica) -> dict[str, Alone]:
     else:
         y = random.random((n, network.num_outputs), dtype=np.float32)
     times = {}
-
-    def load() -> None:
-        replica.load(x, y)
-
-    replica.load(x, y)
-    kernels = [(s.name, partial(kernel, replica.context)) for s, kernel in replica.stages]
-    for place, (name, kernel) in enumerate((*kernels, ("update", replica.apply_update))):
+    kernels: list[tuple[str, Callable[[], None]]] = [
+        *((stage.name, partial(kernel, replica.context)) for stage, kernel in replica.stages),
+        ("update", replica.apply_update),
+    ]
+    for place, (name, kernel) in enumerate(kernels):
         # What stages change in place is made anew for each.
-        load()
+        replica.load(x, y)
         for _, before in kernels[:place]:
             before()
         laps = memory.times_ms(kernel)
