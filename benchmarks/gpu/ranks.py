@@ -22,7 +22,8 @@ from benchmarks.progress import Progress
 TIMEOUT_S = 100
 STEPS = 400
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP")
+PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP", "dptrain train")
+"""The first three make steps of a batch that stays; the last is the command, data included."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class RankResult:
     def times_faster(self) -> float | None:
         """Than the better of PyTorch's programs; None where either did not run."""
         mine = self.median("dptrain")
-        theirs = [time for p in PROGRAMS[1:] if (time := self.median(p)) is not None]
+        theirs = [time for p in PROGRAMS[1:3] if (time := self.median(p)) is not None]
         return None if mine is None or not theirs else min(theirs) / mine
 
 
@@ -88,6 +89,7 @@ def measure_ranks(
         for result in results:
             case = f"{result.network}, {result.batch_size} samples on each of {ranks} GPUs"
             launch(case, partial(_ours, result, precision))
+        launch(f"dptrain's steps on {ranks} GPUs", partial(_steps, results, precision))
         if with_torch:
             launch(f"PyTorch on {ranks} GPUs", partial(_theirs, results, precision))
     return results, failed
@@ -95,7 +97,7 @@ def measure_ranks(
 
 def _ours(result: RankResult, precision: str) -> None:
     summary = train(result.network, result.ranks, result.batch_size, precision)
-    result.us["dptrain"].append(1e3 * float(summary["step_time_ms"]))
+    result.us["dptrain train"].append(1e3 * float(summary["step_time_ms"]))
     if summary["scaling"]["weak"] is not None:
         result.weak.append(float(summary["scaling"]["weak"]))
 
@@ -104,8 +106,31 @@ def _theirs(results: list[RankResult], precision: str) -> None:
     cases = [(result.network, result.batch_size) for result in results]
     measured = launch_torch(cases, results[0].ranks, precision)
     for result, times in zip(results, measured, strict=True):
-        for program in PROGRAMS[1:]:
+        for program in PROGRAMS[1:3]:
             result.us[program].append(times[program])
+
+
+def _steps(results: list[RankResult], precision: str) -> None:
+    ranks = results[0].ranks
+    for result, time in zip(results, launch_steps(results, ranks, precision), strict=True):
+        result.us["dptrain"].append(time)
+
+
+def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> list[float]:
+    """Microseconds of dptrain's steps for each case, by `benchmarks.gpu.rank_steps`."""
+    words = [f"{result.network}:{result.batch_size}" for result in results]
+    arguments = [
+        find_mpirun(), "-n", str(ranks), sys.executable, "-m", "benchmarks.gpu.rank_steps",
+        precision, *words,
+    ]  # fmt: skip
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=TIMEOUT_S,
+        env=environment(DPTRAIN_ALLOW_SINGLE="1"),
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(last_line(done.stdout + done.stderr))
+    times: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return times
 
 
 def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:

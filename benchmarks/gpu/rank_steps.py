@@ -1,0 +1,88 @@
+"""dptrain's steps on several GPUs, a rank each, with the batch in their memory.
+
+    mpirun -n 2 python -m benchmarks.gpu.rank_steps tf32 model0:32 cifar:1024
+
+Rank 0 prints a JSON list: microseconds of a step for each network and batch size, each the median
+over blocks of steps. A step is what `dptrain train` launches: forward, backward, the sum of the
+gradients over the ranks and the update; only the batch is not brought anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+import dptrain
+from benchmarks.batch import random_batch
+from benchmarks.gpu.clock import stream_timer
+from benchmarks.gpu.ours import LEARNING_RATE
+from dptrain.backends import load_backend
+from dptrain.backends.cuda.gpu import GPU
+from dptrain.comm import load_strategy
+from dptrain.comm.world import World
+from dptrain.network import Network
+from dptrain.plan import SGD, make_buckets, make_plan
+
+STEPS, BLOCKS, WARM_UP = 25, 8, 11
+"""As those of PyTorch (`benchmarks.gpu.ddp`)."""
+
+BUCKET_BYTES = 256 * 1024
+"""As `dptrain train` has it between GPUs."""
+
+
+def time_steps(world: World, network: Network, batch_size: int, precision: str) -> float:
+    """Microseconds of a step: median over blocks that all ranks begin together."""
+    backend = load_backend("cuda")
+    backend.place(world.local_rank)
+    plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
+    replica = backend.compile(plan)
+    buckets = make_buckets(plan, BUCKET_BYTES)
+    sums = load_strategy("mirrored", world, replica, buckets)
+    assert sums.enqueues, "the ranks' GPUs have no NCCL"
+    x, y = random_batch(network, batch_size, seed=world.rank)
+    count = batch_size * world.size
+    replica.load(x, y, global_count=count, learning_rate=LEARNING_RATE)
+    due = {bucket.after: number for number, bucket in enumerate(buckets)}
+
+    def after_stage(stage: int) -> None:
+        if stage in due:
+            sums.start(due[stage])
+
+    def start() -> None:
+        replica.run(after_stage)
+        sums.finish()
+        sums.apply_update()
+
+    assert isinstance(replica.memory, GPU)
+    step, timer = replica.memory.program(start), stream_timer(replica.memory.stream)
+    for _ in range(WARM_UP):
+        step()
+    blocks = []
+    for _ in range(BLOCKS):
+        replica.memory.synchronize()
+        world.barrier()
+        blocks.append(timer(step, STEPS) / STEPS)
+    replica.memory.synchronize()
+    del step
+    sums.close()
+    return float(np.median(blocks))
+
+
+def main(precision: str, cases: Sequence[str]) -> None:
+    """Time every case; rank 0 prints."""
+    world = World.connect()
+    times = []
+    for case in cases:
+        name, _, batch_size = case.partition(":")
+        times.append(time_steps(world, dptrain.network(name), int(batch_size), precision))
+    # A step is over when the slowest rank's is.
+    slowest = np.max(world.all_gather_json(times), axis=0).tolist()
+    if world.is_main:
+        print(json.dumps(slowest), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
