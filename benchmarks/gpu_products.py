@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
-from dptrain.backends.cuda.tiles import Tile, tiles
+from dptrain.backends.cuda.tiles import Parts, Tile, Tiling, cut, tiles
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
 from dptrain.network.zoo import network
@@ -105,14 +106,21 @@ def products(plan: Plan) -> Iterator[Group]:
     yield from (g for g in plan.groups if isinstance(g.head.layer, Conv2d | Dense))
 
 
+def with_tile(
+    tile: Tile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
+) -> Tiling:
+    """A tiling by this tile."""
+    parts = cut(terms, tile, tile.blocks(rows, columns)) if split else Parts(1, max(terms, 1))
+    return Tiling(tile, parts)
+
+
 def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kernel]:
     """Kernels of a group, with a tile of one's own choice."""
-    patched = mock.patch.object(weighted, "choose_tile", return_value=tile)
     backend, setting = replica.backend, replica.plan.setting
     if tile is None:
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
         return chosen
-    with patched:
+    with mock.patch.object(weighted, "choose", partial(with_tile, tile)):
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

@@ -150,18 +150,59 @@ struct Gradient {
     __device__ Run<Number> value(const Raw& raw) const {
 #if BEHIND == 0
         return as_factors(raw.dy);
-#else
+#elif BEHIND == 1
         Run<float> dz;
 #pragma unroll
-        for (int v = 0; v < RUN; ++v) {
-#if BEHIND == 1
+        for (int v = 0; v < RUN; ++v)
             dz.at[v] = to_float(raw.marks.at[v]) > 0.0f ? to_float(raw.dy.at[v]) * factor : 0.0f;
-#else
-            const bool chosen = raw.marks.at[v] == raw.members[v / OUT_STEP];
-            dz.at[v] = chosen ? to_float(raw.dy.at[v]) * factor : 0.0f;
-#endif
-        }
         return as_factors(dz);
+#else
+        const Run<Number> dz = chosen(raw);
+        if (factor == 1.0f) return as_factors(dz);
+        Run<float> scaled;
+#pragma unroll
+        for (int v = 0; v < RUN; ++v) scaled.at[v] = to_float(dz.at[v]) * factor;
+        return as_factors(scaled);
 #endif
     }
+
+#if BEHIND == 2
+    // dy where the member was chosen, else 0: by bits, four elements at a time.
+    __device__ static Run<Number> chosen(const Raw& raw) {
+        constexpr int WORDS_OF_FOUR = sizeof(Number);  // 4 elements' worth of words.
+        const Run<unsigned, RUN / 4> marks = as<Run<unsigned, RUN / 4>>(raw.marks);
+        const Run<unsigned, 4> members = members_of(raw);
+        Run<unsigned, 4> dz = as<Run<unsigned, 4>>(raw.dy);
+#pragma unroll
+        for (int q = 0; q < RUN / 4; ++q) {
+            const unsigned other = marks.at[q] ^ members.at[q];
+            // The highest bit of each byte that is 0, then all bits of it.
+            const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
+            const unsigned bytes = (zero >> 7) * 255u;
+#pragma unroll
+            for (int w = 0; w < WORDS_OF_FOUR; ++w)
+                dz.at[q * WORDS_OF_FOUR + w] &= widened(bytes, w);
+        }
+        return as<Run<Number>>(dz);
+    }
+
+    // The members of a run, a byte each; in pieces of four or more they are four times the same.
+    __device__ static Run<unsigned, 4> members_of(const Raw& raw) {
+        Run<unsigned, 4> words = {};
+#pragma unroll
+        for (int v = 0; v < RUN; ++v)
+            words.at[v / 4] |= unsigned(raw.members[v / OUT_STEP]) << v % 4 * 8;
+        return words;
+    }
+
+    // Bytes as wide as numbers: word w of those of four.
+    __device__ static unsigned widened(unsigned bytes, int w) {
+#if PRECISION == 2
+        const unsigned low = bytes >> 16 * w & 0xFFu, high = bytes >> (16 * w + 8) & 0xFFu;
+        return low * 0x0101u | high * 0x01010000u;
+#else
+        return (bytes >> 8 * w & 0xFFu) * 0x01010101u;
+#endif
+    }
+#endif
 };

@@ -14,7 +14,7 @@ from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Parts, ceil_div, choose_tile, cut, step
+from dptrain.backends.cuda.tiles import Tiling, ceil_div, choose, step
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -60,7 +60,7 @@ class _Weighted(Operation):
     def add_parts(cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]) -> None:
         """Ask for memory of the parts, where there are several."""
         weight, bias = group.head.parameters
-        parts = _weight_parts(group, setting.batch_size, setting.precision)
+        parts = _weight_tiling(group, setting.batch_size, setting.precision).parts
         if parts.count > 1:
             shape = (parts.count, weight.size + bias.size)
             buffers["partial"] = BufferSpec(shape, "float32")
@@ -139,8 +139,8 @@ class _Weighted(Operation):
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         pixels = _pixels(self.group)
-        parts = _weight_parts(self.group, self.batch_size, self.precision)
-        tile = choose_tile(self.precision, rows, columns)
+        tiling = _weight_tiling(self.group, self.batch_size, self.precision)
+        tile, parts = tiling.tile, tiling.parts
         defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
         first = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
@@ -176,27 +176,27 @@ class _Weighted(Operation):
         self,
         file: str,
         name: str,
+        tiling: Tiling,
         rows: int,
         columns: int,
         arrays: tuple[Any, ...],
         rest: Sequence[np.generic],
         *,
         behind: int,
-        parts: int = 1,
         drops: bool = False,
     ) -> Kernel:
         """Stage of one product with `rows` rows a sample.
 
         Args:
             file, name: of the kernel.
+            tiling: of the product for a whole batch.
             rows, columns: of the result.
             arrays: first arguments.
             rest: arguments behind the number of samples.
             behind: what it computes, or undoes, behind the product.
-            parts: of the sum, each for blocks of its own.
             drops: whether the kernel is one that drops where the layer does.
         """
-        tile = choose_tile(self.precision, self.batch_size * rows, columns)
+        tile, parts = tiling.tile, tiling.parts.count
         defines = {**tile.defines, **self.defines, "BEHIND": behind}
         if drops:
             defines["DROPS"] = int(self.drops)
@@ -224,18 +224,17 @@ def _pixels(group: Group) -> int:
     return math.prod(group.head.output_maps[1:])
 
 
-def _weight_parts(group: Group, batch_size: int, precision: str) -> Parts:
+def _weight_tiling(group: Group, batch_size: int, precision: str) -> Tiling:
+    """Of the product that is the gradient of weights, and in a row more that of the bias."""
     weight, bias = group.head.parameters
     rows, columns = weight.size // bias.size + 1, bias.size
-    tiles = choose_tile(precision, rows, columns).blocks(rows, columns)
-    return cut(batch_size * _pixels(group), tiles)
+    return choose(precision, rows, columns, batch_size * _pixels(group), split=True)
 
 
-def _input_parts(node: Node, batch_size: int, precision: str) -> Parts:
-    """Parts of the sums over the inputs of a dense layer."""
-    outputs = node.output_shape[0]
-    tiles = choose_tile(precision, batch_size, outputs).blocks(batch_size, outputs)
-    return cut(math.prod(node.input_shape), tiles)
+def _output_tiling(node: Node, batch_size: int, precision: str) -> Tiling:
+    """Of the product that is the output of a dense layer."""
+    inputs, outputs = math.prod(node.input_shape), node.output_shape[0]
+    return choose(precision, batch_size, outputs, inputs, split=True)
 
 
 class Convolution(_Weighted):
@@ -300,8 +299,10 @@ class Convolution(_Weighted):
         a, filters, tail = self.arrays, self.group.head.output_shape[0], _separate_tail(self.group)
         y = a["maps"] if tail else a["y"]
         marks = a["argmax"] if self.behind == RELU_POOLING else y
+        pixels, taps = _pixels(self.group), a["weight"].size // filters
+        tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
         convolve = self.product(
-            "conv2d_forward.cu", "conv2d_forward", _pixels(self.group), filters,
+            "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
             (a["x"], a["weight"], a["bias"], y, marks), self.geometry, behind=_behind(self.group),
             drops=True,
         )  # fmt: skip
@@ -328,8 +329,9 @@ class Convolution(_Weighted):
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
+        tiling = choose(self.precision, self.batch_size * h * w, c, a["weight"].size // c)
         return self.product(
-            "conv2d_backward_input.cu", "conv2d_backward_input", h * w, c,
+            "conv2d_backward_input.cu", "conv2d_backward_input", tiling, h * w, c,
             (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,
         )  # fmt: skip
 
@@ -344,7 +346,7 @@ class FullyConnected(_Weighted):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         n, outputs = setting.batch_size, group.head.output_shape[0]
         buffers: dict[str, BufferSpec] = {}
-        parts = _input_parts(group.head, n, setting.precision)
+        parts = _output_tiling(group.head, n, setting.precision).parts
         if parts.count > 1:
             buffers["forward_partial"] = BufferSpec((parts.count, n * outputs), "float32")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
@@ -369,19 +371,23 @@ class FullyConnected(_Weighted):
     def _at_once(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape
         return self.product(
-            "dense.cu", "dense_forward", 1, int(outputs),
+            "dense.cu", "dense_forward", self.tiling, 1, int(outputs),
             (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs), behind=self.behind,
             drops=True,
         )  # fmt: skip
 
+    @property
+    def tiling(self) -> Tiling:
+        """Of the forward product."""
+        return _output_tiling(self.group.head, self.batch_size, self.precision)
+
     def _in_parts(self) -> Kernel:
         """The sum over the inputs by several blocks: few samples alone would keep few busy."""
-        a, (inputs, outputs) = self.arrays, self.shape
-        parts = _input_parts(self.group.head, self.batch_size, self.precision)
+        a, (inputs, outputs), parts = self.arrays, self.shape, self.tiling.parts
         first = self.product(
-            "dense.cu", "dense_forward_part", 1, int(outputs),
+            "dense.cu", "dense_forward_part", self.tiling, 1, int(outputs),
             (a["x"], a["weight"], a["forward_partial"]), (inputs, outputs, np.int32(parts.terms)),
-            behind=self.behind, parts=parts.count,
+            behind=self.behind,
         )  # fmt: skip
         defines = {**self.defines, "BEHIND": self.behind, "DROPS": int(self.drops)}
         second = self.device.function("dense.cu", "dense_forward_sum", **defines)
@@ -412,7 +418,8 @@ class FullyConnected(_Weighted):
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
+        tiling = choose(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
         return self.product(
-            "dense.cu", "dense_backward_input", 1, int(shape[0]),
+            "dense.cu", "dense_backward_input", tiling, 1, int(shape[0]),
             (*self.dz, a["weight"], a["dx"]), shape, behind=self.behind,
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dptrain.api import compile
@@ -11,9 +13,11 @@ from dptrain.backends.cuda.tiles import (
     SMALLEST_PART,
     TENSOR_TILES,
     THREAD_TILES,
-    WANTED_BLOCKS,
+    WANTED_THREADS,
+    Parts,
     Tile,
-    choose_tile,
+    Tiling,
+    choose,
     cut,
     step,
 )
@@ -44,7 +48,13 @@ def test_every_tile_gives_the_same(
     """Blocks and threads in a random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    monkeypatch.setattr(weighted, "choose_tile", lambda *_: tile)
+    shared = replace(tile, groups=2 if tile.block[0] < 128 else 1)
+    monkeypatch.setattr(
+        weighted, "choose",
+        lambda _, rows, columns, terms, split=False: Tiling(
+            shared, cut(terms, tile, 8) if split else Parts(1, terms)
+        ),
+    )  # fmt: skip
     ours, reference = compile(ODD, "cuda", 5, precision=precision), compile(ODD, "reference", 5)
     # Every layer rounds both factors of its products, there and back.
     tolerance = rounding(ODD, 5) + 4 * ROUNDOFFS.get(precision, 0.0) * len(ODD.nodes)
@@ -65,9 +75,23 @@ def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> None:
-    small, large = (choose_tile(precision, rows, 64) for rows in (1024, 10**6))
+    small, large = (choose(precision, rows, 64, 576).tile for rows in (1024, 10**6))
     assert small.rows * small.columns < large.rows * large.columns
-    assert choose_tile(precision, 10**6, 16).columns == 16
+    assert choose(precision, 10**6, 16, 576).tile.columns == 16
+
+
+def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
+    few, many, short = (
+        choose("tf32", rows, 64, terms).tile.groups
+        for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
+    )
+    assert few > many == short == 1
+
+
+def test_a_block_has_room_for_its_slices_and_its_groups_sums() -> None:
+    for tile in TENSOR_TILES:
+        for groups in (1, 4):
+            assert replace(tile, groups=groups).shared_bytes <= 227 << 10
 
 
 @pytest.mark.parametrize(("length", "itemsize", "expected"), [
@@ -80,13 +104,14 @@ def test_rows_are_read_in_pieces_that_divide_them(
 
 
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
-@pytest.mark.parametrize("tiles", [1, 7, 300])
-def test_parts_cover_a_sum_once(terms: int, tiles: int) -> None:
-    parts = cut(terms, tiles)
+@pytest.mark.parametrize("blocks", [1, 7, 300])
+@pytest.mark.parametrize("tile", TENSOR_TILES[:2], ids=str)
+def test_parts_cover_a_sum_once(terms: int, blocks: int, tile: Tile) -> None:
+    parts = cut(terms, tile, blocks)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % DEPTH == 0
     assert parts.terms >= SMALLEST_PART
-    assert parts.count * tiles < WANTED_BLOCKS + tiles
+    assert parts.count == 1 or parts.count * blocks * tile.block[0] <= WANTED_THREADS
     assert parts.used(terms) == parts.count
     assert parts.used(0) == 1
 
