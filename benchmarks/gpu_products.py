@@ -110,7 +110,8 @@ def with_tile(
     tile: Tile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
 ) -> Tiling:
     """A tiling by this tile."""
-    parts = cut(terms, tile, tile.blocks(rows, columns)) if split else Parts(1, max(terms, 1))
+    threads = tile.blocks(rows, columns) * tile.block[0]
+    parts = cut(terms, threads) if split else Parts(1, max(terms, 1))
     return Tiling(tile, parts)
 
 

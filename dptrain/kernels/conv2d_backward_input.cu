@@ -94,7 +94,7 @@ struct WeightsTransposed {
 };
 
 // dx from dy, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;

@@ -74,7 +74,7 @@ struct Gradients {
 };
 
 // dw and db of the positions [z part, (z + 1) part) of the sum, z = blockIdx.z, into part z.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
                            float* dw, float* db, int samples, int part, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;

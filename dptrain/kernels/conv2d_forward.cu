@@ -25,7 +25,7 @@ struct Patches {
 };
 
 // y = convolution + bias and what follows, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
     const Geometry g = GEOMETRY_VALUES;

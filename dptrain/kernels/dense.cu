@@ -61,7 +61,7 @@ using Weights = Matrix<float, false, OUT_STEP>;
 using WeightsTransposed = Matrix<float, true, OUT_STEP>;
 
 // y = x w + b, and what follows.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs DROPPING) {
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
 }
 
 // Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
@@ -91,7 +91,7 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, samples);
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
 }
 
 // dx = dz w^T.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS)
+extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
     multiply(Gradients<true>{{dy, y, factor}, samples, outputs},

@@ -167,42 +167,42 @@ struct Gradient {
     }
 
 #if BEHIND == 2
-    // dy where the member was chosen, else 0: by bits, four elements at a time.
+    // dy where the member was chosen, else 0.
     __device__ static Run<Number> chosen(const Raw& raw) {
-        constexpr int WORDS_OF_FOUR = sizeof(Number);  // 4 elements' worth of words.
-        const Run<unsigned, RUN / 4> marks = as<Run<unsigned, RUN / 4>>(raw.marks);
-        const Run<unsigned, 4> members = members_of(raw);
+#if PRECISION == 2 && OUT_STEP >= 4
+        // Four elements at a time, by bits: a third of the instructions.
+        const Run<unsigned, 2> marks = as<Run<unsigned, 2>>(raw.marks);
         Run<unsigned, 4> dz = as<Run<unsigned, 4>>(raw.dy);
 #pragma unroll
-        for (int q = 0; q < RUN / 4; ++q) {
-            const unsigned other = marks.at[q] ^ members.at[q];
+        for (int q = 0; q < 2; ++q) {
+            const unsigned member = raw.members[q * 4 / OUT_STEP] * 0x01010101u;
+            const unsigned other = marks.at[q] ^ member;
             // The highest bit of each byte that is 0, then all bits of it.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
             const unsigned bytes = (zero >> 7) * 255u;
-#pragma unroll
-            for (int w = 0; w < WORDS_OF_FOUR; ++w)
-                dz.at[q * WORDS_OF_FOUR + w] &= widened(bytes, w);
+            dz.at[q * 2] &= widened(bytes & 0xFFFFu);
+            dz.at[q * 2 + 1] &= widened(bytes >> 16);
         }
         return as<Run<Number>>(dz);
     }
 
-    // The members of a run, a byte each; in pieces of four or more they are four times the same.
-    __device__ static Run<unsigned, 4> members_of(const Raw& raw) {
-        Run<unsigned, 4> words = {};
-#pragma unroll
-        for (int v = 0; v < RUN; ++v)
-            words.at[v / 4] |= unsigned(raw.members[v / OUT_STEP]) << v % 4 * 8;
-        return words;
-    }
-
-    // Bytes as wide as numbers: word w of those of four.
-    __device__ static unsigned widened(unsigned bytes, int w) {
-#if PRECISION == 2
-        const unsigned low = bytes >> 16 * w & 0xFFu, high = bytes >> (16 * w + 8) & 0xFFu;
-        return low * 0x0101u | high * 0x01010000u;
+    // Two bytes as wide as numbers.
+    __device__ static unsigned widened(unsigned bytes) {
+#if __CUDA_ARCH__ >= 800
+        return __byte_perm(bytes, 0, 0x1100);
 #else
-        return (bytes >> 8 * w & 0xFFu) * 0x01010101u;
+        return (bytes & 0xFFu) * 0x0101u | (bytes >> 8) * 0x01010000u;
 #endif
     }
+#else
+        Run<Number> dz;
+#pragma unroll
+        for (int v = 0; v < RUN; ++v) {
+            const bool same = raw.marks.at[v] == raw.members[v / OUT_STEP];
+            dz.at[v] = same ? raw.dy.at[v] : from_float<Number>(0.0f);
+        }
+        return dz;
+    }
+#endif
 #endif
 };

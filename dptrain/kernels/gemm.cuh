@@ -59,6 +59,10 @@ template <class To, class From> __device__ inline To as(const From& from) {
 
 constexpr int STRIDE_K = GROUPS * TILE_K;  // From one step of a group to its next.
 
+// Blocks of a multiprocessor that are to run at a time, 512 threads together, for which kernels are
+// held to 128 registers: dptrain/backends/cuda/tiles.py counts on them.
+constexpr int RESIDENT = THREADS * GROUPS < 512 ? 512 / (THREADS * GROUPS) : 1;
+
 // Largest power of two that divides both a run and the length of rows of x and dx (channels,
 // inputs), and of y, dy and weights (filters, outputs): so many elements are read at once.
 #ifndef IN_STEP

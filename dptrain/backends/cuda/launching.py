@@ -1,4 +1,4 @@
-"""Starting kernels in which every thread computes by itself."""
+"""Starting kernels in which every thread, or every few, compute by themselves."""
 
 from __future__ import annotations
 
@@ -15,3 +15,14 @@ def launch(function: Function, threads: int, *args: Any) -> None:
     """Enqueue a kernel of at least so many threads; none at all where there is nothing to do."""
     if threads:
         function((ceil_div(threads, THREADS), 1, 1), (THREADS, 1, 1), args)
+
+
+SUM_ELEMENTS, SUM_SHARES = 32, 8
+"""Elements of a block, and threads that share an element's parts, as ``parts.cuh`` has them."""
+
+
+def launch_sum(function: Function, elements: int, *args: Any) -> None:
+    """Enqueue a kernel that adds up the parts of so many elements."""
+    if elements:
+        grid = ceil_div(elements, SUM_ELEMENTS), 1, 1
+        function(grid, (SUM_ELEMENTS, SUM_SHARES, 1), args)

@@ -165,12 +165,12 @@ class Parts:
         return max(ceil_div(terms, self.terms), 1)
 
 
-def cut(terms: int, tile: Tile, blocks: int) -> Parts:
-    """Parts for a sum of at most `terms` terms in a product of so many tiles.
+def cut(terms: int, threads: int) -> Parts:
+    """Parts for a sum of at most `terms` terms that so many threads compute together.
 
     No more than run at a time: a last few that wait for the others cost as much as all.
     """
-    wanted = max(WANTED_THREADS // (blocks * tile.block[0]), 1)
+    wanted = max(WANTED_THREADS // threads, 1)
     part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, SMALLEST_PART)
     return Parts(ceil_div(terms, part), part)
 
@@ -195,7 +195,7 @@ def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool =
 
     def estimate(tile: Tile) -> tuple[float, Tiling]:
         blocks = tile.blocks(rows, columns)
-        parts = cut(terms, tile, blocks) if split else Parts(1, max(terms, 1))
+        parts = cut(terms, blocks * tile.block[0]) if split else Parts(1, max(terms, 1))
         blocks *= parts.count
         depth = tile.depth * (2 if precision == "bf16" else 1)
         steps = ceil_div(parts.terms, depth)

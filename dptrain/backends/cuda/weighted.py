@@ -11,16 +11,14 @@ import numpy as np
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.geometry import fixed, geometry
+from dptrain.backends.cuda.launching import launch_sum
 from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Tiling, ceil_div, choose, step
+from dptrain.backends.cuda.tiles import Tiling, choose, step
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
-
-SUM_BLOCK = 32, 8, 1
-"""Elements, and threads that share their parts: `ELEMENTS` and `SHARES` of ``parts.cuh``."""
 
 NOTHING, RELU, RELU_POOLING = range(3)
 """What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
@@ -47,6 +45,18 @@ def _pools_in_place(group: Group) -> bool:
 def _separate_tail(group: Group) -> type[Tail] | None:
     """What kernels of its own compute behind the convolution and its rectifier."""
     return None if _pools_in_place(group) else tail_of(group)
+
+
+SPREAD = 1 << 20
+"""Elements of dz from which a pass that writes them costs less than making them again for each tap
+of the convolution; a layer without dx makes each but once."""
+
+
+def _spreads(group: Group, batch_size: int) -> bool:
+    """Whether the gradient by what was pooled is written before it is used."""
+    head = group.head
+    size = batch_size * math.prod(head.output_shape)
+    return _pools_in_place(group) and head.index > 0 and size >= SPREAD
 
 
 class _Weighted(Operation):
@@ -99,7 +109,7 @@ class _Weighted(Operation):
     @property
     def drops(self) -> bool:
         """Whether forward kernels drop what they give."""
-        fused = self.group.kinds[-1] is Dropout and self.behind != NOTHING
+        fused = self.group.kinds[-1] is Dropout and _separate_tail(self.group) is None
         return fused and self.replica.samples is not None
 
     def dropping(self, *, training: bool) -> list[Any]:
@@ -138,7 +148,7 @@ class _Weighted(Operation):
         """
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        pixels = _pixels(self.group)
+        pixels = _summed_pixels(self.group, self.batch_size)
         tiling = _weight_tiling(self.group, self.batch_size, self.precision)
         tile, parts = tiling.tile, tiling.parts
         defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
@@ -156,7 +166,6 @@ class _Weighted(Operation):
             return run
         partial = self.arrays["partial"].reshape(-1)
         second = self.device.function("sum_parts.cu", "sum_parts")
-        grid = ceil_div(rows * columns, SUM_BLOCK[0]), 1, 1
 
         def run_parts(context: Context) -> None:
             used = parts.used(context.n * pixels)
@@ -165,10 +174,8 @@ class _Weighted(Operation):
                 [*inputs, partial, partial[weight.size :], *rest(context.n, parts.terms)],
                 shared_bytes=tile.shared_bytes,
             )  # fmt: skip
-            second(
-                grid, SUM_BLOCK,
-                [partial, np.int32(used), dw, np.int32(weight.size), db, np.int32(bias.size)],
-            )  # fmt: skip
+            sizes = np.int32(weight.size), np.int32(bias.size)
+            launch_sum(second, rows * columns, partial, np.int32(used), dw, sizes[0], db, sizes[1])
 
         return run_parts
 
@@ -224,11 +231,19 @@ def _pixels(group: Group) -> int:
     return math.prod(group.head.output_maps[1:])
 
 
+def _summed_pixels(group: Group, batch_size: int) -> int:
+    """Terms a sample of the sums that gradients of weights are."""
+    if _spreads(group, batch_size):
+        return math.prod(group.head.output_maps[1:])
+    return _pixels(group)
+
+
 def _weight_tiling(group: Group, batch_size: int, precision: str) -> Tiling:
     """Of the product that is the gradient of weights, and in a row more that of the bias."""
     weight, bias = group.head.parameters
     rows, columns = weight.size // bias.size + 1, bias.size
-    return choose(precision, rows, columns, batch_size * _pixels(group), split=True)
+    terms = batch_size * _summed_pixels(group, batch_size)
+    return choose(precision, rows, columns, terms, split=True)
 
 
 def _output_tiling(node: Node, batch_size: int, precision: str) -> Tiling:
@@ -241,7 +256,7 @@ class Convolution(_Weighted):
     """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
 
     Where windows of pooling are two by two and touch, the maps that are pooled are never written,
-    nor are the gradients by them.
+    and the gradients by them only where that pays (`SPREAD`).
     """
 
     @classmethod
@@ -253,14 +268,15 @@ class Convolution(_Weighted):
         if tail is not None:
             dz, buffers = ("dmaps",), {"maps": maps, **tail.buffers(group, setting)}
         elif behind == RELU_POOLING:
-            dz = "dy", "argmax"
+            dz = ("dmaps",) if _spreads(group, n) else ("dy", "argmax")
             buffers["argmax"] = BufferSpec((n, *group.tail.output_maps), "uint8")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        if tail is not None:
+        if dz == ("dmaps",):
             buffers["dmaps"] = maps
-            phases[Phase.BACKWARD] = Access(("dy", *tail.reads), ("dmaps",))
+            reads = ("argmax",) if tail is None else tail.reads
+            phases[Phase.BACKWARD] = Access(("dy", *reads), ("dmaps",))
         cls.add_parts(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
@@ -269,14 +285,14 @@ class Convolution(_Weighted):
 
     def kernels(self) -> Kernels:
         kernels = dict(super().kernels())
-        tail = _separate_tail(self.group)
+        tail = tail_of(self.group)
         if tail is not None and "dmaps" in self.arrays:
             kernels[Phase.BACKWARD] = tail(self).backward()
         return kernels
 
     @property
     def behind(self) -> int:
-        return NOTHING if _separate_tail(self.group) else _behind(self.group)
+        return NOTHING if "dmaps" in self.arrays else _behind(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
@@ -291,14 +307,14 @@ class Convolution(_Weighted):
     def dz(self) -> tuple[Array, Array, np.float32]:
         """What kernels make the gradient by the convolution from."""
         a = self.arrays
-        if _separate_tail(self.group):
+        if "dmaps" in a:
             return a["dmaps"], a["dmaps"], np.float32(1.0)
         return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
 
     def forward(self) -> Kernel:
         a, filters, tail = self.arrays, self.group.head.output_shape[0], _separate_tail(self.group)
         y = a["maps"] if tail else a["y"]
-        marks = a["argmax"] if self.behind == RELU_POOLING else y
+        marks = a["argmax"] if _pools_in_place(self.group) else y
         pixels, taps = _pixels(self.group), a["weight"].size // filters
         tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
         convolve = self.product(
@@ -396,9 +412,8 @@ class FullyConnected(_Weighted):
 
         def run(context: Context) -> None:
             first(context)
-            if size := context.n * int(outputs):
-                grid = ceil_div(size, SUM_BLOCK[0]), 1, 1
-                second(grid, SUM_BLOCK, [*args, np.int32(size), *last[context.training]])
+            size = context.n * int(outputs)
+            launch_sum(second, size, *args, np.int32(size), *last[context.training])
 
         return run
 

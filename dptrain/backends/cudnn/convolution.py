@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.launching import launch, launch_sum
 from dptrain.backends.cuda.operations import Kernels, Operation, vector
 from dptrain.backends.cuda.tails import tail_of
 from dptrain.backends.cuda.tiles import Parts, ceil_div, cut
@@ -170,7 +170,7 @@ class Convolution(Operation):
             )  # fmt: skip
             if parts.count > 1:
                 sizes = np.int32(filters), np.int32(0)
-                launch(second, filters, partial, np.int32(used), db, sizes[0], db, sizes[1])
+                launch_sum(second, filters, partial, np.int32(used), db, sizes[0], db, sizes[1])
 
         return run
 
@@ -179,7 +179,7 @@ class Convolution(Operation):
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         function = self.device.function("sum_parts.cu", "sum_parts")
         arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(db.size)
-        return lambda context: launch(function, dw.size + db.size, *arguments)
+        return lambda context: launch_sum(function, dw.size + db.size, *arguments)
 
 
 def _in_order(*kernels: Kernel) -> Kernel:
@@ -200,4 +200,4 @@ def _bias_parts(group: Group, setting: Setting) -> Parts:
     filters, height, width = group.head.output_maps
     step = vector(filters, np.dtype(setting.activations).itemsize)
     blocks = ceil_div(filters, _lanes(filters, step) * step)
-    return cut(setting.batch_size * height * width, blocks)
+    return cut(setting.batch_size * height * width, blocks * SUM_THREADS)

@@ -21,7 +21,7 @@ from dptrain.backends.cuda.tiles import (
     cut,
     step,
 )
-from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
+from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
@@ -52,7 +52,7 @@ def test_every_tile_gives_the_same(
     monkeypatch.setattr(
         weighted, "choose",
         lambda _, rows, columns, terms, split=False: Tiling(
-            shared, cut(terms, tile, 8) if split else Parts(1, terms)
+            shared, cut(terms, 8 * tile.block[0]) if split else Parts(1, terms)
         ),
     )  # fmt: skip
     ours, reference = compile(ODD, "cuda", 5, precision=precision), compile(ODD, "reference", 5)
@@ -71,6 +71,35 @@ def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPat
     assert special.forward_backward(*batch(ODD, 3)) == general.forward_backward(*batch(ODD, 3))
     for name, value in general.gradients.items():
         assert (special.gradients[name] == value).all(), name
+
+
+POOLED = Network(
+    (2, 9, 8),
+    [Conv2d(3), ReLU(), Conv2d(5), ReLU(), MaxPool2d(2), Dropout(0.25), Flatten(), Dense(3)],
+    name="pooled",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the maps is in no window: the sums over pixels have different lengths."""
+    reference = compile(POOLED, "reference", 3)
+    whole.step(reference, 3, 0)
+    replicas = []
+    for spread in (1, 10**9):
+        monkeypatch.setattr(weighted, "SPREAD", spread)
+        ours = compile(POOLED, "cuda", 3, precision=precision)
+        assert any(name.endswith("dmaps") for name in ours.plan.buffers) == (spread == 1)
+        whole.step(ours, 3, 0)
+        replicas.append(ours)
+    written, made = replicas
+    for name, value in reference.gradients.items():
+        tolerance = rounding(POOLED, 3)
+        assert_close(written.gradients[name], made.gradients[name], tolerance, name)
+        if precision == "fp32":
+            assert_close(made.gradients[name], value, tolerance, name)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
@@ -104,14 +133,13 @@ def test_rows_are_read_in_pieces_that_divide_them(
 
 
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
-@pytest.mark.parametrize("blocks", [1, 7, 300])
-@pytest.mark.parametrize("tile", TENSOR_TILES[:2], ids=str)
-def test_parts_cover_a_sum_once(terms: int, blocks: int, tile: Tile) -> None:
-    parts = cut(terms, tile, blocks)
+@pytest.mark.parametrize("threads", [32, 128 * 7, 128 * 1000])
+def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
+    parts = cut(terms, threads)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % DEPTH == 0
     assert parts.terms >= SMALLEST_PART
-    assert parts.count == 1 or parts.count * blocks * tile.block[0] <= WANTED_THREADS
+    assert parts.count == 1 or parts.count * threads <= WANTED_THREADS
     assert parts.used(terms) == parts.count
     assert parts.used(0) == 1
 
