@@ -188,11 +188,7 @@ struct Gradient {
 
     // Two bytes as wide as numbers.
     __device__ static unsigned widened(unsigned bytes) {
-#if __CUDA_ARCH__ >= 800
-        return __byte_perm(bytes, 0, 0x1100);
-#else
         return (bytes & 0xFFu) * 0x0101u | (bytes >> 8) * 0x01010000u;
-#endif
     }
 #else
         Run<Number> dz;

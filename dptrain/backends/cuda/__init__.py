@@ -1,4 +1,4 @@
-"""Kernels of our own on an NVIDIA GPU, in true float32, through CuPy."""
+"""Kernels of our own on an NVIDIA GPU, through CuPy."""
 
 from dptrain.backends.cuda.backend import CudaBackend
 
