@@ -29,7 +29,7 @@ from dptrain.plan import SGD, make_buckets, make_plan
 STEPS, BLOCKS, WARM_UP = 25, 8, 11
 """As those of PyTorch (`benchmarks.gpu.ddp`)."""
 
-BUCKET_BYTES = 256 * 1024
+BUCKET_BYTES = 1024 * 1024
 """As `dptrain train` has it between GPUs."""
 
 

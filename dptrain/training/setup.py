@@ -155,8 +155,11 @@ def bucket_bytes(config: TrainConfig, world: World, replica: Replica) -> int | N
     """
     if config.bucket_kib is not None:
         return config.bucket_kib * 1024
-    on_one_node = world.local_size == world.size
-    return None if on_one_node and not replica.memory.on_gpu else 256 * 1024
+    if replica.memory.on_gpu:
+        # A sum by NCCL takes some 20 µs, however small: two for model0's 0.8 MB took 55 µs of a
+        # step of 54 on two H200s, where one of the whole takes PyTorch 18.
+        return 1024 * 1024
+    return None if world.local_size == world.size else 256 * 1024
 
 
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:

@@ -46,7 +46,7 @@ class StepResult:
         stop: whether any rank wishes to stop.
         samples: size of the global minibatch.
         learning_rate: of its update.
-        time_ns: from its beginning to that of the next.
+        time_ns: of the step, what it waits for included.
     """
 
     step: int
@@ -103,6 +103,7 @@ class Stepper:
         self._update = next(s.index for s in self._stages if s.phase is Phase.UPDATE)
         self._programs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._under_way: deque[_UnderWay] = deque()
+        self._done: list[StepResult] = []
 
     def step(self, batch: Batch, learning_rate: float, *, stop: bool = False) -> None:
         """Make the step of `batch`, or begin it; closes the recorder's step.
@@ -132,6 +133,8 @@ class Stepper:
         )
         self._lap(self._load)
         sums = self._enqueue(batch) if enqueues else self._call(batch, learning_rate)
+        # A step's time has room for what it waits for: the end of the one before.
+        self._collect(AHEAD - 1 if waits else 0)
         time_ns = recorder.end(
             exposed_ns=self.gradient_sum.exposed_ns,
             hidden_ns=self.gradient_sum.hidden_ns,
@@ -147,16 +150,18 @@ class Stepper:
             wait: for all that were begun, so that parameters are those behind the last of them.
                 Done in any case where a step found a wish to stop, of which the last result tells.
         """
-        results: list[StepResult] = []
-        ahead = AHEAD if self.replica.memory.asynchronous and not wait else 0
-        timeout = self.gradient_sum.world.timeout
-        while len(self._under_way) > ahead:
-            results.append(self._under_way.popleft().result(timeout))
-            if results[-1].stop:
-                ahead = 0
-        if any(result.stop for result in results):
-            results = [replace(r, stop=r is results[-1]) for r in results]
+        if wait or not self.replica.memory.asynchronous:
+            self._collect(0)
+        if any(result.stop for result in self._done):
+            self._collect(0)
+            self._done = [replace(r, stop=r is self._done[-1]) for r in self._done]
+        results, self._done = self._done, []
         return results
+
+    def _collect(self, ahead: int) -> None:
+        """Wait for the results of all steps under way but the last `ahead`."""
+        while len(self._under_way) > ahead:
+            self._done.append(self._under_way.popleft().result(self.gradient_sum.world.timeout))
 
     def __enter__(self) -> Stepper:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -188,6 +189,37 @@ def test_a_device_is_waited_for_and_timed_once_in_fifty_steps() -> None:
     assert (
         rows[:, recorder.names.index("communication.exposed")] == len(replica.plan.stages) + 1
     ).all()
+
+
+class Slow(Asynchronous):
+    """A step is done 3 ms after somebody asks for it."""
+
+    def download_later(self, source: NDArray[np.float64]) -> Callable[[float], NDArray[np.float64]]:
+        values = source.copy()
+
+        def wait(timeout: float) -> NDArray[np.float64]:
+            time.sleep(0.003)
+            return values
+
+        return wait
+
+
+def test_a_steps_time_has_what_the_device_takes() -> None:
+    """In a steady state a step waits for the one before, which takes as long."""
+    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica.memory = Slow()
+    recorder = StepRecorder(replica.plan.stages)
+    buckets = make_buckets(replica.plan, 2**18)
+    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    stepper = Stepper(replica, sums, buckets, recorder)
+    batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
+    results = []
+    for _ in range(5):
+        recorder.begin()
+        stepper.step(batch, 0.0)
+        results += stepper.results()
+    assert len(results) == 4
+    assert all(result.time_ns > 3e6 for result in results[1:])
 
 
 def test_who_stops_is_told_with_the_last_step_begun() -> None:
