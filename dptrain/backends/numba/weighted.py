@@ -115,8 +115,13 @@ def _shape(group: Group) -> Shape:
     tail: Any = group.tail.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
-    pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    return Shape((h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left), pool_height)
+    pool_height, halved = 0, False
+    if isinstance(tail, MaxPool2d):
+        pool_height = tail.windows[0]
+        outside = tail.pads(node.output_shape)
+        halved = tail.windows == tail.strides == (2, 2) and outside == ((0, 0), (0, 0))
+    maps, out = (h, w, c), (ho, wo, k)
+    return Shape(maps, out, conv.window, conv.strides, (top, left), pool_height, halved)
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:

@@ -66,7 +66,7 @@ def _sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
     return total
 
 
-def _input(w: Writer, d: Vectors) -> Vectors:
+def input_transform(w: Writer, d: Vectors) -> Vectors:
     """Bᵀ d."""
     both, product = -(_PP + _QQ), _PP * _QQ
     p_even, p_odd = _sum(w, (1, d[4]), (-_QQ, d[2])), _sum(w, (1, d[3]), (-_QQ, d[1]))
@@ -81,7 +81,7 @@ def _input(w: Writer, d: Vectors) -> Vectors:
     )
 
 
-def _output(w: Writer, m: Vectors) -> Vectors:
+def output_transform(w: Writer, m: Vectors) -> Vectors:
     """Aᵀ m."""
     b = w.builder
     p_sum, p_difference = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
@@ -94,7 +94,7 @@ def _output(w: Writer, m: Vectors) -> Vectors:
     )
 
 
-def _gradient(w: Writer, y: Vectors) -> Vectors:
+def gradient_transform(w: Writer, y: Vectors) -> Vectors:
     """A y."""
     p_even, p_odd = _sum(w, (1, y[0]), (_PP, y[2])), _sum(w, (1, y[1]), (_PP, y[3]))
     q_even, q_odd = _sum(w, (1, y[0]), (_QQ, y[2])), _sum(w, (1, y[1]), (_QQ, y[3]))
@@ -112,7 +112,7 @@ _F0, _FP, _FQ = _PP * _QQ, 2 * _PP * (_PP - _QQ), 2 * _QQ * (_QQ - _PP)
 """What G divides by: each point's product of distances from the others."""
 
 
-def _weight(w: Writer, g: Vectors) -> Vectors:
+def weight_transform(w: Writer, g: Vectors) -> Vectors:
     """G g."""
     return (
         _sum(w, (1 / _F0, g[0])),
@@ -124,7 +124,7 @@ def _weight(w: Writer, g: Vectors) -> Vectors:
     )
 
 
-def _weight_gradient(w: Writer, s: Vectors) -> Vectors:
+def weight_gradient_transform(w: Writer, s: Vectors) -> Vectors:
     """Gᵀ s."""
     b = w.builder
     p_sum, p_difference = b.fadd(s[1], s[2]), b.fsub(s[1], s[2])
@@ -137,11 +137,11 @@ def _weight_gradient(w: Writer, s: Vectors) -> Vectors:
 
 
 _SIZES: Mapping[Callable[..., Vectors], int] = {
-    _input: SIDE + 2,
-    _output: SIDE + 2,
-    _gradient: SIDE,
-    _weight: 3,
-    _weight_gradient: SIDE + 2,
+    input_transform: SIDE + 2,
+    output_transform: SIDE + 2,
+    gradient_transform: SIDE,
+    weight_transform: 3,
+    weight_gradient_transform: SIDE + 2,
 }
 """Elements that each takes along rows and columns."""
 
@@ -172,7 +172,7 @@ class _Transform(Writer):
         self, module: ir.Module, width: int, transform: Callable[..., Vectors], whole: bool
     ) -> None:
         self.transform, self.whole = transform, whole
-        name = f"dptrain_winograd{transform.__name__}{'' if whole else '_part'}"
+        name = f"dptrain_winograd_{transform.__name__}{'' if whole else '_part'}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
@@ -183,7 +183,9 @@ class _Transform(Writer):
                 # Along the first index, and turned: twice makes both.
                 done = [self.transform(self, column) for column in zip(*matrix, strict=True)]
                 matrix = [list(column) for column in done]
-            offset = self._offset(q) if self.transform is _output else (self.zero, self.zero)
+            offset = (
+                self._offset(q) if self.transform is output_transform else (self.zero, self.zero)
+            )
             for i, row in enumerate(matrix):
                 for j, value in enumerate(row):
                     self._store(value, self._place("target", q, i, j), i, j, offset)
@@ -204,7 +206,7 @@ class _Transform(Writer):
         return b.and_(row, column)
 
     def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
-        if self.transform is not _gradient or self.whole or i + j == 0:
+        if self.transform is not gradient_transform or self.whole or i + j == 0:
             return self.load(self._place("source", q, i, j))
         b, exists = self.builder, self._exists(i, j)
         places = self._place("source", q, i, j), self._place("source", q, 0, 0)
@@ -221,10 +223,10 @@ class _Transform(Writer):
         self, value: ir.Value, place: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
     ) -> None:
         b, (bias, floor) = self.builder, offset
-        if self.transform is _output:
+        if self.transform is output_transform:
             value = b.fadd(value, bias)
             value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-        if self.transform is not _output or self.whole:
+        if self.transform is not output_transform or self.whole:
             self.store(value, place)
             return
         with b.if_then(self._exists(i, j), likely=True):
@@ -247,7 +249,7 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             flat = flatten_arguments(context, builder, sig.args, args)
             width, module = compiled_registers().width, builder.module
-            if transform not in (_output, _gradient):
+            if transform not in (output_transform, gradient_transform):
                 builder.call(_Transform(module, width, transform, True).function, flat)
                 return context.get_dummy_value()
             rows, columns = flat[7], flat[8]
@@ -267,11 +269,11 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
     return apply
 
 
-_transform_input = _intrinsic(_input)
-_transform_output = _intrinsic(_output)
-_transform_gradient = _intrinsic(_gradient)
-_transform_weight = _intrinsic(_weight)
-_transform_weight_gradient = _intrinsic(_weight_gradient)
+_transform_input = _intrinsic(input_transform)
+_transform_output = _intrinsic(output_transform)
+_transform_gradient = _intrinsic(gradient_transform)
+_transform_weight = _intrinsic(weight_transform)
+_transform_weight_gradient = _intrinsic(weight_gradient_transform)
 _NOTHING = np.float32(-np.inf)
 
 

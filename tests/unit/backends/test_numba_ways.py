@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -190,6 +192,7 @@ def chosen(shape):
     return [name.removesuffix("convolution").rstrip("_") for name in modules]
 
 
+IMAGES = Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2, halved=True)
 WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
 
 
@@ -205,6 +208,9 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
         (Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1)), ["tile"] * 3),
         (Shape((24, 24, 3), (24, 24, 64), (5, 5), (1, 1), (2, 2), 3), ["narrow", "tile", "pooled"]),
         (Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2), ["pooled"] * 3),
+        (IMAGES, ["colour", "colour", "pooled"]),
+        (replace(IMAGES, out=(32, 32, 24)), ["pooled"] * 3),
+        (replace(IMAGES, maps=(2, 32, 3), out=(2, 32, 16)), ["pooled"] * 3),
         (Shape((16, 16, 16), (8, 8, 32), (3, 3), (2, 2), (1, 1)), [""] * 3),
         (Shape((16, 4, 16), (16, 4, 32), (5, 5), (1, 1), (2, 2)), [""] * 3),
         (Shape((16, 16, 16), (22, 22, 32), (3, 3), (1, 1), (4, 4)), [""] * 3),
@@ -219,6 +225,7 @@ def test_each_shape_is_computed_by_what_was_measured_to_be_fastest(shape, expect
 def test_vectors_where_there_is_no_tile_unit(monkeypatch):
     monkeypatch.setattr(choice, "available", lambda: False)
     assert chosen(WIDE) == [""] * 3
+    assert chosen(IMAGES) == ["colour", "colour", "pooled"]
     assert chosen(Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1))) == ["winograd"] * 3
 
 
