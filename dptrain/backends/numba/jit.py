@@ -96,7 +96,13 @@ def interpreted(dispatcher: Any, arguments: int) -> Callable[..., int]:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Make `function` callable from kernels; it is compiled as part of each."""
-    return numba.njit(error_model="numpy", fastmath={"contract"})(function)
+    return numba.njit(
+        error_model="numpy",
+        fastmath={"contract"},
+        # Nobody calls it from outside: two functions less to compile.
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+    )(function)
 
 
 def expanded(function: Callable[..., Any]) -> Any:
