@@ -95,7 +95,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool
     mine, x_flat, size = scratch[thread], x.reshape(-1), walk[0] * walk[1] * walk[2]
     _, h_pool, w_pool, k = y.shape
     y_flat, argmax_flat, maps = y.reshape(-1), argmax.reshape(-1), (walk[0], walk[1], walk[2])
-    transform_weights(w.reshape(-1), 0, walk[2], k, mine, walk[13])
+    transform_weights(w.reshape(-1), 0, 3, walk[2], k, mine, walk[13])
     padded = mine[walk[17] :]
     padded[:] = 0
     for n in range(start, stop):
@@ -135,4 +135,4 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
                     k, w_pool * k, min(WINDOWS, h_pool - i * WINDOWS), w_pool,
                 )  # fmt: skip
                 add_halves(mine, walk[13] + q, k, mine, walk[14], mine, walk[16], walk[11])
-    finish_weight_gradient(mine, walk[13], walk[2], k, sums)
+    finish_weight_gradient(mine, walk[13], 3, walk[2], k, sums)

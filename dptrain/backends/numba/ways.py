@@ -1,7 +1,7 @@
 """Which kernels compute a convolution: of five ways the fastest that fits its shape and processor.
 
 - directly, with vectors (`convolution`, `pooled_convolution`): whatever there is;
-- by F(4×4, 3×3), with vectors (`winograd_convolution`);
+- by F(4×4, 3×3) or F(2×2, 5×5), with vectors (`winograd_convolution`);
 - by F(4×4, 3×3) from three channels to maps that are pooled (`colour_convolution`);
 - on the processor's tile unit, if it has one (`tile_convolution`);
 - forward for few input channels, on that unit (`narrow_convolution`).
@@ -112,7 +112,7 @@ def _better(shape: Shape, phase: Phase) -> tuple[ModuleType, Walk, int] | None:
         maps, out, pads = shape.out, shape.maps, shape.around
     few = shape.met and winograd_convolution.suits(shape.window, shape.strides, c, k)
     if few and not (available() and _tiles_win(shape, phase)):
-        walk = winograd_convolution.walk(maps, out, pads)
+        walk = winograd_convolution.walk(maps, out, pads, shape.window[0])
         return winograd_convolution, walk, int(walk[-1])
     if phase is not Phase.BACKWARD_INPUT and _colour(shape):
         walk = colour_convolution.walk(maps, out, pads)
@@ -151,6 +151,7 @@ def _tiles_win(shape: Shape, phase: Phase) -> bool:
     out = shape.maps if phase is Phase.BACKWARD_INPUT else shape.out
     fewest, wide = min(shape.maps[2], shape.out[2]), min(shape.maps[1], shape.out[1])
     wins = winograd_convolution.wins(out[:2], fewest, phase is Phase.FORWARD)
+    wins = wins and shape.window == (3, 3)
     return not wins and wide >= SIDE // 2
 
 
