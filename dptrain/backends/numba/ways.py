@@ -31,7 +31,7 @@ from dptrain.backends.numba import (
 from dptrain.backends.numba.tiles import SIDE, available
 from dptrain.plan.lowering import Phase
 
-Walk = NDArray[np.int64]
+Walk = NDArray[np.integer]
 
 KERNELS = {
     Phase.FORWARD: "forward",

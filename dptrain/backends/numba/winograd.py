@@ -25,6 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
 from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.microkernels import multiply_plain, multiply_spaced
@@ -41,6 +42,10 @@ SIDE = 4
 """Rows and columns of outputs in a tile, for filters of 3 by 3."""
 SIDES = {3: SIDE, 5: 2}
 """The same by rows and columns of the filters."""
+INTEGERS = {3: np.int64, 5: np.int32}
+"""What kind of integer says how many rows and columns filters have: kernels are compiled for kinds
+of arguments, so for one of these forms each. With both in one kernel the default run took 2 seconds
+more to compile."""
 MATRICES = (SIDE + 2) ** 2
 
 FEWEST, MOST = 16, 512
@@ -282,16 +287,10 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         )  # fmt: skip
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            *flat, taps = flatten_arguments(context, builder, sig.args, args)
-            if transform is input_transform:
-                # The same for all.
-                write(builder, 3, flat)
-                return context.get_dummy_value()
-            with builder.if_else(builder.icmp_signed("==", taps, I64(3))) as (three, five):
-                with three:
-                    write(builder, 3, flat)
-                with five:
-                    write(builder, 5, flat)
+            *flat, _ = flatten_arguments(context, builder, sig.args, args)
+            integer = types.unliteral(taps)
+            (chosen,) = (n for n, kind in INTEGERS.items() if integer == from_dtype(np.dtype(kind)))
+            write(builder, chosen, flat)
             return context.get_dummy_value()
 
         return types.none(*kinds), codegen

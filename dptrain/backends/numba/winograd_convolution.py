@@ -15,6 +15,7 @@ from dptrain.backends.numba.patches import NOTHING, pool_row, unpool
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose
 from dptrain.backends.numba.winograd import (
     FEWEST,
+    INTEGERS,
     MATRICES,
     MOST,
     SIDE,
@@ -57,7 +58,7 @@ def wins(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
 
 def walk(
     maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int], taps: int = 3
-) -> NDArray[np.int64]:
+) -> NDArray[np.integer]:
     """How to walk over a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
     Backward by the input it goes from dy to dx. Filters have `taps` rows and columns.
@@ -91,7 +92,7 @@ def walk(
     return np.array(
         [*maps, *out, *pads, columns, across, down * across, samples, together, v_matrix,
          m_matrix, 0, v, m, padded, y, rest, taps, side, rest + more + LINE],
-        np.int64,
+        INTEGERS[taps],
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class Case(vectors.Case):
             self.kernels = winograd_convolution
             self.forward = self.weight = winograd_convolution.walk(maps, out, corner, window[0])
             self.input = winograd_convolution.walk(out, maps, around, window[0])
-            # Both forms are about 3 times as far off as a direct sum (docs/kernels.md): as far as one
+            # Both forms are 3 times as far off as a direct sum (docs/kernels.md): as far as one
             # of 9 times as many products.
             self.lengths = {name: 9 * length for name, length in self.lengths.items()}
         sizes = [int(walk[-1]) for walk in (self.forward, self.weight, self.input)]
