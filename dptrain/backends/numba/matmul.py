@@ -15,6 +15,7 @@ import numpy as np
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply, multiply_ahead
 from dptrain.backends.numba.vector import copy, transpose
+from dptrain.backends.numba.vector_product import few_vectors, multiply_row
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
@@ -54,6 +55,15 @@ def _even(total, most):  # type: ignore[no-untyped-def]
 def _forward_few(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
     """As `dense_forward`, for too few samples to fill tiles: then reading w is all that counts."""
     inputs, outputs = w.shape
+    if few_vectors(outputs):
+        floor = np.float32(0) if relu else NOTHING
+        for n in range(start, stop):
+            x_start, y_start = n * inputs, n * outputs
+            multiply_row(
+                x.reshape(-1), x_start, w.reshape(-1), 0, b, 0, y.reshape(-1), y_start,
+                inputs, outputs, floor,
+            )  # fmt: skip
+        return
     whole = inputs - inputs % 4
     for n in range(start, stop):
         for o in range(outputs):
@@ -83,11 +93,11 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
 
     Rows of x that would push each other out of the first cache are brought together.
     """
+    inputs, outputs = w.shape
+    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     if stop - start < 4:
         _forward_few(start, stop, x, w, b, y, relu)
         return
-    inputs, outputs = w.shape
-    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     # Blocks of w that fit the second cache. For few samples they are whole rows, so that w is read
     # as it lies; for many, sums that stay long in registers count for more.
     wide = outputs if stop - start <= _FEW else min(outputs, _WIDE)
