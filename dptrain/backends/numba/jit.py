@@ -1,10 +1,10 @@
 """Compiling kernels, and keeping them on disk so that the next process need not.
 
-Every kernel has exactly one signature, so its cache holds one entry and processes that compile it
-at the same time write the same file: whichever comes last wins, and all are right. Files are
-written beside their place and renamed into it, and carry a checksum: a damaged one is compiled
-again. The folder's name is a digest of all that machine code depends on, so nothing in it is ever
-out of date.
+Nearly every kernel has one signature, so its cache holds one entry and processes that compile it
+at the same time write the same file: whichever comes last wins, and all are right. Of a kernel
+with two an entry may be lost so, and is compiled again when it is needed. Files are written beside
+their place and renamed into it, and carry a checksum: a damaged one is compiled again. The folder's
+name is a digest of all that machine code depends on, so nothing in it is ever out of date.
 """
 
 from __future__ import annotations
@@ -96,7 +96,13 @@ def interpreted(dispatcher: Any, arguments: int) -> Callable[..., int]:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Make `function` callable from kernels; it is compiled as part of each."""
-    return numba.njit(error_model="numpy", fastmath={"contract"})(function)
+    return numba.njit(
+        error_model="numpy",
+        fastmath={"contract"},
+        # Nobody calls it from outside: two functions less to compile.
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+    )(function)
 
 
 def expanded(function: Callable[..., Any]) -> Any:

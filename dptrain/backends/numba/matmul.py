@@ -4,10 +4,8 @@ Activations (N, features), weights (I, O), all float32 and contiguous.
 
 A large matrix of weights comes from beyond the second cache, and at the batch sizes of training no
 part of it is used for long. So every kernel reads or writes it in the order in which it lies, in
-blocks whose height gives the products enough to do, and brings together what it uses again and
-again. One core, GFLOP/s, before this was so and after: 800 inputs, 400 outputs, forward, 32 samples
-157 and 205, 128 samples 194 and 215; 6400 inputs, 3200 outputs, 128 samples, forward 93 and 150, by
-the weights 86 and 165.
+blocks whose height gives the products enough to do, asks for the next block while it multiplies
+with this one, and brings together what it uses again and again (docs/kernels.md has figures).
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.microkernels import multiply
-from dptrain.backends.numba.vector import transpose
+from dptrain.backends.numba.microkernels import multiply, multiply_ahead
+from dptrain.backends.numba.vector import copy, transpose
+from dptrain.backends.numba.vector_product import few_vectors, multiply_row
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
@@ -25,6 +24,10 @@ _STEPS = 256
 """Steps of a product at most: a panel of B with so many stays in the first cache."""
 _WIDE = 640
 """Columns of a product with many rows: with `_STEPS` of them B stays in the second cache."""
+_ALIASED = 512
+"""Elements: of rows that are a multiple of them apart, all lie in two sets of the first cache."""
+_PITCH = _STEPS + 16
+"""Distance of such rows when they have been brought together."""
 _PANEL = 32
 """Columns that lie together; a multiple of two vectors of any processor."""
 _GATHERED = 144
@@ -35,9 +38,11 @@ _ONE = np.ones(1, np.float32)
 _RAMP = np.arange(_BLOCK, dtype=np.int32)
 
 
-def dense_scratch(samples: int, inputs: int, outputs: int) -> int:
-    """Elements of scratch that either backward kernel needs for each thread."""
-    return samples * (outputs + _GATHERED)
+def dense_scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+    """Elements of scratch for each thread: forward, backward by the weights, by the input."""
+    backward = samples * (outputs + _GATHERED)
+    forward = min(samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
+    return forward, backward, backward
 
 
 @inlined
@@ -50,6 +55,15 @@ def _even(total, most):  # type: ignore[no-untyped-def]
 def _forward_few(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
     """As `dense_forward`, for too few samples to fill tiles: then reading w is all that counts."""
     inputs, outputs = w.shape
+    if few_vectors(outputs):
+        floor = np.float32(0) if relu else NOTHING
+        for n in range(start, stop):
+            x_start, y_start = n * inputs, n * outputs
+            multiply_row(
+                x.reshape(-1), x_start, w.reshape(-1), 0, b, 0, y.reshape(-1), y_start,
+                inputs, outputs, floor,
+            )  # fmt: skip
+        return
     whole = inputs - inputs % 4
     for n in range(start, stop):
         for o in range(outputs):
@@ -66,29 +80,44 @@ def _forward_few(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
                 y[n, o] = np.float32(0.0) if y[n, o] <= 0.0 else y[n, o]
 
 
+@inlined
+def _gather(source, start, row, target, target_start, rows, columns, pitch):  # type: ignore[no-untyped-def]
+    """Copy a block so that its rows lie `pitch` apart."""
+    for n in range(rows):
+        copy(source, start + n * row, target, target_start + n * pitch, columns)
+
+
 @kernel
-def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-untyped-def]
-    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], or max(y, 0) of that; items are samples."""
+def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: ignore[no-untyped-def]
+    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], or max(y, 0) of that; items are samples.
+
+    Rows of x that would push each other out of the first cache are brought together.
+    """
+    inputs, outputs = w.shape
+    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     if stop - start < 4:
         _forward_few(start, stop, x, w, b, y, relu)
         return
-    inputs, outputs = w.shape
-    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     # Blocks of w that fit the second cache. For few samples they are whole rows, so that w is read
     # as it lies; for many, sums that stay long in registers count for more.
     wide = outputs if stop - start <= _FEW else min(outputs, _WIDE)
     deep = _even(inputs, max(32, min(_STEPS, 98304 // wide)))
+    mine, aliased = scratch[thread], inputs % _ALIASED == 0
     for n in range(start, stop, _BLOCK):
         rows = min(_BLOCK, stop - n)
         for o in range(0, outputs, wide):
             for i in range(0, inputs, deep):
                 steps = min(deep, inputs - i)
+                a, a_start, a_row = x_flat, n * inputs + i, inputs
+                if aliased:
+                    a, a_start, a_row = mine, 0, _PITCH
+                    _gather(x_flat, n * inputs + i, inputs, mine, 0, rows, steps, _PITCH)
                 floor = np.float32(0) if relu and i + steps == inputs else NOTHING
                 at = n * outputs + o
                 d, d_start, d_row = (b, o, 0) if i == 0 else (y_flat, at, outputs)
-                multiply(
-                    (x_flat, n * inputs + i),
-                    (_RAMP, 0, inputs),
+                multiply_ahead(
+                    (a, a_start),
+                    (_RAMP, 0, a_row),
                     (_RAMP, 0, 1),
                     (w_flat, i * outputs + o, outputs),
                     (d, d_start, d_row),
@@ -96,6 +125,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu):  # type: ignore[no-unt
                     (_RAMP, 0, outputs),
                     (rows, steps, min(wide, outputs - o)),
                     floor,
+                    (w_flat, (i + steps) * outputs + o),
                 )
 
 
@@ -116,7 +146,7 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
         rows = min(48, inputs - i)
         for o in range(0, outputs, deep):
             steps = min(deep, outputs - o)
-            multiply(
+            multiply_ahead(
                 (w_flat, i * outputs + o),
                 (_RAMP, 0, outputs),
                 (_RAMP, 0, 1),
@@ -126,16 +156,9 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
                 (_RAMP, 0, samples),
                 (rows, steps, samples),
                 NOTHING,
+                (w_flat, (i + 48) * outputs + o * 48),
             )
         transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
-
-
-@inlined
-def _gather(source, start, row, target, target_start, rows, columns):  # type: ignore[no-untyped-def]
-    """Copy a block so that its rows lie side by side."""
-    for n in range(rows):
-        for c in range(np.uintp(columns)):
-            target[target_start + n * columns + c] = source[start + n * row + c]
 
 
 @inlined
@@ -178,12 +201,12 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     if packed:
         for o in range(0, outputs, _PANEL):
             columns = min(_PANEL, outputs - o)
-            _gather(dy_flat, o, outputs, panels, o * samples, samples, columns)
+            _gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
     else:
         panels = dy_flat
     for first in range(start, stop, _GATHERED):
         gathered = min(_GATHERED, stop - first)
-        _gather(x_flat, first, inputs, block, 0, samples, gathered)
+        _gather(x_flat, first, inputs, block, 0, samples, gathered, gathered)
         for i in range(0, gathered, 48):
             # Few rows at a time, so that dw is written as it lies.
             rows = min(48, gathered - i)
@@ -192,7 +215,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
                 place = (first + i) * outputs + o
                 panel, row = (o * samples, columns) if packed else (o, outputs)
                 for n in range(0, samples, _BLOCK):
-                    multiply(
+                    multiply_ahead(
                         (block, n * gathered + i),
                         (_RAMP, 0, 1),
                         (_RAMP, 0, gathered),
@@ -202,4 +225,5 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
                         (_RAMP, 0, outputs),
                         (rows, min(_BLOCK, samples - n), columns),
                         NOTHING,
+                        (dw_flat, (first + i + 48) * outputs + o * 48),
                     )

@@ -63,6 +63,9 @@ _ARGUMENTS = {
     "floor": F32,
 }
 
+LINE = 16
+"""Elements of a cache line."""
+
 
 class Tile(Writer):
     """One tile of at most `height` rows and `vectors` vectors.
@@ -115,6 +118,8 @@ class Tile(Writer):
         def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
             pointer, offset, *sums = state
             columns = [self.load(place, masked=masked) for place, masked in self.columns(pointer)]
+            if "ahead" in args:
+                self.prefetch(self.at(args["ahead"], b.mul(t, I64(LINE))), cache=2)
             following = b.add(t, I64(1))
             following = b.select(b.icmp_signed("<", following, args["steps"]), following, t)
             following = self.entry("a_steps", following, args["a_step"])
@@ -222,17 +227,30 @@ class _Plain(_Regular):
             self.store(total, place, masked)
 
 
+class _Ahead(Tile):
+    """A tile that asks for a line of what comes next in each step."""
+
+    kind = "ahead"
+    arguments = {**_ARGUMENTS, "ahead": F32P}  # noqa: RUF012
+
+
+_ANY = ("any", "ahead")
+"""Kinds of products whose rows lie anywhere."""
+
+
 class _Product(Writer):
     """All tiles of a product: columns outside, so that a panel of B stays in cache.
 
     Args:
         kind: "any", or how the rows of A lie inside of every ``run`` of them: "spaced" at equal
-            distances, "adjacent", or "plain": spaced, with neither D nor a floor.
+            distances, "adjacent", or "plain": spaced, with neither D nor a floor. "ahead" is "any"
+            that asks for what lies at ``ahead`` meanwhile, a line in each step of each tile.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
         self.registers, self.kind = compiled_registers(), kind
-        arguments = {**_ARGUMENTS, "run": I64}
+        self.tile = _Ahead if kind == "ahead" else Tile
+        arguments = {**self.tile.arguments, "run": I64}
         super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
 
     def write(self) -> None:
@@ -241,7 +259,7 @@ class _Product(Writer):
 
         def panels(start: ir.Value, stop: ir.Value, vectors: int) -> None:
             def panel(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                first = I64(0) if self.kind == "any" else self._regular(k, vectors)
+                first = I64(0) if self.kind in _ANY else self._regular(k, vectors)
                 self._tiles(k, first, vectors)
                 return []
 
@@ -253,13 +271,19 @@ class _Product(Writer):
     def _moved(self, k: ir.Value, m: ir.Value) -> dict[str, ir.Value]:
         """Arguments of a tile."""
         b = self.builder
-        moved = {name: self.args[name] for name in _ARGUMENTS}
+        moved = {name: self.args[name] for name in self.tile.arguments}
         for name in ("b", "d", "c"):
             moved[name] = self.at(moved[name], k)
         for name in ("a_rows", "c_rows"):
             moved[name] = self.at(moved[name], m)
         moved["rows"] = b.sub(moved["rows"], m)
         moved["columns"] = b.sub(moved["columns"], k)
+        if "ahead" in moved:
+            height, panel = self.registers.heights[0], b.sdiv(k, I64(2 * self.width))
+            high = b.sdiv(b.add(self.args["rows"], I64(height - 1)), I64(height))
+            before = b.add(b.mul(panel, high), b.sdiv(m, I64(height)))
+            lines = b.mul(before, b.mul(self.args["steps"], I64(LINE)))
+            moved["ahead"] = self.at(moved["ahead"], lines)
         return moved
 
     def _regular(self, k: ir.Value, vectors: int) -> ir.Value:
@@ -290,7 +314,8 @@ class _Product(Writer):
 
             def call(heights: Sequence[int]) -> None:
                 if len(heights) == 1:
-                    tile = Tile(self.module, self.width, heights[0], vectors, masked=vectors == 1)
+                    masked = vectors == 1
+                    tile = self.tile(self.module, self.width, heights[0], vectors, masked)
                     b.call(tile.function, list(moved.values()))
                     return
                 with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
@@ -314,7 +339,7 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any
         flat_kinds += group.types if grouped else [group]
         flat += cgutils.unpack_tuple(builder, value) if grouped else [value]
     flat = flatten_arguments(context, builder, flat_kinds, flat)
-    if kind == "any":
+    if kind in _ANY:
         flat.append(I64(1))
     builder.call(_Product(builder.module, kind).function, flat)
     return context.get_dummy_value()
@@ -335,6 +360,17 @@ def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # t
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "any")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead):  # type: ignore[no-untyped-def]
+    """As `multiply`, asking for what lies at `ahead`, (contiguous array, start), meanwhile."""
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call(context, builder, sig.args, args, "ahead")
 
     return sig, codegen
 

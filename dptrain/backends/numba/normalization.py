@@ -252,20 +252,14 @@ class _Whole(_Powers):
             for name in ("x", "dy", "y", "dx"):
                 for i in range(0, CHANNELS, self.width):
                     if name in self.args:
-                        self.prefetch(name, self.builder.add(layer, I64(AHEAD * CHANNELS + i)))
+                        # What is needed some pixels later: 15 to 30% faster from the third cache.
+                        later = self.builder.add(layer, I64(AHEAD * CHANNELS + i))
+                        place = self.at(self.args[name], later)
+                        self.prefetch(place, cache=1, written=name in ("y", "dx"))
             self.pixel([self.builder.add(layer, I64(i)) for i in range(0, CHANNELS, self.width)])
             return []
 
         self.loop(I64(0), self.args["pixels"], [], pixel)
-
-    def prefetch(self, name: str, offset: ir.Value) -> None:
-        """Fetch what is needed some pixels later: 15 to 30% faster from the third cache."""
-        b = self.builder
-        i8p = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [i8p, I32, I32, I32])
-        function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0i8")
-        place = b.bitcast(self.at(self.args[name], offset), i8p)
-        b.call(function, [place, I32(1 if name in ("y", "dx") else 0), I32(3), I32(1)])
 
     def pixel(self, places: list[ir.Value]) -> None:
         """Write the work of a pixel whose vectors lie at these places."""

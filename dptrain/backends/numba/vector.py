@@ -143,6 +143,13 @@ class Writer:
         assert self.mask is not None
         self.call("llvm.masked.store", ir.VoidType(), value, place, I32(4), self.mask)
 
+    def prefetch(self, pointer: ir.Value, cache: int, written: bool = False) -> None:
+        """Ask for the line at `pointer`, which need not exist, in the first or second cache."""
+        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0i8")
+        place = self.builder.bitcast(pointer, I8P)
+        self.builder.call(function, [place, I32(int(written)), I32(4 - cache), I32(1)])
+
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         """Call an intrinsic of LLVM by the first part of its name.
 

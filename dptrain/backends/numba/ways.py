@@ -1,7 +1,8 @@
-"""Which kernels compute a convolution: of four ways the fastest that fits its shape and processor.
+"""Which kernels compute a convolution: of five ways the fastest that fits its shape and processor.
 
 - directly, with vectors (`convolution`, `pooled_convolution`): whatever there is;
-- by F(4×4, 3×3), with vectors (`winograd_convolution`);
+- by F(4×4, 3×3) or F(2×2, 5×5), with vectors (`winograd_convolution`);
+- by F(4×4, 3×3) from three channels to maps that are pooled (`colour_convolution`);
 - on the processor's tile unit, if it has one (`tile_convolution`);
 - forward for few input channels, on that unit (`narrow_convolution`).
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import (
+    colour_convolution,
     convolution,
     narrow_convolution,
     patches,
@@ -29,7 +31,7 @@ from dptrain.backends.numba import (
 from dptrain.backends.numba.tiles import SIDE, available
 from dptrain.plan.lowering import Phase
 
-Walk = NDArray[np.int64]
+Walk = NDArray[np.integer]
 
 KERNELS = {
     Phase.FORWARD: "forward",
@@ -48,6 +50,7 @@ class Shape:
         strides: vertical, horizontal.
         pads: top, left.
         pool_height: height of the windows of fused pooling; 0 where there is none.
+        halved: whether these windows are 2 by 2, side by side and whole.
     """
 
     maps: tuple[int, int, int]
@@ -56,6 +59,7 @@ class Shape:
     strides: tuple[int, int]
     pads: tuple[int, int]
     pool_height: int = 0
+    halved: bool = False
 
     @property
     def around(self) -> tuple[int, int]:
@@ -108,8 +112,11 @@ def _better(shape: Shape, phase: Phase) -> tuple[ModuleType, Walk, int] | None:
         maps, out, pads = shape.out, shape.maps, shape.around
     few = shape.met and winograd_convolution.suits(shape.window, shape.strides, c, k)
     if few and not (available() and _tiles_win(shape, phase)):
-        walk = winograd_convolution.walk(maps, out, pads)
+        walk = winograd_convolution.walk(maps, out, pads, shape.window[0])
         return winograd_convolution, walk, int(walk[-1])
+    if phase is not Phase.BACKWARD_INPUT and _colour(shape):
+        walk = colour_convolution.walk(maps, out, pads)
+        return colour_convolution, walk, int(walk[-1])
     if not available() or not shape.met:
         return None
     if c < SIDE:
@@ -125,10 +132,26 @@ def _better(shape: Shape, phase: Phase) -> tuple[ModuleType, Walk, int] | None:
     return tile_convolution, walk, int(walk[-1])
 
 
+def _colour(shape: Shape) -> bool:
+    """Tiles of 4 by 4 win unless a third of what they compute is not wanted.
+
+    157 against 276 µs forward, 180 against 306 by the weights: 16 filters, 32×32 maps, batch 32, no
+    tile unit.
+    """
+    fits = colour_convolution.suits(shape.window, shape.strides, shape.maps[2], shape.out[2])
+    if not (fits and shape.halved):
+        return False
+    wanted, computed = 1, 1
+    for n in shape.out[:2]:
+        wanted, computed = wanted * (n - n % 2), computed * -(-(n - n % 2) // 4) * 4
+    return 3 * wanted >= 2 * computed
+
+
 def _tiles_win(shape: Shape, phase: Phase) -> bool:
     out = shape.maps if phase is Phase.BACKWARD_INPUT else shape.out
     fewest, wide = min(shape.maps[2], shape.out[2]), min(shape.maps[1], shape.out[1])
     wins = winograd_convolution.wins(out[:2], fewest, phase is Phase.FORWARD)
+    wins = wins and shape.window == (3, 3)
     return not wins and wide >= SIDE // 2
 
 

@@ -115,8 +115,13 @@ def _shape(group: Group) -> Shape:
     tail: Any = group.tail.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
-    pool_height = tail.windows[0] if isinstance(tail, MaxPool2d) else 0
-    return Shape((h, w, c), (ho, wo, k), conv.window, conv.strides, (top, left), pool_height)
+    pool_height, halved = 0, False
+    if isinstance(tail, MaxPool2d):
+        pool_height = tail.windows[0]
+        outside = tail.pads(node.output_shape)
+        halved = tail.windows == tail.strides == (2, 2) and outside == ((0, 0), (0, 0))
+    maps, out = (h, w, c), (ho, wo, k)
+    return Shape(maps, out, conv.window, conv.strides, (top, left), pool_height, halved)
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
@@ -136,15 +141,14 @@ class FullyConnected(Operation):
         buffers = {
             _SCRATCH[phase]: BufferSpec((setting.threads, count), "float32")
             for phase, (_, count) in _ways(group, setting.batch_size, setting.threads).items()
-            if count and (setting.training or phase is Phase.FORWARD)
+            if setting.training or phase is Phase.FORWARD
         }
-        scratch = tuple(name for name in buffers if name == _SCRATCH[Phase.FORWARD])
-        phases = {Phase.FORWARD: Access(("x",), ("y", *scratch))}
+        phases = {Phase.FORWARD: Access(("x",), ("y", "forward_scratch"))}
         if setting.training:
             if Dropout in group.kinds:
                 shape = (setting.batch_size, *group.tail.output_maps)
                 buffers["mask"] = DropoutMask.spec(shape)
-                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", *scratch))
+                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", "forward_scratch"))
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
@@ -165,17 +169,17 @@ class FullyConnected(Operation):
     def _weight(self, name: str) -> NDArray[Any]:
         return self.arrays[name].reshape(-1, self.size)
 
-    def _way(self, phase: Phase) -> tuple[Any, tuple[NDArray[Any], ...]]:
-        """Kernel of a phase, and its scratch if it needs any."""
-        kernel, count = _ways(self.group, len(self.arrays["x"]), self.team.threads)[phase]
-        return kernel, (self.arrays[_SCRATCH[phase]],) if count else ()
+    def _way(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
+        """Kernel of a phase, and its scratch."""
+        kernel, _ = _ways(self.group, len(self.arrays["x"]), self.team.threads)[phase]
+        return kernel, self.arrays[_SCRATCH[phase]]
 
     def _forward(self) -> Kernel:
         kernel, scratch = self._way(Phase.FORWARD)
         dense = self.team.bind(
             kernel,
             self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
-            ReLU in self.group.kinds, *scratch,
+            ReLU in self.group.kinds, scratch,
         )  # fmt: skip
         if "mask" not in self.arrays:
             return each(dense, 1)
@@ -201,7 +205,7 @@ class FullyConnected(Operation):
         dw, db = self._weight("dweight"), self.arrays["dbias"]
         kernel, scratch = self._way(Phase.BACKWARD_WEIGHT)
         launch = self.team.bind(
-            kernel, self.rows("x"), self.rows("dy"), dw, db, *scratch, varying=(0,)
+            kernel, self.rows("x"), self.rows("dy"), dw, db, scratch, varying=(0,)
         )
 
         def run(context: Context) -> None:
@@ -212,7 +216,7 @@ class FullyConnected(Operation):
     def _backward_input(self) -> Kernel:
         kernel, scratch = self._way(Phase.BACKWARD_INPUT)
         weight = self._weight("weight")
-        launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), *scratch)
+        launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), scratch)
         return each(launch, 1)
 
 
@@ -227,10 +231,10 @@ _SCRATCH = {
 def _ways(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
     """Kernels of a dense layer, each with the elements of scratch that a thread needs."""
     inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
-    count = matmul.dense_scratch(samples, inputs, outputs)
+    forward, weight, backward = matmul.dense_scratch(samples, inputs, outputs)
     vectors = {
-        Phase.FORWARD: (matmul.dense_forward, 0),
-        Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, count),
-        Phase.BACKWARD_INPUT: (matmul.dense_backward_input, count),
+        Phase.FORWARD: (matmul.dense_forward, forward),
+        Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, weight),
+        Phase.BACKWARD_INPUT: (matmul.dense_backward_input, backward),
     }
     return {**vectors, **tile_matmul.choose(samples, threads, inputs, outputs)}

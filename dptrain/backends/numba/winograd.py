@@ -1,13 +1,15 @@
-"""Convolutions of 3 by 3, stride 1, with 36 multiplications for every 144: F(4×4, 3×3).
+"""Convolutions of stride 1 by fewer multiplications: F(4×4, 3×3) and F(2×2, 5×5).
 
-Four rows and columns of outputs at a time, a *tile*, come from six of inputs:
+Four rows and columns of outputs at a time, a *tile*, come from six of inputs and filters of 3 by 3,
+with 36 multiplications for 144; two rows and columns from filters of 5 by 5, with 36 for 100:
 
     y = Aᵀ [(G w Gᵀ) ⊙ (Bᵀ x B)] A,      dw = Gᵀ [(Bᵀ x B) ⊙ (A dy Aᵀ)] G
 
 summed over channels on the left and over tiles on the right: so the elementwise products ⊙ are 36
 matrix products, which `microkernels` computes. A, B and G evaluate polynomials at 0, ±¾, ±3/2 and
 infinity. Rounding grows with the spread of the points' powers: with the usual 0, ±1, ±2 the error
-is twice as large as with these, which all are exact in float32 (docs/kernels.md has figures).
+is twice as large as with these, which all are exact in float32 (docs/kernels.md has figures). B,
+which has six rows and columns, is the same for both.
 
 Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016;
 B. Barabasz, A. Anderson, K. M. Soodhalter and D. Gregg, Error Analysis and Improving the Accuracy
@@ -23,6 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
 from dptrain.backends.numba.jit import inlined
 from dptrain.backends.numba.microkernels import multiply_plain, multiply_spaced
@@ -36,7 +39,13 @@ from dptrain.backends.numba.vector import (
 )
 
 SIDE = 4
-"""Rows and columns of outputs in a tile."""
+"""Rows and columns of outputs in a tile, for filters of 3 by 3."""
+SIDES = {3: SIDE, 5: 2}
+"""The same by rows and columns of the filters."""
+INTEGERS = {3: np.int64, 5: np.int32}
+"""What kind of integer says how many rows and columns filters have: kernels are compiled for kinds
+of arguments, so for one of these forms each. With both in one kernel the default run took 2 seconds
+more to compile."""
 MATRICES = (SIDE + 2) ** 2
 
 FEWEST, MOST = 16, 512
@@ -66,7 +75,7 @@ def _sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
     return total
 
 
-def _input(w: Writer, d: Vectors) -> Vectors:
+def input_transform(w: Writer, d: Vectors) -> Vectors:
     """Bᵀ d."""
     both, product = -(_PP + _QQ), _PP * _QQ
     p_even, p_odd = _sum(w, (1, d[4]), (-_QQ, d[2])), _sum(w, (1, d[3]), (-_QQ, d[1]))
@@ -81,30 +90,35 @@ def _input(w: Writer, d: Vectors) -> Vectors:
     )
 
 
-def _output(w: Writer, m: Vectors) -> Vectors:
+def output_transform(w: Writer, m: Vectors, side: int = SIDE) -> Vectors:
     """Aᵀ m."""
     b = w.builder
     p_sum, p_difference = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     q_sum, q_difference = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
+    first = _sum(w, (1, m[0]), (1, p_sum), (1, q_sum))
+    if side == 2:
+        return first, _sum(w, (1, m[5]), (_P, p_difference), (_Q, q_difference))
     return (
-        _sum(w, (1, m[0]), (1, p_sum), (1, q_sum)),
+        first,
         _sum(w, (_P, p_difference), (_Q, q_difference)),
         _sum(w, (_PP, p_sum), (_QQ, q_sum)),
         _sum(w, (1, m[5]), (_P * _PP, p_difference), (_Q * _QQ, q_difference)),
     )
 
 
-def _gradient(w: Writer, y: Vectors) -> Vectors:
+def gradient_transform(w: Writer, y: Vectors) -> Vectors:
     """A y."""
-    p_even, p_odd = _sum(w, (1, y[0]), (_PP, y[2])), _sum(w, (1, y[1]), (_PP, y[3]))
-    q_even, q_odd = _sum(w, (1, y[0]), (_QQ, y[2])), _sum(w, (1, y[1]), (_QQ, y[3]))
+    p_even, p_odd, q_even, q_odd = y[0], y[1], y[0], y[1]
+    if len(y) > 2:
+        p_even, p_odd = _sum(w, (1, y[0]), (_PP, y[2])), _sum(w, (1, y[1]), (_PP, y[3]))
+        q_even, q_odd = _sum(w, (1, y[0]), (_QQ, y[2])), _sum(w, (1, y[1]), (_QQ, y[3]))
     return (
         y[0],
         _sum(w, (1, p_even), (_P, p_odd)),
         _sum(w, (1, p_even), (-_P, p_odd)),
         _sum(w, (1, q_even), (_Q, q_odd)),
         _sum(w, (1, q_even), (-_Q, q_odd)),
-        y[3],
+        y[-1],
     )
 
 
@@ -112,38 +126,33 @@ _F0, _FP, _FQ = _PP * _QQ, 2 * _PP * (_PP - _QQ), 2 * _QQ * (_QQ - _PP)
 """What G divides by: each point's product of distances from the others."""
 
 
-def _weight(w: Writer, g: Vectors) -> Vectors:
+def weight_transform(w: Writer, g: Vectors) -> Vectors:
     """G g."""
+
+    def value(point: float, divisor: float) -> ir.Value:
+        return _sum(w, *((point**i / divisor, element) for i, element in enumerate(g)))
+
     return (
         _sum(w, (1 / _F0, g[0])),
-        _sum(w, (1 / _FP, g[0]), (_P / _FP, g[1]), (_PP / _FP, g[2])),
-        _sum(w, (1 / _FP, g[0]), (-_P / _FP, g[1]), (_PP / _FP, g[2])),
-        _sum(w, (1 / _FQ, g[0]), (_Q / _FQ, g[1]), (_QQ / _FQ, g[2])),
-        _sum(w, (1 / _FQ, g[0]), (-_Q / _FQ, g[1]), (_QQ / _FQ, g[2])),
-        g[2],
+        value(_P, _FP),
+        value(-_P, _FP),
+        value(_Q, _FQ),
+        value(-_Q, _FQ),
+        g[-1],
     )
 
 
-def _weight_gradient(w: Writer, s: Vectors) -> Vectors:
+def weight_gradient_transform(w: Writer, s: Vectors, taps: int = 3) -> Vectors:
     """Gᵀ s."""
     b = w.builder
     p_sum, p_difference = b.fadd(s[1], s[2]), b.fsub(s[1], s[2])
     q_sum, q_difference = b.fadd(s[3], s[4]), b.fsub(s[3], s[4])
-    return (
-        _sum(w, (1 / _F0, s[0]), (1 / _FP, p_sum), (1 / _FQ, q_sum)),
-        _sum(w, (_P / _FP, p_difference), (_Q / _FQ, q_difference)),
-        _sum(w, (1, s[5]), (_PP / _FP, p_sum), (_QQ / _FQ, q_sum)),
-    )
-
-
-_SIZES: Mapping[Callable[..., Vectors], int] = {
-    _input: SIDE + 2,
-    _output: SIDE + 2,
-    _gradient: SIDE,
-    _weight: 3,
-    _weight_gradient: SIDE + 2,
-}
-"""Elements that each takes along rows and columns."""
+    elements = [_sum(w, (1 / _F0, s[0]), (1 / _FP, p_sum), (1 / _FQ, q_sum))]
+    for i in range(1, taps):
+        p, q = (p_difference, q_difference) if i % 2 else (p_sum, q_sum)
+        last = [(1.0, s[5])] if i == taps - 1 else []
+        elements.append(_sum(w, *last, (_P**i / _FP, p), (_Q**i / _FQ, q)))
+    return elements
 
 
 class _Transform(Writer):
@@ -151,6 +160,10 @@ class _Transform(Writer):
 
     Of a gradient's or output's rows and columns only the first ``rows`` and ``columns`` exist. An
     output is bias + the transform, but not below the floor.
+
+    Args:
+        taps: rows and columns of the filters.
+        whole: whether all rows and columns exist.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
@@ -169,27 +182,42 @@ class _Transform(Writer):
     }
 
     def __init__(
-        self, module: ir.Module, width: int, transform: Callable[..., Vectors], whole: bool
+        self,
+        module: ir.Module,
+        width: int,
+        transform: Callable[..., Vectors],
+        taps: int,
+        whole: bool = True,
     ) -> None:
-        self.transform, self.whole = transform, whole
-        name = f"dptrain_winograd{transform.__name__}{'' if whole else '_part'}"
+        self.transform, self.taps, self.whole = transform, taps, whole
+        name = f"dptrain_winograd_{transform.__name__}_{taps}{'' if whole else '_part'}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
         def body(q: ir.Value, _: Vectors) -> Vectors:
-            size = range(_SIZES[self.transform])
+            sizes = {gradient_transform: SIDES[self.taps], weight_transform: self.taps}
+            size = range(sizes.get(self.transform, SIDE + 2))
             matrix = [[self._element(q, i, j) for j in size] for i in size]
             for _axis in range(2):
                 # Along the first index, and turned: twice makes both.
-                done = [self.transform(self, column) for column in zip(*matrix, strict=True)]
+                done = [self._apply(column) for column in zip(*matrix, strict=True)]
                 matrix = [list(column) for column in done]
-            offset = self._offset(q) if self.transform is _output else (self.zero, self.zero)
+            offset = (
+                self._offset(q) if self.transform is output_transform else (self.zero, self.zero)
+            )
             for i, row in enumerate(matrix):
                 for j, value in enumerate(row):
                     self._store(value, self._place("target", q, i, j), i, j, offset)
             return []
 
         self.loop(I64(0), self.args["channels"], [], body, step=self.width)
+
+    def _apply(self, column: Vectors) -> Vectors:
+        if self.transform is output_transform:
+            return output_transform(self, column, SIDES[self.taps])
+        if self.transform is weight_gradient_transform:
+            return weight_gradient_transform(self, column, self.taps)
+        return self.transform(self, column)
 
     def _place(self, which: str, q: ir.Value, i: int, j: int) -> ir.Value:
         b, args = self.builder, self.args
@@ -204,7 +232,7 @@ class _Transform(Writer):
         return b.and_(row, column)
 
     def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
-        if self.transform is not _gradient or self.whole or i + j == 0:
+        if self.transform is not gradient_transform or self.whole or i + j == 0:
             return self.load(self._place("source", q, i, j))
         b, exists = self.builder, self._exists(i, j)
         places = self._place("source", q, i, j), self._place("source", q, 0, 0)
@@ -221,10 +249,10 @@ class _Transform(Writer):
         self, value: ir.Value, place: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
     ) -> None:
         b, (bias, floor) = self.builder, offset
-        if self.transform is _output:
+        if self.transform is output_transform:
             value = b.fadd(value, bias)
             value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-        if self.transform is not _output or self.whole:
+        if self.transform is not output_transform or self.whole:
             self.store(value, place)
             return
         with b.if_then(self._exists(i, j), likely=True):
@@ -232,34 +260,37 @@ class _Transform(Writer):
 
 
 def _intrinsic(transform: Callable[..., Vectors]) -> Any:
-    """A function (source, …, target, …, channels, rows, columns, bias, …, floor)."""
+    """A function (source, …, target, …, channels, rows, columns, bias, …, floor, taps)."""
+
+    def write(builder: ir.IRBuilder, taps: int, flat: Sequence[ir.Value]) -> None:
+        """Call the transform for filters of some size."""
+        width, module = compiled_registers().width, builder.module
+        if transform not in (output_transform, gradient_transform):
+            builder.call(_Transform(module, width, transform, taps).function, flat)
+            return
+        side = I64(SIDES[taps])
+        exist = (builder.icmp_signed(">=", count, side) for count in flat[7:9])
+        with builder.if_else(builder.and_(*exist), likely=True) as (all_, some):
+            with all_:
+                builder.call(_Transform(module, width, transform, taps).function, flat)
+            with some:
+                builder.call(_Transform(module, width, transform, taps, False).function, flat)
 
     @intrinsic
     def apply(  # type: ignore[no-untyped-def]
         typingctx, source, start, row, column, target, place, down, across, channels, h, w,
-        bias, bias_start, biased, floor,
+        bias, bias_start, biased, floor, taps,
     ):  # fmt: skip
         kinds = (
             source, start, row, column, target, place, down, across, channels, h, w,
-            bias, bias_start, biased, floor,
+            bias, bias_start, biased, floor, taps,
         )  # fmt: skip
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            flat = flatten_arguments(context, builder, sig.args, args)
-            width, module = compiled_registers().width, builder.module
-            if transform not in (_output, _gradient):
-                builder.call(_Transform(module, width, transform, True).function, flat)
-                return context.get_dummy_value()
-            rows, columns = flat[7], flat[8]
-            whole = builder.and_(
-                builder.icmp_signed(">=", rows, I64(SIDE)),
-                builder.icmp_signed(">=", columns, I64(SIDE)),
-            )
-            with builder.if_else(whole, likely=True) as (all_, some):
-                with all_:
-                    builder.call(_Transform(module, width, transform, True).function, flat)
-                with some:
-                    builder.call(_Transform(module, width, transform, False).function, flat)
+            *flat, _ = flatten_arguments(context, builder, sig.args, args)
+            integer = types.unliteral(taps)
+            (chosen,) = (n for n, kind in INTEGERS.items() if integer == from_dtype(np.dtype(kind)))
+            write(builder, chosen, flat)
             return context.get_dummy_value()
 
         return types.none(*kinds), codegen
@@ -267,23 +298,25 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
     return apply
 
 
-_transform_input = _intrinsic(_input)
-_transform_output = _intrinsic(_output)
-_transform_gradient = _intrinsic(_gradient)
-_transform_weight = _intrinsic(_weight)
-_transform_weight_gradient = _intrinsic(_weight_gradient)
+_transform_input = _intrinsic(input_transform)
+_transform_output = _intrinsic(output_transform)
+_transform_gradient = _intrinsic(gradient_transform)
+_transform_weight = _intrinsic(weight_transform)
+_transform_weight_gradient = _intrinsic(weight_gradient_transform)
 _NOTHING = np.float32(-np.inf)
 
 
 @inlined
-def transform_weights(w, start, c, k, u, u_start):  # type: ignore[no-untyped-def]
-    """G w Gᵀ of weights (3, 3, C, K) as u (36, C, K)."""
+def transform_weights(w, start, taps, c, k, u, u_start):  # type: ignore[no-untyped-def]
+    """G w Gᵀ of weights (taps, taps, C, K) as u (36, C, K)."""
     n = c * k
-    _transform_weight(w, start, 3 * n, n, u, u_start, 6 * n, n, n, 3, 3, w, start, 0, _NOTHING)
+    _transform_weight(
+        w, start, taps * n, n, u, u_start, 6 * n, n, n, taps, taps, w, start, 0, _NOTHING, taps
+    )
 
 
 @inlined
-def transform_inputs(a, start, row, c, across, first, count, v, v_start, matrix):  # type: ignore[no-untyped-def]
+def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, matrix):  # type: ignore[no-untyped-def]
     """Bᵀ x B of some tiles of a sample's padded maps, of which a row has `row` elements.
 
     Args:
@@ -292,34 +325,37 @@ def transform_inputs(a, start, row, c, across, first, count, v, v_start, matrix)
         v: (36, tiles, C), matrices `matrix` elements apart.
     """
     for t in range(count):
-        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
             a, start + i * row + j * c, row, c, v, v_start + t * c, 6 * matrix, matrix, c, 6, 6,
-            a, start, 0, _NOTHING,
+            a, start, 0, _NOTHING, 3,
         )  # fmt: skip
 
 
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
-    m, m_start, matrix, k, across, first, count, y, start, h_out, w_out, bias, biased, floor
-):
+    m, m_start, matrix, k, taps, side, across, first, count,
+    y, start, h_out, w_out, bias, biased, floor,
+):  # fmt: skip
     """Bias + Aᵀ m A of some tiles, not below `floor`, in one sample's y (h_out, w_out, K)."""
     for t in range(count):
-        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        i, j = (first + t) // across * side, (first + t) % across * side
         _transform_output(
             m, m_start + t * k, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k, k, k,
-            h_out - i, w_out - j, bias, 0, biased, floor,
+            h_out - i, w_out - j, bias, 0, biased, floor, taps,
         )  # fmt: skip
 
 
 @inlined
-def transform_gradients(dz, start, h_out, w_out, k, across, first, count, m, m_start, matrix):  # type: ignore[no-untyped-def]
+def transform_gradients(  # type: ignore[no-untyped-def]
+    dz, start, h_out, w_out, k, taps, side, across, first, count, m, m_start, matrix
+):
     """A dz Aᵀ of some tiles of one sample's dz (h_out, w_out, K)."""
     for t in range(count):
-        i, j = (first + t) // across * SIDE, (first + t) % across * SIDE
+        i, j = (first + t) // across * side, (first + t) % across * side
         _transform_gradient(
             dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * k, 6 * matrix, matrix,
-            k, h_out - i, w_out - j, dz, start, 0, _NOTHING,
+            k, h_out - i, w_out - j, dz, start, 0, _NOTHING, taps,
         )  # fmt: skip
 
 
@@ -359,9 +395,9 @@ def add_products(v, v_start, v_matrix, c, m, m_start, m_matrix, k, sums, start, 
 
 
 @inlined
-def finish_weight_gradient(sums, start, c, k, dw):  # type: ignore[no-untyped-def]
-    """Dw (3, 3, C, K) = Gᵀ sums G."""
+def finish_weight_gradient(sums, start, taps, c, k, dw):  # type: ignore[no-untyped-def]
+    """Dw (taps, taps, C, K) = Gᵀ sums G."""
     n = c * k
     _transform_weight_gradient(
-        sums, start, 6 * n, n, dw, 0, 3 * n, n, n, 3, 3, sums, start, 0, _NOTHING
+        sums, start, 6 * n, n, dw, 0, taps * n, n, n, taps, taps, sums, start, 0, _NOTHING, taps
     )

@@ -1,4 +1,4 @@
-"""Convolution by F(4×4, 3×3) (`winograd`), forward and backward.
+"""Convolution by F(4×4, 3×3) or F(2×2, 5×5) (`winograd`), forward and backward.
 
 Arguments are those of `convolution` and `pooled_convolution`, with a `walk` instead of the
 geometry. Small samples go together, so that the 36 matrix products have enough rows.
@@ -15,9 +15,11 @@ from dptrain.backends.numba.patches import NOTHING, pool_row, unpool
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose
 from dptrain.backends.numba.winograd import (
     FEWEST,
+    INTEGERS,
     MATRICES,
     MOST,
     SIDE,
+    SIDES,
     add_products,
     finish_weight_gradient,
     multiply_matrices,
@@ -35,11 +37,11 @@ def suits(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> 
     """Whether a convolution can be computed so: channels must fill vectors."""
     width = compiled_registers().width
     fits = c % width == 0 and k % width == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
-    return fits and window == (3, 3) and strides == (1, 1)
+    return fits and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 def wins(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
-    """Whether stages take less time than on the tile unit (`tile_convolution`).
+    """Whether stages with filters of 3 by 3 take less time than on the tile unit.
 
     Measured: forward below 32 channels (16 → 32, 16 × 16 maps: 291 against 384 µs; 32 → 64,
     46 × 46: 2255 against 1843), backward always, if tiles of 4 × 4 cover the outputs without a
@@ -55,11 +57,11 @@ def wins(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
 
 
 def walk(
-    maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int]
-) -> NDArray[np.int64]:
+    maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int], taps: int = 3
+) -> NDArray[np.integer]:
     """How to walk over a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
-    Backward by the input it goes from dy to dx.
+    Backward by the input it goes from dy to dx. Filters have `taps` rows and columns.
 
     Args:
         pads: rows above and columns before the maps.
@@ -68,10 +70,11 @@ def walk(
         int64: H, W, C, Ho, Wo, K, rows above, columns before; columns of the padded maps; tiles of
         a row and of a sample; samples and tiles that go together; distances of the matrices of
         inputs and outputs; where weights, inputs, outputs, padded maps, a sample's output and
-        what is behind it begin in scratch; how long scratch is.
+        what is behind it begin in scratch; taps, rows and columns of a tile; how long scratch is.
     """
     (_, _, c), (h_out, w_out, k) = maps, out
-    down, across = (-(-n // SIDE) for n in (h_out, w_out))
+    side = SIDES[taps]
+    down, across = (-(-n // side) for n in (h_out, w_out))
     # What goes between two transforms stays in L2.
     block = 96 if c + k <= 48 else 48
     samples = max(1, block // (down * across))
@@ -81,15 +84,15 @@ def walk(
     v = MATRICES * c * k
     m = v + MATRICES * v_matrix
     padded = m + MATRICES * m_matrix
-    columns = across * SIDE + 2
-    y = padded + (down * SIDE + 2) * columns * c
+    columns = across * side + taps - 1
+    y = padded + (down * side + taps - 1) * columns * c
     rest = y + h_out * w_out * k
     # The flipped weights, or a sample's dz and sums over it.
-    more = -(-max(9 * c * k, maps[0] * maps[1] * c + c, h_out * w_out * k + k) // LINE) * LINE
+    more = -(-max(taps**2 * c * k, maps[0] * maps[1] * c + c, h_out * w_out * k + k) // LINE) * LINE
     return np.array(
         [*maps, *out, *pads, columns, across, down * across, samples, together, v_matrix,
-         m_matrix, 0, v, m, padded, y, rest, rest + more + LINE],
-        np.int64,
+         m_matrix, 0, v, m, padded, y, rest, taps, side, rest + more + LINE],
+        INTEGERS[taps],
     )  # fmt: skip
 
 
@@ -109,7 +112,7 @@ def _inputs(walk, scratch, first, few, place):  # type: ignore[no-untyped-def]
     """Transform tiles of the padded sample, as tiles from `place` on."""
     c = walk[2]
     transform_inputs(
-        scratch, walk[18], walk[8] * c, c, walk[9], first, few,
+        scratch, walk[18], walk[8] * c, c, walk[22], walk[9], first, few,
         scratch, walk[16] + place * c, walk[13],
     )  # fmt: skip
 
@@ -127,7 +130,7 @@ def _outputs(walk, scratch, first, few, place, y, start, bias, biased, floor):  
     """Transform tiles from `place` on back, into a sample's output."""
     k = walk[5]
     transform_outputs(
-        scratch, walk[17] + place * k, walk[14], k, walk[9], first, few,
+        scratch, walk[17] + place * k, walk[14], k, walk[21], walk[22], walk[9], first, few,
         y, start, walk[3], walk[4], bias, biased, floor,
     )  # fmt: skip
 
@@ -144,7 +147,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, walk, relu, scratch):  # typ
     mine, floor = scratch[thread], np.float32(0) if relu else NOTHING
     x_size, y_size = walk[0] * walk[1] * walk[2], walk[3] * walk[4] * walk[5]
     tiles, samples, together = walk[10], walk[11], walk[12]
-    transform_weights(w, 0, walk[2], walk[5], mine, 0)
+    transform_weights(w, 0, walk[21], walk[2], walk[5], mine, 0)
     _clear(mine, walk[18], walk[19])
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
@@ -166,7 +169,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool
     h_out, w_out, k, band = walk[3], walk[4], walk[5], walk[19]
     tiles, samples, together = walk[10], walk[11], walk[12]
     h_pool, w_pool = y.shape[1], y.shape[2]
-    transform_weights(w, 0, walk[2], k, mine, 0)
+    transform_weights(w, 0, walk[21], walk[2], k, mine, 0)
     _clear(mine, walk[18], walk[19])
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
@@ -193,10 +196,10 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool
 @inlined
 def _flip(walk, w, scratch):  # type: ignore[no-untyped-def]
     """Weights as backward by the input meets them, transformed."""
-    k, c, flipped = walk[2], walk[5], walk[20]
-    for tap in range(9):
-        transpose(w, (8 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
-    transform_weights(scratch, flipped, k, c, scratch, 0)
+    k, c, flipped, taps = walk[2], walk[5], walk[20], walk[21] * walk[21]
+    for tap in range(taps):
+        transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
+    transform_weights(scratch, flipped, walk[21], k, c, scratch, 0)
 
 
 @kernel
@@ -256,7 +259,7 @@ def _gradients(walk, dz, start, scratch, first, few, place):  # type: ignore[no-
     """Transform tiles of a sample's dz, as tiles from `place` on."""
     k = walk[5]
     transform_gradients(
-        dz, start, walk[3], walk[4], k, walk[9], first, few,
+        dz, start, walk[3], walk[4], k, walk[21], walk[22], walk[9], first, few,
         scratch, walk[17] + place * k, walk[14],
     )  # fmt: skip
 
@@ -276,6 +279,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch): 
     c, k, pixels = walk[2], walk[5], walk[3] * walk[4]
     mine, sums, one = scratch[thread], partial[thread], len(scratch[thread]) - LINE
     tiles, samples, together = walk[10], walk[11], walk[12]
+    patch = walk[21] * walk[21] * c
     ramp = mine.view(np.int32)
     sums[:] = 0
     _clear(mine, 0, walk[16])
@@ -294,10 +298,10 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch): 
         # db is the product of dy with ones.
         multiply(
             (mine, one), (ramp, one + 1, 0), (ramp, one + 1, 0), (dy, n * pixels * k, k),
-            (sums, 9 * c * k, 0), (sums, 9 * c * k), (ramp, one + 1, 0), (1, count * pixels, k),
+            (sums, patch * k, 0), (sums, patch * k), (ramp, one + 1, 0), (1, count * pixels, k),
             NOTHING,
         )  # fmt: skip
-    finish_weight_gradient(mine, 0, c, k, sums)
+    finish_weight_gradient(mine, 0, walk[21], c, k, sums)
 
 
 @kernel
@@ -309,7 +313,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     mine, sums = scratch[thread], partial[thread]
     tiles, samples, together = walk[10], walk[11], walk[12]
     h_pool, w_pool = dy.shape[1], dy.shape[2]
-    dz, db = mine[walk[20] :], sums[9 * c * k :]
+    dz, db = mine[walk[20] :], sums[walk[21] * walk[21] * c * k :]
     sums[:] = 0
     _clear(mine, 0, walk[16])
     _clear(mine, walk[18], len(mine))
@@ -327,4 +331,4 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
                 _inputs(walk, mine, first, few, g * few)
                 _gradients(walk, dz, 0, mine, first, few, g * few)
             _add(walk, mine, count * few)
-    finish_weight_gradient(mine, 0, c, k, sums)
+    finish_weight_gradient(mine, 0, walk[21], c, k, sums)

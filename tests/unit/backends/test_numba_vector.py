@@ -47,16 +47,16 @@ def test_kernels_are_right_on(processor, tmp_path):
         "NUMBA_CPU_FEATURES": features,
         "DPTRAIN_CACHE_DIR": str(tmp_path),
     }
-    parts = ("convolution", "ways", "matmul", "memory", "maps")
+    parts = ("convolution", "colour_convolution", "ways", "matmul", "memory", "maps")
     files = [str(HERE / f"test_numba_{part}.py") for part in parts]
     chosen = (
         "(pooled and 2/2) or (pooled and 3/2 and wide) or (few and even) or (input and 32 and 129)"
-        " or memory or (numba_maps and (33 or 37 or alone))"
+        " or (colour_convolution and odd) or memory or (numba_maps and (33 or 37 or alone))"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "98 passed" in done.stdout, done.stdout
+    assert "100 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("multiply", [multiply_spaced, multiply_adjacent], ids=["any", "one"])

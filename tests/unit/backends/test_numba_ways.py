@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,8 @@ FEW = {
 FEW |= {
     "one tile": (5, (4, 4, 16), 16, (3, 3), (1, 1), ((1, 1), (1, 1))),
     "samples that do not come out even": (7, (8, 8, 32), 16, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "five": (3, (12, 12, 32), 16, (5, 5), (1, 1), ((2, 2), (2, 2))),
+    "five, odd maps": (2, (9, 7, 16), 48, (5, 5), (1, 1), ((1, 3), (0, 2))),
     "samples larger than a block": (2, (37, 41, 16), 48, (3, 3), (1, 1), ((1, 1), (0, 2))),
 }
 CASES = [
@@ -63,10 +67,10 @@ class Case(vectors.Case):
             self.input = tile_convolution.correlation(out, maps, window, around)
         else:
             self.kernels = winograd_convolution
-            self.forward = self.weight = winograd_convolution.walk(maps, out, corner)
-            self.input = winograd_convolution.walk(out, maps, around)
-            # F(4×4, 3×3) is about 3 times as far off as a direct sum (docs/kernels.md): as far as
-            # one of 9 times as many products.
+            self.forward = self.weight = winograd_convolution.walk(maps, out, corner, window[0])
+            self.input = winograd_convolution.walk(out, maps, around, window[0])
+            # Both forms are 3 times as far off as a direct sum (docs/kernels.md): as far as one
+            # of 9 times as many products.
             self.lengths = {name: 9 * length for name, length in self.lengths.items()}
         sizes = [int(walk[-1]) for walk in (self.forward, self.weight, self.input)]
         self.memory = [np.full(2 * size + 64, np.nan, np.float32) for size in sizes]
@@ -124,6 +128,7 @@ def test_backward_weight(case):
             for name in ("first layer", "wide", "runs with padding", "long rows")
         ),
         *(("few", name) for name in ("wide", "odd maps", "samples that do not come out even")),
+        ("few", "five, odd maps"),
         ("few", "samples larger than a block"),
     ],
     ids=str,
@@ -167,8 +172,9 @@ def test_errors_of_tiles_are_those_of_float32():
     assert error < 1.5 * usual
 
 
-def test_errors_of_fewer_multiplications_are_as_documented():
-    error, usual = errors(Case("few", "runs with padding"), 1)
+@pytest.mark.parametrize(("name", "padding"), [("runs with padding", 1), ("five", 2)])
+def test_errors_of_fewer_multiplications_are_as_documented(name, padding):
+    error, usual = errors(Case("few", name), padding)
     assert error < 4 * usual
 
 
@@ -190,6 +196,7 @@ def chosen(shape):
     return [name.removesuffix("convolution").rstrip("_") for name in modules]
 
 
+IMAGES = Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2, halved=True)
 WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
 
 
@@ -205,8 +212,12 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
         (Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1)), ["tile"] * 3),
         (Shape((24, 24, 3), (24, 24, 64), (5, 5), (1, 1), (2, 2), 3), ["narrow", "tile", "pooled"]),
         (Shape((32, 32, 3), (32, 32, 16), (3, 3), (1, 1), (1, 1), 2), ["pooled"] * 3),
+        (IMAGES, ["colour", "colour", "pooled"]),
+        (replace(IMAGES, out=(32, 32, 24)), ["pooled"] * 3),
+        (replace(IMAGES, maps=(2, 32, 3), out=(2, 32, 16)), ["pooled"] * 3),
         (Shape((16, 16, 16), (8, 8, 32), (3, 3), (2, 2), (1, 1)), [""] * 3),
-        (Shape((16, 4, 16), (16, 4, 32), (5, 5), (1, 1), (2, 2)), [""] * 3),
+        (Shape((16, 4, 16), (16, 4, 32), (5, 5), (1, 1), (2, 2)), ["winograd"] * 3),
+        (Shape((16, 4, 16), (16, 4, 32), (7, 7), (1, 1), (3, 3)), [""] * 3),
         (Shape((16, 16, 16), (22, 22, 32), (3, 3), (1, 1), (4, 4)), [""] * 3),
     ],
     ids=str,
@@ -218,7 +229,9 @@ def test_each_shape_is_computed_by_what_was_measured_to_be_fastest(shape, expect
 
 def test_vectors_where_there_is_no_tile_unit(monkeypatch):
     monkeypatch.setattr(choice, "available", lambda: False)
-    assert chosen(WIDE) == [""] * 3
+    assert chosen(WIDE) == ["winograd"] * 3
+    assert chosen(replace(WIDE, window=(7, 7), pads=(3, 3))) == [""] * 3
+    assert chosen(IMAGES) == ["colour", "colour", "pooled"]
     assert chosen(Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1))) == ["winograd"] * 3
 
 
