@@ -405,7 +405,7 @@ def test_results_of_several_gpus_stand_beside_those_of_one() -> None:
     ])  # fmt: skip
     text = as_markdown(results)
     assert "| model0 | 32 | 2 | 50 (50–60) |  |  |  |  |  |" in text
-    assert "| model0 | 32 | 2 | 0.800 |  |  | 0.700 | ≥ 0.8 | reached |" in text
+    assert "| model0 | 32 | 2 | 0.800 |  |  |  | 0.700 | ≥ 0.8 | reached |" in text
     assert "| 3.20 | ≤ 75 µs, ≥ 3× | reached |" in text
 
 
