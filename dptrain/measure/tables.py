@@ -19,9 +19,16 @@ def plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
 
 
-def stage_table(attribution: Attribution, *, ranks: int) -> Table:
-    """One row a group of layers; forward and backward; the rest of the step below."""
-    table = plain_table("Where a step goes (mean over steps and ranks)")
+def stage_table(attribution: Attribution, *, ranks: int, timed: int | None = None) -> Table:
+    """One row a group of layers; forward and backward; the rest of the step below.
+
+    Args:
+        attribution: of a mean step.
+        ranks: of the job.
+        timed: number of steps that were timed stage by stage; None if all were.
+    """
+    steps = "steps" if timed is None else f"{timed} steps that were timed in order"
+    table = plain_table(f"Where a step goes (mean over {steps} and ranks)")
     table.add_column("stage", no_wrap=True, overflow="ellipsis")
     for column in ("forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"):
         table.add_column(column, justify="right")

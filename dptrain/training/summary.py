@@ -26,14 +26,15 @@ def introduce(job: Job, display: Display) -> None:
     """Say what will be trained on what, how, and where it goes."""
     config, world = job.config, job.world
     memory = sum(job.plan.memory.values()) / 2**20
-    threads = job.plan.setting.threads
+    on_gpu = job.replica.memory.on_gpu
+    workers = "1 GPU" if on_gpu else _count(job.plan.setting.threads, "thread")
     display.say(
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
         f"{memory:.1f} MiB a rank) with {config.backend} {job.plan.precision}"
     )
     display.say(f"data: {job.dataset.description}")
     display.say(
-        f"{_count(world.size, 'rank')} x {_count(threads, 'thread')}, {config.strategy}; global "
+        f"{_count(world.size, 'rank')} x {workers}, {config.strategy}; global "
         f"minibatch {config.batch_size}, up to {job.local_batch} a rank; {config.optimizer}, "
         f"learning rate {job.schedule.rate(job.first_step):g} ({config.schedule})"
     )
@@ -63,7 +64,9 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     scaling = efficiency(baseline, step_times, world.size, possible=possible)
     summary = _summary(job, progress, attribution, scaling, step_times)
     if job.recorder.steps:
-        display.say(stage_table(attribution, ranks=world.size))
+        waits = job.replica.memory.asynchronous
+        timed = len(job.recorder.timed_rows()) if waits else None
+        display.say(stage_table(attribution, ranks=world.size, timed=timed))
         if notes := notes_table(attribution):
             display.say(notes)
         if scaling.weak is not None:
