@@ -82,6 +82,8 @@ class CudaReplica(Replica):
             it.
     """
 
+    keeps_pictures = True
+
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device = device
         self._message = message = Message.of(plan.network, plan.setting)
@@ -97,8 +99,6 @@ class CudaReplica(Replica):
         precision = {"PRECISION": PRECISIONS[plan.precision]}
         self._take_batch = device.function("layout.cu", "take_batch", **precision)
         self._take_places = device.function("layout.cu", "take_places", **precision)
-
-    keeps_pictures = True
 
     def keep(self, pictures: NDArray[np.float32]) -> None:
         canvas = pictures.shape if pictures.ndim == 4 else (*pictures.shape, 1, 1)
