@@ -43,6 +43,9 @@ LEFT_OUT = (
               "out.")  # fmt: skip
 @click.option("--roofs/--no-roofs", default=True, show_default=True,
               help="Measure what the processor can do, in about a second.")  # fmt: skip
+@click.option("--trace", is_flag=True,
+              help="Write trace.json too: all steps of all ranks, for Perfetto or "
+              "chrome://tracing.")  # fmt: skip
 @JSON
 @setting_flags(leave_out=LEFT_OUT)
 def profile(
@@ -51,6 +54,7 @@ def profile(
     skip: int,
     output: Path | None,
     roofs: bool,
+    trace: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -70,7 +74,7 @@ def profile(
         from dptrain.training.profiling import ProfileOptions
         from dptrain.training.profiling import profile as measure
 
-        options = ProfileOptions(steps, skip, output, roofs)
+        options = ProfileOptions(steps, skip, output, roofs, trace)
         record = measure(config, World.connect(timeout=config.timeout), options, quiet=as_json)
         if record is not None:
             from dptrain.cli.printing import print_profile

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
@@ -26,8 +27,9 @@ from dptrain.measure.analysis import (
 )
 from dptrain.measure.environment import cpu_model, environment, peak_memory
 from dptrain.measure.profile import Profile, Roofs, SumTime
-from dptrain.measure.profile_files import claim, write_profile
+from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.roofs import measure_roofs
+from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
 from dptrain.training.loop import raise_not_finite
@@ -59,18 +61,22 @@ class ProfileOptions:
         skip: steps made before.
         output: folder for the results; None: nothing is written.
         roofs: whether to measure what the processor can do.
+        trace: whether to write a trace of all steps that count, to `output`.
     """
 
     steps: int = 50
     skip: int = 5
     output: Path | None = None
     roofs: bool = True
+    trace: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"--steps is {self.steps}; expected at least 1")
         if self.skip < 0:
             raise UserError(f"--skip is {self.skip}; expected at least 0")
+        if self.trace and self.output is None:
+            raise UserError("--trace writes a file, but there is no folder; try --output DIR")
 
 
 def profile(
@@ -102,7 +108,8 @@ def profile(
         steps = _Steps.of(job, options)
         display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
-        _make_steps(job, steps, display)
+        before = clock_offset(world)
+        _make_steps(job, steps, display, trace=options.trace)
         measured = _gather(job, steps)
         sums = _time_sums(job)
         roofs = _measure_roofs(job) if options.roofs else None
@@ -111,6 +118,9 @@ def profile(
         if measured is not None:
             record = _record(job, measured, sums, roofs, facts)
         if output is not None:
+            if options.trace:
+                _write_trace(job, steps, before, output)
+            # Last, so that a folder with a profile has all.
             main_only(world, lambda: _write(record, output))
     return record
 
@@ -118,6 +128,30 @@ def profile(
 def _write(record: Profile | None, output: Path) -> None:
     assert record is not None
     write_profile(record, output)
+
+
+def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> None:
+    """Every rank tells its events, on rank 0's clock."""
+    world, moments = job.world, job.recorder.moments
+    assert moments is not None
+    clock = RankClock(before, clock_offset(world))
+    # Nothing lies before zero: some viewers leave such events out.
+    first = min(world.all_gather_json(clock.place(moments[0].begin)))
+    clock = replace(clock, zero_ns=first)
+    events = rank_events(
+        job.plan, job.stepper.gradient_sum.buckets, moments, clock,
+        rank=world.rank, host=socket.gethostname(),
+    )  # fmt: skip
+    texts = world.gather_json(events)
+    clocks = world.gather_json(clock_facts(world.rank, clock))
+    facts = {"network": job.network.name, "ranks": world.size}
+
+    def write() -> None:
+        assert texts is not None
+        assert clocks is not None
+        write_trace(output / TRACE, texts, clocks, facts, FLAG)
+
+    main_only(world, write)
 
 
 @dataclass(frozen=True)
@@ -160,7 +194,7 @@ def _is_whole(job: Job, step: int) -> bool:
     return size < batch_size or size % batch_size == 0 or (step + 1) % job.epoch_steps != 0
 
 
-def _make_steps(job: Job, steps: _Steps, display: Display) -> None:
+def _make_steps(job: Job, steps: _Steps, display: Display, *, trace: bool) -> None:
     """The loop of training, without what training does between steps."""
     if job.replica.memory.asynchronous:
         job.stepper.is_timed = lambda number: number >= steps.timed
@@ -173,6 +207,8 @@ def _make_steps(job: Job, steps: _Steps, display: Display) -> None:
         display,
     ):
         for number in range(steps.last):
+            if number == steps.skip and trace:
+                job.recorder.moments = []
             job.stepper.take(loader, job.schedule.rate(number))
             for result in job.stepper.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):

@@ -9,6 +9,7 @@ read behind each stage, and waited for.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -168,6 +169,7 @@ class Stepper:
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
+        recorder.note_moments(self.gradient_sum.calls, self.gradient_sum.spans)
         self._under_way.append(_UnderWay(sums, batch, learning_rate, time_ns))
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
@@ -281,20 +283,28 @@ class Stepper:
         replica.stamp(self._update)
 
     def _note_times(self, times: NDArray[np.int64]) -> None:
-        """Give the recorder the stages' times, and what summing kept the device from computing."""
-        clock = [int(time) for time in times]
+        """Give the recorder the stages' times, and what summing kept the device from computing.
+
+        The device is done at present, so its clock's last time is this moment, but for the way
+        that a result takes to the host.
+        """
+        sums, stages = self.gradient_sum, self._stages
+        shift = time.perf_counter_ns() - int(times[self._update])
+        clock = [int(moment) + shift for moment in times]
         before = clock[self._load]
-        for stage in self._stages[self._load + 1 : self._update]:
-            self.recorder.put(stage.index, clock[stage.index] - before)
-            before = clock[stage.index]
-        summed = clock[len(self._stages)]
-        self.recorder.put(self._update, clock[self._update] - summed)
-        exposed = self.gradient_sum.exposed_ns = summed - before
+        for stage in stages[self._load + 1 : self._update]:
+            end = clock[stage.index]
+            self.recorder.put(stage.index, end - before, end)
+            before = end
+        summed, updated = clock[len(stages)], clock[self._update]
+        self.recorder.put(self._update, updated - summed, updated)
+        sums.exposed_ns, sums.calls = summed - before, [(before, summed)]
         under_way = end = 0
-        if self.gradient_sum.world.size > 1:
+        if sums.world.size > 1:
             for stage_index, buckets in sorted(self._due.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)
-                    end = clock[len(self._stages) + 1 + bucket]
+                    end = clock[len(stages) + 1 + bucket]
+                    sums.spans[bucket] = begin, end
                     under_way += end - begin
-        self.gradient_sum.hidden_ns = max(under_way - exposed, 0)
+        sums.hidden_ns = max(under_way - sums.exposed_ns, 0)
