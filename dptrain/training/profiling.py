@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
@@ -26,8 +25,10 @@ from dptrain.measure.analysis import (
     stage_profiles,
 )
 from dptrain.measure.environment import cpu_model, environment, peak_memory
+from dptrain.measure.gathering import gather_measured
 from dptrain.measure.profile import Profile, Roofs, SumTime
 from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
+from dptrain.measure.recorder import timing_cost_ms
 from dptrain.measure.roofs import measure_roofs
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.training.baseline import open_loader
@@ -110,7 +111,10 @@ def profile(
         introduce(job, display)
         before = clock_offset(world)
         _make_steps(job, steps, display, trace=options.trace)
-        measured = _gather(job, steps)
+        measured = gather_measured(
+            world, job.recorder, waits=job.replica.memory.asynchronous,
+            skip=options.skip, most=options.steps,
+        )  # fmt: skip
         sums = _time_sums(job)
         roofs = _measure_roofs(job) if options.roofs else None
         facts = _facts(job)
@@ -162,22 +166,20 @@ class _Steps:
         skip: the first of the ordinary ones.
         timed: the first that is timed stage by stage where not all are; `last` where all are.
         last: one past the last.
-        count: of the ordinary ones, and of the timed ones, that have a whole minibatch.
     """
 
     skip: int
     timed: int
     last: int
-    count: int
 
     @classmethod
     def of(cls, job: Job, options: ProfileOptions) -> _Steps:
         """So many that enough have a whole minibatch: the last one of an epoch may be smaller."""
         ordinary = _with_whole(job, 0, options.skip, options.steps)
         if not job.replica.memory.asynchronous:
-            return cls(options.skip, ordinary, ordinary, options.steps)
+            return cls(options.skip, ordinary, ordinary)
         last = _with_whole(job, ordinary, TIMED_WARM_UP, options.steps)
-        return cls(options.skip, ordinary, last, options.steps)
+        return cls(options.skip, ordinary, last)
 
 
 def _with_whole(job: Job, first: int, skip: int, count: int) -> int:
@@ -215,30 +217,6 @@ def _make_steps(job: Job, steps: _Steps, display: Display, *, trace: bool) -> No
                     raise_not_finite(job, result)
                 progress.add(result)
                 display.step(progress)
-
-
-def _gather(job: Job, steps: _Steps) -> Measured | None:
-    """Bring the rows of all ranks to rank 0; None elsewhere."""
-    rows, samples, timed = job.recorder.in_order()
-    whole = samples == samples.max()
-    numbers = np.arange(len(rows))
-    ordinary = whole & (numbers >= steps.skip) & (numbers < steps.timed)
-    tables = [_of_all_ranks(job, rows[ordinary], steps.count)]
-    if steps.timed < steps.last:
-        tables.append(_of_all_ranks(job, rows[whole & timed], steps.count))
-    means = job.world.gather_json(job.recorder.mean_samples(int(samples.max())))
-    if means is None:
-        return None
-    first, last = tables[0], tables[-1]
-    assert first is not None
-    assert last is not None
-    return Measured(job.recorder.names, first, last, tuple(means))
-
-
-def _of_all_ranks(job: Job, rows: NDArray[np.int64], count: int) -> NDArray[np.float64] | None:
-    """Milliseconds (ranks, count, names) of the last `count` rows, on rank 0."""
-    gathered = job.world.gather(np.ascontiguousarray(rows[-count:]))
-    return None if gathered is None else MS * np.stack(gathered)
 
 
 def _time_sums(job: Job) -> tuple[SumTime, ...]:
@@ -292,7 +270,7 @@ def _record(
     facts: dict[str, Any],
 ) -> Profile:
     ranks = facts["ranks"]
-    slowest = measured.steps.max(axis=0)
+    slowest = measured.slowest
     memory = dict(job.plan.memory)
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
@@ -303,6 +281,7 @@ def _record(
         step_ms=spread(slowest),
         step_times_ms=tuple(slowest.tolist()),
         images_per_s=samples / float(np.median(slowest)) * 1e3,
+        timing_ms=timing_cost_ms(job.plan.stages),
         parts=measured.parts,
         stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),
         kinds=kind_profiles(job.plan, measured, roofs),
