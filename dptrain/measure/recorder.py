@@ -150,6 +150,12 @@ class StepRecorder:
         rows, samples, _ = self.in_order()
         return rows if global_count is None else rows[samples == global_count]
 
+    def timed_rows(self, last: int) -> NDArray[np.int64]:
+        """Those of the `last` steps whose laps are times of stages; there may be none."""
+        rows, _, timed = self.in_order()
+        chosen: NDArray[np.int64] = rows[-last:][timed[-last:]]
+        return chosen
+
     def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Of every kept step, oldest first: `rows`, minibatch samples, and whether it was timed."""
         first = max(self.steps - len(self._rows), 0)

@@ -26,10 +26,12 @@ from dptrain.measure.analysis import (
 )
 from dptrain.measure.environment import cpu_model, environment, peak_memory
 from dptrain.measure.gathering import gather_measured
+from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile import Profile, Roofs, SumTime
 from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.recorder import timing_cost_ms
 from dptrain.measure.roofs import measure_roofs
+from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
@@ -42,6 +44,7 @@ from dptrain.training.setup import (
     possible_efficiency,
     set_up,
     share_of_cores,
+    together,
 )
 from dptrain.training.summary import introduce
 
@@ -63,6 +66,8 @@ class ProfileOptions:
         output: folder for the results; None: nothing is written.
         roofs: whether to measure what the processor can do.
         trace: whether to write a trace of all steps that count, to `output`.
+        nvtx: whether to set marks around stages for NVIDIA's tools. Where stages return before
+            they are done, each is started by itself then in steps that are timed.
     """
 
     steps: int = 50
@@ -70,6 +75,7 @@ class ProfileOptions:
     output: Path | None = None
     roofs: bool = True
     trace: bool = False
+    nvtx: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -99,18 +105,21 @@ def profile(
         UserError: something the user can mend; the same on every rank.
     """
     output = options.output
-    if output is not None:
-        main_only(world, lambda: claim(output))
+    board = main_only(world, lambda: _claim(output, config.tensorboard))
+    ranges = together(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
     config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
     job = set_up(config, world, keeps_run=False, recorded_steps=4 * total + TIMED_WARM_UP)
     with ExitStack() as stack:
         stack.enter_context(job.stepper)
+        if ranges is not None:
+            annotate(job.replica, job.stepper.gradient_sum, ranges)
+            job.stepper.captures_timed = False
         steps = _Steps.of(job, options)
         display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
         before = clock_offset(world)
-        _make_steps(job, steps, display, trace=options.trace)
+        _make_steps(job, steps, display, trace=options.trace, ranges=ranges)
         measured = gather_measured(
             world, job.recorder, waits=job.replica.memory.asynchronous,
             skip=options.skip, most=options.steps,
@@ -121,12 +130,40 @@ def profile(
         record = None
         if measured is not None:
             record = _record(job, measured, sums, roofs, facts)
+            if board is not None:
+                _fill_board(board, job, measured)
         if output is not None:
             if options.trace:
                 _write_trace(job, steps, before, output)
             # Last, so that a folder with a profile has all.
             main_only(world, lambda: _write(record, output))
     return record
+
+
+def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
+    """Make sure that results can be written, before anything is measured."""
+    if output is None:
+        if tensorboard:
+            raise UserError("--tensorboard writes files, but there is no folder; try --output DIR")
+        return None
+    board = None
+    if tensorboard:
+        import_tensorboard()
+    claim(output)
+    if tensorboard:
+        board = TensorBoard(output / FOLDER, flag=FLAG)
+    return board
+
+
+def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
+    """The network, and a line a step: of the slowest rank, and by stage the mean of all."""
+    board.graph(job.network)
+    for number, step_ms in enumerate(measured.slowest.tolist()):
+        board.record({"step": number, "step_ms": step_ms})
+    for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
+        times = {f"time_ms/{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+        board.record({"step": number, **times})
+    board.close()
 
 
 def _write(record: Profile | None, output: Path) -> None:
@@ -196,7 +233,9 @@ def _is_whole(job: Job, step: int) -> bool:
     return size < batch_size or size % batch_size == 0 or (step + 1) % job.epoch_steps != 0
 
 
-def _make_steps(job: Job, steps: _Steps, display: Display, *, trace: bool) -> None:
+def _make_steps(
+    job: Job, steps: _Steps, display: Display, *, trace: bool, ranges: Ranges | None
+) -> None:
     """The loop of training, without what training does between steps."""
     if job.replica.memory.asynchronous:
         job.stepper.is_timed = lambda number: number >= steps.timed
@@ -208,10 +247,11 @@ def _make_steps(job: Job, steps: _Steps, display: Display, *, trace: bool) -> No
         ) as loader,
         display,
     ):
+        batches = loader if ranges is None else waiting(loader, ranges)
         for number in range(steps.last):
             if number == steps.skip and trace:
                 job.recorder.moments = []
-            job.stepper.take(loader, job.schedule.rate(number))
+            job.stepper.take(batches, job.schedule.rate(number))
             for result in job.stepper.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)

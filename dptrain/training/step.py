@@ -99,6 +99,8 @@ class Stepper:
         is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
             stage. Where stages are done when they return, a step that is not runs without a
             listener, and its sums start when backward is over.
+        captures_timed: whether steps that are timed stage by stage are captured like the others;
+            if not, each stage is started from here, where marks can be set around it.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Stepper:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
         waits = replica.memory.asynchronous
         self.is_timed: Callable[[int], bool] = _now_and_then if waits else _always
+        self.captures_timed = True
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
@@ -252,7 +255,10 @@ class Stepper:
 
     def _program(self, batch: Batch, start: Callable[[], None]) -> Callable[[], None]:
         """The program for minibatches of this size, which decides the share of every rank."""
-        key = batch.global_count, self.recorder.timed
+        timed = self.recorder.timed
+        if timed and not self.captures_timed:
+            return start
+        key = batch.global_count, timed
         if key not in self._programs:
             self._programs[key] = self.replica.memory.program(start)
         return self._programs[key]
