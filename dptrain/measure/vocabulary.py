@@ -169,7 +169,7 @@ JOB = (
 
 TRAINING = (
     Word("epoch", "1", "Passes over the data so far."),
-    Word("loss", "1", "Mean over the last minibatch (in a profile, loss is a phase)."),
+    Word("metrics.loss", "1", "Mean over the last minibatch."),
     Word("learning_rate", "1", "Of the last update."),
     Word("train_loss", "1", "Mean over the last epoch's minibatches."),
     Word("test_loss", "1", "Mean over the test data."),
