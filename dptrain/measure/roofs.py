@@ -19,8 +19,8 @@ from dptrain.plan.plan import Plan, make_plan
 HOST_MATRIX, GPU_MATRIX = 1024, 8192
 """Rows and columns of the product; larger ones were no faster."""
 
-HOST_COPIES = tuple(2**k for k in (16, 18, 20, 22, 24, 26))
-GPU_COPIES = tuple(2**k for k in (20, 24, 28, 31))
+HOST_COPIES = (1 << 16, 1 << 20, 1 << 23, 1 << 26)
+GPU_COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 31)
 """Bytes of source and target together, from what a cache holds to far more."""
 
 
