@@ -1,6 +1,7 @@
 // Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
 
 #include "fused.cuh"
+#include "order.cuh"
 #include "parts.cuh"
 
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
@@ -64,6 +65,7 @@ using WeightsTransposed = Matrix<float, true, OUT_STEP>;
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs DROPPING) {
+    in_order();
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
              StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
 }
@@ -72,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
+    in_order();
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
              StorePlain<float, OUT_STEP>{partial + blockIdx.z * samples * outputs, samples,
@@ -81,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 // y = the sum of the parts + b, and what follows.
 extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
                                              Number* y, int outputs, int size DROPPING) {
+    in_order();
     float total;
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     if (!sum_of_parts(partial, parts, size, i, total)) return;
@@ -94,6 +98,7 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int part) {
+    in_order();
     const int first = blockIdx.z * part, stop = min(first + part, samples);
     multiply(InputsTransposed{x, inputs}, Gradients<false>{{dy, y, factor}, samples, outputs},
              first, stop, StoreGradient{dw, db, inputs, outputs});
@@ -103,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
+    in_order();
     multiply(Gradients<true>{{dy, y, factor}, samples, outputs},
              WeightsTransposed{w, inputs, outputs, outputs}, 0, outputs,
              StorePlain<Number, IN_STEP>{dx, samples, inputs});

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dptrain.backends.cuda import early
 from dptrain.backends.cuda.device import SUMS, WEIGHTS, Array, Device, Extent, Function, Mailbox
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.errors import UserError
@@ -64,6 +65,7 @@ class GPU(Device):
         self._compiler = find_compiler([major for major in MAJORS if major <= own] or MAJORS)
         capability = int(device.compute_capability)
         self.architecture = best_architecture(capability, self._compiler.architectures)
+        self._launch_early = early.find_launch(self.architecture)
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}
 
@@ -190,7 +192,10 @@ class GPU(Device):
                 attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver.funcSetAttribute(kernel.ptr, attribute, shared_bytes)
                 allowed = shared_bytes
-            kernel(grid, block, args, shared_bytes, self.current)
+            if self._launch_early is None:
+                kernel(grid, block, args, shared_bytes, self.current)
+            else:
+                self._launch_early(kernel.ptr, grid, block, args, shared_bytes, self.current.ptr)
 
         return launch
 
