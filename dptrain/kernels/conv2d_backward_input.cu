@@ -1,5 +1,4 @@
 #include "conv2d.cuh"
-#include "order.cuh"
 
 // Runs of the sum over (r, s, k), split into pieces of filters of one tap.
 struct FilterTap {
@@ -98,7 +97,6 @@ struct WeightsTransposed {
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY) {
-    in_order();
     const Geometry g = GEOMETRY_VALUES;
     const int pixels = samples * g.height * g.width, taps = g.r * g.s * g.filters;
     multiply(Gradients{{dy, marks, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,

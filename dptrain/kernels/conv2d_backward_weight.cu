@@ -1,5 +1,4 @@
 #include "conv2d.cuh"
-#include "order.cuh"
 
 // A position of the sum over output pixels, which goes window by window where these are pooled:
 // the window (or pixel) and which of its pixels.
@@ -78,7 +77,6 @@ struct Gradients {
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
                            float* dw, float* db, int samples, int part, GEOMETRY) {
-    in_order();
     const Geometry g = GEOMETRY_VALUES;
     const int taps = g.r * g.s * g.channels;
     const int terms = output_rows(g, samples) * MEMBERS;

@@ -1,5 +1,4 @@
 #include "conv2d.cuh"
-#include "order.cuh"
 
 // A: a row is an output pixel, the sum runs over (r, s, c).
 struct Patches {
@@ -29,7 +28,6 @@ struct Patches {
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
-    in_order();
     const Geometry g = GEOMETRY_VALUES;
     const int rows = output_rows(g, samples), taps = g.r * g.s * g.channels;
     multiply(Patches{x, g, rows}, Matrix<float, false, OUT_STEP>{w, g.filters, taps, g.filters}, 0,

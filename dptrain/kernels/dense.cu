@@ -65,7 +65,6 @@ using WeightsTransposed = Matrix<float, true, OUT_STEP>;
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs DROPPING) {
-    in_order();
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
              StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
 }
@@ -74,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
-    in_order();
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
              StorePlain<float, OUT_STEP>{partial + blockIdx.z * samples * outputs, samples,
@@ -98,7 +96,6 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int part) {
-    in_order();
     const int first = blockIdx.z * part, stop = min(first + part, samples);
     multiply(InputsTransposed{x, inputs}, Gradients<false>{{dy, y, factor}, samples, outputs},
              first, stop, StoreGradient{dw, db, inputs, outputs});
@@ -108,7 +105,6 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
-    in_order();
     multiply(Gradients<true>{{dy, y, factor}, samples, outputs},
              WeightsTransposed{w, inputs, outputs, outputs}, 0, outputs,
              StorePlain<Number, IN_STEP>{dx, samples, inputs});

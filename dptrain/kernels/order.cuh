@@ -4,8 +4,9 @@
 
 #pragma once
 
-// The first statement of every kernel: memory is touched behind it only. It waits until all that was
-// enqueued before is done and seen, and lets the next kernel's blocks come.
+// The first statement of every kernel (`multiply` of gemm.cuh has it for products): memory is touched
+// behind it only. It waits until all that was enqueued before is done and seen, and lets the next
+// kernel's blocks come.
 //
 // Every thread passes here, those with nothing to do included: only so does the end of this kernel
 // mean that those before it have ended, too.
