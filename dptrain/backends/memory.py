@@ -58,13 +58,6 @@ class Memory(Protocol):
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         """`download` to memory that later ones, and uploads from it, reach fastest."""
 
-    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
-        """Begin to copy an array to the host, as all that was started will leave it.
-
-        Returns:
-            What waits for the copy, at most so many seconds (`TimeoutError`), and returns it.
-        """
-
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         """What starts, at each call, the very work that `start` starts.
 
@@ -101,10 +94,6 @@ class HostMemory:
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         return source
-
-    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
-        values = source.copy()
-        return lambda timeout: values
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return start

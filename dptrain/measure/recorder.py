@@ -56,6 +56,10 @@ class StepRecorder:
         """Stage number `stage` took so long by another clock."""
         self._row[stage] = nanoseconds
 
+    def add(self, stage: int, nanoseconds: int) -> None:
+        """Stage number `stage` took so much longer, by another clock."""
+        self._row[stage] += nanoseconds
+
     def skip(self) -> None:
         """What ran since the last lap or skip belongs to no stage."""
         self._last = perf_counter_ns()

@@ -101,7 +101,7 @@ class Stepper:
         self._stages = replica.plan.stages
         self._load = next(s.index for s in self._stages if s.phase is Phase.LOAD)
         self._update = next(s.index for s in self._stages if s.phase is Phase.UPDATE)
-        self._programs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._programs: dict[tuple[int, bool, int], Callable[[], None]] = {}
         self._under_way: deque[_UnderWay] = deque()
         self._done: list[StepResult] = []
 
@@ -130,6 +130,7 @@ class Stepper:
             step=batch.step,
             learning_rate=learning_rate,
             stop=stop,
+            later=enqueues,
         )
         self._lap(self._load)
         sums = self._enqueue(batch) if enqueues else self._call(batch, learning_rate)
@@ -214,23 +215,27 @@ class Stepper:
 
     def _enqueue(self, batch: Batch) -> Callable[[float], NDArray[np.float64]]:
         timed = self.recorder.timed
-        self._program(batch, self._start_timed if timed else self._start)()
-        sums = self.replica.sums_later()
+        self._program(batch, self._start_timed if timed else self._start, self.replica.turn)()
+        sums = self.replica.begun()
         if timed:
             sums(self.gradient_sum.world.timeout)
             self._note_times(self.replica.stamps())
         return sums
 
-    def _program(self, batch: Batch, start: Callable[[], None]) -> Callable[[], None]:
+    def _program(
+        self, batch: Batch, start: Callable[[], None], turn: int = 0
+    ) -> Callable[[], None]:
         """The program for minibatches of this size, which decides the share of every rank."""
-        key = batch.global_count, self.recorder.timed
+        key = batch.global_count, self.recorder.timed, turn
         if key not in self._programs:
             self._programs[key] = self.replica.memory.program(start)
         return self._programs[key]
 
     def _start(self) -> None:
+        self.replica.take()
         self.replica.run(self._start_due)
         self.gradient_sum.finish()
+        self.replica.tell()
         self.gradient_sum.apply_update()
 
     def _start_due(self, stage: int) -> None:
@@ -239,6 +244,8 @@ class Stepper:
 
     def _start_timed(self) -> None:
         replica, last = self.replica, len(self._stages)
+        replica.stamp(2 * last + 1)
+        replica.take()
         replica.stamp(self._load)
 
         def after_stage(stage: int) -> None:
@@ -252,11 +259,13 @@ class Stepper:
         replica.stamp(last)
         self.gradient_sum.apply_update()
         replica.stamp(self._update)
+        replica.tell()
 
     def _note_times(self, times: NDArray[np.int64]) -> None:
         """Give the recorder the stages' times, and what summing kept the device from computing."""
         clock = [int(time) for time in times]
         before = clock[self._load]
+        self.recorder.add(self._load, before - clock[2 * len(self._stages) + 1])
         for stage in self._stages[self._load + 1 : self._update]:
             self.recorder.put(stage.index, clock[stage.index] - before)
             before = clock[stage.index]
