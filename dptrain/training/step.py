@@ -26,8 +26,10 @@ from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
 
-TIMED_EVERY = 50
-"""Where stages return before they are done, one step in so many is timed stage by stage."""
+TIMED_EVERY = 200
+"""Where stages return before they are done, one step in so many is timed stage by stage. It waits
+for the device twice, some 170 µs of an H200: one in fifty made model0's steps of 32 samples 5%
+longer."""
 
 FIRST_TIMED = 9
 
