@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 STRATEGIES = ("mirrored", "central")
 """Names users may say, the default first."""
 
-TRANSPORTS = ("auto", "nccl", "mpi", "host")
-"""Ways between GPUs. ``mpi`` hands MPI addresses of GPU memory, which it must understand."""
+TRANSPORTS = ("auto", "peer", "nccl", "mpi", "host")
+"""Ways between GPUs. With ``peer`` those of one node write into each other's memory; ``mpi`` hands
+MPI addresses of GPU memory, which it must understand."""
 
 
 def load_strategy(
@@ -48,10 +49,13 @@ def load_strategy(
     from dptrain.comm.transport import choose_transport
 
     carrier = choose_transport(world, replica, transport)
-    if carrier == "nccl":
-        from dptrain.comm.nccl import NcclCentralSum, NcclSum
+    if carrier in ("peer", "nccl"):
+        from dptrain.comm.enqueued import EnqueuedCentralSum, EnqueuedSum
+        from dptrain.comm.nccl import Nccl
+        from dptrain.comm.peer import Peers
 
-        return (NcclCentralSum if name == "central" else NcclSum)(world, replica, buckets)
+        strategy = EnqueuedCentralSum if name == "central" else EnqueuedSum
+        return strategy(world, replica, buckets, Peers if carrier == "peer" else Nccl)
     if name == "central":
         from dptrain.comm.central import CentralSum
 

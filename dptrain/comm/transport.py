@@ -1,4 +1,4 @@
-"""How the gradients of GPUs travel: by NCCL, by MPI from GPU to GPU, or through the host."""
+"""How the gradients of GPUs travel: by their own stores, by NCCL, by MPI, or through the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dptrain.comm.peer import peer_error
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> str:
-    """What carries gradients, the same on every rank: ``nccl``, ``mpi`` or ``host``.
+    """What carries gradients, the same on every rank: ``peer``, ``nccl``, ``mpi`` or ``host``.
 
     Args:
         world: the ranks.
@@ -32,6 +33,12 @@ def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> st
         return "host"
     if not gpus:
         raise UserError(f"--transport {wanted} is between GPUs, which this backend does not use")
+    if wanted in ("auto", "peer"):
+        error = peer_error(world, replica)
+        if error is None:
+            return "peer"
+        if wanted == "peer":
+            raise UserError(error)
     if wanted in ("auto", "nccl"):
         error = _nccl_error(world, replica)
         if error is None:
