@@ -86,7 +86,8 @@ class TrainConfig:
     strategy: str = _setting("mirrored", "How ranks share an update: gradients summed everywhere, "
                              "or sent to rank 0, which updates and sends parameters back.",
                              choices=("mirrored", "central"))  # fmt: skip
-    transport: str = _setting("auto", "How gradients travel between GPUs: by NCCL, by an MPI that "
+    transport: str = _setting("auto", "How gradients travel between GPUs: by kernels that write "
+                              "into each other's memory, within a node; by NCCL, by an MPI that "
                               "takes addresses of GPU memory, or through the host; the first of "
                               "these that works where left out.",
                               choices=TRANSPORTS)  # fmt: skip
