@@ -1,7 +1,6 @@
 // What time it is on the device.
 
 #include "clock.cuh"
-
 #include "order.cuh"
 
 extern "C" __global__ void stamp(long long* times, int place) {
