@@ -2,9 +2,10 @@
 
     mpirun -n 2 python -m benchmarks.gpu.rank_steps tf32 auto model0:32 cifar:1024
 
-`auto` is a transport, as `dptrain train` has them. Rank 0 prints a JSON list: microseconds of a step
-for each network and batch size, each the median over blocks of steps. A step is what `dptrain train` launches: forward, backward, the sum of the
-gradients over the ranks and the update; only the batch is not brought anew.
+`auto` is a transport, as `dptrain train` has them. Rank 0 prints a JSON list: microseconds of a
+step for each network and batch size, each the median over blocks of steps. A step is what `dptrain
+train` launches: forward, backward, the sum of the gradients over the ranks and the update; only the
+batch is not brought anew.
 """
 
 from __future__ import annotations

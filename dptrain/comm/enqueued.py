@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from dptrain.backends.base import Replica
@@ -37,9 +38,21 @@ class Carrier(ABC):
         """Leave the others in good order, when nothing is enqueued any more."""
 
 
-Connect = Callable[[World, Replica, Sequence[Array], Sequence[Array]], Carrier]
-"""Makes the carrier of a replica's arrays, those that `Carrier.all_reduce` sums and the others; all
-ranks call it."""
+@dataclass(frozen=True)
+class Shared:
+    """Arrays of a rank, float32, of which the others have the same, by what is done with them.
+
+    Attributes:
+        all_reduced, reduced, broadcast: as `Carrier` has it; 16 bytes each or a multiple.
+    """
+
+    all_reduced: Sequence[Array] = ()
+    reduced: Sequence[Array] = ()
+    broadcast: Sequence[Array] = ()
+
+
+Connect = Callable[[World, Replica, Shared], Carrier]
+"""Makes the carrier of some arrays of a replica; all ranks call it."""
 
 
 class EnqueuedSum(GradientSum):
@@ -55,16 +68,16 @@ class EnqueuedSum(GradientSum):
         assert isinstance(replica.memory, Device)
         self.device = replica.memory
         self.parts = self._parts()
-        self.carrier = connect(world, replica, *self._shared())
+        self.carrier = connect(world, replica, self._shared())
 
     def _parts(self) -> list[Array]:
         """What is summed of each bucket."""
         gradients = self.replica.flat_gradients
         return [gradients[bucket.start : bucket.stop] for bucket in self.buckets]
 
-    def _shared(self) -> tuple[list[Array], list[Array]]:
-        """What a carrier must know of."""
-        return self.parts, []
+    def _shared(self) -> Shared:
+        """What the carrier is to know of."""
+        return Shared(all_reduced=self.parts)
 
     def close(self) -> None:
         self.device.synchronize()
@@ -102,8 +115,8 @@ class EnqueuedCentralSum(EnqueuedSum):
         self.sums = gradients[size:]
         return [gradients[bucket.start : min(bucket.stop, size)] for bucket in self.buckets]
 
-    def _shared(self) -> tuple[list[Array], list[Array]]:
-        return [self.sums], [*self.parts, self.replica.flat_parameters]
+    def _shared(self) -> Shared:
+        return Shared([self.sums], self.parts, [self.replica.flat_parameters])
 
     def _do_start(self, bucket: int) -> None:
         self.bytes += self.parts[bucket].nbytes

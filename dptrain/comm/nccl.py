@@ -6,12 +6,11 @@ Source: NVIDIA NCCL user guide, https://docs.nvidia.com/deeplearning/nccl.
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Sequence
 from typing import Any
 
 from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array, Device
-from dptrain.comm.enqueued import Carrier
+from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 
@@ -19,13 +18,7 @@ from dptrain.errors import UserError
 class Nccl(Carrier):
     """One communicator of all ranks, for any array; counts are elements."""
 
-    def __init__(
-        self,
-        world: World,
-        replica: Replica,
-        summed: Sequence[Array] = (),
-        central: Sequence[Array] = (),
-    ) -> None:
+    def __init__(self, world: World, replica: Replica, shared: Shared) -> None:
         assert isinstance(replica.memory, Device)
         self.device = replica.memory
         self.nccl = import_nccl()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.comm.enqueued import Carrier
+from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.plan.flat import SUMS
@@ -63,7 +63,7 @@ class Inboxes:
     Args:
         world: the ranks, of one node.
         device: of this rank.
-        words: of 16 bytes, the same on all ranks.
+        words: of this rank's, 16 bytes each.
 
     Attributes:
         addresses: uint64 (ranks,) where they begin, as kernels of this rank reach them.
@@ -125,8 +125,7 @@ class Peers(Carrier):
     Args:
         world: the ranks, of one node.
         replica: whose arrays they are.
-        summed: arrays that are summed everywhere; float32, a multiple of 4 numbers each.
-        central: arrays that go to rank 0, or come from it.
+        shared: the arrays.
         patience_s: how long a kernel waits for another rank's numbers; the world's timeout where
             left out. Behind that, the replica's shared sums are NaN.
 
@@ -135,12 +134,7 @@ class Peers(Carrier):
     """
 
     def __init__(
-        self,
-        world: World,
-        replica: Replica,
-        summed: Sequence[Array],
-        central: Sequence[Array] = (),
-        patience_s: float | None = None,
+        self, world: World, replica: Replica, shared: Shared, patience_s: float | None = None
     ) -> None:
         assert isinstance(replica.memory, Device)
         self.size, self.rank, self.device = world.size, np.int32(world.rank), replica.memory
@@ -152,21 +146,24 @@ class Peers(Carrier):
         self._by_shares = self.device.function("peers.cu", "sum_by_shares", RANKS=world.size)
         self._channels: dict[int, Channel] = {}
         words = 0
-        for array in summed:
-            sent = (self.size - 1) * array.nbytes
-            words = self._add(array, words, shares=self.size > 2 and sent > SHARES_BYTES)
-        for array in central:
-            words = self._add(array, words, shares=False)
-        self._inboxes = Inboxes(world, self.device, words)
+        for array in shared.all_reduced:
+            shares = self.size > 2 and (self.size - 1) * array.nbytes > SHARES_BYTES
+            words = self._add(array, words, givers=self.size, shares=shares)
+        for array in shared.broadcast:
+            words = self._add(array, words, givers=1)
+        own = words
+        for array in shared.reduced:
+            words = self._add(array, words, givers=self.size)
+        self._inboxes = Inboxes(world, self.device, words if world.is_main else own)
 
-    def _add(self, array: Array, start: int, *, shares: bool) -> int:
+    def _add(self, array: Array, start: int, *, givers: int, shares: bool = False) -> int:
         """Make an array's channel at a place of the inboxes; where the next one begins."""
         count = array.size // WORD
         assert array.size == count * WORD
         share = math.ceil(count / self.size) if shares else 0
         turns = self.device.zeros((BLOCKS,), "uint32")
         self._channels[self.device.address(array)] = Channel(np.int64(start), count, share, turns)
-        return start + 2 * self.size * (2 * share or count)
+        return start + 2 * (2 * self.size * share or givers * count)
 
     def all_reduce(self, array: Array) -> None:
         channel = self._channels[self.device.address(array)]
@@ -207,7 +204,7 @@ def peer_error(world: World, replica: Replica) -> str | None:
     array = memory.zeros((WORD,), "float32")
     memory.upload(array, np.array([1, world.rank, 0, 0], np.float32))
     try:
-        peers = Peers(world, replica, [array], patience_s=TRIAL_S)
+        peers = Peers(world, replica, Shared([array]), TRIAL_S)
     except UserError as error:
         return str(error)
     peers.all_reduce(array)

@@ -20,6 +20,10 @@ BUCKET_BYTES = {"peer": 256 << 10, "nccl": 1 << 20, "mpi": 1 << 20}
 """Least size of a bucket that GPUs sum by each transport. A sum by NCCL takes some 10 µs, however
 small, one by kernels of ours 3 to 4."""
 
+PEER_BYTES = 64 << 20
+"""Gradients up to here are summed by kernels of ours unless something else is asked for: inboxes
+take four times as much, and what is gained gets less."""
+
 
 def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> str:
     """What carries gradients, the same on every rank: ``peer``, ``nccl``, ``mpi`` or ``host``.
@@ -37,7 +41,8 @@ def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> st
         return "host"
     if not gpus:
         raise UserError(f"--transport {wanted} is between GPUs, which this backend does not use")
-    if wanted in ("auto", "peer"):
+    small = replica.flat_gradients.nbytes <= PEER_BYTES
+    if wanted == "peer" or (wanted == "auto" and small):
         error = peer_error(world, replica)
         if error is None:
             return "peer"

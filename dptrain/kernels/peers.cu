@@ -148,7 +148,7 @@ __device__ inline void leave(const Channel& channel, unsigned* turns, float* sum
 extern "C" __global__ void sum_at_once(Words* x, int count, int givers, int receivers, COMMON) {
     in_order();
     Channel channel =
-        enter(inboxes, start, (long long)RANKS * count, rank, turns, gave_up, patience_ns);
+        enter(inboxes, start, (long long)givers * count, rank, turns, gave_up, patience_ns);
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     if (rank < givers)
         for (int i = first; i < count; i += step) {

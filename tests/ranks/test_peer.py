@@ -16,6 +16,7 @@ import dptrain.api as api
 from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array
 from dptrain.comm import STRATEGIES, load_strategy, peer
+from dptrain.comm.enqueued import Shared
 from dptrain.comm.peer import Peers
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
@@ -110,7 +111,7 @@ def test_sums_are_added_in_the_order_of_ranks(
     replica = small_replica()
     memory = replica.memory
     arrays = [memory.zeros((count,), "float32") for _ in range(2)]
-    peers = Peers(connected, replica, arrays)
+    peers = Peers(connected, replica, Shared(arrays))
     for turn in range(5):
         for place, array in enumerate(arrays):
             memory.upload(array, numbers_of(connected.rank, 2 * turn + place, count))
@@ -126,16 +127,17 @@ def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
         return
     replica = small_replica()
     memory = replica.memory
-    array = memory.zeros((36,), "float32")
-    peers = Peers(connected, replica, [], [array])
+    given, got = (memory.zeros((size,), "float32") for size in (36, 400))
+    peers = Peers(connected, replica, Shared(reduced=[given], broadcast=[got]))
     for turn in range(4):
-        memory.upload(array, numbers_of(connected.rank, turn, 36))
-        parts = [numbers_of(rank, turn, 36) for rank in range(connected.size)]
-        peers.reduce(array)
+        memory.upload(given, numbers_of(connected.rank, turn, 36))
+        memory.upload(got, numbers_of(connected.rank, turn, 400))
+        peers.reduce(given)
         if connected.is_main:
-            np.testing.assert_array_equal(memory.download(array), in_order(parts))
-        peers.broadcast(array)
-        np.testing.assert_array_equal(memory.download(array), in_order(parts))
+            parts = [numbers_of(rank, turn, 36) for rank in range(connected.size)]
+            np.testing.assert_array_equal(memory.download(given), in_order(parts))
+        peers.broadcast(got)
+        np.testing.assert_array_equal(memory.download(got), numbers_of(0, turn, 400))
     peers.close()
 
 
@@ -146,7 +148,7 @@ def test_any_bits_arrive(connected: World, devices: None) -> None:
     bits = np.array([peer.EMPTY, 0x80000000, 1, 0x7F800000], np.uint32)
     replica = small_replica()
     array = replica.memory.zeros((4,), "float32")
-    peers = Peers(connected, replica, [], [array])
+    peers = Peers(connected, replica, Shared(broadcast=[array]))
     for _ in range(3):
         sent = bits if connected.is_main else np.zeros_like(bits)
         replica.memory.upload(array, sent.view(np.float32))
@@ -165,7 +167,7 @@ def test_a_wait_ends(connected: World, devices: None) -> None:
     replica = small_replica()
     memory = replica.memory
     arrays = [replica.flat_gradients[:64], replica.flat_gradients[64:]]
-    peers = Peers(connected, replica, arrays, patience_s=0.05)
+    peers = Peers(connected, replica, Shared(arrays), patience_s=0.05)
     if connected.rank != connected.size - 1:
         peers.all_reduce(arrays[0])
         assert np.isnan(memory.download(replica.flat_gradients[:64])).all()
@@ -236,24 +238,29 @@ def test_what_is_missing_is_said(
     replica = small_replica()
     assert choose_transport(connected, replica) == "peer"
 
-    def refused(wanted: str, match: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("dptrain.comm.transport.PEER_BYTES", 100)
+        assert choose_transport(connected, replica) != "peer"
+        assert choose_transport(connected, replica, "peer") == "peer"
+
+    def refused(match: str) -> None:
         with pytest.raises(UserError, match=match):
-            choose_transport(connected, replica, wanted)
+            choose_transport(connected, replica, "peer")
         assert choose_transport(connected, replica) != "peer"
 
     last = connected.rank == connected.size - 1
     with monkeypatch.context() as patch:
         patch.setattr(peer.socket, "gethostname", lambda: f"node{last}")
-        refused("peer", "ranks of several nodes")
+        refused("ranks of several nodes")
     with monkeypatch.context() as patch:
         patch.setattr(replica.memory, "identity", "one for all")
-        refused("peer", "one rank each")
+        refused("one rank each")
     with monkeypatch.context() as patch:
         if last:
             patch.setattr(Device, "open_shared", Emulator.open_shared)
-        refused("peer", "reaches no memory of other processes")
+        refused("reaches no memory of other processes")
     with monkeypatch.context() as patch:
         patch.setattr(peer, "TRIAL_S", 0.05)
         if last:
             patch.setattr(Peers, "all_reduce", lambda self, array: None)
-        refused("peer", "did not arrive")
+        refused("did not arrive")
