@@ -99,14 +99,13 @@ def in_order(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     return total
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("shares", [False, True], ids=["at once", "by shares"])
 @pytest.mark.parametrize("count", [4, 20, 400, 1028])
 def test_sums_are_added_in_the_order_of_ranks(
     connected: World, devices: None, count: int, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1028 numbers take every thread of three blocks of 32 three times."""
-    if connected.size == 1:
-        return
     monkeypatch.setattr(peer, "SHARES_BYTES", -1 if shares else 1 << 30)
     replica = small_replica()
     memory = replica.memory
@@ -122,9 +121,8 @@ def test_sums_are_added_in_the_order_of_ranks(
     peers.close()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
-    if connected.size == 1:
-        return
     replica = small_replica()
     memory = replica.memory
     given, got = (memory.zeros((size,), "float32") for size in (36, 400))
@@ -141,10 +139,9 @@ def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
     peers.close()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_any_bits_arrive(connected: World, devices: None) -> None:
     """The bits that mean that nothing has come are those of a NaN: it arrives as a NaN."""
-    if connected.size == 1:
-        return
     bits = np.array([peer.EMPTY, 0x80000000, 1, 0x7F800000], np.uint32)
     replica = small_replica()
     array = replica.memory.zeros((4,), "float32")
@@ -160,10 +157,9 @@ def test_any_bits_arrive(connected: World, devices: None) -> None:
     peers.close()
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_wait_ends(connected: World, devices: None) -> None:
     """The last rank does not come: the others' sums are NaN, and so are all that follow."""
-    if connected.size == 1:
-        return
     replica = small_replica()
     memory = replica.memory
     arrays = [replica.flat_gradients[:64], replica.flat_gradients[64:]]
@@ -230,11 +226,10 @@ def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) ->
         stepper.results(wait=True)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_what_is_missing_is_said(
     connected: World, devices: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if connected.size == 1:
-        return
     replica = small_replica()
     assert choose_transport(connected, replica) == "peer"
 
