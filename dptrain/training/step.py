@@ -71,6 +71,11 @@ class _UnderWay:
 
     def result(self, timeout: float) -> StepResult:
         sums = self.sums(timeout)
+        if math.isnan(sums[STOP]):  # A loss may be; a wish is a number, unless nobody knows it.
+            raise TimeoutError(
+                f"a sum over the ranks was given up after {timeout:.0f} s: another rank hangs, was "
+                "stopped or has left"
+            )
         return StepResult(
             step=self.batch.step,
             loss=float(sums[LOSS]),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -219,3 +220,28 @@ class Device(ABC):
 
     def join(self) -> None:
         """Have what is enqueued from now on wait for what runs beside."""
+
+    def share(self, nbytes: int) -> tuple[Array, bytes]:
+        """Memory that devices of other processes of this machine can use.
+
+        Returns:
+            uint8 (bytes,), which lives until `unshare`, and what `open_shared` knows it by.
+
+        Raises:
+            UserError: there is none.
+        """
+        raise UserError(f"{self.name or 'this device'} has no memory that processes can share")
+
+    def unshare(self, memory: Array) -> None:
+        """Give back memory that nobody uses any more."""
+
+    def open_shared(self, handle: bytes) -> int:
+        """Where kernels of this device find memory of another's `share`, until `close_shared`.
+
+        Raises:
+            UserError: they cannot reach it.
+        """
+        raise UserError(f"{self.name or 'this device'} reaches no memory of other processes")
+
+    def close_shared(self, address: int) -> None:
+        """Leave memory that `open_shared` found."""

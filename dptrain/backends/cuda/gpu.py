@@ -169,6 +169,33 @@ class GPU(Device):
     def stream_address(self) -> int:
         return int(self.current.ptr)
 
+    def share(self, nbytes: int) -> tuple[Array, bytes]:
+        # What others open is a whole allocation, so it must not be part of CuPy's pool.
+        runtime = self._cupy.cuda.runtime
+        try:
+            address = runtime.malloc(max(nbytes, 1))
+            handle = runtime.ipcGetMemHandle(address)
+        except runtime.CUDARuntimeError as error:
+            raise UserError(f"memory that GPUs share cannot be had: {first_line(error)}") from None
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
+        pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+        return self._cupy.ndarray((nbytes,), "uint8", pointer), bytes(handle)
+
+    def unshare(self, memory: Array) -> None:
+        self._cupy.cuda.runtime.free(self.address(memory))
+
+    def open_shared(self, handle: bytes) -> int:
+        runtime = self._cupy.cuda.runtime
+        try:
+            return int(runtime.ipcOpenMemHandle(handle))
+        except runtime.CUDARuntimeError as error:
+            raise UserError(
+                f"GPU {self.index} does not reach another's memory: {first_line(error)}"
+            ) from None
+
+    def close_shared(self, address: int) -> None:
+        self._cupy.cuda.runtime.ipcCloseMemHandle(address)
+
     def _launcher(self, kernel: Any) -> Function:
         driver, allowed = self._cupy.cuda.driver, EVERYWHERE_SHARED_BYTES
 
