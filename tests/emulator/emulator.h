@@ -4,11 +4,13 @@
 // runtime answers those calls itself and so knows who reads and writes what.
 #pragma once
 
+#include <sched.h>
+
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <type_traits>
 #include <utility>
 
@@ -47,13 +49,6 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
-// A counter that runs; here, of nanoseconds.
-EMULATOR_UNSEEN inline long long clock64() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 namespace emulator {
 // T, which is not deduced from this argument.
@@ -211,6 +206,12 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline void __threadfence() {}
+// The time, which kernels get from an instruction of its own. Whoever asks is waiting: let those
+// work that may share this core.
+inline unsigned long long host_nanoseconds() {
+    sched_yield();
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
 inline void __threadfence_block() {}
 template <class To, class From> To emulated_bits(From value) {
     static_assert(sizeof(To) == sizeof(From), "of the same size");
