@@ -25,7 +25,7 @@ def _count(number: int, noun: str) -> str:
 def introduce(job: Job, display: Display) -> None:
     """Say what will be trained on what, how, and where it goes."""
     config, world = job.config, job.world
-    memory = sum(job.plan.memory.values()) / 2**20
+    memory = sum(job.memory_bytes.values()) / 2**20
     on_gpu = job.replica.memory.on_gpu
     workers = "1 GPU" if on_gpu else _count(job.plan.setting.threads, "thread")
     display.say(
@@ -135,5 +135,5 @@ def _summary(
             name: asdict(getattr(attribution, name))
             for name in ("step", "data_wait", "exposed", "hidden", "other")
         },
-        "memory_bytes": job.plan.memory,
+        "memory_bytes": job.memory_bytes,
     }
