@@ -51,6 +51,11 @@ class GradientSum(ABC):
         self._under_way_ns = 0
         self._since: int | None = None
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the replica's device that sums take besides the gradient."""
+        return 0
+
     def start(self, bucket: int) -> None:
         """Begin summing a bucket; all ranks start the same buckets in the same order."""
         assert bucket == self._started, f"bucket {bucket} started, {self._started} was due"

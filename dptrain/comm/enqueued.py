@@ -33,6 +33,9 @@ class Carrier(ABC):
     def broadcast(self, array: Array) -> None:
         """Have every rank hold what rank 0 does."""
 
+    memory_bytes: int = 0
+    """Of the device that this takes, as far as it is known."""
+
     @abstractmethod
     def close(self) -> None:
         """Leave the others in good order, when nothing is enqueued any more."""
@@ -78,6 +81,10 @@ class EnqueuedSum(GradientSum):
     def _shared(self) -> Shared:
         """What the carrier is to know of."""
         return Shared(all_reduced=self.parts)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.carrier.memory_bytes
 
     def close(self) -> None:
         self.device.synchronize()

@@ -157,7 +157,9 @@ class Peers(Carrier):
         own = words
         for array in shared.reduced:
             words = self._add(array, words, givers=self.size)
-        self._inboxes = Inboxes(world, self.device, words if world.is_main else own)
+        words = words if world.is_main else own
+        self._inboxes = Inboxes(world, self.device, words)
+        self.memory_bytes = words * 4 * WORD
 
     def _add(self, array: Array, start: int, *, givers: int, shares: bool = False) -> int:
         """Make an array's channel at a place of the inboxes; where the next one begins."""

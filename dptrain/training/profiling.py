@@ -311,7 +311,7 @@ def _record(
 ) -> Profile:
     ranks = facts["ranks"]
     slowest = measured.slowest
-    memory = dict(job.plan.memory)
+    memory = job.memory_bytes
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.config.batch_size, len(job.dataset.train))

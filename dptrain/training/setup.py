@@ -106,6 +106,12 @@ class Job:
     notes: tuple[str, ...] = ()
 
     @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Of this rank, by purpose."""
+        sums = self.stepper.gradient_sum.memory_bytes
+        return {**self.replica.memory_bytes, **({"sums": sums} if sums else {})}
+
+    @property
     def local_batch(self) -> int:
         """Largest share of a minibatch that a rank gets."""
         return self.plan.batch_size
