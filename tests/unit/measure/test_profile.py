@@ -181,6 +181,15 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
         ProfileOptions(**options)
 
 
+def test_a_trace_that_no_viewer_opens_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.training.profiling.MOST_TRACE_BYTES", 1000)
+    with pytest.raises(UserError, match="try fewer --steps"):
+        measure("reference", output=tmp_path / "p", trace=True)
+    assert not list((tmp_path / "p").iterdir())
+
+
 def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
     measure("reference", output=tmp_path / "p")
     assert {path.name for path in (tmp_path / "p").iterdir()} == {
