@@ -33,6 +33,9 @@ class Carrier(ABC):
     def broadcast(self, array: Array) -> None:
         """Have every rank hold what rank 0 does."""
 
+    transport: ClassVar[str]
+    """Its word in `dptrain.comm.TRANSPORTS`."""
+
     memory_bytes: int = 0
     """Of the device that this takes, as far as it is known."""
 
@@ -94,8 +97,13 @@ class EnqueuedSum(GradientSum):
         with self.device.beside(SUMS):
             self.replica.stamp(place)
 
-    def _busy(self) -> bool:
-        return False
+    @property
+    def transport(self) -> str:  # type: ignore[override]
+        """The carrier's."""
+        return self.carrier.transport
+
+    def _first_under_way(self) -> int | None:
+        return None
 
     def _do_start(self, bucket: int) -> None:
         self.bytes += self.parts[bucket].nbytes

@@ -11,10 +11,11 @@ class NoSum(GradientSum):
     """Nothing to sum."""
 
     name: ClassVar[str] = "none"
+    transport: ClassVar[str] = "none"
     enqueues: ClassVar[bool] = True
 
-    def _busy(self) -> bool:
-        return False
+    def _first_under_way(self) -> int | None:
+        return None
 
     def _do_start(self, bucket: int) -> None:
         pass

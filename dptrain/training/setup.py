@@ -55,7 +55,17 @@ def together(world: World, action: Callable[[], T]) -> T:
 
 def main_only(world: World, action: Callable[[], T]) -> T | None:
     """Run `action` on rank 0 alone; if it is refused there, all raise the same `UserError`."""
-    return together(world, lambda: action() if world.is_main else None)
+    error: str | None = None
+    result: T | None = None
+    if world.is_main:
+        try:
+            result = action()
+        except UserError as caught:
+            error = str(caught)
+    error = world.broadcast_json(error)
+    if error is not None:
+        raise AgreedError(error)
+    return result
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,13 @@ def share_of_cores(world: World) -> tuple[int, int]:
     mine = [socket.gethostname(), sorted(os.sched_getaffinity(0))]
     everybody = world.all_gather_json(mine)
     return available_cores(), sum(1 for other in everybody if other == mine)
+
+
+def possible_efficiency(world: World, threads: int) -> float:
+    """Weak efficiency that the cores allow where ranks and their threads share them."""
+    cores, sharing = share_of_cores(world)
+    share = min(cores / (sharing * threads), 1.0)
+    return float(min(world.all_gather_json(share)))
 
 
 def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
@@ -200,8 +217,16 @@ def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
     replica.memory.upload(flat, values)
 
 
-def set_up(config: TrainConfig, world: World) -> Job:
+def set_up(
+    config: TrainConfig, world: World, *, keeps_run: bool = True, recorded_steps: int = 2048
+) -> Job:
     """Open data and run directory, plan, compile, share parameters.
+
+    Args:
+        config: what to train and how.
+        world: the ranks; every rank calls this.
+        keeps_run: whether there is a run directory to write, or to go on from.
+        recorded_steps: how many steps the recorder keeps, the last ones.
 
     Raises:
         UserError: the same on every rank.
@@ -225,7 +250,9 @@ def set_up(config: TrainConfig, world: World) -> Job:
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
     schedule = together(world, lambda: _schedule(config, last_step))
     augmentation = together(world, lambda: _augmentation(config))
-    run = main_only(world, lambda: _run_directory(config, network, dataset))
+    run = None
+    if keeps_run:
+        run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
     pictures = _pictures(replica, dataset.train, augmentation)
     if pictures is not None:
@@ -238,7 +265,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
         _describe_run(run, config, network, world, restored)
     transport = find_transport(config, world, replica)
     buckets = make_buckets(plan, bucket_bytes(config, world, transport))
-    recorder = StepRecorder(plan.stages)
+    recorder = StepRecorder(plan.stages, recorded_steps)
     gradient_sum = together(
         world, lambda: load_strategy(config.strategy, world, replica, buckets, transport)
     )

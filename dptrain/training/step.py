@@ -9,8 +9,9 @@ read behind each stage, and waited for.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -60,6 +61,14 @@ class StepResult:
     time_ns: int
 
 
+def _always(step: int) -> bool:
+    return True
+
+
+def _now_and_then(step: int) -> bool:
+    return step % TIMED_EVERY == FIRST_TIMED
+
+
 @dataclass(frozen=True)
 class _UnderWay:
     """A step whose result is not known yet."""
@@ -90,8 +99,15 @@ class _UnderWay:
 class Stepper:
     """Runs the stages of a replica and hands each bucket on as soon as it is final.
 
-    A step is `recorder.begin`, the batch, `step`; `results` gives what is known so far. Use it as a
-    context manager where ranks share more than MPI.
+    `take` makes a step of the next batch; `results` gives what is known so far. Use it as a context
+    manager where ranks share more than MPI.
+
+    Attributes:
+        is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
+            stage. Where stages are done when they return, a step that is not runs without a
+            listener, and its sums start when backward is over.
+        captures_timed: whether steps that are timed stage by stage are captured like the others;
+            if not, each stage is started from here, where marks can be set around it.
     """
 
     def __init__(
@@ -102,6 +118,9 @@ class Stepper:
         recorder: StepRecorder,
     ) -> None:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
+        waits = replica.memory.asynchronous
+        self.is_timed: Callable[[int], bool] = _now_and_then if waits else _always
+        self.captures_timed = True
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
@@ -112,6 +131,18 @@ class Stepper:
         self._under_way: deque[_UnderWay] = deque()
         self._done: list[StepResult] = []
 
+    def take(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        """Wait for the next of `batches` and make its step, or begin it; all of it is timed.
+
+        Args:
+            batches: this rank's shards, one a step.
+            learning_rate, stop: as `step` has them.
+        """
+        self.recorder.begin()
+        batch = next(batches)
+        self.recorder.waited()
+        self.step(batch, learning_rate, stop=stop)
+
     def step(self, batch: Batch, learning_rate: float, *, stop: bool = False) -> None:
         """Make the step of `batch`, or begin it; closes the recorder's step.
 
@@ -121,7 +152,7 @@ class Stepper:
             stop: whether this rank was asked to end.
         """
         recorder, waits = self.recorder, self.replica.memory.asynchronous
-        recorder.timed = not waits or recorder.steps % TIMED_EVERY == FIRST_TIMED
+        recorder.timed = self.is_timed(recorder.steps)
         if waits and recorder.timed:
             self.replica.memory.synchronize()
             recorder.skip()
@@ -149,6 +180,7 @@ class Stepper:
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
+        recorder.note_moments(self.gradient_sum.calls, self.gradient_sum.spans)
         self._under_way.append(_UnderWay(sums, batch, learning_rate, time_ns))
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
@@ -233,7 +265,10 @@ class Stepper:
         self, batch: Batch, start: Callable[[], None], turn: int = 0
     ) -> Callable[[], None]:
         """The program for minibatches of this size, which decides the share of every rank."""
-        key = batch.global_count, self.recorder.timed, turn
+        timed = self.recorder.timed
+        if timed and not self.captures_timed:
+            return start
+        key = batch.global_count, timed, turn
         if key not in self._programs:
             self._programs[key] = self.replica.memory.program(start)
         return self._programs[key]
@@ -269,21 +304,30 @@ class Stepper:
         replica.tell()
 
     def _note_times(self, times: NDArray[np.int64]) -> None:
-        """Give the recorder the stages' times, and what summing kept the device from computing."""
-        clock = [int(time) for time in times]
+        """Give the recorder the stages' times, and what summing kept the device from computing.
+
+        The device is done at present, so its clock's last time is this moment, but for the way
+        that a result takes to the host.
+        """
+        sums, stages = self.gradient_sum, self._stages
+        shift = time.perf_counter_ns() - int(times[self._update])
+        clock = [int(moment) + shift for moment in times]
         before = clock[self._load]
-        self.recorder.add(self._load, before - clock[2 * len(self._stages) + 1])
-        for stage in self._stages[self._load + 1 : self._update]:
-            self.recorder.put(stage.index, clock[stage.index] - before)
-            before = clock[stage.index]
-        summed = clock[len(self._stages)]
-        self.recorder.put(self._update, clock[self._update] - summed)
-        exposed = self.gradient_sum.exposed_ns = summed - before
+        begun = clock[2 * len(stages) + 1]
+        self.recorder.add(self._load, before - begun, before)
+        for stage in stages[self._load + 1 : self._update]:
+            end = clock[stage.index]
+            self.recorder.put(stage.index, end - before, end)
+            before = end
+        summed, updated = clock[len(stages)], clock[self._update]
+        self.recorder.put(self._update, updated - summed, updated)
+        sums.exposed_ns, sums.calls = summed - before, [(before, summed)]
         under_way = end = 0
-        if self.gradient_sum.world.size > 1:
+        if sums.world.size > 1:
             for stage_index, buckets in sorted(self._due.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)
-                    end = clock[len(self._stages) + 1 + bucket]
+                    end = clock[len(stages) + 1 + bucket]
+                    sums.spans[bucket] = begin, end
                     under_way += end - begin
-        self.gradient_sum.hidden_ns = max(under_way - exposed, 0)
+        sums.hidden_ns = max(under_way - sums.exposed_ns, 0)

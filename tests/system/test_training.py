@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from dptrain.network.files import write_network
 from dptrain.network.zoo import network
 from dptrain.toml import read_toml
-from tests.system.launch import command, environment, launch, succeed
+from tests.system.launch import command, descendants, environment, launch, succeed
 
 SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
 
@@ -62,12 +62,17 @@ def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
 def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     succeed(*SMALL, "--steps", 60, "--run-dir", "run", ranks=2, cwd=tmp_path)
     facts = summary(tmp_path / "run")
-    step = facts["step"]
-    parts = sum(stage["mean_ms"] for stage in facts["stages"])
-    parts += sum(step[name]["mean_ms"] for name in ("data_wait", "exposed", "other"))
-    assert parts == pytest.approx(step["step"]["mean_ms"], rel=1e-6)
-    assert step["other"]["share"] < 0.1
-    assert all(stage["slowest_ms"] >= stage["mean_ms"] for stage in facts["stages"])
+    parts = facts["parts"]
+    stages = sum(stage["time_ms"]["mean"] for stage in facts["stages"])
+    assert stages == pytest.approx(parts["compute"], rel=1e-6)
+    assert all(value >= 0 for value in parts.values())
+    # The slowest rank of a step takes at least as long as the mean of all.
+    assert sum(parts.values()) <= facts["step_ms"]["mean"] * (1 + 1e-9)
+    assert sum(stage["share"] for stage in facts["stages"]) == pytest.approx(
+        parts["compute"] / sum(parts.values()), rel=1e-6
+    )
+    assert parts["other"] < 0.1 * sum(parts.values())
+    assert all(stage["slowest_ms"] >= stage["time_ms"]["mean"] for stage in facts["stages"])
     phases = {stage["phase"] for stage in facts["stages"]}
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}
 
@@ -241,7 +246,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     wait_for_steps(tmp_path / "run")
-    ranks = _descendants(process.pid, "dptrain")
+    ranks = descendants(process.pid, "dptrain")
     assert len(ranks) == 3
     start = time.monotonic()
     subprocess.run(["kill", "-9", str(ranks[1])], check=True)
@@ -249,17 +254,6 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     # A limit on hanging, not a claim of speed.
     assert time.monotonic() - start < 10
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-
-
-def _descendants(pid: int, word: str) -> list[int]:
-    """Processes below `pid` that are Python's and have `word` in their command line."""
-    found = []
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        line = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if line[1:3] == [b"-m", word.encode()]:
-            found.append(child)
-        found += _descendants(child, word)
-    return found
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
