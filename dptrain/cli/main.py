@@ -12,6 +12,7 @@ import click
 
 import dptrain
 from dptrain.backends import BACKENDS
+from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
@@ -269,3 +270,4 @@ def doctor(as_json: bool) -> int:
 
 
 cli.add_command(profile)
+cli.add_command(bench)

@@ -143,6 +143,11 @@ class Device(ABC):
     name: str = ""
     specializes: bool = True
 
+    @property
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Memory that `zeros` may still give."""
+
     @abstractmethod
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
         """Memory that holds zeros, aligned to at least 256 bytes."""

@@ -1,0 +1,145 @@
+"""What a bench has found, as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dptrain.experiments.bench import Result, gigabytes
+from dptrain.experiments.cases import INFERENCE, TRAINING
+from dptrain.experiments.findings import FLAT, Finding, View, by_means, find
+from dptrain.measure.tables import plain_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
+    """Times of training, times of answers, largest batches and what follows, by means."""
+    tables = []
+    for (backend, precision, threads), own in by_means(results).items():
+        means = f"{backend} {precision}, {threads} thread{'s' if threads > 1 else ''}"
+        ordered = sorted(own, key=lambda r: (r.parameters, r.network, r.samples))
+        training = [r for r in ordered if r.task == TRAINING]
+        answers = [r for r in ordered if r.task == INFERENCE]
+        searches = [r for r in ordered if r.case.searches]
+        if training:
+            tables.append(training_table(training, view, means))
+        if answers:
+            tables.append(answers_table(answers, view, means))
+        if searches:
+            tables.append(largest_table(searches, means))
+        tables.append(findings_table(find(own, view), view, means))
+    return tables
+
+
+def training_table(results: Sequence[Result], view: View, means: str) -> Table:
+    """A row a network and batch size."""
+    epochs = "an epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
+    table = plain_table(
+        f"Training with {means}; time of {epochs} of {view.epoch_samples:,} samples"
+    )
+    _columns(table, "network", "batch", "step ms", "outliers", "images/s", "training")
+    for r, name in zip(results, _names(results), strict=True):
+        if r.timing is None:
+            _refused(table, r, name, 4)
+            continue
+        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
+                      duration(view.training_s(r)))  # fmt: skip
+    return table
+
+
+def answers_table(results: Sequence[Result], view: View, means: str) -> Table:
+    """A row a network and number of samples."""
+    table = plain_table(f"Answers with {means}; are they there within {duration(view.within_s)}?")
+    _columns(table, "network", "samples", "answer ms", "outliers", "images/s", "in time")
+    for r, name in zip(results, _names(results), strict=True):
+        if r.timing is None:
+            _refused(table, r, name, 4)
+            continue
+        said = "yes" if view.in_time(r) else "no"
+        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
+                      f"{said}, {r.why}" if r.why else said)  # fmt: skip
+    return table
+
+
+def largest_table(results: Sequence[Result], means: str) -> Table:
+    """A row a network, for training and for answers."""
+    room = gigabytes(min(r.room_bytes for r in results))
+    table = plain_table(f"Largest batch with {means}, in {room} of memory")
+    _columns(table, "network", "for", "batch", "needs", "one more is", "one step of it")
+    for r, name in zip(results, _names(results), strict=True):
+        task = TRAINING if r.case.trains else INFERENCE
+        if r.largest is None or not r.fits:
+            table.add_row(name, task, "none" if r.largest is not None else "", "", "", r.why)
+            continue
+        over = r.largest.next_bytes - r.room_bytes
+        beyond = f"{gigabytes(over)} too much" if over > 0 else "cannot be counted"
+        tried = r.why if r.timing is None else f"{r.median_ms:,.0f} ms"
+        needs = gigabytes(r.largest.need_bytes)
+        table.add_row(name, task, f"{r.samples:,}", needs, beyond, tried)
+    return table
+
+
+def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table:
+    """A row a network: what its times say together."""
+    table = plain_table(f"What follows, {means}")
+    table.add_column("network", no_wrap=True)
+    for column in ("parameters", "flat from batch", "images/s at best",
+                   f"answers within {duration(view.within_s)}"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for f in findings:
+        flat = "not yet" if f.flat_from is None else f"{f.flat_from:,}"
+        late = f", not {_list(f.late)}" if f.late else ""
+        answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
+        best = f"{f.images_per_s:,.0f}" if f.images_per_s else ""
+        table.add_row(f.network, f"{f.parameters:,}", flat if best else "", best, answers)
+    table.caption = f"flat: from there on the time a sample is within {FLAT:.0%} of the least"
+    table.caption_justify = "left"
+    return table
+
+
+def _time(result: Result) -> tuple[str, str]:
+    """Median and half of the distance of the quartiles; how many of how many are outliers."""
+    assert result.timing is not None
+    times, outliers = result.timing.time_ms, result.timing.outliers
+    if times.n == 1:
+        return f"{digits(times.median)} once", ""
+    around = f"{digits(times.median)} ±{(times.q3 - times.q1) / 2 / times.median:.0%}"
+    return around, f"{outliers} of {times.n}" if outliers else ""
+
+
+def digits(value: float) -> str:
+    """A number with three digits or more that count."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{3 if value < 10 else 1}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Of the networks; empty where the row above says it already."""
+    names = [r.network for r in results]
+    return [name if name != before else ""
+            for name, before in zip(names, ["", *names], strict=False)]  # fmt: skip
+
+
+def _columns(table: Table, name: str, *columns: str) -> None:
+    table.add_column(name, no_wrap=True, overflow="ellipsis")
+    words = ("for", "in time", "one step of it")
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right")
+
+
+def _refused(table: Table, result: Result, name: str, cells: int) -> None:
+    table.add_row(name, f"{result.samples:,}", *[""] * (cells - 1), result.why)
