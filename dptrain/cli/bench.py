@@ -81,8 +81,10 @@ def bench(
             "without a launcher, or measure ranks with dptrain scale"
         )
     chosen = networks or ("model0",)
-    numbers = None if batch_sizes is None else words.numbers(batch_sizes, "--batch-sizes")
-    answered = words.numbers(samples, "--samples")
+    numbers = None
+    if batch_sizes is not None:
+        numbers = words.numbers(batch_sizes, "--batch-sizes", may_be_none=True)
+    answered = words.numbers(samples, "--samples", may_be_none=True)
     limit = None if memory is None else words.nbytes(memory, "--memory")
     within_s = words.seconds(within, "--within")
     counts = None if threads is None else words.numbers(threads, "--threads")

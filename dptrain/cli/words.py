@@ -21,15 +21,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def numbers(text: str, flag: str) -> tuple[int, ...]:
+def numbers(text: str, flag: str, *, may_be_none: bool = False) -> tuple[int, ...]:
     """``2,64`` as whole numbers of at least 1, each once and in order; `NONE` as no number."""
-    if text.strip() == NONE:
+    if may_be_none and text.strip() == NONE:
         return ()
     found = names(text)
     if not found or not all(part.isdecimal() and int(part) > 0 for part in found):
+        none = f", or {NONE}" if may_be_none else ""
         raise UserError(
-            f"{flag} is '{text}'; expected whole numbers of at least 1 with commas between them, "
-            f"or {NONE}"
+            f"{flag} is '{text}'; expected whole numbers of at least 1 with commas between "
+            f"them{none}"
         )
     return tuple(sorted(map(int, found)))
 

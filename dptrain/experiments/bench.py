@@ -106,7 +106,8 @@ class Pace:
 
     START_RATE = 2e10
     """Operations a second and thread, before anything is known."""
-    TELLING_MS = 5.0
+    TELLING = 1e8
+    """Operations; the time of less is that of starting them."""
     SETUP_S = 0.5
     DRAWN_PER_S = 3e7
     """Parameters a second."""
@@ -117,9 +118,8 @@ class Pace:
 
     def learn(self, result: Result) -> None:
         """Cases grow, so the last of a kind says most of the next; very small ones say nothing."""
-        long = result.timing is not None and result.median_ms >= self.TELLING_MS
-        if long and not result.case.searches:
-            work = flops(self._networks[result.network], result.case)
+        work = flops(self._networks[result.network], result.case)
+        if result.timing is not None and work >= self.TELLING and not result.case.searches:
             self._rates[self._kind(result.case)] = work / result.median_ms * 1e3
 
     def run_s(self, case: Case) -> float:
@@ -166,8 +166,8 @@ def measure(case: Case, network: Network, pace: Pace, *, budget_s: float,
         return replace(empty, why=str(error))
     found = replace(empty, need_bytes=room.need(plan), batch_size=plan.batch_size)
     if not room.holds(plan):
-        return replace(found, why=f"needs {gigabytes(found.need_bytes)} of "
-                                  f"{gigabytes(room.nbytes)}")  # fmt: skip
+        return replace(found, why=f"needs {size_words(found.need_bytes)} of "
+                                  f"{size_words(room.nbytes)}")  # fmt: skip
     if plan.batch_size < case.samples:
         found = replace(found, why=f"in pieces of {plan.batch_size:,}")
     return _timed(found, backend, plan, case.samples, budget_s)
@@ -215,8 +215,8 @@ def _search(
         result, samples=n, batch_size=n, need_bytes=largest.need_bytes, largest=largest
     )
     if not n:
-        return replace(result, why=f"needs {gigabytes(largest.need_bytes)} of "
-                                   f"{gigabytes(room.nbytes)} for one sample")  # fmt: skip
+        return replace(result, why=f"needs {size_words(largest.need_bytes)} of "
+                                   f"{size_words(room.nbytes)} for one sample")  # fmt: skip
     expected_s = pace.run_s(result.case)
     if expected_s > LONGEST_STEP_S:
         return replace(result, fits=True, why=f"by plan alone: a step takes some {expected_s:.0f} "
@@ -278,6 +278,9 @@ def random_batch(network: Network, n: int) -> tuple[NDArray[np.float32], NDArray
     return x[order], y[order]
 
 
-def gigabytes(nbytes: float) -> str:
+def size_words(nbytes: float) -> str:
     """Bytes as people read them."""
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.2f} MB"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.2f} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,4 +1,4 @@
-"""What the times of a bench say: where it is flat, what answers in time, how long training takes."""
+"""What the times of a bench say: where they are flat, what answers in time, how long it takes."""
 
 from __future__ import annotations
 
@@ -135,4 +135,3 @@ def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
             "next_bytes": None if r.largest is None else r.largest.next_bytes,
         })  # fmt: skip
     return found
-

@@ -63,11 +63,10 @@ class Ledger:
 
 def _refuse_other(path: Path, asked: Mapping[str, Any]) -> None:
     try:
-        found = parse_json(path.read_bytes())
-        names = sorted({*found, *asked}, key=[*asked, *found].index)
+        found = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}); choose another --output") from None
-    for name in names:
+    for name in dict.fromkeys([*asked, *found]):
         was, now = found.get(name), asked.get(name)
         if was != now:
             raise UserError(

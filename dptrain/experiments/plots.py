@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dptrain.experiments.bench import Result
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import by_means
@@ -46,7 +48,7 @@ def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> It
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "svg.hashsalt": "dptrain", "svg.fonttype": "none"}
+    style: Any = {"font.size": 9, "svg.hashsalt": "dptrain", "svg.fonttype": "none"}
     with rc_context(style):
         drawn = Figure(figsize=(7.2, 4.4), layout="constrained")
         FigureCanvasAgg(drawn)
@@ -69,7 +71,7 @@ def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Pa
     size = "batch size" if task == TRAINING else "samples answered at once"
     lines = _lines(results)
     with figure(folder / f"{task}-by-batch", written, x=size, y="time a sample, ms",
-                title=f"Time of {noun}, a sample") as axes:  # fmt: skip
+                title=f"Time of {noun} by its samples") as axes:  # fmt: skip
         for label, own, colour, marker in _styled(lines, axes):
             own = sorted(own, key=lambda r: r.samples)
             centres = [r.median_ms / r.samples for r in own]
@@ -94,8 +96,9 @@ def _plot_by_parameters(
     for r in sorted(results, key=lambda r: (r.samples, r.parameters)):
         means = " ".join(map(str, r.case.means)) + ", " if several else ""
         lines.setdefault((f"{means}{word} {r.samples:,}", r.samples), []).append(r)
+    title = f"Time of {noun}, by size of the network"
     with figure(folder / f"{task}-by-parameters", written, x="parameters",
-                y=f"time of {noun}, ms", title=f"Time of {noun} by size of the network") as axes:  # fmt: skip
+                y=f"time of {noun}, ms", title=title) as axes:  # fmt: skip
         for i, ((label, _), own) in enumerate(lines.items()):
             axes.errorbar(
                 [r.parameters for r in own], [r.median_ms for r in own],
@@ -147,7 +150,7 @@ def _styled(
     assert axes.figure is not None
     axes.figure.colorbar(shades, ax=axes, label="parameters")
     for label, own in lines.items():
-        yield label, own, shades.to_rgba(own[0].parameters), "o"
+        yield label, own, shades.to_rgba(np.array(own[0].parameters)), "o"
 
 
 def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:

@@ -159,4 +159,3 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     writer.writerows(records)
     write_whole(path, lines.getvalue())
     return path
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.experiments.bench import Result, gigabytes
+from dptrain.experiments.bench import Result, size_words
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import FLAT, Finding, View, by_means, find
 from dptrain.measure.tables import plain_table
@@ -35,24 +35,24 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
 
 def training_table(results: Sequence[Result], view: View, means: str) -> Table:
     """A row a network and batch size."""
-    epochs = "an epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
-    table = plain_table(
-        f"Training with {means}; time of {epochs} of {view.epoch_samples:,} samples"
-    )
-    _columns(table, "network", "batch", "step ms", "outliers", "images/s", "training")
+    table = plain_table(f"Training, {means}")
+    epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
+    _columns(table, "network", "batch", "step ms", "outliers", "images/s", epochs)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4)
             continue
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
                       duration(view.training_s(r)))  # fmt: skip
+    _explain(table, f"an epoch: {view.epoch_samples:,} samples, from the time of a step")
     return table
 
 
 def answers_table(results: Sequence[Result], view: View, means: str) -> Table:
     """A row a network and number of samples."""
-    table = plain_table(f"Answers with {means}; are they there within {duration(view.within_s)}?")
-    _columns(table, "network", "samples", "answer ms", "outliers", "images/s", "in time")
+    table = plain_table(f"Answers, {means}")
+    limit = f"within {duration(view.within_s)}"
+    _columns(table, "network", "samples", "answer ms", "outliers", "images/s", limit)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4)
@@ -65,8 +65,8 @@ def answers_table(results: Sequence[Result], view: View, means: str) -> Table:
 
 def largest_table(results: Sequence[Result], means: str) -> Table:
     """A row a network, for training and for answers."""
-    room = gigabytes(min(r.room_bytes for r in results))
-    table = plain_table(f"Largest batch with {means}, in {room} of memory")
+    room = size_words(min(r.room_bytes for r in results))
+    table = plain_table(f"Largest batch in {room}, {means}")
     _columns(table, "network", "for", "batch", "needs", "one more is", "one step of it")
     for r, name in zip(results, _names(results), strict=True):
         task = TRAINING if r.case.trains else INFERENCE
@@ -74,9 +74,9 @@ def largest_table(results: Sequence[Result], means: str) -> Table:
             table.add_row(name, task, "none" if r.largest is not None else "", "", "", r.why)
             continue
         over = r.largest.next_bytes - r.room_bytes
-        beyond = f"{gigabytes(over)} too much" if over > 0 else "cannot be counted"
+        beyond = f"{size_words(over)} too much" if over > 0 else "cannot be counted"
         tried = r.why if r.timing is None else f"{r.median_ms:,.0f} ms"
-        needs = gigabytes(r.largest.need_bytes)
+        needs = size_words(r.largest.need_bytes)
         table.add_row(name, task, f"{r.samples:,}", needs, beyond, tried)
     return table
 
@@ -94,19 +94,23 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
         answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
         best = f"{f.images_per_s:,.0f}" if f.images_per_s else ""
         table.add_row(f.network, f"{f.parameters:,}", flat if best else "", best, answers)
-    table.caption = f"flat: from there on the time a sample is within {FLAT:.0%} of the least"
-    table.caption_justify = "left"
+    _explain(table, f"flat: from there on the time a sample is within {FLAT:.0%} of the least")
     return table
 
 
+def _explain(table: Table, text: str) -> None:
+    table.caption, table.caption_justify = text, "left"
+
+
 def _time(result: Result) -> tuple[str, str]:
-    """Median and half of the distance of the quartiles; how many of how many are outliers."""
+    """Median and half of the distance of the quartiles; share of outliers."""
     assert result.timing is not None
     times, outliers = result.timing.time_ms, result.timing.outliers
+    share = f"{outliers / times.n:.0%}" if outliers >= times.n / 100 else "< 1%"
     if times.n == 1:
         return f"{digits(times.median)} once", ""
     around = f"{digits(times.median)} ±{(times.q3 - times.q1) / 2 / times.median:.0%}"
-    return around, f"{outliers} of {times.n}" if outliers else ""
+    return around, share if outliers else ""
 
 
 def digits(value: float) -> str:
@@ -120,7 +124,7 @@ def duration(seconds: float) -> str:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -136,9 +140,9 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 def _columns(table: Table, name: str, *columns: str) -> None:
     table.add_column(name, no_wrap=True, overflow="ellipsis")
-    words = ("for", "in time", "one step of it")
     for column in columns:
-        table.add_column(column, justify="left" if column in words else "right")
+        words = column in ("for", "one step of it") or column.startswith("within")
+        table.add_column(column, justify="left" if words else "right")
 
 
 def _refused(table: Table, result: Result, name: str, cells: int) -> None:

@@ -103,7 +103,7 @@ class CudaBackend(Backend):
     channels_last = True
     weights_beside = True
     # They count in 32 bits, and tiles at the end of a buffer reach a little beyond it.
-    most_elements = 2**31 - 2**24
+    most_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (
         *CONVOLUTIONS,
         (Conv2d, ReLU),

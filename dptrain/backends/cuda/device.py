@@ -144,9 +144,9 @@ class Device(ABC):
     specializes: bool = True
 
     @property
-    @abstractmethod
     def free_bytes(self) -> int:
         """Memory that `zeros` may still give."""
+        raise NotImplementedError
 
     @abstractmethod
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
