@@ -33,7 +33,7 @@ class CaseDisplay:
         self._task: Any = None
 
     def __enter__(self) -> CaseDisplay:
-        if self._console is not None and self._console.is_terminal:
+        if self._console is not None and self._console.is_terminal and self._total:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
             self._bar = Progress(
@@ -43,6 +43,8 @@ class CaseDisplay:
                 TextColumn("{task.description}"),
                 console=self._console,
                 transient=True,
+                # A thread that draws would take a core from what is timed.
+                auto_refresh=False,
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=self._total, left="")
@@ -72,12 +74,12 @@ class CaseDisplay:
         """
         if self._bar is not None:
             left = f"{duration(max(left_s, 1))} left"
-            self._bar.update(self._task, description=what, left=left)
+            self._bar.update(self._task, description=what, left=left, refresh=True)
 
     def end(self, what: str, left_s: float) -> None:
         """A case is done; `what` was found."""
         self._done += 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done)
+            self._bar.update(self._task, completed=self._done, refresh=True)
         left = f"  ({duration(left_s)} left)" if self._bar is None and left_s >= 1 else ""
         self.say(f"{self._done}/{self._total}  {what}{left}")

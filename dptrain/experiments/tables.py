@@ -44,7 +44,9 @@ def training_table(results: Sequence[Result], view: View, means: str) -> Table:
             continue
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
                       duration(view.training_s(r)))  # fmt: skip
-    _explain(table, f"an epoch: {view.epoch_samples:,} samples, from the time of a step")
+    room = size_words(min(r.room_bytes for r in results))
+    _explain(table, f"an epoch: {view.epoch_samples:,} samples, by the time of a step; "
+                    f"memory: {room}")  # fmt: skip
     return table
 
 
@@ -85,8 +87,8 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
     """A row a network: what its times say together."""
     table = plain_table(f"What follows, {means}")
     table.add_column("network", no_wrap=True)
-    for column in ("parameters", "flat from batch", "images/s at best",
-                   f"answers within {duration(view.within_s)}"):  # fmt: skip
+    within = f"within {duration(view.within_s)}"
+    for column in ("parameters", "flat from", "best images/s", within):
         table.add_column(column, justify="right")
     for f in findings:
         flat = "not yet" if f.flat_from is None else f"{f.flat_from:,}"
@@ -94,12 +96,14 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
         answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
         best = f"{f.images_per_s:,.0f}" if f.images_per_s else ""
         table.add_row(f.network, f"{f.parameters:,}", flat if best else "", best, answers)
-    _explain(table, f"flat: from there on the time a sample is within {FLAT:.0%} of the least")
+    _explain(table, f"flat from: the batch from which on the time a sample is within {FLAT:.0%} of "
+                    "the least")  # fmt: skip
     return table
 
 
 def _explain(table: Table, text: str) -> None:
-    table.caption, table.caption_justify = text, "left"
+    # A table without a caption ends in an empty line of its own.
+    table.caption, table.caption_justify = f"{text}\n", "left"
 
 
 def _time(result: Result) -> tuple[str, str]:
@@ -139,6 +143,8 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 
 def _columns(table: Table, name: str, *columns: str) -> None:
+    # The longest rows then fit 80 columns.
+    table.collapse_padding = True
     table.add_column(name, no_wrap=True, overflow="ellipsis")
     for column in columns:
         words = column in ("for", "one step of it") or column.startswith("within")
@@ -146,4 +152,7 @@ def _columns(table: Table, name: str, *columns: str) -> None:
 
 
 def _refused(table: Table, result: Result, name: str, cells: int) -> None:
-    table.add_row(name, f"{result.samples:,}", *[""] * (cells - 1), result.why)
+    if result.need_bytes > result.room_bytes:
+        table.add_row(name, f"{result.samples:,}", f"needs {size_words(result.need_bytes)}")
+    else:
+        table.add_row(name, f"{result.samples:,}", *[""] * (cells - 1), result.why)
