@@ -13,15 +13,13 @@ import click
 import dptrain
 from dptrain.backends import BACKENDS
 from dptrain.cli.bench import bench
-from dptrain.cli.common import EXISTING, JSON, examples, guarded
+from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
+from dptrain.cli.study import study
 from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
 from dptrain.errors import UserError
-
-STOPPED = 75
-"""Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
 
 
 def main() -> None:
@@ -271,3 +269,4 @@ def doctor(as_json: bool) -> int:
 
 cli.add_command(profile)
 cli.add_command(bench)
+cli.add_command(study)

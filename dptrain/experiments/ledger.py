@@ -14,6 +14,9 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 
+OUTPUT = "--output"
+"""The flag that names the folder."""
+
 KEY = "case"
 """Of a record: which case it is of."""
 
@@ -46,12 +49,12 @@ class Ledger:
         path = folder / f"{name}.json"
         # As JSON has it: lists, no tuples.
         asked = parse_json(dump_json(question))
-        with writing(folder):
+        with writing(folder, OUTPUT):
             folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _refuse_other(path, asked)
         else:
-            write_whole(path, dump_json(asked, indent=1) + "\n")
+            write_whole(path, dump_json(asked, indent=1) + "\n", OUTPUT)
         return cls(folder, MetricsFile(folder / f"{name}.jsonl"))
 
     def append(self, key: str, record: Mapping[str, Any]) -> None:

@@ -16,6 +16,8 @@ from dptrain.experiments.findings import by_means
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dptrain.experiments.study import VariantResult
+
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """That people with any colour vision tell apart (Okabe and Ito, 2008)."""
 MARKERS = "osD^vP*"
@@ -161,4 +163,41 @@ def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:
 def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
     """Name every batch size that was measured, and no other."""
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+
+
+def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) -> list[Path]:
+    """Accuracy, or the test loss, against the time of a step.
+
+    Returns:
+        The files written; none where fewer than two variants have been trained.
+    """
+    trained = [result for result in results if result.possible]
+    if len(trained) < 2:
+        return []
+    answers = all(result.accuracy is not None for result in trained)
+    written: list[Path] = []
+    with figure(folder / "accuracy-by-time", written, x="time of a training step, ms",
+                y="test accuracy, %" if answers else "test loss",
+                title=f"Variants of {network}") as axes:  # fmt: skip
+        for i, result in enumerate(trained):
+            score = result.test_loss if result.accuracy is None else 100 * result.accuracy
+            below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
+            axes.errorbar(
+                result.step_ms, score, xerr=[[below], [above]], color=COLOURS[i % len(COLOURS)],
+                marker=MARKERS[i % len(MARKERS)], markersize=6, linestyle="none", capsize=2,
+                label=result.variant,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        _plain_decades(axes)
+        axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
+    return written
+
+
+def _plain_decades(axes: Axes) -> None:
+    """Numbers as people write them on a logarithmic axis that spans little."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.minorticks_off()

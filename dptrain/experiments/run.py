@@ -16,7 +16,7 @@ from dptrain.experiments.bench import Pace, Result, measure
 from dptrain.experiments.cases import Case, Question, list_cases
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.findings import View, by_means, find, rows
-from dptrain.experiments.ledger import Ledger
+from dptrain.experiments.ledger import OUTPUT, Ledger
 from dptrain.experiments.tables import bench_tables, digits, duration
 from dptrain.files import write_whole
 from dptrain.measure.environment import environment
@@ -157,5 +157,5 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     writer = csv.DictWriter(lines, list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    write_whole(path, lines.getvalue())
+    write_whole(path, lines.getvalue(), OUTPUT)
     return path

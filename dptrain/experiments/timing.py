@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.measure.analysis import spread
 from dptrain.measure.profile import Spread
 
 MOST_MADS = 3.0
@@ -38,13 +39,6 @@ class Timing:
     outliers: int
     warm_up: int
     first_ms: float
-
-
-def spread(values: ArrayLike) -> Spread:
-    """Median, quartiles and mean of at least one number."""
-    array = np.asarray(values, float)
-    low, middle, high = np.percentile(array, [25, 50, 75])
-    return Spread(float(middle), float(low), float(high), float(array.mean()), array.size)
 
 
 def find_outliers(values: ArrayLike) -> NDArray[np.bool_]:
@@ -93,7 +87,7 @@ def time_runs(
             look = len(values) * 5 // 4
             if spent >= budget_s / 5 and uncertainty(values) <= CERTAIN:
                 break
-    return Timing(spread(values), int(find_outliers(values).sum()), warm_up, first)
+    return Timing(spread(np.array(values)), int(find_outliers(values).sum()), warm_up, first)
 
 
 def uncertainty(values: Sequence[float]) -> float:

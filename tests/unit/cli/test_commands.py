@@ -18,7 +18,17 @@ from dptrain.cli.main import cli, run
 from dptrain.config import TrainConfig, load_config, settings
 from dptrain.errors import UserError
 
-HEAVY = ("numpy", "numba", "mpi4py", "rich", "PIL", "safetensors", "llvmlite", "tomli_w")
+HEAVY = (
+    "numpy",
+    "numba",
+    "matplotlib",
+    "mpi4py",
+    "rich",
+    "PIL",
+    "safetensors",
+    "llvmlite",
+    "tomli_w",
+)
 
 
 def modules_after(code: str) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pytest
 
-from dptrain.experiments.timing import FEWEST, WARM_UP, find_outliers, spread, time_runs
+from dptrain.experiments.timing import FEWEST, WARM_UP, find_outliers, time_runs
 
 
 class Clock:
@@ -86,8 +86,3 @@ def test_outliers_are_beyond_three_deviations() -> None:
 def test_equal_values_have_no_outliers_and_a_far_one_is() -> None:
     assert not find_outliers([2.0] * 9).any()
     assert find_outliers([2.0] * 9 + [2.001, 2.5]).sum() == 1
-
-
-def test_spread() -> None:
-    found = spread([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert (found.median, found.q1, found.q3, found.mean, found.n) == (3.0, 2.0, 4.0, 22.0, 5)
