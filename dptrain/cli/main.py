@@ -70,6 +70,7 @@ def run(arguments: list[str], *, speaks: bool) -> int:
         "dptrain evaluate RUN_DIR                   # a trained network on its test data",
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
         "mpirun -n 4 dptrain profile                # where the time of training goes",
+        "dptrain bench solar                        # time by batch size, and what fits",
         "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

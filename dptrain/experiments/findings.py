@@ -41,6 +41,7 @@ class Finding:
 
     Attributes:
         network, parameters: which.
+        batches: how many batch sizes of training were measured.
         flat_from: smallest batch size from which on the time a sample of training is flat; None
             where it still falls at the largest one, or where fewer than two were measured.
         images_per_s: most of training.
@@ -50,6 +51,7 @@ class Finding:
 
     network: str
     parameters: int
+    batches: int
     flat_from: int | None
     images_per_s: float
     in_time: tuple[int, ...]
@@ -89,6 +91,7 @@ def _finding(network: str, results: Sequence[Result], view: View) -> Finding:
     return Finding(
         network=network,
         parameters=results[0].parameters,
+        batches=len(trained),
         flat_from=flat_from({r.samples: r.median_ms / r.samples for r in trained}),
         images_per_s=max((r.images_per_s for r in trained), default=0.0),
         in_time=tuple(r.samples for r in answers if view.in_time(r)),
@@ -123,7 +126,8 @@ def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
         found.append({
             "network": r.network, "parameters": r.parameters, "task": r.task,
             "samples": r.samples, "backend": r.backend, "precision": r.precision,
-            "threads": r.threads, "fits": r.fits, "note": r.why, "batch_size": r.batch_size,
+            "threads": r.threads, "device": r.device, "fits": r.fits, "note": r.why,
+            "batch_size": r.batch_size,
             "median_ms": times and times.median, "q1_ms": times and times.q1,
             "q3_ms": times and times.q3, "mean_ms": times and times.mean, "n": times and times.n,
             "outliers": r.timing and r.timing.outliers, "warm_up": r.timing and r.timing.warm_up,

@@ -132,11 +132,12 @@ def _conclude(
 
     written = [write_csv(folder / f"{NAME}.csv", rows(results, view))]
     written += plot_bench(results, folder)
-    with CaseDisplay(speaks, ()) as display:
-        for table in bench_tables(results, view):
-            display.say(table)
-        for path in written:
-            display.say(f"written: {path}")
+    display = CaseDisplay(speaks, ())
+    display.say(f"\n{surroundings['cpu']}, {surroundings['cores']} cores")
+    for table in bench_tables(results, view):
+        display.say(table)
+    for path in written:
+        display.say(f"written: {path}")
     findings = [
         {"backend": means[0], "precision": means[1], "threads": means[2], **asdict(finding)}
         for means, own in by_means(results).items()

@@ -40,9 +40,9 @@ class KindTime:
 
     Attributes:
         kind: layers that are computed together, ``conv+relu+pool``; or ``loss``, ``update``.
-        forward_ms, backward_ms: mean over steps and ranks.
+        forward_ms, backward_ms: sums of the stages' medians over steps, each the mean of ranks.
         share, cumulative_share: of the forward pass, the kind that takes longest first.
-        forward_bytes: touched by a forward pass.
+        forward_bytes: read and written by a forward pass.
     """
 
     kind: str
@@ -69,8 +69,8 @@ class VariantResult:
         test_loss: mean there.
         step_ms: median, with its quartiles.
         images_per_s: of all ranks.
-        conv_forward_ms, conv_forward_share: mean time of stages with a convolution in a forward
-            pass, and their share of the time of its stages.
+        conv_forward_ms, conv_forward_share: time of the stages with a convolution in a forward
+            pass, as in `KindTime`, and their share of the time of its stages.
         conv_step_ms, conv_step_share: the same in a whole step, backward and update included.
         training_s: steps × step time.
         many_steps_s: the same of `MANY_STEPS`.
@@ -285,58 +285,52 @@ def _work(variant: Variant) -> int:
 
 def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
     """From the summary of a run to a row of the study."""
-    stages, step_ms = summary["stages"], float(summary["step_time_ms"])
+    stages, step = summary["stages"], summary["step_ms"]
     forward = [stage for stage in stages if stage["phase"] == Phase.FORWARD.value]
-
-    def whole(among: Sequence[Mapping[str, Any]]) -> float:
-        return float(sum(stage["mean_ms"] for stage in among))
-
-    def convolutions(among: Sequence[Mapping[str, Any]]) -> float:
-        return whole([stage for stage in among if Conv2d.kind in kind_of(stage).split("+")])
-
-    low, high = summary["step_time_quartiles_ms"]
+    step_ms = float(step["median"])
     return VariantResult(
         variant=variant.name,
         changes=variant.changes,
         possible=True,
         parameters=summary["parameters"],
-        memory_bytes=sum(summary["memory_bytes"].values()),
+        memory_bytes=sum(summary["memory"].values()),
         steps=summary["steps"],
         accuracy=summary["test_accuracy"],
         test_loss=summary["test_loss"],
         step_ms=step_ms,
-        step_q1_ms=low,
-        step_q3_ms=high,
+        step_q1_ms=step["q1"],
+        step_q3_ms=step["q3"],
         images_per_s=summary["images_per_s"],
-        conv_forward_ms=convolutions(forward),
-        conv_forward_share=convolutions(forward) / whole(forward),
-        conv_step_ms=convolutions(stages),
-        conv_step_share=convolutions(stages) / whole(stages),
+        conv_forward_ms=_time(forward, Conv2d.kind),
+        conv_forward_share=_time(forward, Conv2d.kind) / _time(forward),
+        conv_step_ms=_time(stages, Conv2d.kind),
+        conv_step_share=_time(stages, Conv2d.kind) / _time(stages),
         training_s=summary["steps"] * step_ms / 1e3,
         many_steps_s=MANY_STEPS * step_ms / 1e3,
         kinds=kind_times(stages),
     )
 
 
-def kind_of(stage: Mapping[str, Any]) -> str:
-    """The kinds of a stage's layers: ``conv1+relu1`` is ``conv+relu``."""
-    return "+".join(name.rstrip("0123456789") for name in str(stage["group"]).split("+"))
+def _time(stages: Sequence[Mapping[str, Any]], kind: str | None = None) -> float:
+    """Milliseconds of all stages, or of those that hold layers of a kind."""
+    chosen = [s for s in stages if kind is None or kind in s["kind"].split("+")]
+    return float(sum(stage["time_ms"]["median"] for stage in chosen))
 
 
 def kind_times(stages: Sequence[Mapping[str, Any]]) -> tuple[KindTime, ...]:
     """Stages of a summary by kind, the one first that takes longest in a forward pass."""
-    times: dict[str, list[float]] = {}
+    forward: dict[str, list[Mapping[str, Any]]] = {}
     for stage in stages:
-        row = times.setdefault(kind_of(stage), [0.0, 0.0, 0.0])
-        backward = stage["phase"].startswith(Phase.BACKWARD.value)
-        row[backward] += stage["mean_ms"]
         if stage["phase"] == Phase.FORWARD.value:
-            row[2] += stage["bytes_moved"]
-    forward = {stage: row for stage, row in times.items() if row[2]}
-    whole, cumulative, found = sum(row[0] for row in forward.values()), 0.0, []
-    for kind, (ahead, back, moved) in sorted(forward.items(), key=lambda item: -item[1][0]):
-        cumulative += ahead
-        found.append(KindTime(kind, ahead, back, ahead / whole, cumulative / whole, int(moved)))
+            forward.setdefault(stage["kind"], []).append(stage)
+    whole, cumulative, found = sum(map(_time, forward.values())), 0.0, []
+    for kind, own in sorted(forward.items(), key=lambda item: -_time(item[1])):
+        cumulative += _time(own)
+        moved = int(sum(stage["bytes_moved"] for stage in own))
+        back = _time([s for s in stages if s["kind"] == kind]) - _time(own)
+        found.append(
+            KindTime(kind, _time(own), back, _time(own) / whole, cumulative / whole, moved)
+        )
     return tuple(found)
 
 

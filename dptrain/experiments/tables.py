@@ -18,7 +18,8 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
     """Times of training, times of answers, largest batches and what follows, by means."""
     tables = []
     for (backend, precision, threads), own in by_means(results).items():
-        means = f"{backend} {precision}, {threads} thread{'s' if threads > 1 else ''}"
+        device = next((r.device for r in own if r.device), "")
+        means = f"{backend} {precision}, " + (device or _threads(threads))
         ordered = sorted(own, key=lambda r: (r.parameters, r.network, r.samples))
         training = [r for r in ordered if r.task == TRAINING]
         answers = [r for r in ordered if r.task == INFERENCE]
@@ -31,6 +32,10 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
             tables.append(largest_table(searches, means))
         tables.append(findings_table(find(own, view), view, means))
     return tables
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
 
 
 def training_table(results: Sequence[Result], view: View, means: str) -> Table:
@@ -95,7 +100,7 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
         late = f", not {_list(f.late)}" if f.late else ""
         answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
         best = f"{f.images_per_s:,.0f}" if f.images_per_s else ""
-        table.add_row(f.network, f"{f.parameters:,}", flat if best else "", best, answers)
+        table.add_row(f.network, f"{f.parameters:,}", flat if f.batches > 1 else "", best, answers)
     _explain(table, f"flat from: the batch from which on the time a sample is within {FLAT:.0%} of "
                     "the least")  # fmt: skip
     return table

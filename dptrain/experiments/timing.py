@@ -57,19 +57,19 @@ def find_outliers(values: ArrayLike) -> NDArray[np.bool_]:
 
 
 def time_runs(
-    run: Callable[[], float | None],
+    run: Callable[[], float],
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Timing:
     """Call `run` until its median is known, or the budget is spent.
 
     Args:
-        run: does the work and gives its milliseconds, or None where this run is not like others.
+        run: does the work and gives its milliseconds.
         budget_s: for all of it. What takes longer than that is timed once, behind one warm-up.
         clock: for the budget.
     """
     start = clock()
-    first = run() or 0.0
+    first = run()
     warm_up = 1
     while warm_up < WARM_UP and clock() - start < budget_s / WARM_UP:
         run()
@@ -77,11 +77,9 @@ def time_runs(
     values: list[float] = []
     look = 20
     while len(values) < MOST:
-        value = run()
-        if value is not None:
-            values.append(value)
+        values.append(run())
         spent = clock() - start
-        if values and (spent >= 2 * budget_s or (len(values) >= FEWEST and spent >= budget_s)):
+        if spent >= 2 * budget_s or (len(values) >= FEWEST and spent >= budget_s):
             break
         if len(values) >= look:
             look = len(values) * 5 // 4
