@@ -23,9 +23,12 @@ EXAMPLES = examples(
 )
 
 
-@click.group(epilog=EXAMPLES)
-def study() -> None:
+@click.group(invoke_without_command=True, epilog=EXAMPLES)
+@click.pass_context
+def study(context: click.Context) -> None:
     """Train several networks and put them side by side."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @study.command(short_help="What other strides, filters, kernels and poolings bring.",

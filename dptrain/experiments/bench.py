@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends import load_backend
 from dptrain.backends.base import Backend, Replica
 from dptrain.comm.none import NoSum
 from dptrain.comm.world import World
@@ -141,19 +140,25 @@ class Pace:
         return (*case.means, case.trains)
 
 
-def measure(case: Case, network: Network, pace: Pace, *, budget_s: float,
-            memory: int | None) -> Result:  # fmt: skip
+def measure(
+    case: Case,
+    network: Network,
+    backend: Backend,
+    pace: Pace,
+    *,
+    budget_s: float,
+    memory: int | None,
+) -> Result:
     """Measure a case, or say why it cannot be.
 
     Args:
         case: what to measure.
-        network: that it names.
+        network, backend: that it names.
         pace: says whether a step at the largest batch is worth its time.
         budget_s: seconds of timing.
         memory: bytes that may be used at most; None for what is free.
     """
     gc.collect()  # A replica and its stages know each other: the last one's memory is still taken.
-    backend = load_backend(case.backend)
     room = room_of(backend, memory)
     make = partial(_plan, case, network)
     empty = Result(**asdict(case), parameters=network.num_parameters, fits=False, why="",

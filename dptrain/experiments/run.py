@@ -12,6 +12,7 @@ from typing import Any
 
 from dptrain import __version__
 from dptrain.backends import load_backend
+from dptrain.backends.base import Backend
 from dptrain.experiments.bench import Pace, Result, measure
 from dptrain.experiments.cases import Case, Question, list_cases
 from dptrain.experiments.display import CaseDisplay
@@ -42,14 +43,23 @@ def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) 
         UserError: an unknown name, a backend that cannot run here, or a folder of another bench.
     """
     cases, networks = list_cases(question)
-    for name in question.backends:
-        load_backend(name).place(0)
+    backends = {name: load_backend(name) for name in question.backends}
+    for backend in backends.values():
+        backend.place(0)
     surroundings = environment()
-    ledger = Ledger.open(folder, NAME, {**question.values(), **machine(surroundings)})
+    ledger = Ledger.open(folder, NAME, {
+        **question.values(), "layers": _layers(networks), **machine(surroundings),
+    })  # fmt: skip
     left = [case for case in cases if case.key not in ledger.records]
-    _measure_all(left, len(cases), question, networks, ledger, speaks=speaks)
+    _measure_all(left, len(cases), question, networks, backends, ledger, speaks=speaks)
     results = [Result.from_record(ledger.records[case.key]) for case in cases]
     return _conclude(question, view, surroundings, results, folder, speaks=speaks)
+
+
+def _layers(networks: Mapping[str, Network]) -> list[str]:
+    """Of networks that come from files, which may change under their names."""
+    files = (network for name, network in networks.items() if name.endswith(".toml"))
+    return [repr(layer) for network in files for layer in network.layers]
 
 
 def machine(surroundings: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +73,7 @@ def _measure_all(
     total: int,
     question: Question,
     networks: Mapping[str, Network],
+    backends: Mapping[str, Backend],
     ledger: Ledger,
     *,
     speaks: bool,
@@ -85,7 +96,7 @@ def _measure_all(
             for number, case in enumerate(cases):
                 display.begin(_words(case), left_s(number))
                 result = measure(
-                    case, networks[case.network], pace,
+                    case, networks[case.network], backends[case.backend], pace,
                     budget_s=question.seconds_per_case, memory=question.memory,
                 )  # fmt: skip
                 pace.learn(result)

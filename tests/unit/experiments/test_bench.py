@@ -40,7 +40,8 @@ def measured(task: str, samples: int, memory: int | None = None, backend: str = 
     network = dptrain.network("model-small")
     case = Case("model-small", task, samples, backend, "fp32", 1)
     pace = Pace({"model-small": network}, 0.02)
-    return measure(case, network, pace, budget_s=0.02, memory=memory)
+    chosen = load_backend(backend)
+    return measure(case, network, chosen, pace, budget_s=0.02, memory=memory)
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda"])
