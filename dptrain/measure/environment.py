@@ -20,6 +20,7 @@ PACKAGES = (
     "cupy-cuda12x",
     "cupy-cuda13x",
     "llvmlite",
+    "matplotlib",
     "mpi4py",
     "mpich",
     "numba",
