@@ -89,9 +89,9 @@ def bench(
     within_s = words.seconds(within, "--within")
     counts = None if threads is None else words.numbers(threads, "--threads")
     from dptrain.cli.printing import print_values
+    from dptrain.experiments.bench import bench
     from dptrain.experiments.cases import Question
     from dptrain.experiments.findings import View
-    from dptrain.experiments.run import bench
     from dptrain.measure.environment import available_cores
 
     question = Question(

@@ -1,296 +1,153 @@
-"""Measuring the cases of a bench, one after another, each in memory of its own."""
+"""`dptrain bench`: every case once, kept as soon as it is known, then tables, files and plots."""
 
 from __future__ import annotations
 
-import gc
-import itertools
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dptrain.backends.base import Backend, Replica
-from dptrain.comm.none import NoSum
-from dptrain.comm.world import World
-from dptrain.data.loader import Batch
-from dptrain.describe import plan_for
-from dptrain.errors import UserError
-from dptrain.experiments.cases import Case, flops
-from dptrain.experiments.room import Largest, Room, largest_batch, room_of
-from dptrain.experiments.timing import Timing, time_runs
-from dptrain.measure.profile import Spread
-from dptrain.measure.recorder import StepRecorder
+from dptrain.backends import load_backend
+from dptrain.backends.base import Backend
+from dptrain.experiments.cases import Case, Question, list_cases
+from dptrain.experiments.display import CaseDisplay
+from dptrain.experiments.findings import View, by_means, find, rows
+from dptrain.experiments.ledger import Ledger, machine, write_csv
+from dptrain.experiments.measuring import Pace, Result, measure
+from dptrain.experiments.tables import bench_tables, digits, duration
+from dptrain.measure.environment import environment
 from dptrain.network.network import Network
-from dptrain.plan.buckets import make_buckets
-from dptrain.plan.plan import Plan
-from dptrain.training.step import Stepper
 
-POOL = 256
-"""Different samples in a batch; a larger one repeats them."""
-
-LONGEST_STEP_S = 60.0
-"""The largest batch is tried out unless its step should take longer than this."""
+NAME = "bench"
+"""Of the files."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What was found of a case.
-
-    Attributes:
-        network, task, samples, backend, precision, threads: as in `Case`; `samples` of a search
-            are those that it found.
-        parameters: of the network.
-        fits: whether it fitted, by plan and, where it was tried, indeed.
-        why: what a reader should know: why it was not measured, or not as asked for.
-        need_bytes, room_bytes: memory by plan, and at hand.
-        device: kind of GPU; empty where the processor computes.
-        batch_size: of the plan; below `samples` where inference goes piece by piece.
-        setup_s: of planning, compiling, allocating, and drawing parameters.
-        timing: None where nothing was timed. Of a search: of its only step.
-        images_per_s: samples over the median time.
-        gflops: operations by plan over the median time, 10⁹ a second.
-        largest: what a search found by plan.
-    """
-
-    network: str
-    task: str
-    samples: int
-    backend: str
-    precision: str
-    threads: int
-    parameters: int
-    fits: bool
-    why: str
-    need_bytes: int
-    room_bytes: int
-    batch_size: int
-    device: str = ""
-    setup_s: float = 0.0
-    timing: Timing | None = None
-    images_per_s: float = 0.0
-    gflops: float = 0.0
-    largest: Largest | None = None
-
-    @property
-    def case(self) -> Case:
-        """What it is of; of a search, with the batch that was found."""
-        return Case(
-            self.network, self.task, self.samples, self.backend, self.precision, self.threads
-        )
-
-    @property
-    def median_ms(self) -> float:
-        """Median time; only of what was timed."""
-        assert self.timing is not None
-        return self.timing.time_ms.median
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Result:
-        """Bring back what `asdict` has taken apart."""
-        values = {name: record[name] for name in cls.__dataclass_fields__}
-        timing, largest = values["timing"], values["largest"]
-        if timing is not None:
-            values["timing"] = Timing(**{**timing, "time_ms": Spread(**timing["time_ms"])})
-        return cls(**{**values, "largest": None if largest is None else Largest(**largest)})
-
-
-class Pace:
-    """How long cases should take, from how long those before took.
+def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) -> dict[str, Any]:
+    """Measure what is not yet in `folder`, show all that is, and write CSV and plots.
 
     Args:
-        networks: by name.
-        seconds_per_case: budget of the timing.
+        question: what is measured; decides whether `folder` can be gone on with.
+        view: what is asked of the times; may be another one each time.
+        folder: of the results.
+        speaks: whether anything is printed.
+
+    Returns:
+        What ``--json`` prints: question, view, environment, results and findings.
+
+    Raises:
+        UserError: an unknown name, a backend that cannot run here, or a folder of another bench.
     """
-
-    START_RATE = 2e10
-    """Operations a second and thread, before anything is known."""
-    TELLING = 1e8
-    """Operations; the time of less is that of starting them."""
-    SETUP_S = 0.5
-    DRAWN_PER_S = 3e7
-    """Parameters a second."""
-
-    def __init__(self, networks: Mapping[str, Network], seconds_per_case: float) -> None:
-        self._networks, self._budget_s = networks, seconds_per_case
-        self._rates: dict[tuple[Any, ...], float] = {}
-
-    def learn(self, result: Result) -> None:
-        """Cases grow, so the last of a kind says most of the next; very small ones say nothing."""
-        work = flops(self._networks[result.network], result.case)
-        if result.timing is not None and work >= self.TELLING and not result.case.searches:
-            self._rates[self._kind(result.case)] = work / result.median_ms * 1e3
-
-    def run_s(self, case: Case) -> float:
-        """Seconds of one run."""
-        start = self.START_RATE * case.threads
-        rate = self._rates.get(self._kind(case), start)
-        return flops(self._networks[case.network], case) / rate
-
-    def case_s(self, case: Case) -> float:
-        """Seconds of the whole case, about, and rather too many."""
-        setup = self.SETUP_S + self._networks[case.network].num_parameters / self.DRAWN_PER_S
-        return setup + max(self._budget_s, 2 * self.run_s(case))
-
-    @staticmethod
-    def _kind(case: Case) -> tuple[Any, ...]:
-        return (*case.means, case.trains)
+    cases, networks = list_cases(question)
+    backends = {name: load_backend(name) for name in question.backends}
+    for backend in backends.values():
+        backend.place(0)
+    surroundings = environment()
+    ledger = Ledger.open(folder, NAME, {
+        **question.values(), "layers": _layers(networks), **machine(surroundings),
+    })  # fmt: skip
+    left = [case for case in cases if case.key not in ledger.records]
+    _measure_all(left, len(cases), question, networks, backends, ledger, speaks=speaks)
+    results = [Result.from_record(ledger.records[case.key]) for case in cases]
+    return _conclude(question, view, surroundings, results, folder, speaks=speaks)
 
 
-def measure(
-    case: Case,
-    network: Network,
-    backend: Backend,
-    pace: Pace,
+def _layers(networks: Mapping[str, Network]) -> list[str]:
+    """Of networks that come from files, which may change under their names."""
+    files = (network for name, network in networks.items() if name.endswith(".toml"))
+    return [repr(layer) for network in files for layer in network.layers]
+
+
+def _measure_all(
+    cases: Sequence[Case],
+    total: int,
+    question: Question,
+    networks: Mapping[str, Network],
+    backends: Mapping[str, Backend],
+    ledger: Ledger,
     *,
-    budget_s: float,
-    memory: int | None,
-) -> Result:
-    """Measure a case, or say why it cannot be.
+    speaks: bool,
+) -> None:
+    pace = Pace(networks, question.seconds_per_case)
+    for record in ledger.records.values():
+        pace.learn(Result.from_record(record))
 
-    Args:
-        case: what to measure.
-        network, backend: that it names.
-        pace: says whether a step at the largest batch is worth its time.
-        budget_s: seconds of timing.
-        memory: bytes that may be used at most; None for what is free.
-    """
-    gc.collect()  # A replica and its stages know each other: the last one's memory is still taken.
-    room = room_of(backend, memory)
-    make = partial(_plan, case, network)
-    empty = Result(**asdict(case), parameters=network.num_parameters, fits=False, why="",
-                   need_bytes=0, room_bytes=room.nbytes, batch_size=0)  # fmt: skip
-    try:
-        if case.searches:
-            return _search(empty, backend, make, room, pace)
-        plan = make(case.samples)
-        if not room.holds(plan) and not case.trains:
-            # An answer may be computed piece by piece; a step of training may not.
-            plan = make(max(largest_batch(make, room).batch_size, 1))
-    except UserError as error:
-        return replace(empty, why=str(error))
-    found = replace(empty, need_bytes=room.need(plan), batch_size=plan.batch_size)
-    if not room.holds(plan):
-        return replace(found, why=f"needs {size_words(found.need_bytes)} of "
-                                  f"{size_words(room.nbytes)}")  # fmt: skip
-    if plan.batch_size < case.samples:
-        found = replace(found, why=f"in pieces of {plan.batch_size:,}")
-    return _timed(found, backend, plan, case.samples, budget_s)
+    def left_s(number: int) -> float:
+        # Estimates err on one side: what they were off by so far, they will be.
+        expected, spent = sum(first_s[:number]), monotonic() - start
+        factor = spent / expected if number else 1.0
+        return factor * sum(pace.case_s(case) for case in cases[number:])
+
+    first_s = [pace.case_s(case) for case in cases]
+    with CaseDisplay(speaks, first_s) as display:
+        start = monotonic()
+        display.say(_opening(len(cases), total, sum(first_s), ledger.folder))
+        try:
+            for number, case in enumerate(cases):
+                display.begin(_words(case), left_s(number))
+                result = measure(
+                    case, networks[case.network], backends[case.backend], pace,
+                    budget_s=question.seconds_per_case, memory=question.memory,
+                )  # fmt: skip
+                pace.learn(result)
+                ledger.append(case.key, asdict(result))
+                display.end(_outcome(case, result), left_s(number + 1))
+        except KeyboardInterrupt:
+            display.say(f"{number} of {len(cases)} cases are kept; the same command goes on")
+            raise
 
 
-def _plan(case: Case, network: Network, batch_size: int) -> Plan:
-    return plan_for(
-        network,
-        backend=case.backend,
-        batch_size=batch_size,
-        precision=case.precision,
-        threads=case.threads,
-        training=case.trains,
-    )
+def _opening(left: int, total: int, seconds: float, folder: Path) -> str:
+    if not left:
+        return f"all {total} cases are in {folder} already; measure anew with another --output"
+    kept = f" ({total - left} of {total} are kept)" if left < total else ""
+    cases = "1 case" if left == 1 else f"{left} cases"
+    return f"{cases} to measure{kept}, at most about {duration(seconds)}; results: {folder}"
 
 
-def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s: float) -> Result:
-    try:
-        start = time.perf_counter()
-        replica = backend.compile(plan)
-        run = (training_run if plan.training else inference_run)(replica, samples)
-        setup_s = time.perf_counter() - start
-        timing = time_runs(run, budget_s)
-    except MemoryError:
-        return replace(result, why="fits by plan, but could not be allocated")
-    seconds = timing.time_ms.median / 1e3
-    work = sum(stage.flops for stage in plan.stages) * samples / plan.batch_size
-    return replace(
-        result,
-        fits=True,
-        device=replica.memory.name,
-        setup_s=setup_s,
-        timing=timing,
-        images_per_s=samples / seconds,
-        gflops=work / seconds / 1e9,
-    )
+def _words(case: Case) -> str:
+    count = "" if case.searches else f" {case.samples:,}"
+    means = f"{case.backend} {case.precision}"
+    threads = f" x{case.threads}" if case.threads > 1 else ""
+    return f"{case.network} {case.task}{count}, {means}{threads}"
 
 
-def _search(
-    result: Result, backend: Backend, make: Callable[[int], Plan], room: Room, pace: Pace
-) -> Result:
-    """Find the largest batch by plan, then try one step of it."""
-    largest = largest_batch(make, room)
-    n = largest.batch_size
-    result = replace(
-        result, samples=n, batch_size=n, need_bytes=largest.need_bytes, largest=largest
-    )
-    if not n:
-        return replace(result, why=f"needs {size_words(largest.need_bytes)} of "
-                                   f"{size_words(room.nbytes)} for one sample")  # fmt: skip
-    expected_s = pace.run_s(result.case)
-    if expected_s > LONGEST_STEP_S:
-        return replace(result, fits=True, why=f"by plan alone: a step takes some {expected_s:.0f} "
-                                              "s; try less with --memory")  # fmt: skip
-    # No budget: one run to warm up, one that is timed.
-    return _timed(result, backend, make(n), n, 0.0)
+def _outcome(case: Case, result: Result) -> str:
+    if case.searches:
+        return f"{_words(case)}: {result.samples:,}" + (f", {result.why}" if result.why else "")
+    if result.timing is None:
+        return f"{_words(case)}: {result.why}"
+    return f"{_words(case)}: {digits(result.median_ms)} ms, {result.images_per_s:,.0f} images/s"
 
 
-def training_run(replica: Replica, samples: int) -> Callable[[], float]:
-    """Steps of training, by the very code that trains; the parameters stay what they are.
+def _conclude(
+    question: Question,
+    view: View,
+    surroundings: Mapping[str, Any],
+    results: Sequence[Result],
+    folder: Path,
+    *,
+    speaks: bool,
+) -> dict[str, Any]:
+    from dptrain.experiments.plots import plot_bench
 
-    Returns:
-        What makes a step and gives its milliseconds.
-    """
-    plan = replica.plan
-    x, y = random_batch(plan.network, samples)
-    batch = Batch(0, 0, x, y, np.arange(samples, dtype=np.int64), samples)
-    recorder, buckets = StepRecorder(plan.stages, capacity=1), make_buckets(plan, None)
-    stepper = Stepper(replica, NoSum(World.single(), replica, buckets), buckets, recorder)
-    if replica.memory.asynchronous:
-        # A step that is timed stage by stage takes longer than others there.
-        stepper.is_timed = lambda step: False
-    batches = itertools.repeat(batch)
-
-    def run() -> float:
-        start = time.perf_counter_ns()
-        stepper.take(batches, 0.0)
-        stepper.results()
-        return (time.perf_counter_ns() - start) / 1e6
-
-    return run
-
-
-def inference_run(replica: Replica, samples: int) -> Callable[[], float]:
-    """Answers to `samples` samples that lie in the host's memory, as arrays in the host's memory.
-
-    Returns:
-        What computes them and gives its milliseconds.
-    """
-    x, _ = random_batch(replica.plan.network, samples)
-
-    def run() -> float:
-        start = time.perf_counter_ns()
-        replica.forward(x)
-        return (time.perf_counter_ns() - start) / 1e6
-
-    return run
-
-
-def random_batch(network: Network, n: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Inputs of unit variance and targets that suit the loss, at most `POOL` different ones."""
-    random, pool, width = np.random.default_rng(0), min(n, POOL), network.num_outputs
-    x = random.standard_normal((pool, *network.input_shape), np.float32)
-    y: NDArray[Any]
-    if network.loss.targets == "classes":
-        y = random.integers(0, width, pool).astype(np.int32)
-    else:
-        y = random.integers(0, 2, (pool, width)).astype(np.float32)
-    order = np.arange(n) % pool
-    return x[order], y[order]
-
-
-def size_words(nbytes: float) -> str:
-    """Bytes as people read them."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:,.2f} {unit}"
-    return f"{nbytes:.0f} B"
+    written = [write_csv(folder / f"{NAME}.csv", rows(results, view))]
+    written += plot_bench(results, folder)
+    display = CaseDisplay(speaks, ())
+    display.say(f"\n{surroundings['cpu']}, {surroundings['cores']} cores")
+    for table in bench_tables(results, view):
+        display.say(table)
+    for path in written:
+        display.say(f"written: {path}")
+    findings = [
+        {"backend": means[0], "precision": means[1], "threads": means[2], **asdict(finding)}
+        for means, own in by_means(results).items()
+        for finding in find(own, view)
+    ]
+    return {
+        "question": question.values(),
+        "view": asdict(view),
+        "environment": dict(surroundings),
+        "results": [asdict(result) for result in results],
+        "findings": findings,
+    }

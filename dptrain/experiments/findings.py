@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dptrain.experiments.bench import Result
 from dptrain.experiments.cases import INFERENCE, TRAINING
+from dptrain.experiments.measuring import Result
 
 FLAT = 0.1
 """The time a sample counts as flat where it is less than this part above the least."""

@@ -6,10 +6,13 @@ NAME.jsonl    one record a case, appended as soon as it is known
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dptrain import __version__
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
@@ -62,6 +65,22 @@ class Ledger:
         whole = {KEY: key, **record}
         self._file.append(whole)
         self.records[key] = parse_json(dump_json(whole))
+
+
+def machine(surroundings: Mapping[str, Any]) -> dict[str, Any]:
+    """What else decides how long something takes; results of two machines are not mixed."""
+    return {"processor": surroundings["cpu"], "cores": surroundings["cores"],
+            "dptrain": __version__}  # fmt: skip
+
+
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    """Write records that all have the same keys, and give `path` back."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    write_whole(path, lines.getvalue(), OUTPUT)
+    return path
 
 
 def _refuse_other(path: Path, asked: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dptrain.experiments.bench import Result
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import by_means
+from dptrain.experiments.measuring import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,7 @@ from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.experiments.display import CaseDisplay
-from dptrain.experiments.ledger import OUTPUT, Ledger
-from dptrain.experiments.run import machine, write_csv
+from dptrain.experiments.ledger import OUTPUT, Ledger, machine, write_csv
 from dptrain.experiments.study_tables import study_report
 from dptrain.experiments.tables import duration
 from dptrain.experiments.variants import Variant, list_variants

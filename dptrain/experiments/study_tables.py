@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.config import TrainConfig
-from dptrain.experiments.bench import size_words
+from dptrain.experiments.measuring import size_words
 from dptrain.experiments.tables import digits, duration
 from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.experiments.bench import Result, size_words
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import FLAT, Finding, View, by_means, find
+from dptrain.experiments.measuring import Result, size_words
 from dptrain.measure.tables import plain_table
 
 if TYPE_CHECKING:

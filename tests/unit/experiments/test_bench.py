@@ -15,8 +15,11 @@ import pytest
 import dptrain
 from dptrain.backends import load_backend
 from dptrain.errors import UserError
-from dptrain.experiments import run as module
-from dptrain.experiments.bench import (
+from dptrain.experiments import bench as module
+from dptrain.experiments.bench import bench
+from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, Case, Question
+from dptrain.experiments.findings import View, find, flat_from, rows
+from dptrain.experiments.measuring import (
     Pace,
     Result,
     inference_run,
@@ -24,10 +27,7 @@ from dptrain.experiments.bench import (
     random_batch,
     training_run,
 )
-from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, Case, Question
-from dptrain.experiments.findings import View, find, flat_from, rows
 from dptrain.experiments.room import Largest
-from dptrain.experiments.run import bench
 from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread

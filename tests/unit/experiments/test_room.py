@@ -12,7 +12,7 @@ import dptrain
 from dptrain.backends import BACKENDS, load_backend
 from dptrain.describe import plan_for
 from dptrain.errors import UserError
-from dptrain.experiments.bench import random_batch
+from dptrain.experiments.measuring import make_fitting, random_batch
 from dptrain.experiments.room import Room, batch_bytes, largest_batch, room_of
 from dptrain.measure import environment
 from dptrain.plan.plan import Plan
@@ -59,6 +59,14 @@ def test_elements_that_kernels_cannot_count_bound_a_batch() -> None:
     assert max(sizes) <= most
     with pytest.raises(UserError, match="try a smaller batch"):
         make(found.batch_size + 1)
+
+
+def test_answers_that_kernels_cannot_count_at_once_come_in_pieces() -> None:
+    make = partial(plans, network="solar", backend="cuda", training=False)
+    room = Room(10**13, on_host=False)
+    assert make_fitting(make, 10**6, room).batch_size == largest_batch(make, room).batch_size
+    assert make_fitting(make, 100, room).batch_size == 100
+    assert make_fitting(make, 100, Room(1, on_host=False)).batch_size == 1
 
 
 @pytest.mark.parametrize("network", ["model-small", "mlp-50"])
