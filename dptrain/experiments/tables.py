@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
@@ -31,11 +31,50 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
         if searches:
             tables.append(largest_table(searches, means))
         tables.append(findings_table(find(own, view), view, means))
-    return tables
+    return tables + comparison_tables(results)
 
 
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def comparison_tables(results: Sequence[Result]) -> list[Table]:
+    """Medians by all means side by side, for training and for answers; none for one alone."""
+    groups = list(by_means(results))
+    if len(groups) < 2:
+        return []
+    tables = []
+    for task, noun in ((TRAINING, "a step"), (INFERENCE, "an answer")):
+        rows: dict[tuple[int, str, int], dict[tuple[str, str, int], float]] = {}
+        for r in results:
+            if r.task == task and r.timing is not None:
+                row = rows.setdefault((r.parameters, r.network, r.samples), {})
+                row[r.case.means] = r.median_ms
+        if rows:
+            tables.append(_comparison(rows, groups, f"Side by side: {noun}, ms"))
+    return tables
+
+
+def _comparison(
+    rows: Mapping[tuple[int, str, int], Mapping[tuple[str, str, int], float]],
+    groups: Sequence[tuple[str, str, int]],
+    title: str,
+) -> Table:
+    table = plain_table(title)
+    names = [f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
+             for backend, precision, threads in groups]  # fmt: skip
+    _columns(table, "network", "samples", *names, "fastest")
+    before = ""
+    for (_, network, samples), times in sorted(rows.items()):
+        fastest = min(times, key=times.__getitem__)
+        slowest = max(times.values())
+        cells = [digits(times[means]) if means in times else "" for means in groups]
+        name = names[groups.index(fastest)]
+        gain = f"{name}, {slowest / times[fastest]:.1f} times" if len(times) > 1 else ""
+        table.add_row(network if network != before else "", f"{samples:,}", *cells, gain)
+        before = network
+    _explain(table, "times: as fast as the slowest of the row")
+    return table
 
 
 def training_table(results: Sequence[Result], view: View, means: str) -> Table:
@@ -152,7 +191,7 @@ def _columns(table: Table, name: str, *columns: str) -> None:
     table.collapse_padding = True
     table.add_column(name, no_wrap=True, overflow="ellipsis")
     for column in columns:
-        words = column in ("for", "one step of it") or column.startswith("within")
+        words = column in ("for", "one step of it", "fastest") or column.startswith("within")
         table.add_column(column, justify="left" if words else "right")
 
 

@@ -28,9 +28,11 @@ from dptrain.experiments.measuring import (
     training_run,
 )
 from dptrain.experiments.room import Largest
+from dptrain.experiments.tables import comparison_tables
 from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread
+from dptrain.measure.console import make_console
 
 QUESTION = Question(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
                     seconds_per_case=0.02, memory=2_000_000)  # fmt: skip
@@ -212,6 +214,19 @@ def test_findings_answer_the_questions() -> None:
     assert (finding.largest_training, finding.largest_inference) == (700, None)
     # 5 epochs of 16 steps of 65 ms.
     assert view.training_s(results[1]) == pytest.approx(5.2)
+
+
+def test_means_are_put_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = result_of(TRAINING, 2, 20.0), result_of(TRAINING, 2, 4.0)
+    alone = result_of(TRAINING, 64, 30.0)
+    results = [replace(slow, backend="reference"), fast, alone]
+    for table in comparison_tables(results):
+        make_console().print(table)
+    text = capsys.readouterr().out
+    assert "numba fp32, 5.0 times" in text
+    assert text.count("times") == 1
+    assert "Side by side: an answer" not in text
+    assert not comparison_tables([fast, alone])
 
 
 def test_every_column_is_defined_in_the_documentation() -> None:
