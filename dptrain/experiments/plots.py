@@ -73,7 +73,7 @@ def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Pa
     size = "batch size" if task == TRAINING else "samples answered at once"
     lines = _lines(results)
     with figure(folder / f"{task}-by-batch", written, x=size, y="time a sample, ms",
-                title=f"Time of {noun} by its samples") as axes:  # fmt: skip
+                title=f"{task.capitalize()}: time of {noun} over its samples") as axes:  # fmt: skip
         for label, own, colour, marker in _styled(lines, axes):
             own = sorted(own, key=lambda r: r.samples)
             centres = [r.median_ms / r.samples for r in own]
@@ -98,7 +98,7 @@ def _plot_by_parameters(
     for r in sorted(results, key=lambda r: (r.samples, r.parameters)):
         means = " ".join(map(str, r.case.means)) + ", " if several else ""
         lines.setdefault((f"{means}{word} {r.samples:,}", r.samples), []).append(r)
-    title = f"Time of {noun}, by size of the network"
+    title = f"{task.capitalize()}: time of {noun} by size of the network"
     with figure(folder / f"{task}-by-parameters", written, x="parameters",
                 y=f"time of {noun}, ms", title=title) as axes:  # fmt: skip
         for i, ((label, _), own) in enumerate(lines.items()):
@@ -110,7 +110,7 @@ def _plot_by_parameters(
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.legend(frameon=False)
+        _legend_beside(axes)
     return written
 
 
@@ -157,7 +157,12 @@ def _styled(
 
 def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:
     if len(lines) <= MOST_LINES:
-        axes.legend(frameon=False)
+        _legend_beside(axes)
+
+
+def _legend_beside(axes: Axes) -> None:
+    """Where no line can lie behind it."""
+    axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
 
 
 def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
@@ -190,7 +195,7 @@ def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) 
             )  # fmt: skip
         axes.set_xscale("log")
         _plain_decades(axes)
-        axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
+        _legend_beside(axes)
     return written
 
 
