@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from dptrain.network import Conv2d, MaxPool2d, Network
 
 CONFIG = TrainConfig(network="model-small", data="digits", steps=4, batch_size=8).resolved()
 AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
+
+
+def defined_in(heading: str) -> set[str]:
+    """Names in the first column of a table of docs/measuring.md."""
+    text = (Path(dptrain.__file__).parents[1] / "docs/measuring.md").read_text(encoding="utf-8")
+    section = text[text.index(heading) + len(heading) :].split("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return {name for line in lines for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}
 
 
 def layers_of(network: Network | None, kind: type) -> list[Any]:
@@ -142,12 +151,16 @@ def test_a_study_is_kept_and_gone_on_with(
     rows = list(csv.DictReader((tmp_path / "variants.csv").read_text().splitlines()))
     assert [row["variant"] for row in rows] == list(results)
     assert rows[2]["changes"] == "first-pool=3/1"
-    kinds = (tmp_path / "kinds.csv").read_text()
-    assert "conv+relu+pool" in kinds
+    kinds = list(csv.DictReader((tmp_path / "kinds.csv").read_text().splitlines()))
+    assert {kind["kind"] for kind in kinds} == {"conv+relu+pool", "dense+relu", "dense"}
+    assert {*rows[0], *kinds[0]} == defined_in("### Of a line in variants.csv, or in kinds.csv")
     assert (tmp_path / "accuracy-by-time.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in text
     assert "all 3 variants are in" in text
+    # Training shows how far it is, and leaves the telling to the study.
+    assert "Where a step goes" not in text
+    assert "summary.json" not in text
     longer = TrainConfig(network="model-small", data="digits", steps=5, batch_size=8).resolved()
     with pytest.raises(UserError, match="is of steps 4, this command asks for 5;"):
         study_variants(longer, AXES, tmp_path, World.single())
