@@ -20,7 +20,7 @@ from dptrain.data.loader import Batch
 from dptrain.describe import plan_for
 from dptrain.errors import UserError
 from dptrain.experiments.cases import Case, flops
-from dptrain.experiments.room import Largest, Room, largest_batch, room_of
+from dptrain.experiments.room import CROWDED, Largest, Room, largest_batch, room_of
 from dptrain.experiments.timing import Timing, time_runs
 from dptrain.measure.profile import Spread
 from dptrain.measure.recorder import StepRecorder
@@ -171,9 +171,11 @@ def measure(
     except UserError as error:
         return replace(empty, why=str(error))
     found = replace(empty, need_bytes=room.need(plan), batch_size=plan.batch_size)
+    if room.crowds_host(plan):
+        return replace(found, why=CROWDED)
     if not room.holds(plan):
-        return replace(found, why=f"needs {size_words(found.need_bytes)} of "
-                                  f"{size_words(room.nbytes)}")  # fmt: skip
+        needs = f"needs {size_words(found.need_bytes)} of {size_words(room.nbytes)}"
+        return replace(found, why=needs)
     if plan.batch_size < case.samples:
         found = replace(found, why=f"in pieces of {plan.batch_size:,}")
     return _timed(found, backend, plan, case.samples, budget_s)

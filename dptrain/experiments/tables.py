@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.findings import FLAT, Finding, View, by_means, find
 from dptrain.experiments.measuring import Result, size_words
+from dptrain.experiments.room import CROWDED
 from dptrain.measure.tables import plain_table
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def largest_table(results: Sequence[Result], means: str) -> Table:
             table.add_row(name, task, "none" if r.largest is not None else "", "", "", r.why)
             continue
         over = r.largest.next_bytes - r.room_bytes
-        beyond = f"{size_words(over)} too much" if over > 0 else "cannot be counted"
+        beyond = f"{size_words(over)} too much" if over > 0 else _short(r.largest.why)
         tried = r.why if r.timing is None else f"{r.median_ms:,.0f} ms"
         needs = size_words(r.largest.need_bytes)
         table.add_row(name, task, f"{r.samples:,}", needs, beyond, tried)
@@ -143,6 +144,10 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
     _explain(table, f"flat from: the batch from which on the time a sample is within {FLAT:.0%} of "
                     "the least")  # fmt: skip
     return table
+
+
+def _short(why: str) -> str:
+    return "beyond the host" if why == CROWDED else "beyond counting"
 
 
 def _explain(table: Table, text: str) -> None:

@@ -30,7 +30,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(
     network: str, backend: str, training: bool
 ) -> None:
     make = partial(plans, network=network, backend=backend, training=training)
-    room = Room(3_000_000, on_host=load_backend(backend).free_bytes() is None)
+    room = Room(3_000_000, None if load_backend(backend).free_bytes() is None else 10**9)
     found = largest_batch(make, room)
     assert found.batch_size > 1
     assert found.need_bytes == room.need(make(found.batch_size)) <= room.nbytes
@@ -42,14 +42,14 @@ def test_the_largest_batch_fits_and_the_next_does_not(
 
 def test_not_even_one_sample() -> None:
     make = partial(plans, network="solar", backend="numba", training=True)
-    found = largest_batch(make, Room(10**6, on_host=True))
+    found = largest_batch(make, Room(10**6))
     assert found.batch_size == 0
     assert found.need_bytes > 10**6
 
 
 def test_elements_that_kernels_cannot_count_bound_a_batch() -> None:
     make = partial(plans, network="solar", backend="cuda", training=True)
-    found = largest_batch(make, Room(10**13, on_host=False))
+    found = largest_batch(make, Room(10**13, 10**13))
     assert "elements" in found.why
     most = load_backend("cuda").most_elements
     assert most is not None
@@ -63,10 +63,10 @@ def test_elements_that_kernels_cannot_count_bound_a_batch() -> None:
 
 def test_answers_that_kernels_cannot_count_at_once_come_in_pieces() -> None:
     make = partial(plans, network="solar", backend="cuda", training=False)
-    room = Room(10**13, on_host=False)
+    room = Room(10**13, 10**13)
     assert make_fitting(make, 10**6, room).batch_size == largest_batch(make, room).batch_size
     assert make_fitting(make, 100, room).batch_size == 100
-    assert make_fitting(make, 100, Room(1, on_host=False)).batch_size == 1
+    assert make_fitting(make, 100, Room(1, 10**9)).batch_size == 1
 
 
 @pytest.mark.parametrize("network", ["model-small", "mlp-50"])
@@ -79,10 +79,18 @@ def test_batch_bytes_are_those_of_a_batch(network: str) -> None:
 
 def test_room_is_the_host_s_or_the_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.experiments.room.free_memory", lambda: 1000)
-    assert room_of(load_backend("numba")) == Room(950, on_host=True)
-    assert room_of(load_backend("numba"), 200) == Room(200, on_host=True)
-    assert room_of(load_backend("numba"), 2000) == Room(950, on_host=True)
-    assert not room_of(load_backend("cuda"), 200).on_host
+    assert room_of(load_backend("numba")) == Room(950)
+    assert room_of(load_backend("numba"), 200) == Room(200)
+    assert room_of(load_backend("numba"), 2000) == Room(950)
+    assert room_of(load_backend("cuda"), 200) == Room(200, 950)
+
+
+def test_batches_for_a_device_lie_on_the_host() -> None:
+    make = partial(plans, network="mlp-50-25", backend="cuda", training=True)
+    found = largest_batch(make, Room(10**9, 300_000))
+    assert 3 * batch_bytes(make(found.batch_size)) <= 300_000
+    assert 3 * batch_bytes(make(found.batch_size + 1)) > 300_000
+    assert "host" in found.why
 
 
 def write(path: Path, text: str) -> None:
