@@ -135,7 +135,7 @@ def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
             "images_per_s": r.images_per_s, "gflops": r.gflops,
             "training_s": view.training_s(r) if times and r.task == TRAINING else None,
             "in_time": view.in_time(r) if answers else None,
-            "need_bytes": r.need_bytes, "room_bytes": r.room_bytes,
+            "need_bytes": r.need_bytes, "room_bytes": r.room_bytes, "taken_bytes": r.taken_bytes,
             "next_bytes": None if r.largest is None else r.largest.next_bytes,
         })  # fmt: skip
     return found

@@ -47,6 +47,7 @@ class Result:
         fits: whether it fitted, by plan and, where it was tried, indeed.
         why: what a reader should know: why it was not measured, or not as asked for.
         need_bytes, room_bytes: memory by plan, and at hand.
+        taken_bytes: what the replica took, all told; 0 where there was none.
         device: kind of GPU; empty where the processor computes.
         batch_size: of the plan; below `samples` where inference goes piece by piece.
         setup_s: of planning, compiling, allocating, and drawing parameters.
@@ -68,6 +69,7 @@ class Result:
     need_bytes: int
     room_bytes: int
     batch_size: int
+    taken_bytes: int = 0
     device: str = ""
     setup_s: float = 0.0
     timing: Timing | None = None
@@ -216,6 +218,7 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
     return replace(
         result,
         fits=True,
+        taken_bytes=sum(replica.memory_bytes.values()),
         device=replica.memory.name,
         setup_s=setup_s,
         timing=timing,

@@ -16,8 +16,9 @@ MOST_MADS = 3.0
 """Distance from the median, in median absolute deviations, beyond which a value is an outlier."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
-WARM_UP = 3
-"""Runs before the clock counts: the first ones touch memory, and capture a GPU's graph."""
+WARM_UP = 5
+"""Runs before the clock counts: the first ones touch memory, and on a GPU two programs take turns,
+each of which is run as it is once and then captured."""
 FEWEST, MOST = 5, 20000
 """Timed runs: fewer only of what takes longer than the budget."""
 CERTAIN = 0.005

@@ -78,6 +78,8 @@ def test_a_figure_has_its_rate(backend: str) -> None:
     assert result.images_per_s == pytest.approx(2 / result.median_ms * 1e3)
     flops = sum(n.flops.forward for n in dptrain.network("model-small").nodes) * 2
     assert result.gflops * result.median_ms * 1e6 > 2 * flops
+    # Beside the plan, a batch lies on the host.
+    assert 0 <= result.need_bytes - result.taken_bytes <= 2 * (4 * 3 * 16 * 16 + 12)
     assert Result.from_record(parse_json(dump_json(asdict(result)))) == result
 
 
