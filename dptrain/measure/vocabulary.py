@@ -26,8 +26,8 @@ class Word:
 
 
 PHASES = (
-    Word("load", "ms", "The minibatch is brought to where stages read it; on a GPU, what the GPU does "
-         "for it."),
+    Word("load", "ms", "The minibatch is brought to where stages read it; on a GPU, what the GPU "
+         "does for it."),
     Word("forward", "ms", "Outputs of the layers."),
     Word("loss", "ms", "Loss, and its gradient by the outputs."),
     Word("backward", "ms", "Gradients of layers without parameters, and of what is fused behind "

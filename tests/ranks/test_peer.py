@@ -211,6 +211,7 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
         assert (one.correct, one.samples) == (other.correct, 7)
 
 
+@pytest.mark.mpi(min_size=2)
 def test_inboxes_count_as_memory(connected: World, devices: None) -> None:
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)
