@@ -1,0 +1,163 @@
+"""Starting ranks: which launcher, which command, and that nothing of it survives us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from dptrain.config import OTHER_VARIABLES, PREFIX
+from dptrain.errors import UserError
+
+OPEN_MPI = "Open MPI"
+_GRACE_S = 5.0
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG, prctl(2): the signal that a process gets when its parent is gone."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What starts ranks.
+
+    Attributes:
+        words: program and arguments, ``("/usr/bin/srun", "--mpi=pmi2")``.
+        is_open_mpi: whether it is Open MPI's, which needs to be asked for more ranks than cores.
+    """
+
+    words: tuple[str, ...]
+    is_open_mpi: bool
+
+    def command(self, ranks: int, threads: int, program: Sequence[str]) -> list[str]:
+        """The whole command, as an argument list."""
+        extra: list[str] = []
+        if Path(self.words[0]).name == "srun":
+            extra = ["--ntasks", str(ranks), "--cpus-per-task", str(threads)]
+        elif self.is_open_mpi:
+            # It binds a rank to one core, where the rank's threads would all have to run.
+            extra = ["-n", str(ranks), "--oversubscribe"]
+            extra += ["--bind-to", "none"] * (threads > 1)
+        else:
+            extra = ["-n", str(ranks)]
+        return [*self.words, *extra, *program]
+
+
+def find_launcher(words: Sequence[str] = ()) -> Launcher:
+    """The launcher that the user names, or else the one that belongs to this environment.
+
+    That is the `mpirun` beside the interpreter, because it came with the MPI that mpi4py loads;
+    else `srun` inside a job of Slurm; else the first `mpirun` or `srun` on PATH.
+
+    Raises:
+        UserError: there is none.
+    """
+    beside = str(Path(sys.executable).parent)
+    if words:
+        found = shutil.which(words[0]) or shutil.which(words[0], path=beside)
+        if found is None:
+            raise UserError(
+                f"--launcher {shlex.join(words)}: no such program; "
+                "expected auto, mpirun or srun, with arguments if need be"
+            )
+        return _launcher((found, *words[1:]))
+    in_slurm = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
+    choices = (
+        shutil.which("mpirun", path=beside), in_slurm, shutil.which("mpirun"), shutil.which("srun"),
+    )  # fmt: skip
+    chosen = next(filter(None, choices), None)
+    if chosen is None:
+        raise UserError(
+            "found neither mpirun nor srun; pip install 'dptrain[mpi]' brings mpirun, "
+            "or name one with --launcher"
+        )
+    return _launcher((chosen,))
+
+
+def _launcher(words: tuple[str, ...]) -> Launcher:
+    if Path(words[0]).name == "srun":
+        return Launcher(words, False)
+    try:
+        answer = subprocess.run(
+            [words[0], "--version"], capture_output=True, text=True, check=False, timeout=30,
+            stdin=subprocess.DEVNULL,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"cannot run {words[0]}: {error}") from None
+    return Launcher(words, OPEN_MPI in answer)
+
+
+def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """This process's, without settings of a job: the command says them."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES
+    }
+
+
+class Child:
+    """A launch under way, in a session of its own; leaving the block ends it, whatever happened.
+
+    Only we hear Ctrl-C then, and if we are killed, so is the launcher, which takes its ranks along.
+    """
+
+    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env=child_environment(), start_new_session=True, preexec_fn=_die_with_parent(),
+        )  # fmt: skip
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it still runs after so long."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                self._signal(number)
+                self.wait(_GRACE_S)
+        # The launcher has gone; what it left behind in its session, if anything, goes too.
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child does first: ask for SIGTERM when its parent is gone. Linux alone can."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_DEATH_SIGNAL, signal.SIGTERM) and None
+
+
+def cause(log: Path) -> str:
+    """Why a launch failed: the line that `dptrain` ended with, or else the last of the log."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    said = [line.removeprefix("dptrain: ") for line in lines if line.startswith("dptrain: ")]
+    last = [line.strip() for line in lines if line.strip()][-1:]
+    return (said[:1] or last or ["it printed nothing"])[0]
