@@ -307,7 +307,7 @@ def settings() -> tuple[Setting, ...]:
 
 
 def load_config(
-    flags: Mapping[str, str | bool], environment: Mapping[str, str], file: Path | None = None
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
 ) -> TrainConfig:
     """Put the layers together: defaults < file < environment < flags.
 
@@ -315,7 +315,7 @@ def load_config(
     one holds. With `resume` the file is the one of that run.
 
     Args:
-        flags: given on the command line, text or truth value by field name.
+        flags: given on the command line, by field name; texts are converted.
         environment: as `os.environ`.
         file: TOML file.
 

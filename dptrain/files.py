@@ -19,8 +19,12 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
     """Turn what the operating system refuses inside the block into one line about `path`.
+
+    Args:
+        path: what is written.
+        flag: what chooses another place.
 
     Raises:
         UserError: in place of `OSError`: no space left, no permission, a read-only disk.
@@ -30,7 +34,7 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; "
-            "make room or mend its permissions, or choose another --run-dir"
+            f"make room or mend its permissions, or choose another {flag}"
         ) from error
 
 
@@ -43,14 +47,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, flag: str = "--run-dir") -> None:
     """Write a file so that, whenever the power fails, the old or the new one is there whole.
+
+    Args:
+        path, flag: as `writing` has them.
+        text: contents.
 
     Raises:
         UserError: it cannot be written; the old file is as it was.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with writing(path):
+    with writing(path, flag):
         try:
             partial.write_text(text, encoding="utf-8", newline="\n")
             sync(partial)

@@ -40,11 +40,13 @@ class Memory(Protocol):
         asynchronous: stages return before they are done; `synchronize` waits for them.
         on_gpu: arrays are memory of a GPU, as NCCL takes it.
         identity: what tells the device from others of this machine; empty for the host.
+        name: of the kind of device, such as ``NVIDIA H200``; empty for the host.
     """
 
     asynchronous: bool
     on_gpu: bool
     identity: str
+    name: str
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         """A new array of zeros."""
@@ -57,6 +59,9 @@ class Memory(Protocol):
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         """`download` to memory that later ones, and uploads from it, reach fastest."""
+
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        """Copy one of its arrays to another of the same shape and dtype."""
 
     def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
         """Begin to copy an array to the host, as all that was started will leave it.
@@ -88,6 +93,7 @@ class HostMemory:
     asynchronous = False
     on_gpu = False
     identity = ""
+    name = ""
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
         return aligned_zeros(math.prod(shape), dtype).reshape(shape)
@@ -101,6 +107,9 @@ class HostMemory:
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
         return source
+
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
+        np.copyto(target, source)
 
     def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
         values = source.copy()

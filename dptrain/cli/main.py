@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ import click
 
 import dptrain
 from dptrain.backends import BACKENDS
+from dptrain.cli.common import EXISTING, JSON, examples, guarded
 from dptrain.cli.options import given, setting_flags
+from dptrain.cli.profile import profile
 from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
 from dptrain.errors import UserError
 
 STOPPED = 75
 """Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
-
-EXISTING = click.Path(path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
 def main() -> None:
@@ -65,18 +63,6 @@ def run(arguments: list[str], *, speaks: bool) -> int:
     return code
 
 
-def guarded(action: Callable[[], int]) -> int:
-    """Run what needs other ranks so that a failure on one of them ends all, and is said once."""
-    from dptrain.comm.abort import guard
-
-    return guard(action)
-
-
-def examples(*lines: str) -> str:
-    """Lines for the end of a help text, kept as they are."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
-
-
 @click.group(
     invoke_without_command=True,
     epilog=examples(
@@ -84,6 +70,7 @@ def examples(*lines: str) -> str:
         "mpirun -n 4 dptrain train --network solar  # a regression, on simulated irradiance",
         "dptrain evaluate RUN_DIR                   # a trained network on its test data",
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
+        "mpirun -n 4 dptrain profile                # where the time of training goes",
         "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -105,7 +92,7 @@ def cli(context: click.Context) -> None:
     )
 )
 @click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
-@setting_flags
+@setting_flags()
 def train(file: Path | None, **flags: Any) -> int:
     """Train a network on all ranks.
 
@@ -279,3 +266,6 @@ def doctor(as_json: bool) -> int:
         return int(any(finding.status == PROBLEM for finding in findings))
 
     return guarded(action)
+
+
+cli.add_command(profile)

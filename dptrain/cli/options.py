@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,11 +14,20 @@ from dptrain.errors import UserError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def setting_flags(command: Command) -> Command:
-    """Give a command one flag for each setting; what the user leaves out arrives as None."""
-    for setting in reversed(settings()):
-        command = _option(setting)(command)
-    return command
+def setting_flags(leave_out: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Give a command one flag for each setting; what the user leaves out arrives as None.
+
+    Args:
+        leave_out: names of settings that mean nothing to the command.
+    """
+
+    def decorate(command: Command) -> Command:
+        for setting in reversed(settings()):
+            if setting.name not in leave_out:
+                command = _option(setting)(command)
+        return command
+
+    return decorate
 
 
 RUN_DIR = "the one of --run-dir"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from dptrain.doctor.finding import Finding
     from dptrain.measure.layers import LayerTimes
+    from dptrain.measure.profile import Profile
     from dptrain.network.network import Network
 
 
@@ -91,6 +93,20 @@ def print_layers(
     arithmetic = f", {precision}" if precision else ""
     title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each alone"
     make_console().print(layers_table(rows, title))
+    return None
+
+
+def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> None:
+    """Print what `dptrain.training.profiling.profile` returns, and where its files are."""
+    if as_json:
+        return click.echo(profile.text())
+    from dptrain.measure.profile_tables import profile_report
+
+    console = make_console()
+    for part in profile_report(profile, console.width):
+        console.print(part, soft_wrap=isinstance(part, str))
+    if output is not None:
+        console.print(f"written: {output}", soft_wrap=True)
     return None
 
 

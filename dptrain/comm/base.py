@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+import numpy as np
+
 from dptrain.backends.base import Replica
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
@@ -30,6 +32,9 @@ class GradientSum(ABC):
     """
 
     name: ClassVar[str]
+    transport: ClassVar[str]
+    """How gradients travel, a word of `dptrain.comm.TRANSPORTS` or ``none``."""
+
     enqueues: ClassVar[bool] = False
     """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
     so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
@@ -81,6 +86,20 @@ class GradientSum(ABC):
     def apply_update(self) -> None:
         """`update` by what the device was told with the batch, without a look at the clock."""
         self.replica.apply_update()
+
+    def time_alone(self, bucket: int) -> int:
+        """Nanoseconds from when all ranks are here until a bucket's sum is there, on this rank.
+
+        Apart from a step; what the gradients are afterwards is of no use.
+        """
+        self.world.barrier()
+        # Ranks leave a barrier up to a nap apart, and a small sum almost at once.
+        self.world.all_reduce(np.zeros(1, np.float32))
+        begin = time.perf_counter_ns()
+        self._do_start(bucket)
+        self._do_finish()
+        self.replica.memory.synchronize()
+        return time.perf_counter_ns() - begin
 
     def close(self) -> None:
         """Leave the other ranks in good order; programs that hold sums are gone already."""

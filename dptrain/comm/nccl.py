@@ -20,6 +20,7 @@ class NcclSum(GradientSum):
     """g ← Σ_r g_r on every rank, by one all-reduce a bucket, in the memory of the GPUs."""
 
     name: ClassVar[str] = "mirrored"
+    transport: ClassVar[str] = "nccl"
     enqueues: ClassVar[bool] = True
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:

@@ -196,6 +196,29 @@ class World:
         if different:
             raise RuntimeError(f"{what} of rank {', '.join(different)} differ from rank 0's")
 
+    def gather(self, array: NDArray[Any]) -> list[NDArray[Any]] | None:
+        """The arrays of all ranks, in order, on rank 0; None elsewhere.
+
+        Args:
+            array: of the same dtype everywhere; its first dimension may differ.
+        """
+        gathered = self._gather_bytes(array.tobytes())
+        if gathered is None:
+            return None
+        return [np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:]) for data in gathered]
+
+    def _gather_bytes(self, data: bytes) -> list[bytes] | None:
+        """The bytes of all ranks, in order, on rank 0; None elsewhere."""
+        if self.comm is None:
+            return [data]
+        own = np.frombuffer(data, np.uint8)
+        lengths = np.zeros(self.size if self.is_main else 0, np.int64)
+        self.wait(self.comm.Igather(np.array([own.size], np.int64), lengths), "values of all ranks")
+        received = np.zeros(int(lengths.sum()), np.uint8)
+        counts = lengths.tolist() if self.is_main else None
+        self.wait(self.comm.Igatherv(own, (received, counts)), "values of all ranks")
+        return _cut(received, lengths) if self.is_main else None
+
     # Values that JSON can hold.
 
     def broadcast_json(self, value: Any) -> Any:
@@ -215,16 +238,8 @@ class World:
 
     def gather_json(self, value: Any) -> list[Any] | None:
         """The values of all ranks, in order, on rank 0; None elsewhere."""
-        if self.comm is None:
-            return [json.loads(_encode(value))]
-        data = np.frombuffer(_encode(value), np.uint8)
-        lengths = np.zeros(self.size if self.is_main else 0, np.int64)
-        own = np.array([data.size], np.int64)
-        self.wait(self.comm.Igather(own, lengths), "values of all ranks")
-        received = np.zeros(int(lengths.sum()), np.uint8)
-        counts = lengths.tolist() if self.is_main else None
-        self.wait(self.comm.Igatherv(data, (received, counts)), "values of all ranks")
-        return _split(received, lengths) if self.is_main else None
+        gathered = self._gather_bytes(_encode(value))
+        return None if gathered is None else [json.loads(data) for data in gathered]
 
     def _gather_json(self, comm: MPI.Intracomm | None, value: Any) -> list[Any]:
         if comm is None:
@@ -235,7 +250,7 @@ class World:
         received = np.zeros(int(lengths.sum()), np.uint8)
         request = comm.Iallgatherv(data, (received, lengths.tolist()))
         self.wait(request, "values of all ranks")
-        return _split(received, lengths)
+        return [json.loads(data) for data in _cut(received, lengths)]
 
     # Failing.
 
@@ -305,6 +320,6 @@ def _encode(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _split(received: NDArray[np.uint8], lengths: NDArray[np.int64]) -> list[Any]:
+def _cut(received: NDArray[np.uint8], lengths: NDArray[np.int64]) -> list[bytes]:
     ends = np.cumsum(lengths)
-    return [json.loads(received[e - n : e].tobytes()) for e, n in zip(ends, lengths, strict=True)]
+    return [received[e - n : e].tobytes() for e, n in zip(ends, lengths, strict=True)]

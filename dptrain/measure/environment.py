@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -77,7 +78,7 @@ def environment(world: World | None = None) -> dict[str, Any]:
         "rank": 0 if world is None else world.rank,
         "size": 1 if world is None else world.size,
         "os": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": available_cores(),
         "memory_bytes": available_memory(),
         "python": platform.python_version(),
@@ -110,6 +111,13 @@ def available_memory() -> int:
         *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
     ]
     return min([memory, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def peak_memory() -> int:
+    """Most bytes of memory that this process has had at a time."""
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def process_age_s() -> float | None:
@@ -163,7 +171,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Name of the processor."""
     match = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return match[1] if match else platform.processor() or platform.machine()
 

@@ -118,11 +118,32 @@ class RankProfile:
 
 @dataclass(frozen=True)
 class Roofs:
-    """Measured on rank 0 beside the profile: peak of products, and of copying."""
+    """Measured on rank 0 beside the profile: peak of products, and of copying.
+
+    Attributes:
+        gflops: of a product of large matrices.
+        gb_per_s: read and written, of a copy far larger than any cache.
+        how: in words.
+        copies: (bytes of source and target, gb_per_s), from small to large.
+    """
 
     gflops: float
     gb_per_s: float
     how: str
+    copies: tuple[tuple[int, float], ...] = ()
+
+    def bandwidth(self, nbytes: float) -> float:
+        """GB/s of copying where so many bytes are touched in all."""
+        larger = [rate for size, rate in self.copies if size >= nbytes]
+        return larger[0] if larger else self.gb_per_s
+
+    def least_ms(self, flops: float, nbytes: float) -> float:
+        """Milliseconds that so much work takes at least.
+
+        max(FLOPs / peak, bytes / bandwidth). Source: Williams, Waterman and Patterson, "Roofline:
+        an insightful visual performance model for multicore architectures", 2009.
+        """
+        return max(flops / self.gflops, nbytes / self.bandwidth(nbytes)) / 1e6
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,11 @@ class Profile:
         Raises:
             UserError: it cannot be written.
         """
-        write_whole(path, dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+        write_whole(path, self.text() + "\n", "--output")
+
+    def text(self) -> str:
+        """The JSON of the file."""
+        return dump_json({"version": VERSION, **asdict(self)}, indent=1)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -215,6 +240,11 @@ class Profile:
                 "kinds": tuple(StageProfile(**spread(s)) for s in values["kinds"]),
                 "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
                 "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
-                "roofs": None if roofs is None else Roofs(**roofs),
+                "roofs": None if roofs is None else _roofs(roofs),
             }
         )
+
+
+def _roofs(values: Mapping[str, Any]) -> Roofs:
+    copies = tuple((int(size), float(rate)) for size, rate in values["copies"])
+    return Roofs(**{**values, "copies": copies})

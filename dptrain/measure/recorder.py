@@ -106,7 +106,19 @@ class StepRecorder:
         chosen: NDArray[np.int64] = self._rows[:kept][timed] if timed.any() else self._rows[:kept]
         return chosen
 
-    def mean_samples(self) -> float:
-        """Mean number of samples of this rank's shard."""
-        kept = min(self.steps, len(self._rows))
-        return float(self._samples[:kept, 0].mean()) if kept else 0.0
+    def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Of every kept step, oldest first: `rows`, minibatch samples, and whether it was timed."""
+        first = max(self.steps - len(self._rows), 0)
+        order = np.arange(first, self.steps) % len(self._rows)
+        return self._rows[order], self._samples[order, 1], self._timed[order]
+
+    def mean_samples(self, global_count: int | None = None) -> float:
+        """Mean number of samples of this rank's shard.
+
+        Args:
+            global_count: in steps whose minibatch had this many samples.
+        """
+        samples = self._samples[: min(self.steps, len(self._rows))]
+        if global_count is not None:
+            samples = samples[samples[:, 1] == global_count]
+        return float(samples[:, 0].mean()) if len(samples) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.attribution import Attribution, Span, StageTime
@@ -17,6 +18,33 @@ def plain_table(title: str) -> Table:
     from rich.table import Table
 
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+
+
+def fitted_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[str]
+) -> Table:
+    """A table whose numbers are never cut: where room is short, its texts are.
+
+    Args:
+        title: above it.
+        columns: headings.
+        rows: cells; an empty row draws a line.
+        text: headings of the columns of texts.
+    """
+    table, cells = plain_table(title), list(rows)
+    table.padding = (0, 1, 0, 0)
+    for place, column in enumerate(columns):
+        if column in text:
+            table.add_column(column, overflow="ellipsis")
+        else:
+            width = max([len(column), *(len(row[place]) for row in cells if row)])
+            table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    for row in cells:
+        if row:
+            table.add_row(*row)
+        else:
+            table.add_section()
+    return table
 
 
 def stage_table(attribution: Attribution, *, ranks: int, timed: int | None = None) -> Table:

@@ -74,10 +74,7 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
     steps = WARM_UP + job.config.baseline_steps
     with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
         for _ in range(steps):
-            recorder.begin()
-            batch = next(loader)
-            recorder.waited()
-            stepper.step(batch, 0.0)
+            stepper.take(loader, 0.0)
             stepper.results()
     stepper.results(wait=True)
     column = recorder.names.index(STEP)

@@ -25,13 +25,17 @@ class Display:
     Args:
         speaks: whether this rank is the one that does.
         first_step, last_step: of this run.
+        task: what is done, in a word.
     """
 
-    def __init__(self, speaks: bool, first_step: int, last_step: int) -> None:
+    def __init__(
+        self, speaks: bool, first_step: int, last_step: int, task: str = "training"
+    ) -> None:
         self._console = make_console() if speaks else None
         self._first, self._last = first_step, last_step
         self._bar: Bar | None = None
         self._start = self._said = self._drawn = monotonic()
+        self._name = task
         self._task: Any = None
 
     def __enter__(self) -> Display:
@@ -40,7 +44,7 @@ class Display:
             self._bar = self._make_bar()
             self._bar.start()
             total = self._last - self._first
-            self._task = self._bar.add_task("training", total=total, facts="")
+            self._task = self._bar.add_task(self._name, total=total, facts="")
         return self
 
     def __exit__(

@@ -55,10 +55,7 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
         )
         stack.enter_context(display)
         for number in range(job.first_step, job.last_step):
-            job.recorder.begin()
-            batch = next(loader)
-            job.recorder.waited()
-            job.stepper.step(batch, job.schedule.rate(number), stop=stop.requested)
+            job.stepper.take(loader, job.schedule.rate(number), stop=stop.requested)
             # The step's time ends here. Of steps that are still under way a later turn tells.
             for result in job.stepper.results(wait=looks_behind(job, number + 1)):
                 if not math.isfinite(result.loss):

@@ -109,6 +109,13 @@ def share_of_cores(world: World) -> tuple[int, int]:
     return available_cores(), sum(1 for other in everybody if other == mine)
 
 
+def possible_efficiency(world: World, threads: int) -> float:
+    """Weak efficiency that the cores allow where ranks and their threads share them."""
+    cores, sharing = share_of_cores(world)
+    share = min(cores / (sharing * threads), 1.0)
+    return float(min(world.all_gather_json(share)))
+
+
 def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
     """Fill in what the configuration leaves to the backend and to the machine."""
     cores, sharing = share_of_cores(world)
@@ -188,8 +195,16 @@ def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
     replica.memory.upload(flat, values)
 
 
-def set_up(config: TrainConfig, world: World) -> Job:
+def set_up(
+    config: TrainConfig, world: World, *, keeps_run: bool = True, recorded_steps: int = 2048
+) -> Job:
     """Open data and run directory, plan, compile, share parameters.
+
+    Args:
+        config: what to train and how.
+        world: the ranks; every rank calls this.
+        keeps_run: whether there is a run directory to write, or to go on from.
+        recorded_steps: how many steps the recorder keeps, the last ones.
 
     Raises:
         UserError: the same on every rank.
@@ -213,7 +228,9 @@ def set_up(config: TrainConfig, world: World) -> Job:
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
     schedule = together(world, lambda: _schedule(config, last_step))
     augmentation = together(world, lambda: _augmentation(config))
-    run = main_only(world, lambda: _run_directory(config, network, dataset))
+    run = None
+    if keeps_run:
+        run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
     pictures = _pictures(replica, dataset.train, augmentation)
     if pictures is not None:
@@ -225,7 +242,7 @@ def set_up(config: TrainConfig, world: World) -> Job:
     if run is not None:
         _describe_run(run, config, network, world, restored)
     buckets = make_buckets(plan, bucket_bytes(config, world, replica))
-    recorder = StepRecorder(plan.stages)
+    recorder = StepRecorder(plan.stages, recorded_steps)
     gradient_sum = together(
         world,
         lambda: load_strategy(config.strategy, world, replica, buckets, str(config.transport)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -58,6 +58,14 @@ class StepResult:
     time_ns: int
 
 
+def _always(step: int) -> bool:
+    return True
+
+
+def _now_and_then(step: int) -> bool:
+    return step % TIMED_EVERY == FIRST_TIMED
+
+
 @dataclass(frozen=True)
 class _UnderWay:
     """A step whose result is not known yet."""
@@ -83,8 +91,13 @@ class _UnderWay:
 class Stepper:
     """Runs the stages of a replica and hands each bucket on as soon as it is final.
 
-    A step is `recorder.begin`, the batch, `step`; `results` gives what is known so far. Use it as a
-    context manager where ranks share more than MPI.
+    `take` makes a step of the next batch; `results` gives what is known so far. Use it as a context
+    manager where ranks share more than MPI.
+
+    Attributes:
+        is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
+            stage. Where stages are done when they return, a step that is not runs without a
+            listener, and its sums start when backward is over.
     """
 
     def __init__(
@@ -95,6 +108,8 @@ class Stepper:
         recorder: StepRecorder,
     ) -> None:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
+        waits = replica.memory.asynchronous
+        self.is_timed: Callable[[int], bool] = _now_and_then if waits else _always
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
@@ -105,6 +120,18 @@ class Stepper:
         self._under_way: deque[_UnderWay] = deque()
         self._done: list[StepResult] = []
 
+    def take(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        """Wait for the next of `batches` and make its step, or begin it; all of it is timed.
+
+        Args:
+            batches: this rank's shards, one a step.
+            learning_rate, stop: as `step` has them.
+        """
+        self.recorder.begin()
+        batch = next(batches)
+        self.recorder.waited()
+        self.step(batch, learning_rate, stop=stop)
+
     def step(self, batch: Batch, learning_rate: float, *, stop: bool = False) -> None:
         """Make the step of `batch`, or begin it; closes the recorder's step.
 
@@ -114,7 +141,7 @@ class Stepper:
             stop: whether this rank was asked to end.
         """
         recorder, waits = self.recorder, self.replica.memory.asynchronous
-        recorder.timed = not waits or recorder.steps % TIMED_EVERY == FIRST_TIMED
+        recorder.timed = self.is_timed(recorder.steps)
         if waits and recorder.timed:
             self.replica.memory.synchronize()
             recorder.skip()

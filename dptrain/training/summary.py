@@ -15,7 +15,7 @@ from dptrain.scaling.efficiency import Baseline, Efficiency, efficiency
 from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress
-from dptrain.training.setup import Job, share_of_cores
+from dptrain.training.setup import Job, possible_efficiency
 
 
 def _count(number: int, noun: str) -> str:
@@ -45,13 +45,6 @@ def introduce(job: Job, display: Display) -> None:
         display.say(f"note: {note}; going on from the one before")
 
 
-def _possible(job: Job) -> float:
-    """Weak efficiency that the cores allow where ranks and their threads share them."""
-    cores, sharing = share_of_cores(job.world)
-    share = min(cores / (sharing * job.plan.setting.threads), 1.0)
-    return float(min(job.world.all_gather_json(share)))
-
-
 def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline) -> dict[str, Any]:
     """Combine what all ranks measured, print the tables, write ``summary.json``."""
     world = job.world
@@ -60,7 +53,7 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     step_times = full[:, column] if len(full) else job.recorder.rows()[:, column]
     gathered = world.all_gather_json(rank_times(job.recorder))
     attribution = attribute(job.plan, gathered, job.replica.notes)
-    possible = _possible(job)
+    possible = possible_efficiency(world, job.plan.setting.threads)
     scaling = efficiency(baseline, step_times, world.size, possible=possible)
     summary = _summary(job, progress, attribution, scaling, step_times)
     if job.recorder.steps:

@@ -146,6 +146,10 @@ class Device(ABC):
         values = self.download(source)
         return lambda timeout: values
 
+    def copy(self, target: Array, source: Array) -> None:
+        """Enqueue a copy from one array of the device to another of the same shape and dtype."""
+        self.upload(target, self.download(source))
+
     def times_ms(self, start: Callable[[], None]) -> list[float]:
         """Milliseconds that what `start` enqueues takes, several times over.
 

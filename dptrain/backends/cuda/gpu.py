@@ -80,6 +80,13 @@ class GPU(Device):
         array: NDArray[Any] = source.get(stream=self.stream, out=out)
         return array
 
+    def copy(self, target: Array, source: Array) -> None:
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(
+            target.data.ptr, source.data.ptr, source.nbytes,
+            runtime.memcpyDeviceToDevice, self.current.ptr,
+        )  # fmt: skip
+
     def host_copy(self, source: Array) -> NDArray[Any]:
         return self.download(source, self.pinned(source.nbytes).view(source.dtype))
 

@@ -1,0 +1,81 @@
+"""`dptrain profile`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dptrain.cli.common import EXISTING, JSON, examples, guarded
+from dptrain.cli.options import given, setting_flags
+
+LEFT_OUT = (
+    "epochs",
+    "steps",
+    "run_dir",
+    "resume",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "evaluate_every",
+    "log_every",
+    "baseline_steps",
+)
+"""Settings of training that mean nothing where only steps are timed."""
+
+
+@click.command(
+    short_help="Time every layer of training, on every rank.",
+    epilog=examples(
+        "dptrain profile",
+        "mpirun -n 4 dptrain profile --network cifar --batch-size 128 --output DIR",
+        "mpirun -n 8 dptrain profile --steps 200 --output DIR --trace",
+    ),
+)
+@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@click.option("--steps", type=int, default=50, show_default=True, metavar="N",
+              help="Steps whose times count.")  # fmt: skip
+@click.option("--skip", type=int, default=5, show_default=True, metavar="N",
+              help="Steps made before.")  # fmt: skip
+@click.option("--output", type=EXISTING, metavar="DIR",
+              help="Folder for profile.json and CSV files; nothing is written where left "
+              "out.")  # fmt: skip
+@click.option("--roofs/--no-roofs", default=True, show_default=True,
+              help="Measure what the processor can do, in about a second.")  # fmt: skip
+@JSON
+@setting_flags(leave_out=LEFT_OUT)
+def profile(
+    file: Path | None,
+    steps: int,
+    skip: int,
+    output: Path | None,
+    roofs: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Time every layer of training, forward and backward, on all ranks.
+
+    Steps are those of `dptrain train`, with the same settings. Nothing is kept of what they
+    learn: no checkpoints, no evaluation.
+
+    docs/measuring.md defines every figure.
+    """
+
+    def action() -> int:
+        from dptrain.config import load_config
+
+        config = load_config({**given(flags), "steps": steps + skip}, os.environ, file)
+        from dptrain.comm.world import World
+        from dptrain.training.profiling import ProfileOptions
+        from dptrain.training.profiling import profile as measure
+
+        options = ProfileOptions(steps, skip, output, roofs)
+        record = measure(config, World.connect(timeout=config.timeout), options, quiet=as_json)
+        if record is not None:
+            from dptrain.cli.printing import print_profile
+
+            print_profile(record, output, as_json=as_json)
+        return 0
+
+    return guarded(action)

@@ -1,0 +1,216 @@
+"""From what every rank's clock said to the records of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.profile import Parts, RankProfile, Roofs, Spread, StageProfile
+from dptrain.measure.recorder import DATA_WAIT, EXPOSED, HIDDEN, STEP
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import Plan, Stage
+
+MS = 1e-6
+"""A nanosecond in milliseconds."""
+
+
+def spread(values: NDArray[np.float64]) -> Spread:
+    """A sample in short."""
+    q1, median, q3 = (float(value) for value in np.percentile(values, [25, 50, 75]))
+    return Spread(median, q1, q3, float(values.mean()), len(values))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Milliseconds of every rank, step and name.
+
+    Where stages are done when they return, every step is timed stage by stage: the two tables are
+    the same. Elsewhere a step that is timed runs in order, without the next one behind it, so what
+    a step takes is known from others.
+
+    Attributes:
+        names: of the tables' columns, as `StepRecorder.names`.
+        ordinary: float64 (ranks, steps, names), whose times of steps count.
+        timed: float64 (ranks, steps, names), whose times of stages count.
+        samples: mean of each rank's samples a step.
+    """
+
+    names: tuple[str, ...]
+    ordinary: NDArray[np.float64]
+    timed: NDArray[np.float64]
+    samples: tuple[float, ...]
+
+    def column(self, name: str, *, ordinary: bool = False) -> NDArray[np.float64]:
+        """(ranks, steps) of one name."""
+        table = self.ordinary if ordinary else self.timed
+        column: NDArray[np.float64] = table[:, :, self.names.index(name)]
+        return column
+
+    @cached_property
+    def steps(self) -> NDArray[np.float64]:
+        """(ranks, steps) of ordinary steps."""
+        return self.column(STEP, ordinary=True)
+
+    @cached_property
+    def compute(self) -> NDArray[np.float64]:
+        """(ranks, steps): all stages."""
+        stages: NDArray[np.float64] = self.timed[:, :, : self.names.index(DATA_WAIT)].sum(axis=2)
+        return stages
+
+    @cached_property
+    def exposed(self) -> NDArray[np.float64]:
+        """(ranks, steps): communication that computing waited for."""
+        return self.column(EXPOSED)
+
+    @cached_property
+    def busy(self) -> NDArray[np.float64]:
+        """(ranks, steps): the step without what the rank waited for others, or for the network."""
+        return self.column(STEP) - self.exposed
+
+    @cached_property
+    def imbalance(self) -> NDArray[np.float64]:
+        """(ranks, steps): waiting for the slowest rank of each step.
+
+        All ranks leave a sum at about the same time, so the one that is busy longest in a step
+        comes to its sums last; what another was busy less, it has waited. Clocks of different ranks
+        are not compared.
+        """
+        waited: NDArray[np.float64] = self.busy.max(axis=0) - self.busy
+        return np.minimum(waited, self.exposed)
+
+    @property
+    def parts(self) -> Parts:
+        """Of the mean step of all ranks; their sum is that step."""
+        step, compute = self.steps.mean(), self.compute.mean()
+        exposed, imbalance = self.exposed.mean(), self.imbalance.mean()
+        data_wait = self.column(DATA_WAIT, ordinary=True).mean()
+        # On a GPU, stages that run beside others take less together than one after another, and the
+        # host waits for data while the GPU is still at work.
+        rest = step - compute - exposed
+        compute += min(rest, 0.0)
+        data_wait = min(data_wait, max(rest, 0.0))
+        other = max(rest, 0.0) - data_wait
+        found = (compute, data_wait, exposed - imbalance, imbalance, other)
+        return Parts(*(float(value) for value in found))
+
+
+def rank_profiles(
+    measured: Measured, hosts: Sequence[str], devices: Sequence[str]
+) -> tuple[RankProfile, ...]:
+    """A record for every rank, from means over steps."""
+    behind = measured.busy - np.median(measured.busy, axis=0)
+    data_wait = measured.column(DATA_WAIT, ordinary=True)
+    hidden = measured.column(HIDDEN)
+    found = []
+    for rank, (host, device) in enumerate(zip(hosts, devices, strict=True)):
+        tables = (measured.compute, data_wait, measured.exposed, hidden, measured.imbalance, behind)
+        step = float(measured.steps[rank].mean())
+        exposed = float(measured.exposed[rank].mean())
+        means = (float(table[rank].mean()) for table in tables)
+        samples = measured.samples[rank]
+        found.append(RankProfile(rank, host, device, samples, step, step - exposed, *means))
+    return tuple(found)
+
+
+def stage_profiles(
+    plan: Plan, measured: Measured, roofs: Roofs | None, notes: Mapping[str, str]
+) -> tuple[StageProfile, ...]:
+    """A record for every stage, in the order of the plan."""
+    kinds = stage_kinds(plan)
+    work = _Work(plan, measured, roofs)
+    found = [
+        work.record([stage], stage.name, stage.group, kinds[stage.index], notes.get(stage.name, ""))
+        for stage in plan.stages
+    ]
+    places = _cumulative(found)
+    return tuple(places[id(record)] for record in found)
+
+
+def kind_profiles(plan: Plan, measured: Measured, roofs: Roofs | None) -> tuple[StageProfile, ...]:
+    """A record for all stages of a kind and phase, the one that takes longest first."""
+    kinds = stage_kinds(plan)
+    together: dict[tuple[str, Phase], list[Stage]] = {}
+    for stage in plan.stages:
+        together.setdefault((kinds[stage.index], stage.phase), []).append(stage)
+    work = _Work(plan, measured, roofs)
+    found = []
+    for (kind, phase), stages in together.items():
+        name = kind if kind == phase.value else f"{kind}.{phase.value}"
+        found.append(work.record(stages, name, kind, kind, ""))
+    return tuple(_cumulative(found).values())
+
+
+def stage_kinds(plan: Plan) -> list[str]:
+    """What each stage computes, by the layers' own words: ``conv+relu+pool``."""
+    kinds = {g.name: "+".join(node.layer.kind for node in g.nodes) for g in plan.groups}
+    return [kinds.get(stage.group, stage.group) for stage in plan.stages]
+
+
+def bytes_touched(plan: Plan, stage: Stage, filled: float) -> float:
+    """Bytes that a stage touches with a part of the batch: of parameters always all."""
+    if stage.phase is Phase.UPDATE:
+        return float(stage.bytes_moved)
+    sizes = {parameter.name: parameter.size for parameter in plan.network.parameters}
+    fixed = plan.itemsize * sum(sizes[name] for name in stage.parameters)
+    return fixed + filled * (stage.bytes_moved - fixed)
+
+
+def live_bytes(plan: Plan, stage: Stage) -> int:
+    """Bytes of the buffers whose content matters while a stage runs."""
+    buffers = plan.buffers.values()
+    return sum(b.nbytes for b in buffers if b.first <= stage.index <= b.last)
+
+
+class _Work:
+    """Puts stages and their times together."""
+
+    def __init__(self, plan: Plan, measured: Measured, roofs: Roofs | None) -> None:
+        self.plan, self.measured, self.roofs = plan, measured, roofs
+        self.filled = float(np.mean(measured.samples)) / plan.batch_size
+        self.step_ms = float(measured.steps.mean())
+
+    def record(
+        self, stages: Sequence[Stage], name: str, group: str, kind: str, note: str
+    ) -> StageProfile:
+        """Of some stages together; its cumulative share is not known yet."""
+        plan, filled = self.plan, self.filled
+        times = self.measured.timed[:, :, [stage.index for stage in stages]].sum(axis=2)
+        by_rank = times.mean(axis=1)
+        slowest, mean = int(by_rank.argmax()), float(by_rank.mean())
+        flops = [s.flops * (1.0 if s.phase is Phase.UPDATE else filled) for s in stages]
+        moved = [bytes_touched(plan, stage, filled) for stage in stages]
+        least = None
+        if self.roofs is not None:
+            least = sum(map(self.roofs.least_ms, flops, moved))
+        return StageProfile(
+            name=name,
+            group=group,
+            kind=kind,
+            phase=stages[0].phase.value,
+            calls=len(stages),
+            time_ms=spread(times.mean(axis=0)),
+            slowest_ms=float(by_rank[slowest]),
+            slowest_rank=slowest,
+            share=mean / self.step_ms,
+            cumulative_share=0.0,
+            flops=sum(flops),
+            bytes_moved=sum(moved),
+            memory_bytes=max(live_bytes(plan, stage) for stage in stages),
+            gflops=sum(flops) / mean / 1e6 if mean else 0.0,
+            gb_per_s=sum(moved) / mean / 1e6 if mean else 0.0,
+            roofline_share=None if least is None or not mean else least / mean,
+            note=note,
+        )
+
+
+def _cumulative(records: Iterable[StageProfile]) -> dict[int, StageProfile]:
+    """Records with their cumulative share, in the order of time, by the identity of the old."""
+    total, found = 0.0, {}
+    for record in sorted(records, key=lambda record: -record.time_ms.mean):
+        total += record.share
+        found[id(record)] = replace(record, cumulative_share=total)
+    return found

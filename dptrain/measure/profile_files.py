@@ -1,0 +1,65 @@
+"""The files of a profile: one JSON record, and tables as CSV for programs that draw or compute."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import UserError
+from dptrain.files import write_whole, writing
+from dptrain.measure.profile import Profile
+
+PROFILE, STAGES, KINDS, RANKS = "profile.json", "profile.csv", "kinds.csv", "ranks.csv"
+TRACE = "trace.json"
+FLAG = "--output"
+"""What chooses where they go."""
+
+
+def claim(folder: Path) -> None:
+    """Make the folder of a profile that is still to be measured.
+
+    Raises:
+        UserError: it holds a profile, which is not overwritten, or it cannot be made.
+    """
+    if (folder / PROFILE).exists():
+        raise UserError(
+            f"{folder} holds a profile already, which is never overwritten; choose another --output"
+        )
+    with writing(folder, FLAG):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_profile(profile: Profile, folder: Path) -> None:
+    """Write `PROFILE`, `STAGES`, `KINDS` and `RANKS`; the first one last: it says all is there.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    write_whole(folder / STAGES, csv_text([asdict(stage) for stage in profile.stages]), FLAG)
+    write_whole(folder / KINDS, csv_text([asdict(kind) for kind in profile.kinds]), FLAG)
+    write_whole(folder / RANKS, csv_text([asdict(rank) for rank in profile.ranks]), FLAG)
+    profile.write(folder / PROFILE)
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """A line a record, with names in the first; values of values are called ``time_ms.median``."""
+    rows = [_flat(record) for record in records]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": item for key, item in _flat(value).items()})
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,89 @@
+"""What a rank's processor can do: multiply matrices, and copy memory, each measured in place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from dptrain.backends.base import Backend, Replica
+from dptrain.backends.memory import Memory
+from dptrain.measure.profile import Roofs
+from dptrain.network.layers import Dense
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import Plan, make_plan
+
+HOST_MATRIX, GPU_MATRIX = 1024, 8192
+"""Rows and columns of the product; larger ones were no faster."""
+
+HOST_COPIES = tuple(2**k for k in (16, 18, 20, 22, 24, 26))
+GPU_COPIES = tuple(2**k for k in (20, 24, 28, 31))
+"""Bytes of source and target together, from what a cache holds to far more."""
+
+
+def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
+    """Measure in about a second, with the threads and the arithmetic of `plan`.
+
+    The product is the backend's own best code for one: a fully connected layer of a square matrix,
+    the fastest of its phases. The copy is the library's (`memcpy`, CUDA's), at several sizes, since
+    a stage whose numbers fit into a cache is held to what that cache gives.
+    """
+    sizes = GPU_COPIES if memory.on_gpu else HOST_COPIES
+    matrix = GPU_MATRIX if memory.on_gpu else HOST_MATRIX
+    copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
+    how = (
+        f"product: dense {matrix}×{matrix}, batch {matrix}, by {backend.name} {plan.precision}, "
+        f"best of its phases; copy: of {sizes[-1] / 2**20:g} MiB, read and written"
+    )
+    return Roofs(_product_rate(backend, plan, matrix), copies[-1][1], how, copies)
+
+
+def _product_rate(backend: Backend, plan: Plan, size: int) -> float:
+    """GFLOP/s."""
+    # The gradient by the input is only computed for a layer that has another below it.
+    network = Network((size,), [Dense(size), Dense(size)], name="roof")
+    own = make_plan(network, backend, size, precision=plan.precision, threads=plan.setting.threads)
+    replica = backend.compile(own)
+    # Random numbers: hardware saves power, and so wins speed, on zeros.
+    _load(replica, size)
+    second = own.groups[-1].name
+    phases = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
+    rates = []
+    for stage, kernel in replica.stages:
+        kernel(replica.context)
+        if stage.group == second and stage.phase in phases:
+            times = replica.memory.times_ms(lambda kernel=kernel: kernel(replica.context))  # type: ignore[misc]
+            rates.append(stage.flops / min(times) / 1e6)
+    return max(rates)
+
+
+def _load(replica: Replica, size: int) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((size, size), np.float32)
+    replica.load(x, random.integers(0, size, size).astype(np.int32))
+
+
+def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:
+    """GB/s, read and written, of copying between arrays of `nbytes` together."""
+    source, target = (memory.zeros((nbytes // 2,), "uint8") for _ in range(2))
+    if memory.on_gpu or threads == 1:
+        return _rate(memory, nbytes, lambda: memory.copy(target, source))
+    cuts = [nbytes // 2 * i // threads for i in range(threads + 1)]
+    pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def together() -> None:
+            # Consumed, so that it waits.
+            list(pool.map(lambda piece: memory.copy(target[piece], source[piece]), pieces))
+
+        # Where handing out the pieces takes longer than copying, one thread does better.
+        alone = _rate(memory, nbytes, lambda: memory.copy(target, source))
+        return max(alone, _rate(memory, nbytes, together))
+
+
+def _rate(memory: Memory, nbytes: int, start: Callable[[], None]) -> float:
+    start()
+    return nbytes / float(np.median(memory.times_ms(start))) / 1e6

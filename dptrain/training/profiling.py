@@ -1,0 +1,305 @@
+"""A job measured: the very steps of training, timed on every rank, taken apart on rank 0."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.world import World
+from dptrain.config import TrainConfig
+from dptrain.errors import UserError
+from dptrain.measure.analysis import (
+    MS,
+    Measured,
+    kind_profiles,
+    rank_profiles,
+    spread,
+    stage_profiles,
+)
+from dptrain.measure.environment import cpu_model, environment, peak_memory
+from dptrain.measure.profile import Profile, Roofs, SumTime
+from dptrain.measure.profile_files import claim, write_profile
+from dptrain.measure.roofs import measure_roofs
+from dptrain.training.baseline import open_loader
+from dptrain.training.display import Display
+from dptrain.training.loop import raise_not_finite
+from dptrain.training.progress import Progress
+from dptrain.training.setup import (
+    Job,
+    bucket_bytes,
+    main_only,
+    possible_efficiency,
+    set_up,
+    share_of_cores,
+)
+from dptrain.training.summary import introduce
+
+SUM_REPEATS, SUM_WARM_UP = 20, 3
+"""How often a gradient sum alone is timed, and how often it is made before."""
+
+TIMED_WARM_UP = 2
+"""Where stages return before they are done: timed steps that do not count, the first of which is
+started as it is and the second captured."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How to measure.
+
+    Attributes:
+        steps: whose times count.
+        skip: steps made before.
+        output: folder for the results; None: nothing is written.
+        roofs: whether to measure what the processor can do.
+    """
+
+    steps: int = 50
+    skip: int = 5
+    output: Path | None = None
+    roofs: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError(f"--steps is {self.steps}; expected at least 1")
+        if self.skip < 0:
+            raise UserError(f"--skip is {self.skip}; expected at least 0")
+
+
+def profile(
+    config: TrainConfig, world: World, options: ProfileOptions, *, quiet: bool = False
+) -> Profile | None:
+    """Make steps of training and measure them.
+
+    Args:
+        config: what to train and how; its number of steps, its run directory and what belongs to
+            one are left aside.
+        world: the ranks; every rank calls this.
+        options: how to measure.
+        quiet: print nothing on the way.
+
+    Returns:
+        The record, on rank 0; None elsewhere. With `ProfileOptions.output` its files are there.
+
+    Raises:
+        UserError: something the user can mend; the same on every rank.
+    """
+    output = options.output
+    if output is not None:
+        main_only(world, lambda: claim(output))
+    total = options.skip + options.steps
+    config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
+    job = set_up(config, world, keeps_run=False, recorded_steps=4 * total + TIMED_WARM_UP)
+    with ExitStack() as stack:
+        stack.enter_context(job.stepper)
+        steps = _Steps.of(job, options)
+        display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
+        introduce(job, display)
+        _make_steps(job, steps, display)
+        measured = _gather(job, steps)
+        sums = _time_sums(job)
+        roofs = _measure_roofs(job) if options.roofs else None
+        facts = _facts(job)
+        record = None
+        if measured is not None:
+            record = _record(job, measured, sums, roofs, facts)
+        if output is not None:
+            main_only(world, lambda: _write(record, output))
+    return record
+
+
+def _write(record: Profile | None, output: Path) -> None:
+    assert record is not None
+    write_profile(record, output)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Which steps are made for what, counted from 0.
+
+    Attributes:
+        skip: the first of the ordinary ones.
+        timed: the first that is timed stage by stage where not all are; `last` where all are.
+        last: one past the last.
+        count: of the ordinary ones, and of the timed ones, that have a whole minibatch.
+    """
+
+    skip: int
+    timed: int
+    last: int
+    count: int
+
+    @classmethod
+    def of(cls, job: Job, options: ProfileOptions) -> _Steps:
+        """So many that enough have a whole minibatch: the last one of an epoch may be smaller."""
+        ordinary = _with_whole(job, 0, options.skip, options.steps)
+        if not job.replica.memory.asynchronous:
+            return cls(options.skip, ordinary, ordinary, options.steps)
+        last = _with_whole(job, ordinary, TIMED_WARM_UP, options.steps)
+        return cls(options.skip, ordinary, last, options.steps)
+
+
+def _with_whole(job: Job, first: int, skip: int, count: int) -> int:
+    """One past the step with which `count` whole minibatches are made, from `first` + `skip` on."""
+    step = first + skip
+    while count:
+        count -= _is_whole(job, step)
+        step += 1
+    return step
+
+
+def _is_whole(job: Job, step: int) -> bool:
+    batch_size, size = job.config.batch_size, len(job.dataset.train)
+    return size < batch_size or size % batch_size == 0 or (step + 1) % job.epoch_steps != 0
+
+
+def _make_steps(job: Job, steps: _Steps, display: Display) -> None:
+    """The loop of training, without what training does between steps."""
+    if job.replica.memory.asynchronous:
+        job.stepper.is_timed = lambda number: number >= steps.timed
+    progress = Progress(0, job.network.loss.targets != "values")
+    world, batch_size = job.world, job.config.batch_size
+    with (
+        open_loader(
+            job, batch_size=batch_size, rank=world.rank, size=world.size, first=0, last=steps.last
+        ) as loader,
+        display,
+    ):
+        for number in range(steps.last):
+            job.stepper.take(loader, job.schedule.rate(number))
+            for result in job.stepper.results(wait=number + 1 == steps.last):
+                if not math.isfinite(result.loss):
+                    raise_not_finite(job, result)
+                progress.add(result)
+                display.step(progress)
+
+
+def _gather(job: Job, steps: _Steps) -> Measured | None:
+    """Bring the rows of all ranks to rank 0; None elsewhere."""
+    rows, samples, timed = job.recorder.in_order()
+    whole = samples == samples.max()
+    numbers = np.arange(len(rows))
+    ordinary = whole & (numbers >= steps.skip) & (numbers < steps.timed)
+    tables = [_of_all_ranks(job, rows[ordinary], steps.count)]
+    if steps.timed < steps.last:
+        tables.append(_of_all_ranks(job, rows[whole & timed], steps.count))
+    means = job.world.gather_json(job.recorder.mean_samples(int(samples.max())))
+    if means is None:
+        return None
+    first, last = tables[0], tables[-1]
+    assert first is not None
+    assert last is not None
+    return Measured(job.recorder.names, first, last, tuple(means))
+
+
+def _of_all_ranks(job: Job, rows: NDArray[np.int64], count: int) -> NDArray[np.float64] | None:
+    """Milliseconds (ranks, count, names) of the last `count` rows, on rank 0."""
+    gathered = job.world.gather(np.ascontiguousarray(rows[-count:]))
+    return None if gathered is None else MS * np.stack(gathered)
+
+
+def _time_sums(job: Job) -> tuple[SumTime, ...]:
+    """Each size of bucket summed alone: by the very sums of training, all ranks at once."""
+    sums, replica = job.stepper.gradient_sum, job.replica
+    if job.world.size == 1:
+        return ()
+    # Sums of sums would grow beyond all bounds.
+    zeros = np.zeros(replica.host_gradients.shape, replica.host_gradients.dtype)
+    replica.memory.upload(replica.flat_gradients, zeros)
+    replica.host_gradients[:] = 0
+    sizes = [(bucket.stop - bucket.start) * job.plan.itemsize for bucket in sums.buckets]
+    found = []
+    for size, count in sorted(Counter(sizes).items()):
+        number = sizes.index(size)
+        laps = [sums.time_alone(number) for _ in range(SUM_WARM_UP + SUM_REPEATS)][SUM_WARM_UP:]
+        slowest = np.max(job.world.all_gather_json(laps), axis=0)
+        found.append(SumTime(size, count, spread(MS * slowest)))
+    return tuple(found)
+
+
+def _measure_roofs(job: Job) -> Roofs | None:
+    """On rank 0, while the others rest."""
+    roofs = None
+    if job.world.is_main:
+        roofs = measure_roofs(job.backend, job.plan, job.replica.memory)
+    job.world.barrier()
+    return roofs
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """What every rank says of itself and of the job, gathered; the same on every rank."""
+    world = job.world
+    mine = {
+        "host": socket.gethostname(),
+        "device": job.replica.memory.name or cpu_model(),
+        "peak": peak_memory(),
+        "cores": share_of_cores(world)[0],
+        "first_on_node": world.first_on_node(),
+    }
+    ranks = world.all_gather_json(mine)
+    possible = possible_efficiency(world, job.plan.setting.threads)
+    return {"ranks": ranks, "possible": possible}
+
+
+def _record(
+    job: Job,
+    measured: Measured,
+    sums: tuple[SumTime, ...],
+    roofs: Roofs | None,
+    facts: dict[str, Any],
+) -> Profile:
+    ranks = facts["ranks"]
+    slowest = measured.steps.max(axis=0)
+    memory = dict(job.plan.memory)
+    memory["total"] = sum(memory.values())
+    memory["peak"] = max(rank["peak"] for rank in ranks)
+    samples = min(job.config.batch_size, len(job.dataset.train))
+    return Profile(
+        job=_describe(job, facts),
+        steps=measured.steps.shape[1],
+        step_ms=spread(slowest),
+        step_times_ms=tuple(slowest.tolist()),
+        images_per_s=samples / float(np.median(slowest)) * 1e3,
+        parts=measured.parts,
+        stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),
+        kinds=kind_profiles(job.plan, measured, roofs),
+        ranks=rank_profiles(
+            measured, [rank["host"] for rank in ranks], [rank["device"] for rank in ranks]
+        ),
+        sums=sums,
+        roofs=roofs,
+        memory=memory,
+        environment=environment(job.world),
+    )
+
+
+def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
+    config, sums = job.config, job.stepper.gradient_sum
+    least = bucket_bytes(config, job.world, job.replica)
+    return {
+        "network": job.network.name,
+        "data": config.data,
+        "backend": config.backend,
+        "precision": job.plan.precision,
+        "strategy": config.strategy,
+        "transport": sums.transport,
+        "ranks": job.world.size,
+        "nodes": sum(rank["first_on_node"] for rank in facts["ranks"]),
+        "threads": job.plan.setting.threads,
+        "batch_size": config.batch_size,
+        "local_batch": job.local_batch,
+        "optimizer": config.optimizer,
+        "parameters": job.network.num_parameters,
+        "seed": config.seed,
+        "bucket_kib": None if least is None else least // 1024,
+        "buckets": len(sums.buckets),
+        "cores": min(rank["cores"] for rank in facts["ranks"]),
+        "possible": facts["possible"],
+    }
