@@ -15,6 +15,7 @@ from dptrain.backends import BACKENDS
 from dptrain.cli.common import EXISTING, JSON, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
+from dptrain.cli.scale import scale
 from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
 from dptrain.errors import UserError
@@ -71,6 +72,7 @@ def run(arguments: list[str], *, speaks: bool) -> int:
         "dptrain evaluate RUN_DIR                   # a trained network on its test data",
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
         "mpirun -n 4 dptrain profile                # where the time of training goes",
+        "dptrain scale --ranks 1,2,4                # how training scales, and what limits it",
         "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -269,3 +271,4 @@ def doctor(as_json: bool) -> int:
 
 
 cli.add_command(profile)
+cli.add_command(scale)

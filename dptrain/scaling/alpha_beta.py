@@ -1,6 +1,6 @@
 """A model of a step from its parts: nothing in it is fitted to the step times that it predicts.
 
-T(p) = (compute + data wait) c / possible + exposed sum + imbalance + other
+T(p) = ((compute + data wait) c + exposed sum) / possible + imbalance + other
 
 - compute is linear in a rank's samples: the update is its constant part, calibrated at the base
   point. c is how much slower the same work was with as many workers on a node;
@@ -10,6 +10,8 @@ T(p) = (compute + data wait) c / possible + exposed sum + imbalance + other
   in MPICH", IJHPCA 19 (2005), section 4.5; the cost of a message, α + β m, is Hockney's, "The
   communication challenge for MPP", Parallel Computing 20 (1994);
 - a share ω of it runs behind the backward pass, at most as long as that lasts;
+- possible is the share of ranks that have a core: what shares cores takes turns. Sums are measured
+  where all have one, if they were anywhere: elsewhere they tell of the operating system's turns;
 - imbalance grows as the largest of p normal numbers does, with √(2 ln p). Source: Cramér,
   "Mathematical methods of statistics", 1946, section 28.6.
 """
@@ -78,11 +80,13 @@ class _Network:
     Attributes:
         tree: whether messages go along a tree; else around a ring.
         known: whether two numbers of ranks told tree and ring apart.
+        apart: whether sums of different sizes or ranks told α and β apart.
         alpha_ms, beta_ms: of a message, and of a byte.
     """
 
     tree: bool
     known: bool
+    apart: bool
     alpha_ms: float
     beta_ms: float
 
@@ -100,17 +104,21 @@ def _messages(ranks: int, *, tree: bool) -> tuple[float, float]:
 
 def _network(points: Sequence[Calibration]) -> _Network:
     rows = [(at.setting.ranks, size, time) for at in points for size, _, time in at.sums]
+    known = len({ranks for ranks, _, _ in rows}) > 1
+    apart = len({(ranks, size) for ranks, size, _ in rows}) > 1
     found = []
     for tree in (True, False):
         costs = [(_messages(ranks, tree=tree), size, time) for ranks, size, time in rows]
-        matrix = [(hops / time, share * size / time) for (hops, share), size, time in costs]
-        alpha, beta = nonnegative(matrix, np.ones(len(rows)))
-        error = float(np.sum((np.array(matrix) @ [alpha, beta] - 1) ** 2))
-        found.append((error, _Network(tree, False, float(alpha), float(beta))))
-    known = len({ranks for ranks, _, _ in rows}) > 1
+        # Bytes first: what cannot be told from latency counts as bandwidth.
+        matrix = np.array(
+            [(share * size / time, hops / time) for (hops, share), size, time in costs]
+        )
+        beta, alpha = nonnegative(matrix, np.ones(len(rows)))
+        error = float(np.sum((matrix @ [beta, alpha] - 1) ** 2))
+        found.append((error, _Network(tree, known, apart, float(alpha), float(beta))))
     # A tree where nothing tells them apart: MPI libraries take one for long messages.
-    best = found[1][1] if known and found[1][0] < found[0][0] else found[0][1]
-    return _Network(best.tree, known, best.alpha_ms, best.beta_ms)
+    tree_error, ring_error = (error for error, _ in found)
+    return found[1][1] if known and ring_error < tree_error else found[0][1]
 
 
 def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
@@ -125,6 +133,7 @@ def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
     base, others = points[0], [at for at in points if at.sums]
     if not others:
         raise TooFewPointsError("the α–β model needs a point of several ranks, and there is none")
+    others = [at for at in others if at.setting.possible == 1] or others
     # A network between nodes is what further ranks meet; memory, where there was no other.
     between = [at for at in others if at.setting.nodes > 1]
     network = _network(between or others)
@@ -145,7 +154,7 @@ def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
     }
     term = "2 α log₂ p" if network.tree else "2 α (p − 1)"
     equation = (
-        f"T(p) = c (a + b·samples + data) / possible + {term} + 2 m (p − 1) / (p B) − hidden "
+        f"T(p) = (c (a + b·samples + data) + {term} + 2 m (p − 1) / (p B) − hidden) / possible "
         "+ i √(2 ln p) + other"
     )
     return Model("alpha-beta", parameters, equation, _assumptions(network, bool(between)), step_ms)
@@ -155,8 +164,10 @@ def _assumptions(network: _Network, between: bool) -> tuple[str, ...]:
     shape = "along a tree" if network.tree else "around a ring"
     told = "" if network.known else "; one number of ranks does not tell that from a ring"
     place = "between the measured ones" if between else "within the measured one"
+    bytes_alone = "all of a sum's time is taken for its bytes: one size among one number of ranks"
     return (
         f"sums go {shape}{told}",
+        *[f"{bytes_alone} does not show latency"] * (not network.apart),
         f"a message between nodes costs what it cost {place}",
         "compute is linear in the samples of a rank, and slowed by neighbours as it was on the "
         "measured nodes",
@@ -211,11 +222,12 @@ def _step_ms(
     buckets: Sequence[tuple[int, int]],
     at: Setting,
 ) -> float:
-    slow = contention(at) * base.setting.possible / at.possible
+    crowd = base.setting.possible / at.possible
+    slow = contention(at) * crowd
     share = at.local_batch / base.setting.local_batch
     busy = _compute(base, at.local_batch) * slow + base.parts.data_wait * share * slow
     if at.ranks == 1:
         return busy + base.parts.other
     total = sum(number * network.sum_ms(at.ranks, size) for size, number in buckets)
-    hidden = min(overlap * total, base.backward_ms * share * slow)
-    return busy + total - hidden + spread * _extreme(at.ranks) + base.parts.other
+    hidden = min(overlap * total * crowd, base.backward_ms * share * slow)
+    return busy + total * crowd - hidden + spread * _extreme(at.ranks) + base.parts.other

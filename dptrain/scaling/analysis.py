@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.scaling.answer import conclude
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
 from dptrain.scaling.points import Measured, base_of, make_groups, make_points, scalings_of
-from dptrain.scaling.study import Study
+from dptrain.scaling.statistics import FEWEST
+from dptrain.scaling.study import Point, Study
 
 SAME = (
-    "network", "data", "backend", "precision", "strategy", "transport", "optimizer", "parameters",
+    "network", "data", "backend", "precision", "strategy", "optimizer", "parameters",
 )  # fmt: skip
 """What launches of one study have in common; a difference would pass for a matter of scaling."""
 MACHINE = ("cpu", "cores", "os", "python", "versions", "mpi", "host")
@@ -83,10 +84,9 @@ def _check_same_job(launches: Sequence[Measured]) -> None:
                 )
 
 
-def _notes(launches: Sequence[Measured], points: Iterable[Any]) -> list[str]:
+def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
     """What to know before believing the figures."""
     found = []
-    points = list(points)
     shared = sorted({(p.ranks, p.threads, p.possible) for p in points if p.possible < 1})
     found += [
         f"{ranks} ranks x {threads} thread{'s' * (threads > 1)} share cores: at most "
@@ -94,14 +94,20 @@ def _notes(launches: Sequence[Measured], points: Iterable[Any]) -> list[str]:
         for ranks, threads, possible in shared
     ]
     few = min(len(point.launches) for point in points)
-    if few == 1:
-        found.append("a point with one launch has no interval; measure five or more")
+    if few < FEWEST:
+        found.append(
+            f"a point has {few} launch{'es' * (few > 1)}, too few for an interval; "
+            "measure five or more"
+        )
     elif few < 5:
         found.append(f"{few} launches a point make wide intervals; measure five or more")
-    slow = sorted({(order, point.name) for point in points for order in point.outliers})
-    for order in sorted({order for order, _ in slow}):
-        name = next(name for found_order, name in slow if found_order == order)
-        found.append(f"launch {order} of all, of {name}, lies far from the others of its point")
+    named = set()
+    for point in points:
+        for launch in point.launches:
+            if launch.order in point.outliers and launch.folder not in named:
+                named.add(launch.folder)
+                away = launch.step_ms / point.step_ms.value - 1
+                found.append(f"{launch.folder} is {away:+.0%} off the median of its point")
     return found + _differences(launches)
 
 

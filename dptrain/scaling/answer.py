@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dptrain.scaling.forecast import UNMEASURED_NETWORK
 from dptrain.scaling.points import PARTS
-from dptrain.scaling.statistics import Estimate
+from dptrain.scaling.statistics import FEWEST, Estimate
 from dptrain.scaling.study import Forecast, Point
 
 GOOD = 0.8
@@ -105,7 +105,7 @@ def _place(point: Point) -> str:
 
 
 def _percent(value: Estimate) -> str:
-    interval = "no interval" if value.n < 2 else f"{value.low:.0%} to {value.high:.0%}"
+    interval = "no interval" if value.n < FEWEST else f"{value.low:.0%} to {value.high:.0%}"
     return f"{value.value:.0%}, {interval}"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, writing
-from dptrain.scaling.study import STRONG, WEAK
+from dptrain.scaling.study import WEAK
 
 DESIGN, LAUNCHES, PROFILE, LOG, LAUNCHED = (
     "scale.json", "launches", "profile.json", "log.txt", "launch.json",
@@ -124,7 +125,7 @@ class Design:
         """
         path = folder / DESIGN
         partial = folder / f".{DESIGN}.{os.getpid()}"
-        with writing(path):
+        with writing(path, "--output"):
             folder.mkdir(parents=True, exist_ok=True)
             partial.write_text(dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
             try:
@@ -132,6 +133,10 @@ class Design:
                     os.link(partial, path)
             finally:
                 partial.unlink()
+
+    def taking(self, other: Design, names: Sequence[str]) -> Design:
+        """This one, with the fields `names` of another."""
+        return replace(self, **{name: getattr(other, name) for name in names})
 
     @classmethod
     def read(cls, folder: Path) -> Design | None:
@@ -144,9 +149,7 @@ class Design:
         try:
             if not path.exists():
                 if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                    raise UserError(
-                        f"{folder} is not empty and no study; choose another --output"
-                    )
+                    raise UserError(f"{folder} is not empty and no study; choose another --output")
                 return None
             values = parse_json(path.read_bytes())
             if values.pop("version") != VERSION:
@@ -159,6 +162,16 @@ class Design:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is damaged ({error}); choose another --output") from None
+
+
+def new_folder(network: str) -> Path:
+    """``studies/<network>-<date>-<time>``, and ``-2``, ``-3``, … behind it while that is taken."""
+    name = f"{Path(network).name.removesuffix('.toml')}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = Path("studies") / name, 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{name}-{number}")
+    return path
 
 
 def refuse_difference(folder: Path, kept: Design, asked: Design) -> None:
@@ -192,6 +205,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value)) or "auto"
     return "its default" if value is None else str(value)
-
-
-SCALINGS = (WEAK, STRONG)

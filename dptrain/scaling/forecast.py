@@ -161,6 +161,10 @@ def make_forecast(series: Series, judged: Sequence[Judged]) -> Forecast:
     if not judged:
         reason = "no model could be tried on a point that it had not seen; measure more numbers "
         return replace(empty, withheld=reason + "of ranks")
+    at_once = [series.setting(group).n for group in series.groups]
+    if at_once[-1] <= max(at_once[:-1]):
+        reason = "the largest point has no more cores than a smaller one, so no model was tried on "
+        return replace(empty, withheld=reason + "growing; measure more ranks that have cores")
     best, error = judged[0].model, judged[0].hindcast_error
     named = replace(empty, model=best.name, hindcast_error=error)
     if error > TRUSTED:

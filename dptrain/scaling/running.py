@@ -166,7 +166,7 @@ def _launch(
     _run(command, place, f"launch {place.name} of {point.ranks} ranks", stop, display)
     wall_s, others = time.monotonic() - begin, cores_of_others(before)
     facts = {"command": command, "began": began, "wall_s": wall_s, "other_cores": others}
-    write_whole(place / LAUNCHED, dump_json(facts, indent=1) + "\n")
+    write_whole(place / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
     return wall_s
 
 
@@ -225,7 +225,7 @@ def _claimed(place: Path, what: str) -> Iterator[IO[bytes]]:
     Raises:
         UserError: another process holds it.
     """
-    with writing(place):
+    with writing(place, "--output"):
         place.mkdir(parents=True, exist_ok=True)
         log = (place / LOG).open("ab")
     with log:

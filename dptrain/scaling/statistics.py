@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 RESAMPLES = 2000
+FEWEST = 3
+"""Launches that an interval takes. That of two would be honest, and span powers of ten."""
 STUDENT = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -80,10 +82,10 @@ def median_of_launches(values: ArrayLike) -> Estimate:
     bootstrap", 1993, sections 6 and 12.2; Hesterberg, "What teachers should know about the
     bootstrap", The American Statistician 69 (2015), on how narrow percentile intervals of small
     samples are. Logarithms, because times scatter by factors, and the interval of a ratio
-    follows. One launch has no interval: it goes from 0 to infinity.
+    follows. Fewer than `FEWEST` launches have no interval: it goes from 0 to infinity.
     """
-    logs = np.log(np.asarray(values, float))
-    return _interval(float(np.median(logs)), [_standard_error(logs)], [len(logs)])
+    times = np.asarray(values, float)
+    return _interval(float(np.median(times)), [_standard_error(times)], [len(times)])
 
 
 def ratio_of_launches(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
@@ -93,25 +95,26 @@ def ratio_of_launches(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
     generalization of Student's problem when several different population variances are involved",
     Biometrika 34 (1947).
     """
-    top, bottom = np.log(np.asarray(numerator, float)), np.log(np.asarray(denominator, float))
+    top, bottom = np.asarray(numerator, float), np.asarray(denominator, float)
     errors = [_standard_error(top), _standard_error(bottom)]
-    return _interval(float(np.median(top) - np.median(bottom)), errors, [len(top), len(bottom)])
+    return _interval(float(np.median(top) / np.median(bottom)), errors, [len(top), len(bottom)])
 
 
 def _standard_error(values: np.ndarray) -> float:
-    return float(np.std(_medians(values, np.random.Generator(np.random.Philox(0)))))
+    """Of the logarithm of the median."""
+    return float(np.std(_medians(np.log(values), np.random.Generator(np.random.Philox(0)))))
 
 
-def _interval(log: float, errors: list[float], sizes: list[int]) -> Estimate:
-    value, n = math.exp(log), min(sizes)
-    if n < 2:
+def _interval(value: float, errors: list[float], sizes: list[int]) -> Estimate:
+    n = min(sizes)
+    if n < FEWEST:
         return Estimate(value, 0.0, math.inf, n)
     variance = sum(error**2 for error in errors)
     if not variance:
         return Estimate(value, value, value, n)
     degrees = variance**2 / sum(e**4 / (m - 1) for e, m in zip(errors, sizes, strict=True))
     half = student(degrees) * math.sqrt(variance)
-    return Estimate(value, math.exp(log - half), math.exp(log + half), n)
+    return Estimate(value, value * math.exp(-half), value * math.exp(half), n)
 
 
 def student(degrees: float) -> float:

@@ -166,9 +166,9 @@ class Study:
     commands: dict[str, str]
     environment: dict[str, Any]
 
-    def values(self) -> dict[str, Any]:
-        """What ``study.json`` holds."""
-        return {"version": VERSION, **asdict(self)}
+    def text(self) -> str:
+        """The JSON of the file."""
+        return dump_json({"version": VERSION, **asdict(self)}, indent=1)
 
     def write(self, path: Path) -> None:
         """Write ``study.json``.
@@ -176,7 +176,7 @@ class Study:
         Raises:
             UserError: it cannot be written.
         """
-        write_whole(path, dump_json(self.values(), indent=1) + "\n")
+        write_whole(path, self.text() + "\n", "--output")
 
     @classmethod
     def read(cls, path: Path) -> Study:

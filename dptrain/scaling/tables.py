@@ -1,15 +1,24 @@
-"""An `Efficiency` as people read it."""
+"""Efficiencies and studies as people read them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.tables import plain_table
+from dptrain.measure.tables import fitted_table, plain_table
 from dptrain.scaling.efficiency import Efficiency
-from dptrain.scaling.statistics import Estimate
+from dptrain.scaling.points import PARTS
+from dptrain.scaling.statistics import FEWEST, Estimate
+from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+WIDE = 112
+"""Columns of a terminal from which on the tables show all they have."""
+SHORT = ("compute", "data", "transfer", "imbal.", "other")
+"""`PARTS` on a narrow one."""
 
 
 def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
@@ -36,3 +45,138 @@ def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
         )
         table.caption_justify = "left"
     return table
+
+
+def study_report(study: Study, width: int) -> list[str | Table]:
+    """Everything that is printed of a study, in order: the answer first, then what it rests on.
+
+    Args:
+        study: what was measured.
+        width: columns of the terminal.
+    """
+    wide = width >= WIDE
+    found: list[str | Table] = [_heading(study), "", *study.answer, ""]
+    for scaling in (WEAK, STRONG):
+        points = [point for point in study.points if point.scaling == scaling]
+        if points:
+            found += [_points_table(scaling, points, wide), _loss_table(scaling, points, wide)]
+    if study.fits:
+        found.append(_fits_table(study.fits))
+    found += [_forecast_table(f) for f in study.forecasts if f.points]
+    for forecast in study.forecasts:
+        if forecast.points:
+            found.append(f"{series_name(forecast)}, the forecast assumes: "
+                         f"{'; '.join(forecast.assumptions)}.")  # fmt: skip
+    return [*found, *(f"note: {note}" for note in study.notes)]
+
+
+def _heading(study: Study) -> str:
+    job, environment = study.job, study.environment
+    shared = {launch.folder for point in study.points for launch in point.launches}
+    words = [str(job[key]) for key in ("network", "backend", "precision", "strategy") if key in job]
+    where = f"{environment['cpu']}, " if "cpu" in environment else ""
+    return f"{', '.join(words)} on {where}{len(shared)} launches of {len(study.points)} points"
+
+
+def series_name(of: Fit | Forecast) -> str:
+    """``weak scaling``; with more than one thread, how many."""
+    return f"{of.scaling} scaling" + (f", {of.threads} threads" if of.threads > 1 else "")
+
+
+def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
+    """A row a point; narrow terminals do without what follows from the rest."""
+    serial = any(point.karp_flatt is not None for point in points)
+    shares = any(point.possible < 1 for point in points)
+    columns = {
+        "ranks": _places(points),
+        "batch": [f"{point.batch_size:,}" for point in points],
+        "step ms": [_interval(point.step_ms, _number) for point in points],
+        "images/s": [_number(point.images_per_s.value) for point in points],
+        "speed-up": [_interval(p.speed_up, _number) for p in points] if wide else [],
+        "efficiency": [_interval(point.efficiency, _share) for point in points],
+        "possible": [f"{point.possible:.0%}" for point in points] if shares else [],
+        "serial": [_fraction(p.karp_flatt, wide) for p in points] if serial else [],
+        "n": [str(len(point.launches)) for point in points],
+    }
+    kept = {name: cells for name, cells in columns.items() if cells}
+    keeps = "a worker keeps its samples" if scaling == WEAK else "the minibatch stays"
+    rows = list(zip(*kept.values(), strict=True))
+    title = f"{scaling.capitalize()} scaling: {keeps}; medians (95% intervals)"
+    return fitted_table(title, list(kept), rows, text=())
+
+
+def _places(points: Sequence[Point]) -> list[str]:
+    """``4``, or ``4x2`` where threads matter."""
+    threads = any(point.threads > 1 for point in points)
+    return [f"{point.ranks}x{point.threads}" if threads else str(point.ranks) for point in points]
+
+
+def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
+    """What is added to the ideal step to make the measured one."""
+    shares = any(point.possible < 1 for point in points)
+    columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step", *["shared"] * shares]
+    rows = []
+    for place, point in zip(_places(points), points, strict=True):
+        ideal = sum(getattr(point.ideal, name) for name in PARTS)
+        lost = [f"{getattr(point.loss, name):+.3f}" for name in PARTS]
+        shared = f"{point.shared_ms:.3f}" if point.possible < 1 else ""
+        step = f"{point.step_ms.value:.3f}"
+        rows.append([place, f"{ideal:.3f}", *lost, step, *[shared] * shares])
+    title = f"{scaling.capitalize()} scaling: where the loss goes, ms of a step"
+    heads = [column.replace("_", " ") for column in columns]
+    table = fitted_table(title, heads, rows, text=())
+    if shares:
+        table.caption = "shared: part of compute's loss, because ranks share cores"
+        table.caption_justify = "left"
+    return table
+
+
+def _fits_table(fits: Sequence[Fit]) -> Table:
+    rows = [
+        [
+            series_name(fit), fit.model,
+            ", ".join(f"{name} {_number(value)}" for name, value in fit.parameters.items()),
+            "" if fit.hindcast_error is None else f"{fit.hindcast_error:.1%}",
+        ]
+        for fit in fits
+    ]  # fmt: skip
+    table = plain_table("Models; the error at the largest point, which they had not seen")
+    table.padding = (0, 1, 0, 0)
+    for name in ("scaling", "model", "parameters", "error"):
+        table.add_column(name, overflow="fold", justify="right" if name == "error" else "left",
+                         no_wrap=name != "parameters")  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _forecast_table(forecast: Forecast) -> Table:
+    rows = [[f"{r:,}", _number(ms), f"{share:.1%}"] for r, ms, share in forecast.points]
+    title = f"Forecast of {series_name(forecast)}, {forecast.model}"
+    return fitted_table(title, ["ranks", "step ms", "efficiency"], rows, text=())
+
+
+def _interval(value: Estimate, text: Callable[[float], str]) -> str:
+    if value.n < FEWEST or value.low == value.high:
+        return text(value.value)
+    return f"{text(value.value)} ({text(value.low)}–{text(value.high)})"
+
+
+def _fraction(value: Estimate | None, wide: bool) -> str:
+    def text(number: float) -> str:
+        return f"{number:.2f}"
+
+    return "" if value is None else _interval(value, text) if wide else text(value.value)
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def _number(value: float) -> str:
+    """Three or four digits."""
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
