@@ -8,7 +8,14 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.scaling.answer import conclude
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
-from dptrain.scaling.points import Measured, base_of, make_groups, make_points, scalings_of
+from dptrain.scaling.points import (
+    Measured,
+    base_of,
+    make_groups,
+    make_points,
+    refuse_small_data,
+    scalings_of,
+)
 from dptrain.scaling.statistics import FEWEST
 from dptrain.scaling.study import Point, Study
 
@@ -34,7 +41,8 @@ def analyse(
         notes: what was noticed while they ran.
 
     Raises:
-        UserError: they are not launches of one job, or a minibatch fits no way of scaling.
+        UserError: they are not launches of one job, their data was too small, or a minibatch fits
+            no way of scaling.
     """
     _check_same_job(launches)
     groups = make_groups(launches)
@@ -74,7 +82,8 @@ def analyse(
 
 def _check_same_job(launches: Sequence[Measured]) -> None:
     first = launches[0]
-    for other in launches[1:]:
+    for other in launches:
+        refuse_small_data(other.folder, other.profile)
         for key in SAME:
             one, two = first.profile.job.get(key), other.profile.job.get(key)
             if one != two:

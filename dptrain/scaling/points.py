@@ -40,6 +40,21 @@ class Measured:
         return int(job["threads"]), int(job["ranks"]), int(job["batch_size"])
 
 
+def refuse_small_data(folder: str, profile: Profile) -> None:
+    """Refuse minibatches that the data could not fill.
+
+    Raises:
+        UserError: steps had fewer samples than the minibatch has.
+    """
+    wanted = int(profile.job["batch_size"])
+    had = round(profile.images_per_s * profile.step_ms.median / 1e3)
+    if had < wanted:
+        raise UserError(
+            f"{folder} asks for minibatches of {wanted:,}, but all of the data is {had:,} samples; "
+            "try --data synthetic, a smaller --batch-size or fewer ranks"
+        )
+
+
 @dataclass(frozen=True)
 class Group:
     """The launches of one point.

@@ -25,6 +25,7 @@ from dptrain.scaling.design import LAUNCHED, LOG, PROFILE, Design, Task
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
 from dptrain.scaling.load import Clock, cores_of_others, is_loud
+from dptrain.scaling.points import refuse_small_data
 
 POLL_S = 0.1
 SKIPPED = 5
@@ -102,7 +103,8 @@ def run_tasks(
 
     Raises:
         LaunchError: one failed; what is finished stays.
-        UserError: the folder cannot be written, or another process makes the same launch.
+        UserError: the folder cannot be written, another process makes the same launch, or the data
+            is too small for a minibatch.
     """
     left = unfinished(folder, tasks)
     if not left:
@@ -167,6 +169,7 @@ def _launch(
     wall_s, others = time.monotonic() - begin, cores_of_others(before)
     facts = {"command": command, "began": began, "wall_s": wall_s, "other_cores": others}
     write_whole(place / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
+    refuse_small_data(task.folder, Profile.read(place / PROFILE))
     return wall_s
 
 

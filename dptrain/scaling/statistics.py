@@ -102,7 +102,8 @@ def ratio_of_launches(numerator: ArrayLike, denominator: ArrayLike) -> Estimate:
 
 def _standard_error(values: np.ndarray) -> float:
     """Of the logarithm of the median."""
-    return float(np.std(_medians(np.log(values), np.random.Generator(np.random.Philox(0)))))
+    logs = np.log(values / np.median(values))
+    return float(np.std(_medians(logs, np.random.Generator(np.random.Philox(0)))))
 
 
 def _interval(value: float, errors: list[float], sizes: list[int]) -> Estimate:

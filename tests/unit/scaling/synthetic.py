@@ -84,16 +84,11 @@ class Law:
         """Of a step without noise."""
         slow = 1 / self.possible(ranks * threads)
         compute = (self.update + self.sample * local / threads) * slow
-        total = self.sum_ms(ranks) if ranks > 1 else 0.0
+        total = self.sum_ms(ranks) * slow if ranks > 1 else 0.0
         backward = BACKWARD * self.sample * local / threads * slow
         late = self.imbalance * math.sqrt(2 * math.log(ranks))
-        return Parts(
-            compute,
-            self.data * local * slow,
-            total - min(self.overlap * total, backward),
-            late,
-            self.other,
-        )
+        hidden = min(self.overlap * total, backward)
+        return Parts(compute, self.data * local * slow, total - hidden, late, self.other)
 
 
 def _spread(value: float, n: int) -> Spread:
@@ -125,7 +120,7 @@ def make_profile(
         _stage("update", "update", "", "update", time=parts.compute - rest, flops=4e5, step=step,
                steps=steps)
     )  # fmt: skip
-    total = factor * law.sum_ms(ranks) if ranks > 1 else 0.0
+    total = factor * law.sum_ms(ranks) / law.possible(ranks * threads) if ranks > 1 else 0.0
     hidden = total - parts.transfer
     generator = np.random.default_rng(ranks)
     return Profile(
