@@ -49,8 +49,8 @@ def measure_ranks(network: str, *, launches: int, steps: int) -> RankResult:
         network,
         tuple(float(run["scaling"]["weak"]) for run in ranks),
         tuple(float(run["scaling"]["strong"]) for run in ranks),
-        tuple(float(run["step_time_ms"]) for run in ranks),
-        tuple(float(run["step_time_ms"]) for run in threads),
+        tuple(float(run["step_ms"]["median"]) for run in ranks),
+        tuple(float(run["step_ms"]["median"]) for run in threads),
     )
 
 

@@ -136,6 +136,8 @@ class TrainConfig:
     evaluate_every: int = _setting(1, "Epochs between evaluations on the test data; 0: at the end "
                                    "alone.", at_least=0)  # fmt: skip
     log_every: int = _setting(10, "Steps between lines of metrics and progress.", at_least=1)
+    tensorboard: bool = _setting(False, "Write files for TensorBoard too, to a folder tensorboard "
+                                 "beside the others.")  # fmt: skip
     baseline_steps: int = _setting(10, "Steps that rank 0 runs alone before training, to measure "
                                    "scaling efficiency against; 0: none.", at_least=0)  # fmt: skip
     bucket_kib: int | None = _setting(None, "KiB of gradients whose sum over the ranks starts "

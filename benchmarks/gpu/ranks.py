@@ -97,7 +97,7 @@ def measure_ranks(
 
 def _ours(result: RankResult, precision: str) -> None:
     summary = train(result.network, result.ranks, result.batch_size, precision)
-    result.us["dptrain train"].append(1e3 * float(summary["step_time_ms"]))
+    result.us["dptrain train"].append(1e3 * float(summary["step_ms"]["median"]))
     if summary["scaling"]["weak"] is not None:
         result.weak.append(float(summary["scaling"]["weak"]))
 

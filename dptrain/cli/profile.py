@@ -43,6 +43,11 @@ LEFT_OUT = (
               "out.")  # fmt: skip
 @click.option("--roofs/--no-roofs", default=True, show_default=True,
               help="Measure what the processor can do, in about a second.")  # fmt: skip
+@click.option("--trace", is_flag=True,
+              help="Write trace.json too: all steps of all ranks, for Perfetto or "
+              "chrome://tracing.")  # fmt: skip
+@click.option("--nvtx", is_flag=True,
+              help="Mark stages for NVIDIA's Nsight tools, under their names.")  # fmt: skip
 @JSON
 @setting_flags(leave_out=LEFT_OUT)
 def profile(
@@ -51,6 +56,8 @@ def profile(
     skip: int,
     output: Path | None,
     roofs: bool,
+    trace: bool,
+    nvtx: bool,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -63,14 +70,13 @@ def profile(
     """
 
     def action() -> int:
-        from dptrain.config import load_config
-
-        config = load_config({**given(flags), "steps": steps + skip}, os.environ, file)
         from dptrain.comm.world import World
+        from dptrain.config import load_config
         from dptrain.training.profiling import ProfileOptions
         from dptrain.training.profiling import profile as measure
 
-        options = ProfileOptions(steps, skip, output, roofs)
+        options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
+        config = load_config({**given(flags), "steps": steps + skip}, os.environ, file)
         record = measure(config, World.connect(timeout=config.timeout), options, quiet=as_json)
         if record is not None:
             from dptrain.cli.printing import print_profile

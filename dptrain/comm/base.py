@@ -29,6 +29,8 @@ class GradientSum(ABC):
         hidden_ns: what a sum was under way besides.
         update_ns: the update itself; 0 on ranks that make none.
         bytes: payload that this rank gave into collectives.
+        calls: begin and end of each stretch of `exposed_ns`, by `time.perf_counter_ns`.
+        spans: begin and end of each bucket's sum, as far as they are known; by the same clock.
     """
 
     name: ClassVar[str]
@@ -46,7 +48,9 @@ class GradientSum(ABC):
         assert covered[-1] == replica.host_gradients.size, "buckets do not cover the gradient"
         self.world, self.replica, self.buckets = world, replica, buckets
         self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
-        self._started = 0
+        self.calls: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, int]] = [(0, 0)] * len(buckets)
+        self._started = self._begun = self._done = 0
         self._under_way_ns = 0
         self._since: int | None = None
 
@@ -55,10 +59,14 @@ class GradientSum(ABC):
         assert bucket == self._started, f"bucket {bucket} started, {self._started} was due"
         if bucket == 0:
             self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
-            self._under_way_ns = 0
+            self._under_way_ns = self._begun = self._done = 0
+            self.calls.clear()
         self._started += 1
+        self._begun += 1
+        now = time.perf_counter_ns()
+        self.spans[bucket] = now, now
         if self._since is None:
-            self._since = time.perf_counter_ns()
+            self._since = now
         with self._exposed():
             self._do_start(bucket)
         self._note()
@@ -116,17 +124,24 @@ class GradientSum(ABC):
     def _exposed(self) -> Iterator[None]:
         begin = time.perf_counter_ns()
         yield
-        self.exposed_ns += time.perf_counter_ns() - begin
+        end = time.perf_counter_ns()
+        self.exposed_ns += end - begin
+        self.calls.append((begin, end))
 
     def _note(self) -> None:
-        """Keep account of how long any sum is under way."""
-        if self._since is not None and not self._busy():
-            self._under_way_ns += time.perf_counter_ns() - self._since
+        """Keep account of how long sums are under way."""
+        now, busy = time.perf_counter_ns(), self._first_under_way()
+        done = self._begun if busy is None else busy
+        for bucket in range(self._done, done):
+            self.spans[bucket] = self.spans[bucket][0], now
+        self._done = done
+        if self._since is not None and busy is None:
+            self._under_way_ns += now - self._since
             self._since = None
 
     @abstractmethod
-    def _busy(self) -> bool:
-        """Whether a sum is under way, as far as is known."""
+    def _first_under_way(self) -> int | None:
+        """The first bucket whose sum is under way, as far as is known."""
 
     @abstractmethod
     def _do_start(self, bucket: int) -> None:

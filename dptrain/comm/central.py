@@ -29,11 +29,11 @@ class CentralSum(MirroredSum):
         for piece in pieces(gradients[start : min(stop, size)]):
             self.bytes += piece.nbytes
             if self.world.is_main:
-                self._active.append(self.comm.Ireduce(MPI.IN_PLACE, piece))
+                self._active.append((bucket, self.comm.Ireduce(MPI.IN_PLACE, piece)))
             else:
-                self._active.append(self.comm.Ireduce(piece, None))
+                self._active.append((bucket, self.comm.Ireduce(piece, None)))
         if stop > size:
-            self._sum_everywhere(gradients[size:])
+            self._sum_everywhere(bucket, gradients[size:])
 
     def update(self, learning_rate: float) -> None:
         replica = self.replica

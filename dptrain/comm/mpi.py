@@ -23,31 +23,33 @@ class MirroredSum(GradientSum):
         super().__init__(world, replica, buckets)
         assert world.comm is not None
         self.comm = world.comm
-        self._active: list[MPI.Request] = []
+        self._active: list[tuple[int, MPI.Request]] = []
 
-    def _busy(self) -> bool:
-        return bool(self._active)
+    def _first_under_way(self) -> int | None:
+        return self._active[0][0] if self._active else None
 
     def _do_start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
         self.replica.fetch_gradients(start, stop)
-        self._sum_everywhere(self.replica.host_gradients[start:stop])
+        self._sum_everywhere(bucket, self.replica.host_gradients[start:stop])
 
-    def _sum_everywhere(self, array: NDArray[Any]) -> None:
+    def _sum_everywhere(self, bucket: int, array: NDArray[Any]) -> None:
         self.bytes += array.nbytes
-        self._active += [self.comm.Iallreduce(MPI.IN_PLACE, piece) for piece in pieces(array)]
+        for piece in pieces(array):
+            self._active.append((bucket, self.comm.Iallreduce(MPI.IN_PLACE, piece)))
 
     def _do_poll(self) -> None:
-        self._active = [request for request in self._active if not request.Test()]
+        self._active = [sum_ for sum_ in self._active if not sum_[1].Test()]
 
     def _do_finish(self) -> None:
         self._wait()
         self.replica.use_gradients()
 
     def _wait(self) -> None:
-        for request in self._active:
-            self.world.wait(request, f"the {self.name} sum of gradients")
-        self._active = []
+        while self._active:
+            self.world.wait(self._active[0][1], f"the {self.name} sum of gradients")
+            del self._active[0]
+            self._note()
 
 
 class DeviceMirroredSum(MirroredSum):
@@ -58,7 +60,7 @@ class DeviceMirroredSum(MirroredSum):
     def _do_start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
         self.replica.memory.synchronize()
-        self._sum_everywhere(self.replica.flat_gradients[start:stop])
+        self._sum_everywhere(bucket, self.replica.flat_gradients[start:stop])
 
     def _do_finish(self) -> None:
         self._wait()

@@ -39,8 +39,8 @@ class NcclSum(GradientSum):
         with self.device.beside(SUMS):
             self.replica.stamp(place)
 
-    def _busy(self) -> bool:
-        return False
+    def _first_under_way(self) -> int | None:
+        return None
 
     def _do_start(self, bucket: int) -> None:
         gradients = self.replica.flat_gradients

@@ -14,8 +14,8 @@ class NoSum(GradientSum):
     transport: ClassVar[str] = "none"
     enqueues: ClassVar[bool] = True
 
-    def _busy(self) -> bool:
-        return False
+    def _first_under_way(self) -> int | None:
+        return None
 
     def _do_start(self, bucket: int) -> None:
         pass

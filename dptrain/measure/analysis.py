@@ -55,6 +55,12 @@ class Measured:
         """(ranks, steps) of ordinary steps."""
         return self.column(STEP, ordinary=True)
 
+    @property
+    def slowest(self) -> NDArray[np.float64]:
+        """(steps,): of the slowest rank of each."""
+        slowest: NDArray[np.float64] = self.steps.max(axis=0)
+        return slowest
+
     @cached_property
     def compute(self) -> NDArray[np.float64]:
         """(ranks, steps): all stages."""

@@ -48,6 +48,11 @@ class Parts:
     imbalance: float
     other: float
 
+    @property
+    def total(self) -> float:
+        """The mean step."""
+        return self.compute + self.data_wait + self.transfer + self.imbalance + self.other
+
 
 @dataclass(frozen=True)
 class StageProfile:
@@ -168,6 +173,7 @@ class Profile:
         step_ms: of the slowest rank of each step.
         step_times_ms: those, in order.
         images_per_s: minibatch over the median step.
+        timing_ms: of a step, what its timing takes; the calls of the clock timed alone.
         parts: of the mean step, over ranks.
         stages: in the order of the plan.
         kinds: stages by kind and phase, sorted by time.
@@ -183,6 +189,7 @@ class Profile:
     step_ms: Spread
     step_times_ms: tuple[float, ...]
     images_per_s: float
+    timing_ms: float
     parts: Parts
     stages: tuple[StageProfile, ...]
     kinds: tuple[StageProfile, ...]

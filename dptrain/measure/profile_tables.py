@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.tables import fitted_table
-from dptrain.plan.lowering import Phase
+from dptrain.measure.tables import (
+    direction_cells,
+    fitted_table,
+    mean_ms,
+    ms_cell,
+    rate_cell,
+    slowest_cell,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +52,8 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
             f"roofs: {roofs.gflops:,.1f} GFLOP/s and {roofs.gb_per_s:,.1f} GB/s beyond caches "
             f"({roofs.how})"
         )
+    timing, step = profile.timing_ms, profile.parts.total
+    found.append(f"timing itself: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step")
     peak, total = profile.memory["peak"], profile.memory["total"]
     found.append(
         f"memory: {total / 1e6:,.1f} MB for parameters, gradients and buffers of a rank; the "
@@ -56,7 +64,7 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
 
 def straggler_line(profile: Profile) -> str:
     """Who comes late to the sums, by the time before them."""
-    step = sum_of_parts(profile)
+    step = profile.parts.total
     late = [rank for rank in profile.ranks if rank.behind_ms > STRAGGLES * step]
     if not late:
         most = max(profile.ranks, key=lambda rank: rank.behind_ms)
@@ -73,15 +81,9 @@ def straggler_line(profile: Profile) -> str:
     return f"stragglers: {', '.join(named)}{more} come to the sums later than the median rank"
 
 
-def sum_of_parts(profile: Profile) -> float:
-    """Milliseconds of the mean step of all ranks."""
-    parts = profile.parts
-    return sum((parts.compute, parts.data_wait, parts.transfer, parts.imbalance, parts.other))
-
-
 def _parts_table(profile: Profile) -> Table:
     step, parts = profile.step_ms, profile.parts
-    total = sum_of_parts(profile)
+    total = profile.parts.total
     title = (
         f"A step: {step.median:.3f} ms ({step.q1:.3f} – {step.q3:.3f}, slowest rank, "
         f"n = {step.n}), {profile.images_per_s:,.0f} images/s"
@@ -94,12 +96,12 @@ def _parts_table(profile: Profile) -> Table:
         ("other", parts.other, "between the rest"),
     )
     rows: list[tuple[str, ...]] = [
-        (name, _ms(value), f"{value / total:.1%}", meaning) for name, value, meaning in named
+        (name, ms_cell(value), f"{value / total:.1%}", meaning) for name, value, meaning in named
     ]
-    rows += [(), ("step", _ms(total), "100.0%", "mean of all ranks")]
+    rows += [(), ("step", ms_cell(total), "100.0%", "mean of all ranks")]
     hidden = sum(rank.hidden_ms for rank in profile.ranks) / len(profile.ranks)
     if hidden:
-        rows.append(("hidden", _ms(hidden), "", "communication behind compute, not in the sum"))
+        rows.append(("hidden", ms_cell(hidden), "", "communication behind compute, not in the sum"))
     return fitted_table(title, ("part", "mean ms", "share", ""), rows, text=("part", ""))
 
 
@@ -107,7 +109,7 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
     groups: dict[str, list[StageProfile]] = {}
     for stage in profile.stages:
         groups.setdefault(stage.group, []).append(stage)
-    order = sorted(groups, key=lambda name: -_mean(groups[name]))
+    order = sorted(groups, key=lambda name: -mean_ms(groups[name]))
     columns = ["layers", "forward ms", "backward ms", "±", "slowest rank ms", "share", "sum",
                "GFLOP/s", "of roof"]  # fmt: skip
     if not wide or len(profile.ranks) == 1:
@@ -130,13 +132,13 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
 
 
 def _group_cells(stages: Sequence[StageProfile]) -> dict[str, str]:
-    forward, backward = _directions(stages)
+    forward, backward = direction_cells(stages)
     return {
         "forward ms": forward,
         "backward ms": backward,
         "±": _half_quartiles(stages),
-        "slowest rank ms": _slowest(stages),
-        "GFLOP/s": _rate(sum(stage.flops for stage in stages), _mean(stages)),
+        "slowest rank ms": slowest_cell(stages),
+        "GFLOP/s": rate_cell(sum(stage.flops for stage in stages), mean_ms(stages)),
         "of roof": _roof(stages),
     }
 
@@ -153,14 +155,14 @@ def _kind_cells(kind: StageProfile) -> dict[str, str]:
     return {
         "kind": kind.name,
         "calls": str(kind.calls),
-        "ms": _ms(kind.time_ms.mean),
+        "ms": ms_cell(kind.time_ms.mean),
         "±": _half_quartiles([kind]),
         "share": f"{kind.share:.1%}",
         "sum": f"{kind.cumulative_share:.1%}",
         "MB": f"{kind.bytes_moved / 1e6:.2f}",
         "live MB": f"{kind.memory_bytes / 1e6:.2f}",
-        "GFLOP/s": _rate(kind.flops, kind.time_ms.mean),
-        "GB/s": _rate(kind.bytes_moved, kind.time_ms.mean),
+        "GFLOP/s": rate_cell(kind.flops, kind.time_ms.mean),
+        "GB/s": rate_cell(kind.bytes_moved, kind.time_ms.mean),
         "of roof": _roof([kind]),
     }
 
@@ -181,13 +183,13 @@ def _rank_cells(rank: RankProfile) -> dict[str, str]:
         "rank": str(rank.rank),
         "host": rank.host,
         "samples": f"{rank.samples:.4g}",
-        "busy": _ms(rank.busy_ms),
-        "behind": _ms(rank.behind_ms),
-        "compute": _ms(rank.compute_ms),
-        "data wait": _ms(rank.data_wait_ms),
-        "exposed": _ms(rank.exposed_ms),
-        "imbalance": _ms(rank.imbalance_ms),
-        "hidden": _ms(rank.hidden_ms),
+        "busy": ms_cell(rank.busy_ms),
+        "behind": ms_cell(rank.behind_ms),
+        "compute": ms_cell(rank.compute_ms),
+        "data wait": ms_cell(rank.data_wait_ms),
+        "exposed": ms_cell(rank.exposed_ms),
+        "imbalance": ms_cell(rank.imbalance_ms),
+        "hidden": ms_cell(rank.hidden_ms),
     }
 
 
@@ -201,38 +203,14 @@ def _sum_lines(profile: Profile) -> list[str]:
     ]
 
 
-def _ms(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _mean(stages: Sequence[StageProfile]) -> float:
-    return sum(stage.time_ms.mean for stage in stages)
-
-
-def _directions(stages: Sequence[StageProfile]) -> list[str]:
-    backward = [stage for stage in stages if stage.phase.startswith(Phase.BACKWARD.value)]
-    forward = [stage for stage in stages if stage not in backward]
-    return [_ms(_mean(part)) if part else "" for part in (forward, backward)]
-
-
 def _half_quartiles(stages: Sequence[StageProfile]) -> str:
     """Half of the distance of the quartiles, as a part of the mean."""
     half = sum(stage.time_ms.q3 - stage.time_ms.q1 for stage in stages) / 2
-    mean = _mean(stages)
+    mean = mean_ms(stages)
     return f"{half / mean:.0%}" if mean else ""
-
-
-def _slowest(stages: Sequence[StageProfile]) -> str:
-    ranks = sorted({stage.slowest_rank for stage in stages})
-    who = f"r{ranks[0]}" if len(ranks) == 1 else "r" + ",".join(map(str, ranks[:3]))
-    return f"{_ms(sum(stage.slowest_ms for stage in stages))} ({who})"
-
-
-def _rate(work: float, ms: float) -> str:
-    return f"{work / ms / 1e6:,.1f}" if work and ms else ""
 
 
 def _roof(stages: Sequence[StageProfile]) -> str:
     least = sum((stage.roofline_share or 0.0) * stage.time_ms.mean for stage in stages)
-    mean = _mean(stages)
+    mean = mean_ms(stages)
     return f"{least / mean:.0%}" if mean else ""

@@ -1,11 +1,11 @@
-"""The closing table: an `Attribution` as people read it."""
+"""Tables as people read them, and the one that training ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.attribution import Attribution, Span, StageTime
+from dptrain.measure.profile import Parts, StageProfile
 from dptrain.plan.lowering import Phase
 
 if TYPE_CHECKING:
@@ -47,79 +47,108 @@ def fitted_table(
     return table
 
 
-def stage_table(attribution: Attribution, *, ranks: int, timed: int | None = None) -> Table:
-    """One row a group of layers; forward and backward; the rest of the step below.
+def closing_table(
+    parts: Parts, stages: Sequence[StageProfile], hidden_ms: float, *, ranks: int, steps: str
+) -> Table:
+    """One row a group of layers in the order of the plan; the rest of the step below.
 
     Args:
-        attribution: of a mean step.
+        parts: of a mean step.
+        stages: in the order of the plan.
+        hidden_ms: communication behind computing.
         ranks: of the job.
-        timed: number of steps that were timed stage by stage; None if all were.
+        steps: which ones, in words.
     """
-    steps = "steps" if timed is None else f"{timed} steps that were timed in order"
-    table = plain_table(f"Where a step goes (mean over {steps} and ranks)")
-    table.add_column("stage", no_wrap=True, overflow="ellipsis")
-    for column in ("forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"):
-        table.add_column(column, justify="right")
-    groups: dict[str, list[StageTime]] = {}
-    for stage in attribution.stages:
+    total = parts.total
+    groups: dict[str, list[StageProfile]] = {}
+    for stage in stages:
         groups.setdefault(stage.group, []).append(stage)
-    for group, stages in groups.items():
-        table.add_row(*_group_row(group, stages))
-    table.add_section()
-    rows = {
-        "communication, exposed": attribution.exposed,
-        "data wait": attribution.data_wait,
-        "other": attribution.other,
-    }
-    for name, span in rows.items():
-        table.add_row(name, *_span_cells(span, ranks))
-    table.add_section()
-    table.add_row("step", *_span_cells(attribution.step, ranks))
-    hidden = attribution.hidden
-    if hidden.mean_ms:
-        table.add_row("communication, hidden", _ms(hidden.mean_ms), "", _slowest(hidden, ranks))
-    return table
+    columns = ["stage", "forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"]
+    if ranks == 1:
+        columns.remove("slowest rank ms")
+    rows: list[Sequence[str]] = []
+    for name, found in groups.items():
+        forward, backward = direction_cells(found)
+        cells = {
+            "stage": name,
+            "forward ms": forward,
+            "backward ms": backward,
+            "slowest rank ms": slowest_cell(found),
+            "share": f"{sum(stage.share for stage in found):.1%}",
+            "GFLOP/s": rate_cell(sum(stage.flops for stage in found), mean_ms(found)),
+            "MB": f"{sum(stage.bytes_moved for stage in found) / 1e6:.2f}",
+        }
+        rows.append([cells[column] for column in columns])
+
+    def add(name: str, value: float, share: str) -> None:
+        cells = {"stage": name, "forward ms": ms_cell(value), "share": share}
+        rows.append([cells.get(column, "") for column in columns])
+
+    rows.append([])
+    for name, value in PART_NAMES.items():
+        if name != "compute":
+            part = getattr(parts, name)
+            add(value, part, f"{part / total:.1%}" if total else "")
+    rows.append([])
+    add("step", total, "100.0%")
+    if hidden_ms:
+        add("communication, hidden", hidden_ms, "")
+    title = f"Where a step goes (mean over {steps} and ranks)"
+    return fitted_table(title, columns, rows, text=("stage",))
 
 
-def notes_table(attribution: Attribution) -> Table | None:
+PART_NAMES = {
+    "compute": "compute",
+    "data_wait": "data wait",
+    "transfer": "communication, transfer",
+    "imbalance": "communication, imbalance",
+    "other": "other",
+}
+"""Fields of `Parts` as people read them."""
+
+
+def notes_table(stages: Sequence[StageProfile]) -> Table | None:
     """A row a stage of which the backend has something to say; None where it has not of any.
 
     Beside the numbers it would take more room than a terminal has.
     """
-    noted = [stage for stage in attribution.stages if stage.note]
+    noted = [stage for stage in stages if stage.note]
     if not noted:
         return None
     table = plain_table("How stages are computed")
     for column in ("stage", "by", "ms"):
         table.add_column(column, justify="right" if column == "ms" else "left")
     for stage in noted:
-        table.add_row(stage.name, stage.note, _ms(stage.mean_ms))
+        table.add_row(stage.name, stage.note, ms_cell(stage.time_ms.mean))
     return table
 
 
-def _ms(value: float) -> str:
+def ms_cell(value: float) -> str:
+    """Milliseconds, without the unit."""
     return f"{value:.3f}"
 
 
-def _slowest(span: Span, ranks: int) -> str:
-    return f"{_ms(span.slowest_ms)} (r{span.slowest_rank})" if ranks > 1 else _ms(span.slowest_ms)
+def mean_ms(stages: Sequence[StageProfile]) -> float:
+    """Mean milliseconds of some stages together."""
+    return sum(stage.time_ms.mean for stage in stages)
 
 
-def _span_cells(span: Span, ranks: int) -> tuple[str, ...]:
-    return _ms(span.mean_ms), "", _slowest(span, ranks), f"{span.share:.1%}"
-
-
-def _group_row(group: str, stages: list[StageTime]) -> tuple[str, ...]:
+def direction_cells(stages: Sequence[StageProfile]) -> tuple[str, str]:
+    """Milliseconds of what is forward, or neither, and of what is backward."""
     backward = [stage for stage in stages if stage.phase.startswith(Phase.BACKWARD.value)]
     forward = [stage for stage in stages if stage not in backward]
-    total = sum(stage.mean_ms for stage in stages)
-    flops = sum(stage.flops for stage in stages)
     return (
-        group,
-        _ms(sum(stage.mean_ms for stage in forward)),
-        _ms(sum(stage.mean_ms for stage in backward)) if backward else "",
-        _ms(sum(stage.slowest_ms for stage in stages)),
-        f"{sum(stage.share for stage in stages):.1%}",
-        f"{flops / total / 1e6:.1f}" if flops and total else "",
-        f"{sum(stage.bytes_moved for stage in stages) / 1e6:.2f}",
+        ms_cell(mean_ms(forward)) if forward else "",
+        ms_cell(mean_ms(backward)) if backward else "",
     )
+
+
+def slowest_cell(stages: Sequence[StageProfile]) -> str:
+    """Milliseconds of the slowest rank of each stage, and who that is."""
+    ranks = sorted({stage.slowest_rank for stage in stages})
+    return f"{ms_cell(sum(s.slowest_ms for s in stages))} (r{','.join(map(str, ranks[:3]))})"
+
+
+def rate_cell(work: float, ms: float) -> str:
+    """10⁹ a second."""
+    return f"{work / ms / 1e6:,.1f}" if work and ms else ""

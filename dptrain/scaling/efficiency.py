@@ -45,7 +45,7 @@ class Efficiency:
 
 
 def efficiency(
-    baseline: Baseline, step_times: NDArray[np.int64], size: int, *, possible: float
+    baseline: Baseline, step_times: NDArray[np.float64], size: int, *, possible: float
 ) -> Efficiency:
     """Efficiencies of `size` ranks whose steps took `step_times` nanoseconds each."""
 

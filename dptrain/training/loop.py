@@ -10,11 +10,12 @@ from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
+from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
 from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
-from dptrain.training.setup import Job, save_checkpoint, set_up
+from dptrain.training.setup import Job, main_only, save_checkpoint, set_up
 from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
@@ -53,6 +54,9 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
                 last=job.last_step,
             )
         )
+        board = open_board(job)
+        if board is not None:
+            stack.callback(board.close)
         stack.enter_context(display)
         for number in range(job.first_step, job.last_step):
             job.stepper.take(loader, job.schedule.rate(number), stop=stop.requested)
@@ -61,7 +65,7 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 progress.add(result)
-                after_step(job, progress, display)
+                after_step(job, progress, display, board)
             if progress.stopped:
                 break
     return conclude(job, progress, display, baseline)
@@ -110,7 +114,22 @@ def looks_behind(job: Job, step: int) -> bool:
     return at_end or bool(every and step % every == 0)
 
 
-def after_step(job: Job, progress: Progress, display: Display) -> None:
+def open_board(job: Job) -> TensorBoard | None:
+    """Rank 0's file for TensorBoard, if one is asked for, with the network's graph in it."""
+    run = job.run
+    if not job.config.tensorboard:
+        return None
+
+    def open() -> TensorBoard | None:
+        assert run is not None
+        board = TensorBoard(run.path / FOLDER, first_step=job.first_step)
+        board.graph(job.network)
+        return board
+
+    return main_only(job.world, open)
+
+
+def after_step(job: Job, progress: Progress, display: Display, board: TensorBoard | None) -> None:
     """Tell, look at the test split, write a checkpoint: whatever this step is due for."""
     config, step = job.config, progress.step
     epoch_end = step % job.epoch_steps == 0
@@ -118,12 +137,19 @@ def after_step(job: Job, progress: Progress, display: Display) -> None:
     display.step(progress)
     if job.run is not None and (step % config.log_every == 0 or last):
         job.run.metrics.append(progress.record(job.epoch_steps))
+        if board is not None:
+            board.record({**progress.record(job.epoch_steps), **stage_times(job)})
     due = epoch_end and (step // job.epoch_steps) % max(config.evaluate_every, 1) == 0
     if (due and config.evaluate_every) or (last and not progress.stopped):
         progress.score = score(job.replica, job.dataset.test, job.world)
         progress.scored_at = step
         if job.run is not None:
             job.run.metrics.append(progress.score_record())
+        if board is not None:
+            board.record(progress.score_record())
+    if epoch_end and board is not None:
+        for name, values in job.replica.parameters.items():
+            board.histogram(step, name, values)
     if epoch_end or last:
         display.say(progress.epoch_line(job.epoch_steps, job.last_step))
     every = config.checkpoint_every
@@ -131,3 +157,11 @@ def after_step(job: Job, progress: Progress, display: Display) -> None:
         save_checkpoint(job, step)
     if epoch_end:
         progress.begin_epoch()
+
+
+def stage_times(job: Job) -> dict[str, float | None]:
+    """Milliseconds on this rank by tag, mean over steps since the last line of metrics;
+    None where no stage was timed."""
+    names, rows = job.recorder.names, job.recorder.timed_rows(job.config.log_every)
+    means = (rows.mean(axis=0) / 1e6).tolist() if len(rows) else [None] * len(names)
+    return {f"time_ms/{name}": mean for name, mean in zip(names, means, strict=True)}

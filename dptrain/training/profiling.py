@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
@@ -25,9 +25,14 @@ from dptrain.measure.analysis import (
     stage_profiles,
 )
 from dptrain.measure.environment import cpu_model, environment, peak_memory
+from dptrain.measure.gathering import gather_measured
+from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile import Profile, Roofs, SumTime
-from dptrain.measure.profile_files import claim, write_profile
+from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
+from dptrain.measure.recorder import timing_cost_ms
 from dptrain.measure.roofs import measure_roofs
+from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
+from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
 from dptrain.training.loop import raise_not_finite
@@ -39,6 +44,7 @@ from dptrain.training.setup import (
     possible_efficiency,
     set_up,
     share_of_cores,
+    together,
 )
 from dptrain.training.summary import introduce
 
@@ -59,18 +65,25 @@ class ProfileOptions:
         skip: steps made before.
         output: folder for the results; None: nothing is written.
         roofs: whether to measure what the processor can do.
+        trace: whether to write a trace of all steps that count, to `output`.
+        nvtx: whether to set marks around stages for NVIDIA's tools. Where stages return before
+            they are done, each is started by itself then in steps that are timed.
     """
 
     steps: int = 50
     skip: int = 5
     output: Path | None = None
     roofs: bool = True
+    trace: bool = False
+    nvtx: bool = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"--steps is {self.steps}; expected at least 1")
         if self.skip < 0:
             raise UserError(f"--skip is {self.skip}; expected at least 0")
+        if self.trace and self.output is None:
+            raise UserError("--trace writes a file, but there is no folder; try --output DIR")
 
 
 def profile(
@@ -92,32 +105,94 @@ def profile(
         UserError: something the user can mend; the same on every rank.
     """
     output = options.output
-    if output is not None:
-        main_only(world, lambda: claim(output))
+    board = main_only(world, lambda: _claim(output, config.tensorboard))
+    ranges = together(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
     config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
     job = set_up(config, world, keeps_run=False, recorded_steps=4 * total + TIMED_WARM_UP)
     with ExitStack() as stack:
         stack.enter_context(job.stepper)
+        if ranges is not None:
+            annotate(job.replica, job.stepper.gradient_sum, ranges)
+            job.stepper.captures_timed = False
         steps = _Steps.of(job, options)
         display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
-        _make_steps(job, steps, display)
-        measured = _gather(job, steps)
+        before = clock_offset(world)
+        _make_steps(job, steps, display, trace=options.trace, ranges=ranges)
+        measured = gather_measured(
+            world, job.recorder, waits=job.replica.memory.asynchronous,
+            skip=options.skip, most=options.steps,
+        )  # fmt: skip
         sums = _time_sums(job)
         roofs = _measure_roofs(job) if options.roofs else None
         facts = _facts(job)
         record = None
         if measured is not None:
             record = _record(job, measured, sums, roofs, facts)
+            if board is not None:
+                _fill_board(board, job, measured)
         if output is not None:
+            if options.trace:
+                _write_trace(job, steps, before, output)
+            # Last, so that a folder with a profile has all.
             main_only(world, lambda: _write(record, output))
     return record
+
+
+def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
+    """Make sure that results can be written, before anything is measured."""
+    if output is None:
+        if tensorboard:
+            raise UserError("--tensorboard writes files, but there is no folder; try --output DIR")
+        return None
+    board = None
+    if tensorboard:
+        import_tensorboard()
+    claim(output)
+    if tensorboard:
+        board = TensorBoard(output / FOLDER, flag=FLAG)
+    return board
+
+
+def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
+    """The network, and a line a step: of the slowest rank, and by stage the mean of all."""
+    board.graph(job.network)
+    for number, step_ms in enumerate(measured.slowest.tolist()):
+        board.record({"step": number, "step_ms": step_ms})
+    for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
+        times = {f"time_ms/{name}": ms for name, ms in zip(measured.names, means, strict=True)}
+        board.record({"step": number, **times})
+    board.close()
 
 
 def _write(record: Profile | None, output: Path) -> None:
     assert record is not None
     write_profile(record, output)
+
+
+def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> None:
+    """Every rank tells its events, on rank 0's clock."""
+    world, moments = job.world, job.recorder.moments
+    assert moments is not None
+    clock = RankClock(before, clock_offset(world))
+    # Nothing lies before zero: some viewers leave such events out.
+    first = min(world.all_gather_json(clock.place(moments[0].begin)))
+    clock = replace(clock, zero_ns=first)
+    events = rank_events(
+        job.plan, job.stepper.gradient_sum.buckets, moments, clock,
+        rank=world.rank, host=socket.gethostname(),
+    )  # fmt: skip
+    texts = world.gather_json(events)
+    clocks = world.gather_json(clock_facts(world.rank, clock))
+    facts = {"network": job.network.name, "ranks": world.size}
+
+    def write() -> None:
+        assert texts is not None
+        assert clocks is not None
+        write_trace(output / TRACE, texts, clocks, facts, FLAG)
+
+    main_only(world, write)
 
 
 @dataclass(frozen=True)
@@ -128,22 +203,20 @@ class _Steps:
         skip: the first of the ordinary ones.
         timed: the first that is timed stage by stage where not all are; `last` where all are.
         last: one past the last.
-        count: of the ordinary ones, and of the timed ones, that have a whole minibatch.
     """
 
     skip: int
     timed: int
     last: int
-    count: int
 
     @classmethod
     def of(cls, job: Job, options: ProfileOptions) -> _Steps:
         """So many that enough have a whole minibatch: the last one of an epoch may be smaller."""
         ordinary = _with_whole(job, 0, options.skip, options.steps)
         if not job.replica.memory.asynchronous:
-            return cls(options.skip, ordinary, ordinary, options.steps)
+            return cls(options.skip, ordinary, ordinary)
         last = _with_whole(job, ordinary, TIMED_WARM_UP, options.steps)
-        return cls(options.skip, ordinary, last, options.steps)
+        return cls(options.skip, ordinary, last)
 
 
 def _with_whole(job: Job, first: int, skip: int, count: int) -> int:
@@ -160,7 +233,9 @@ def _is_whole(job: Job, step: int) -> bool:
     return size < batch_size or size % batch_size == 0 or (step + 1) % job.epoch_steps != 0
 
 
-def _make_steps(job: Job, steps: _Steps, display: Display) -> None:
+def _make_steps(
+    job: Job, steps: _Steps, display: Display, *, trace: bool, ranges: Ranges | None
+) -> None:
     """The loop of training, without what training does between steps."""
     if job.replica.memory.asynchronous:
         job.stepper.is_timed = lambda number: number >= steps.timed
@@ -172,37 +247,16 @@ def _make_steps(job: Job, steps: _Steps, display: Display) -> None:
         ) as loader,
         display,
     ):
+        batches = loader if ranges is None else waiting(loader, ranges)
         for number in range(steps.last):
-            job.stepper.take(loader, job.schedule.rate(number))
+            if number == steps.skip and trace:
+                job.recorder.moments = []
+            job.stepper.take(batches, job.schedule.rate(number))
             for result in job.stepper.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 progress.add(result)
                 display.step(progress)
-
-
-def _gather(job: Job, steps: _Steps) -> Measured | None:
-    """Bring the rows of all ranks to rank 0; None elsewhere."""
-    rows, samples, timed = job.recorder.in_order()
-    whole = samples == samples.max()
-    numbers = np.arange(len(rows))
-    ordinary = whole & (numbers >= steps.skip) & (numbers < steps.timed)
-    tables = [_of_all_ranks(job, rows[ordinary], steps.count)]
-    if steps.timed < steps.last:
-        tables.append(_of_all_ranks(job, rows[whole & timed], steps.count))
-    means = job.world.gather_json(job.recorder.mean_samples(int(samples.max())))
-    if means is None:
-        return None
-    first, last = tables[0], tables[-1]
-    assert first is not None
-    assert last is not None
-    return Measured(job.recorder.names, first, last, tuple(means))
-
-
-def _of_all_ranks(job: Job, rows: NDArray[np.int64], count: int) -> NDArray[np.float64] | None:
-    """Milliseconds (ranks, count, names) of the last `count` rows, on rank 0."""
-    gathered = job.world.gather(np.ascontiguousarray(rows[-count:]))
-    return None if gathered is None else MS * np.stack(gathered)
 
 
 def _time_sums(job: Job) -> tuple[SumTime, ...]:
@@ -256,7 +310,7 @@ def _record(
     facts: dict[str, Any],
 ) -> Profile:
     ranks = facts["ranks"]
-    slowest = measured.steps.max(axis=0)
+    slowest = measured.slowest
     memory = dict(job.plan.memory)
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
@@ -267,6 +321,7 @@ def _record(
         step_ms=spread(slowest),
         step_times_ms=tuple(slowest.tolist()),
         images_per_s=samples / float(np.median(slowest)) * 1e3,
+        timing_ms=timing_cost_ms(job.plan.stages),
         parts=measured.parts,
         stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),
         kinds=kind_profiles(job.plan, measured, roofs),

@@ -73,7 +73,7 @@ class Progress:
             "epoch": self.step / epoch_steps,
             "loss": self.loss,
             "learning_rate": self.rate,
-            "step_time_ms": self._step_ns / 1e6,
+            "step_ms": self._step_ns / 1e6,
             "images_per_s": self.images_per_s,
         }
 

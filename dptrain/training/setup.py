@@ -54,7 +54,17 @@ def together(world: World, action: Callable[[], T]) -> T:
 
 def main_only(world: World, action: Callable[[], T]) -> T | None:
     """Run `action` on rank 0 alone; if it is refused there, all raise the same `UserError`."""
-    return together(world, lambda: action() if world.is_main else None)
+    error: str | None = None
+    result: T | None = None
+    if world.is_main:
+        try:
+            result = action()
+        except UserError as caught:
+            error = str(caught)
+    error = world.broadcast_json(error)
+    if error is not None:
+        raise AgreedError(error)
+    return result
 
 
 @dataclass(frozen=True)

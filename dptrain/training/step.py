@@ -9,6 +9,7 @@ read behind each stage, and waited for.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -98,6 +99,8 @@ class Stepper:
         is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
             stage. Where stages are done when they return, a step that is not runs without a
             listener, and its sums start when backward is over.
+        captures_timed: whether steps that are timed stage by stage are captured like the others;
+            if not, each stage is started from here, where marks can be set around it.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Stepper:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
         waits = replica.memory.asynchronous
         self.is_timed: Callable[[int], bool] = _now_and_then if waits else _always
+        self.captures_timed = True
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
@@ -168,6 +172,7 @@ class Stepper:
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
+        recorder.note_moments(self.gradient_sum.calls, self.gradient_sum.spans)
         self._under_way.append(_UnderWay(sums, batch, learning_rate, time_ns))
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
@@ -250,7 +255,10 @@ class Stepper:
 
     def _program(self, batch: Batch, start: Callable[[], None]) -> Callable[[], None]:
         """The program for minibatches of this size, which decides the share of every rank."""
-        key = batch.global_count, self.recorder.timed
+        timed = self.recorder.timed
+        if timed and not self.captures_timed:
+            return start
+        key = batch.global_count, timed
         if key not in self._programs:
             self._programs[key] = self.replica.memory.program(start)
         return self._programs[key]
@@ -281,20 +289,28 @@ class Stepper:
         replica.stamp(self._update)
 
     def _note_times(self, times: NDArray[np.int64]) -> None:
-        """Give the recorder the stages' times, and what summing kept the device from computing."""
-        clock = [int(time) for time in times]
+        """Give the recorder the stages' times, and what summing kept the device from computing.
+
+        The device is done at present, so its clock's last time is this moment, but for the way
+        that a result takes to the host.
+        """
+        sums, stages = self.gradient_sum, self._stages
+        shift = time.perf_counter_ns() - int(times[self._update])
+        clock = [int(moment) + shift for moment in times]
         before = clock[self._load]
-        for stage in self._stages[self._load + 1 : self._update]:
-            self.recorder.put(stage.index, clock[stage.index] - before)
-            before = clock[stage.index]
-        summed = clock[len(self._stages)]
-        self.recorder.put(self._update, clock[self._update] - summed)
-        exposed = self.gradient_sum.exposed_ns = summed - before
+        for stage in stages[self._load + 1 : self._update]:
+            end = clock[stage.index]
+            self.recorder.put(stage.index, end - before, end)
+            before = end
+        summed, updated = clock[len(stages)], clock[self._update]
+        self.recorder.put(self._update, updated - summed, updated)
+        sums.exposed_ns, sums.calls = summed - before, [(before, summed)]
         under_way = end = 0
-        if self.gradient_sum.world.size > 1:
+        if sums.world.size > 1:
             for stage_index, buckets in sorted(self._due.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)
-                    end = clock[len(self._stages) + 1 + bucket]
+                    end = clock[len(stages) + 1 + bucket]
+                    sums.spans[bucket] = begin, end
                     under_way += end - begin
-        self.gradient_sum.hidden_ns = max(under_way - exposed, 0)
+        sums.hidden_ns = max(under_way - sums.exposed_ns, 0)

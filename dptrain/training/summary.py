@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dptrain import __version__
-from dptrain.measure.attribution import Attribution, attribute, rank_times
-from dptrain.measure.recorder import STEP
-from dptrain.measure.tables import notes_table, stage_table
+from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
+from dptrain.measure.gathering import gather_measured
+from dptrain.measure.recorder import HIDDEN
+from dptrain.measure.tables import closing_table, notes_table
 from dptrain.scaling.efficiency import Baseline, Efficiency, efficiency
 from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
@@ -47,25 +48,20 @@ def introduce(job: Job, display: Display) -> None:
 
 def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline) -> dict[str, Any]:
     """Combine what all ranks measured, print the tables, write ``summary.json``."""
-    world = job.world
-    full = job.recorder.rows(job.config.batch_size)
-    column = job.recorder.names.index(STEP)
-    step_times = full[:, column] if len(full) else job.recorder.rows()[:, column]
-    gathered = world.all_gather_json(rank_times(job.recorder))
-    attribution = attribute(job.plan, gathered, job.replica.notes)
-    possible = possible_efficiency(world, job.plan.setting.threads)
-    scaling = efficiency(baseline, step_times, world.size, possible=possible)
-    summary = _summary(job, progress, attribution, scaling, step_times)
+    world, threads = job.world, job.plan.setting.threads
+    possible = possible_efficiency(world, threads)
+    measured = None
     if job.recorder.steps:
         waits = job.replica.memory.asynchronous
-        timed = len(job.recorder.timed_rows()) if waits else None
-        display.say(stage_table(attribution, ranks=world.size, timed=timed))
-        if notes := notes_table(attribution):
-            display.say(notes)
-        if scaling.weak is not None:
-            steps = len(step_times)
-            display.say(efficiency_table(scaling, size=world.size, steps=steps))
-    if job.run is not None:
+        measured = gather_measured(world, job.recorder, waits=waits)
+    summary = None
+    if world.is_main:
+        step_times = np.zeros(0) if measured is None else measured.slowest / MS
+        scaling = efficiency(baseline, step_times, world.size, possible=possible)
+        summary = _summary(job, progress, measured, scaling)
+        if measured is not None:
+            _show(job, measured, scaling, display)
+    if job.run is not None and summary is not None:
         job.run.write_summary(summary)
         if progress.score is not None:
             display.say(f"test: {_test_line(progress)}")
@@ -75,7 +71,22 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
                 f"go on with: dptrain train --resume {job.run.path}"
             )
         display.say(f"summary: {job.run.path / 'summary.json'}")
-    return summary
+    return dict(world.broadcast_json(summary))
+
+
+def _show(job: Job, measured: Measured, scaling: Efficiency, display: Display) -> None:
+    """Print where a step went, how stages are computed, and how the job scales."""
+    steps = "steps"
+    if job.replica.memory.asynchronous:
+        steps = f"{measured.timed.shape[1]} steps that were timed in order"
+    stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+    hidden, size = float(measured.column(HIDDEN).mean()), job.world.size
+    display.say(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
+    if notes := notes_table(stages):
+        display.say(notes)
+    if scaling.weak is not None:
+        count = measured.steps.shape[1]
+        display.say(efficiency_table(scaling, size=job.world.size, steps=count))
 
 
 def _test_line(progress: Progress) -> str:
@@ -86,14 +97,9 @@ def _test_line(progress: Progress) -> str:
 
 
 def _summary(
-    job: Job,
-    progress: Progress,
-    attribution: Attribution,
-    scaling: Efficiency,
-    step_times: np.ndarray,
+    job: Job, progress: Progress, measured: Measured | None, scaling: Efficiency
 ) -> dict[str, Any]:
     config, score = job.config, progress.score
-    quartiles = np.percentile(step_times, [25, 75]) / 1e6 if len(step_times) else [0.0, 0.0]
     return {
         "network": job.network.name,
         "parameters": job.network.num_parameters,
@@ -107,12 +113,10 @@ def _summary(
         "seed": config.seed,
         "steps": progress.step,
         "stopped": progress.stopped,
-        "train_loss": None if not job.recorder.steps else progress.last_train_loss,
+        "train_loss": None if measured is None else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
         "images_per_s": progress.images_per_s,
-        "step_time_ms": float(np.median(step_times)) / 1e6 if len(step_times) else None,
-        "step_time_quartiles_ms": [float(value) for value in quartiles],
         "first_step_s": progress.first_step_s,
         "scaling": {
             "weak": None if scaling.weak is None else scaling.weak.value,
@@ -121,12 +125,21 @@ def _summary(
             "weak_interval": scaling.weak and [scaling.weak.low, scaling.weak.high],
             "strong_interval": scaling.strong and [scaling.strong.low, scaling.strong.high],
             "steps_alone": 0 if scaling.weak is None else scaling.weak.n,
-            "steps_together": len(step_times),
+            "steps_together": 0 if measured is None else measured.steps.shape[1],
         },
-        "stages": [asdict(stage) for stage in attribution.stages],
-        "step": {
-            name: asdict(getattr(attribution, name))
-            for name in ("step", "data_wait", "exposed", "hidden", "other")
-        },
-        "memory_bytes": job.plan.memory,
+        "memory": job.plan.memory,
+        **_times(job, measured),
+    }
+
+
+def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
+    """What a profile has, of the steps of training; nulls where there were none."""
+    if measured is None:
+        return {"step_ms": None, "parts": None, "hidden_ms": None, "stages": []}
+    stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+    return {
+        "step_ms": asdict(spread(measured.slowest)),
+        "parts": asdict(measured.parts),
+        "hidden_ms": float(measured.column(HIDDEN).mean()),
+        "stages": [asdict(stage) for stage in stages],
     }

@@ -62,12 +62,17 @@ def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
 def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     succeed(*SMALL, "--steps", 60, "--run-dir", "run", ranks=2, cwd=tmp_path)
     facts = summary(tmp_path / "run")
-    step = facts["step"]
-    parts = sum(stage["mean_ms"] for stage in facts["stages"])
-    parts += sum(step[name]["mean_ms"] for name in ("data_wait", "exposed", "other"))
-    assert parts == pytest.approx(step["step"]["mean_ms"], rel=1e-6)
-    assert step["other"]["share"] < 0.1
-    assert all(stage["slowest_ms"] >= stage["mean_ms"] for stage in facts["stages"])
+    parts = facts["parts"]
+    stages = sum(stage["time_ms"]["mean"] for stage in facts["stages"])
+    assert stages == pytest.approx(parts["compute"], rel=1e-6)
+    assert all(value >= 0 for value in parts.values())
+    # The slowest rank of a step takes at least as long as the mean of all.
+    assert sum(parts.values()) <= facts["step_ms"]["mean"] * (1 + 1e-9)
+    assert sum(stage["share"] for stage in facts["stages"]) == pytest.approx(
+        parts["compute"] / sum(parts.values()), rel=1e-6
+    )
+    assert parts["other"] < 0.1 * sum(parts.values())
+    assert all(stage["slowest_ms"] >= stage["time_ms"]["mean"] for stage in facts["stages"])
     phases = {stage["phase"] for stage in facts["stages"]}
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}
 

@@ -31,8 +31,8 @@ from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
-from dptrain.measure.attribution import attribute
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, HIDDEN, STEP
+from dptrain.measure.analysis import Measured, stage_profiles
+from dptrain.measure.recorder import SPANS
 from dptrain.measure.tables import notes_table
 from dptrain.network import Conv2d, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU, zoo
 from dptrain.plan import SGD, make_plan
@@ -385,12 +385,13 @@ def test_what_runs_beside_has_a_workspace_of_its_own() -> None:
 def test_notes_are_a_table_where_there_are_any() -> None:
     for backend, shown in (("cudnn", True), ("cuda", False)):
         replica = compile(PLAIN, backend, 4)
-        names = [*(stage.name for stage in replica.plan.stages), DATA_WAIT, EXPOSED, HIDDEN, STEP]
-        ranks = [{"ms": dict.fromkeys(names, 1.0), "samples": 4.0}]
-        attribution = attribute(replica.plan, ranks, replica.notes)
-        notes = {stage.name: stage.note for stage in attribution.stages if stage.note}
+        names = (*(stage.name for stage in replica.plan.stages), *SPANS)
+        times = np.ones((1, 1, len(names)))
+        measured = Measured(names, times, times, (4.0,))
+        profiles = stage_profiles(replica.plan, measured, None, replica.notes)
+        notes = {stage.name: stage.note for stage in profiles if stage.note}
         assert bool(notes) == shown
-        table = notes_table(attribution)
+        table = notes_table(profiles)
         assert (table is not None) == shown
         if table is not None:
             assert notes["conv2+relu2+pool2.backward_input"] == "engine 3, 0.0 MB, FP32"

@@ -283,7 +283,7 @@ def test_launches_are_gathered_and_what_fails_is_named(monkeypatch: pytest.Monke
     def train(network: str, *arguments: Any) -> dict[str, Any]:
         if network == "cifar":
             raise RuntimeError("no memory")
-        return {"step_time_ms": 0.05, "scaling": {"weak": 0.9}}
+        return {"step_ms": {"median": 0.05}, "scaling": {"weak": 0.9}}
 
     def launch_torch(cases: Any, *arguments: Any) -> list[dict[str, float]]:
         return [{"PyTorch graph": 150.0, "PyTorch DDP": 2000.0} for _ in cases]

@@ -1,0 +1,54 @@
+"""Bring what every rank's recorder kept to rank 0."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.world import World
+from dptrain.measure.analysis import MS, Measured
+from dptrain.measure.recorder import StepRecorder
+
+
+def gather_measured(
+    world: World, recorder: StepRecorder, *, waits: bool, skip: int = 0, most: int | None = None
+) -> Measured | None:
+    """Rows of all ranks' steps that had a whole minibatch.
+
+    Args:
+        world: the ranks; every rank calls this, after the same steps, of which there is one at
+            least.
+        recorder: of this rank.
+        waits: whether stages return before they are done, so that only some steps are timed stage
+            by stage. Such a step tells nothing of how long others take, nor does the one behind it,
+            which finds the device at rest.
+        skip: leave out so many steps at the start.
+        most: take the last so many of each sort of steps; all where left out.
+
+    Returns:
+        What rank 0 knows then; None elsewhere.
+    """
+    rows, samples, timed = recorder.in_order()
+    numbers = np.arange(recorder.steps - len(rows), recorder.steps)
+    whole = (samples == samples.max()) & (numbers >= skip)
+    # Of two sorts of steps, one may be missing in a short run.
+    ordinary, by_stage = whole, whole
+    if waits:
+        behind = np.concatenate([[False], timed[:-1]])
+        undisturbed = whole & ~timed & ~behind
+        by_stage = whole & timed if (whole & timed).any() else whole
+        ordinary = undisturbed if undisturbed.any() else whole
+    first = _of_all_ranks(world, rows[ordinary], most)
+    second = _of_all_ranks(world, rows[by_stage], most) if waits else first
+    means = world.gather_json(recorder.mean_samples(int(samples.max())))
+    if first is None or second is None or means is None:
+        return None
+    return Measured(recorder.names, first, second, tuple(means))
+
+
+def _of_all_ranks(
+    world: World, rows: NDArray[np.int64], most: int | None
+) -> NDArray[np.float64] | None:
+    """Milliseconds (ranks, steps, names) of the last rows, on rank 0."""
+    gathered = world.gather(np.ascontiguousarray(rows if most is None else rows[-most:]))
+    return None if gathered is None else MS * np.stack(gathered)

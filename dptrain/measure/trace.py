@@ -1,0 +1,184 @@
+"""A trace of all ranks in Chrome's trace event format, which Perfetto and chrome://tracing open.
+
+A process is a rank; its threads are `COMPUTE`, `COMMUNICATION` and `INPUT`. Each rank writes its
+events as text, on rank 0's clock; rank 0 puts them into one file.
+
+Source: "Trace Event Format", Google, the JSON object format with complete events (``"ph": "X"``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dptrain.comm.clocks import ClockOffset
+from dptrain.files import write_whole
+from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, Moments
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.plan import Plan
+
+COMPUTE, COMMUNICATION, INPUT = "compute", "communication", "input"
+THREADS = (COMPUTE, COMMUNICATION, INPUT)
+
+SHORTEST_NS = 1000
+"""Looks at sums under way take less than this, are many, and say nothing."""
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """From a rank's clock to the trace's: rank 0's, from when the first rank's first step begins.
+
+    Between the two moments at which the offset was measured it is taken to change evenly.
+
+    Attributes:
+        before, after: the offsets.
+        zero_ns: of the trace, by rank 0's clock.
+    """
+
+    before: ClockOffset
+    after: ClockOffset
+    zero_ns: int = 0
+
+    def place(self, moment: int) -> int:
+        """Nanoseconds since the trace began."""
+        since = moment - self.before.at_ns
+        span = max(self.after.at_ns - self.before.at_ns, 1)
+        drift = (self.after.offset_ns - self.before.offset_ns) * since // span
+        return moment + self.before.offset_ns + drift - self.zero_ns
+
+
+def rank_events(
+    plan: Plan,
+    buckets: Sequence[Bucket],
+    moments: Iterable[Moments],
+    clock: RankClock,
+    *,
+    rank: int,
+    host: str,
+) -> str:
+    """Events of one rank, joined by commas; a line each.
+
+    Args:
+        plan: of the steps.
+        buckets: what is summed.
+        moments: of the steps to show.
+        clock: of the rank.
+        rank, host: who it is.
+    """
+    writer = _Writer(rank, clock)
+    lines = writer.names(f"rank {rank} ({host})")
+    stages = [
+        writer.head(
+            s.name, s.phase.value, COMPUTE, {"flops": s.flops, "bytes_moved": s.bytes_moved}
+        )
+        for s in plan.stages
+    ]
+    sums = [
+        writer.head(
+            f"sum.{number}", COMMUNICATION, COMMUNICATION,
+            {"bucket_bytes": (bucket.stop - bucket.start) * plan.itemsize},
+        )
+        for number, bucket in enumerate(buckets)
+    ]  # fmt: skip
+    exposed = writer.head(EXPOSED, COMMUNICATION, COMPUTE, {})
+    data_wait = writer.head(DATA_WAIT, INPUT, INPUT, {})
+    for found in moments:
+        step = writer.head(STEP, STEP, COMPUTE, {STEP: found.step})
+        lines.append(writer.event(step, found.begin, found.end))
+        lines.append(writer.event(data_wait, found.begin, found.data))
+        if found.timed:
+            lines += map(writer.event, stages, *_ends(found.stages))
+            long = [c for c in found.exposed if c[1] - c[0] >= SHORTEST_NS]
+            lines += [writer.event(exposed, *call) for call in long]
+            lines += map(writer.event, sums, *_ends(_one_after_another(found.sums)))
+    return ",\n".join(lines)
+
+
+def write_trace(
+    path: Path,
+    ranks: Sequence[str],
+    clocks: Sequence[Mapping[str, Any]],
+    job: Mapping[str, Any],
+    flag: str,
+) -> None:
+    """Put the events of all ranks into one file.
+
+    Args:
+        path: of the file.
+        ranks: `rank_events`, in rank order.
+        clocks: `clock_facts`, in rank order.
+        job: facts about the job.
+        flag: as `write_whole` has it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    facts = json.dumps({"job": job, "clocks": clocks})
+    events = ",\n".join(ranks)
+    text = f'{{"displayTimeUnit":"ms","otherData":{facts},"traceEvents":[\n{events}\n]}}\n'
+    write_whole(path, text, flag)
+
+
+def clock_facts(rank: int, clock: RankClock) -> dict[str, Any]:
+    """What the file says of a rank's clock: offsets before and after the steps, and their error."""
+    return {"rank": rank, "before": asdict(clock.before), "after": asdict(clock.after)}
+
+
+class _Writer:
+    """Text of one rank's events. Times are microseconds with all nanoseconds behind the point."""
+
+    def __init__(self, rank: int, clock: RankClock) -> None:
+        self._rank, self._clock = rank, clock
+
+    def names(self, process: str) -> list[str]:
+        """Events that name the process and its threads, in order."""
+        found = [
+            self._meta("process_name", 0, {"name": process}),
+            self._meta("process_sort_index", 0, {"sort_index": self._rank}),
+        ]
+        for number, thread in enumerate(THREADS):
+            found.append(self._meta("thread_name", number, {"name": thread}))
+            found.append(self._meta("thread_sort_index", number, {"sort_index": number}))
+        return found
+
+    def _meta(self, name: str, thread: int, arguments: Mapping[str, Any]) -> str:
+        return _compact(
+            {"name": name, "ph": "M", "pid": self._rank, "tid": thread, "args": arguments}
+        )
+
+    def head(self, name: str, category: str, thread: str, arguments: Mapping[str, Any]) -> str:
+        """All of an event but its times."""
+        values = {
+            "name": name,
+            "cat": category,
+            "ph": "X",
+            "pid": self._rank,
+            "tid": THREADS.index(thread),
+            "args": arguments,
+        }
+        return _compact(values)[:-1]
+
+    def event(self, head: str, begin: int, end: int) -> str:
+        """An event, from and to moments of the rank's clock."""
+        start, stop = self._clock.place(begin), self._clock.place(end)
+        return f'{head},"ts":{start / 1e3:.3f},"dur":{(stop - start) / 1e3:.3f}}}'
+
+
+def _ends(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [begin for begin, _ in spans], [end for _, end in spans]
+
+
+def _one_after_another(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sums as a network that carries one at a time: each begins when the one before has ended."""
+    found, before = [], 0
+    for begin, end in spans:
+        begin, before = max(begin, before), max(end, before)
+        found.append((begin, before))
+    return found
+
+
+def _compact(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
