@@ -66,19 +66,28 @@ def _limit(point: Point) -> str:
     if total <= 0.02 * ideal:
         return f"At {_place(point)} a step loses nothing worth naming."
     worst = sorted((name for name in PARTS if lost[name] > 0.1 * total), key=lambda n: -lost[n])
-    named = [f"{WORDS[name]} ({lost[name]:.3g} ms{_shared(name, point)})" for name in worst]
+    named = [f"{WORDS[name]} ({lost[name]:.3g} ms{_why(name, point)})" for name in worst]
     return (
         f"There a step takes {point.step_ms.value:.3g} ms in place of {ideal:.3g} ms; the loss is "
         f"{_list(named)}."
     )
 
 
-def _shared(part: str, point: Point) -> str:
-    if part != "compute" or point.shared_ms < 0.1 * max(point.loss.compute, 0.0):
+def _why(part: str, point: Point) -> str:
+    """What the loss of compute follows from, where one cause alone would not say it."""
+    if part != "compute":
         return ""
-    if not point.shared_ms:
-        return ""
-    return f", of which {point.shared_ms:.3g} ms because ranks share cores"
+    causes = {
+        "because ranks share cores": point.shared_ms,
+        "because workers slow each other down": point.contention_ms or 0.0,
+        "because a rank's batch is small": point.small_batch_ms or 0.0,
+    }
+    named = [
+        f"{lost:.3g} ms {cause}"
+        for cause, lost in causes.items()
+        if lost > 0.1 * point.loss.compute
+    ]
+    return f": {_list(named)}" if named else ""
 
 
 def _of_forecast(forecast: Forecast) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.files import write_whole
+from dptrain.files import parse_json, write_whole
 from dptrain.measure.profile_files import csv_text
 from dptrain.scaling.study import Point, Study
 
@@ -62,13 +62,20 @@ def refuse_foreign(folder: Path) -> None:
     """
     names = (STUDY, POINTS, LAUNCHES, FITS, FORECASTS)
     present = [name for name in names if (folder / name).exists()]
-    if STUDY in present:
-        Study.read(folder / STUDY)
-    elif present:
+    if present and not _is_study(folder / STUDY):
         raise UserError(
-            f"{folder / present[0]} is there, and no study; it is not overwritten: choose another "
-            "--output"
+            f"{folder / present[0]} is there, and no study's; it is not overwritten: choose "
+            "another --output"
         )
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a study of any version wrote it."""
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and {"version", "points", "fits"} <= values.keys()
 
 
 def _point(point: Point) -> dict[str, Any]:

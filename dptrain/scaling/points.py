@@ -164,15 +164,23 @@ def make_points(groups: Sequence[Group]) -> tuple[Point, ...]:
     A base that is alone in a way of scaling is no point of it, unless it is alone altogether.
     """
     base = base_of(groups)
+    slower = {
+        (group.ranks, group.threads): group.parts.compute / base.parts.compute
+        for group in groups
+        if WEAK in scalings_of(group, base) and base.parts.compute
+    }
     points = [
-        _point(scaling, group, base) for group in groups for scaling in scalings_of(group, base)
+        _point(scaling, group, base, slower.get((group.ranks, group.threads)))
+        for group in groups
+        for scaling in scalings_of(group, base)
     ]
     several = {p.scaling for p in points if p.workers != base.workers or p.threads != base.threads}
     kept = [p for p in points if p.scaling in several or (not several and p.scaling == WEAK)]
     return tuple(sorted(kept, key=lambda p: (p.scaling != WEAK, p.threads, p.ranks)))
 
 
-def _point(scaling: str, group: Group, base: Group) -> Point:
+def _point(scaling: str, group: Group, base: Group, slower: float | None) -> Point:
+    """A point; `slower` is how many times as long the same work takes beside as many workers."""
     workers = group.workers / base.workers
     step = median_of_launches(group.steps_ms)
     exact = Estimate(1.0, 1.0, 1.0, step.n)
@@ -184,7 +192,8 @@ def _point(scaling: str, group: Group, base: Group) -> Point:
     ideal = _each(base.parts, factor=grown / workers)
     loss = Parts(*(getattr(parts, name) - getattr(ideal, name) for name in PARTS))
     possible = min(group.possible / base.possible, 1.0)
-    shared = ideal.compute * (1 / possible - 1)
+    shared = max(min(ideal.compute * (1 / possible - 1), loss.compute), 0.0)
+    contention = None if slower is None else ideal.compute * (slower - 1) - shared
     job = group.first.job
     return Point(
         scaling=scaling,
@@ -202,7 +211,9 @@ def _point(scaling: str, group: Group, base: Group) -> Point:
         parts=parts,
         ideal=ideal,
         loss=loss,
-        shared_ms=max(min(shared, loss.compute), 0.0),
+        shared_ms=shared,
+        contention_ms=contention,
+        small_batch_ms=None if contention is None else loss.compute - shared - contention,
         hidden_ms=group.hidden_ms,
         possible=possible,
         outliers=tuple(_outliers(group)),

@@ -58,6 +58,9 @@ class Point:
         loss: parts − ideal, milliseconds; so ideal and loss add up to the step. Negative where
             something got faster than ideal.
         shared_ms: part of the loss of compute that follows from ranks sharing cores.
+        contention_ms: part of it because as many workers slow each other down otherwise; None for
+            strong scaling without the weak point of as many.
+        small_batch_ms: the rest, which follows from the smaller batch of a rank; as above.
         hidden_ms: communication behind computing.
         possible: most efficiency that the cores allow.
         outliers: orders of launches beyond 3 median absolute deviations.
@@ -79,6 +82,8 @@ class Point:
     ideal: Parts
     loss: Parts
     shared_ms: float
+    contention_ms: float | None
+    small_batch_ms: float | None
     hidden_ms: float
     possible: float
     outliers: tuple[int, ...]

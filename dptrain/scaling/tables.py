@@ -102,7 +102,11 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     keeps = "a worker keeps its samples" if scaling == WEAK else "the minibatch stays"
     rows = list(zip(*kept.values(), strict=True))
     title = f"{scaling.capitalize()} scaling: {keeps}; medians (95% intervals)"
-    return fitted_table(title, list(kept), rows, text=())
+    table = fitted_table(title, list(kept), rows, text=())
+    if serial:
+        table.caption = "serial: fraction of the work, determined from the speed-up (Karp–Flatt)"
+        table.caption_justify = "left"
+    return table
 
 
 def _places(points: Sequence[Point]) -> list[str]:
@@ -113,22 +117,28 @@ def _places(points: Sequence[Point]) -> list[str]:
 
 def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     """What is added to the ideal step to make the measured one."""
-    shares = any(point.possible < 1 for point in points)
-    columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step", *["shared"] * shares]
+    columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step"]
     rows = []
     for place, point in zip(_places(points), points, strict=True):
         ideal = sum(getattr(point.ideal, name) for name in PARTS)
         lost = [f"{getattr(point.loss, name):+.3f}" for name in PARTS]
-        shared = f"{point.shared_ms:.3f}" if point.possible < 1 else ""
-        step = f"{point.step_ms.value:.3f}"
-        rows.append([place, f"{ideal:.3f}", *lost, step, *[shared] * shares])
+        rows.append([place, f"{ideal:.3f}", *lost, f"{point.step_ms.value:.3f}"])
+        if wide:
+            rows[-1] += [_lost(point.shared_ms), _lost(point.contention_ms),
+                         _lost(point.small_batch_ms)]  # fmt: skip
     title = f"{scaling.capitalize()} scaling: where the loss goes, ms of a step"
     heads = [column.replace("_", " ") for column in columns]
+    if wide:
+        heads += ["| shared", "contention", "small batch"]
     table = fitted_table(title, heads, rows, text=())
-    if shares:
-        table.caption = "shared: part of compute's loss, because ranks share cores"
+    if wide:
+        table.caption = "behind |: what compute's loss follows from, where that can be told"
         table.caption_justify = "left"
     return table
+
+
+def _lost(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
 
 
 def _fits_table(fits: Sequence[Fit]) -> Table:

@@ -50,6 +50,12 @@ def test_losses_are_the_ones_that_were_planted() -> None:
     assert weak.loss.compute == pytest.approx(0, abs=1e-9)
     # The update does not shrink with the batch: three quarters of it are lost.
     assert strong.loss.compute == pytest.approx(0.75 * law.update)
+    assert strong.small_batch_ms == pytest.approx(0.75 * law.update)
+    assert strong.contention_ms == pytest.approx(0, abs=1e-9)
+    alone = analyse(
+        [m for m in make_launches(law, (1, 2, 4)) if "strong" in m.folder or m.order == 0]
+    )
+    assert point(alone, "strong-r4-t1").small_batch_ms is None
 
 
 def test_efficiencies_follow_their_definitions() -> None:
@@ -82,8 +88,11 @@ def test_serial_fractions_have_the_interval_of_the_speed_up(study: Study) -> Non
 def test_shared_cores_are_told_apart_from_other_losses(study: Study) -> None:
     crowded = point(study, "weak-r16-t1")
     assert crowded.possible == 0.5
-    assert crowded.shared_ms == pytest.approx(crowded.ideal.compute)
+    assert crowded.shared_ms == pytest.approx(crowded.ideal.compute, rel=0.1)
     assert point(study, "weak-r8-t1").shared_ms == 0
+    for p in study.points:
+        parts = p.shared_ms + (p.contention_ms or 0) + (p.small_batch_ms or 0)
+        assert parts == pytest.approx(p.loss.compute, abs=1e-9)
     assert any("16 ranks x 1 thread share cores" in note for note in study.notes)
     assert any("because ranks share cores" in sentence for sentence in study.answer)
 
