@@ -15,6 +15,8 @@ from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
 OUTLIER = 3.0
 """Median absolute deviations, in units of the standard deviation that they stand for."""
+FEWEST_TO_JUDGE = 5
+"""Launches from which on one may be called an outlier."""
 _DEVIATIONS = 1.4826
 """Standard deviations of normal numbers in a median absolute deviation."""
 
@@ -254,6 +256,8 @@ def karp_flatt(speed_up: Estimate, workers: float) -> Estimate | None:
 
 def _outliers(group: Group) -> list[int]:
     values = group.steps_ms
+    if len(values) < FEWEST_TO_JUDGE:
+        return []
     away = np.abs(values - np.median(values))
     limit = OUTLIER * _DEVIATIONS * float(np.median(away))
     return [
