@@ -132,7 +132,7 @@ def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
     """
     base, others = points[0], [at for at in points if at.sums]
     if not others:
-        raise TooFewPointsError("the α–β model needs a point of several ranks, and there is none")
+        raise TooFewPointsError("the α–β model (takes a point of several ranks)")
     others = [at for at in others if at.setting.possible == 1] or others
     # A network between nodes is what further ranks meet; memory, where there was no other.
     between = [at for at in others if at.setting.nodes > 1]

@@ -115,17 +115,22 @@ def judge(series: Series) -> tuple[list[Judged], list[str]]:
     Through as many points as it has parameters any curve goes. So a model is fitted if the points
     without the largest determine it, and that one is left to contradict it.
     """
-    judged, notes = [], []
+    judged, missing = [], []
     largest = series.groups[-1]
     for fit in _fitters(series):
         try:
             blind, model = fit(series.groups[:-1]), fit(series.groups)
         except TooFewPointsError as reason:
-            notes.append(f"{name_of(series)} without its largest point: {reason}")
+            missing.append(str(reason))
             continue
         error = abs(blind.step_ms(series.setting(largest)) / largest.step_ms - 1)
         judged.append(Judged(model, error))
-    return sorted(judged, key=lambda found: found.hindcast_error), notes
+    notes = [f"{name_of(series)} without its largest point does not determine {_listed(missing)}"]
+    return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
 
 
 def name_of(series: Series) -> str:

@@ -66,7 +66,7 @@ class Model:
 
 
 class TooFewPointsError(ValueError):
-    """A model has too many parameters for the points that there are; says how many it needs."""
+    """The points do not determine a model; says which one, and what it takes."""
 
 
 def nonnegative(a: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
@@ -98,10 +98,7 @@ def _solve(
     rows = np.array([columns(point.setting.n) for point in points])
     needed, distinct = rows.shape[1], len({round(point.setting.n, 6) for point in points})
     if distinct < needed:
-        raise TooFewPointsError(
-            f"{name} has {needed} parameters: it takes {needed} numbers of workers that compute at "
-            f"once, and there {'is' if distinct == 1 else 'are'} {distinct}"
-        )
+        raise TooFewPointsError(f"{name} (takes {needed} numbers of workers that have cores)")
     values = np.array([measured(point) for point in points])
     return nonnegative(rows / values[:, None], np.ones(len(values)))
 
@@ -161,7 +158,7 @@ def fit_usl(points: Sequence[Timed]) -> Model:
         lambda p: p.setting.n / _rate(p),
     )
     if not inverse:
-        raise TooFewPointsError("the universal scalability law does not describe these points")
+        raise TooFewPointsError("the universal scalability law (describes no such points)")
 
     def step_ms(at: Setting) -> float:
         n = at.n

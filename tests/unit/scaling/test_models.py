@@ -85,7 +85,7 @@ def test_parameters_are_never_negative() -> None:
 
 @pytest.mark.parametrize(("fit", "n"), [(fit_amdahl, 1), (fit_gustafson, 1), (fit_usl, 2)])
 def test_too_few_points_are_refused(fit, n: int) -> None:
-    with pytest.raises(TooFewPointsError, match=f"takes {n + 1} numbers"):
+    with pytest.raises(TooFewPointsError, match=rf"takes {n + 1} numbers"):
         fit([timed(k + 1, 10.0) for k in range(n)] * 3)
 
 
