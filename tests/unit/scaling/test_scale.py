@@ -15,17 +15,30 @@ import pytest
 
 from dptrain.cli.main import run
 from dptrain.scaling.study import Study
+from tests.unit.scaling.synthetic import Law, make_profile
 
 ROOT = Path(__file__).parents[3]
-LAUNCHER = shlex.join([sys.executable, str(Path(__file__).with_name("fake_launcher.py"))])
+FAKE = str(Path(__file__).with_name("fake_launcher.py"))
+LAUNCHER = shlex.join([sys.executable, "-I", "-S", FAKE])
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the launcher leaves."""
+    folder = tmp_path_factory.mktemp("profiles")
+    for ranks, batch_size in ((1, 16), (1, 32), (2, 32), (2, 64)):
+        profile = make_profile(Law(), ranks=ranks, batch_size=batch_size)
+        profile.write(folder / f"r{ranks}-b{batch_size}.json")
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Path) -> None:
     for name in list(os.environ):
         if name.startswith(("DPTRAIN_", "FAKE_", "PMI_", "OMPI_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FAKE_PROFILES", str(profiles))
     monkeypatch.chdir(tmp_path)
 
 
