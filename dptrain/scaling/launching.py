@@ -132,16 +132,28 @@ class Child:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                self._signal(number)
-                self.wait(_GRACE_S)
-        # The launcher has gone; what it left behind in its session, if anything, goes too.
-        self._signal(signal.SIGKILL)
+        if self._process.poll() is None:
+            self._process.terminate()
+            self.wait(_GRACE_S)
+        # The launcher has gone, or does not listen; what is left of its session goes too. Open
+        # MPI's ranks are in process groups of their own, so the group is not enough.
+        for member in {self._process.pid, *session_members(self._process.pid)}:
+            if member != self._process.pid or self._process.poll() is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(member, signal.SIGKILL)
+        self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session, by the process that began it; none where the system does not say."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # The name stands in parentheses and may itself hold any character.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def _die_with_parent() -> Callable[[], None] | None:
