@@ -7,8 +7,9 @@ measured point by more than `TRUSTED` is withheld.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
@@ -96,8 +97,7 @@ def _fitters(series: Series) -> Iterator[Callable[[Sequence[Group]], Model]]:
     def parts(groups: Sequence[Group]) -> Model:
         return fit_alpha_beta([Calibration.of(group, series.setting(group)) for group in groups])
 
-    for fit in LAWS[series.scaling]:
-        yield lambda groups, fit=fit: law(fit, groups)  # type: ignore[misc]
+    yield from (partial(law, fit) for fit in LAWS[series.scaling])
     yield parts
 
 
@@ -152,7 +152,7 @@ def as_fit(found: Judged, series: Series) -> Fit:
     )  # fmt: skip
 
 
-def _between(first: int, last: int, measured: Sequence[int] | dict[int, Setting]) -> list[int]:
+def _between(first: int, last: int, measured: Collection[int]) -> list[int]:
     """The measured numbers, and others between them: all of few, about 30 of many."""
     step = max((last / first) ** (1 / 30), 1 + 1e-9)
     spaced = {round(first * step**i) for i in range(31)}
