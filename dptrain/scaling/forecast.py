@@ -103,10 +103,15 @@ def _fitters(series: Series) -> Iterator[Callable[[Sequence[Group]], Model]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A model of all points, and how far it was off at the largest when it did not know that."""
+    """A model of all points, and how far it was off at the largest when it did not know that.
+
+    Attributes:
+        hindcast_ms: what it then foretold.
+    """
 
     model: Model
     hindcast_error: float
+    hindcast_ms: float
 
 
 def judge(series: Series) -> tuple[list[Judged], list[str]]:
@@ -123,8 +128,8 @@ def judge(series: Series) -> tuple[list[Judged], list[str]]:
         except TooFewPointsError as reason:
             missing.append(str(reason))
             continue
-        error = abs(blind.step_ms(series.setting(largest)) / largest.step_ms - 1)
-        judged.append(Judged(model, error))
+        foretold = blind.step_ms(series.setting(largest))
+        judged.append(Judged(model, abs(foretold / largest.step_ms - 1), foretold))
     notes = [f"{name_of(series)} without its largest point does not determine {_listed(missing)}"]
     return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
 
@@ -148,7 +153,7 @@ def as_fit(found: Judged, series: Series) -> Fit:
     )
     return Fit(
         found.model.name, series.scaling, series.threads, found.model.parameters,
-        found.model.equation, found.hindcast_error, curve,
+        found.model.equation, found.hindcast_error, curve, found.hindcast_ms,
     )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ class Fit:
         hindcast_error: |predicted − measured| / measured of the largest point, fitted without it;
             None with too few points.
         curve: (ranks, step_ms) to draw.
+        hindcast_ms: what it predicted there.
     """
 
     model: str
@@ -120,6 +121,7 @@ class Fit:
     equation: str
     hindcast_error: float | None
     curve: tuple[tuple[int, float], ...]
+    hindcast_ms: float | None
 
 
 @dataclass(frozen=True)
