@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -129,10 +128,13 @@ class Design:
             folder.mkdir(parents=True, exist_ok=True)
             partial.write_text(dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
             try:
-                with suppress(FileExistsError):
-                    os.link(partial, path)
+                os.link(partial, path)
+            except FileExistsError:
+                pass
+            except OSError:  # A file system without links.
+                partial.replace(path)
             finally:
-                partial.unlink()
+                partial.unlink(missing_ok=True)
 
     def taking(self, other: Design, names: Sequence[str]) -> Design:
         """This one, with the fields `names` of another."""

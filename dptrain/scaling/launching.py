@@ -37,10 +37,15 @@ class Launcher:
     words: tuple[str, ...]
     is_open_mpi: bool
 
+    @property
+    def is_srun(self) -> bool:
+        """Whether it is Slurm's."""
+        return Path(self.words[0]).name == "srun"
+
     def command(self, ranks: int, threads: int, program: Sequence[str]) -> list[str]:
         """The whole command, as an argument list."""
         extra: list[str] = []
-        if Path(self.words[0]).name == "srun":
+        if self.is_srun:
             extra = ["--ntasks", str(ranks), "--cpus-per-task", str(threads)]
         elif self.is_open_mpi:
             # It binds a rank to one core, where the rank's threads would all have to run.

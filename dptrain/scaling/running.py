@@ -113,6 +113,8 @@ def run_tasks(
     with StopRequest() as stop, display:
         if _is_loud_now(stop):
             display.say("warning: other programs are busy on this machine; figures will scatter")
+        if crowd := _crowd(left, launcher):
+            display.say(f"warning: {crowd}")
         try:
             _prepare(folder, design, left, launcher, display, stop, times)
             display.begin(done=len(tasks) - len(left), total=len(tasks), left_s=times.total(left))
@@ -131,6 +133,19 @@ def _is_loud_now(stop: StopRequest) -> bool:
     before = Clock.now()
     time.sleep(0.3)
     return is_loud(cores_of_others(before)) and not stop.requested
+
+
+def _crowd(tasks: Sequence[Task], launcher: Launcher) -> str:
+    """What to say where ranks will share cores; "" where they will not, or run elsewhere."""
+    most = max((task.point for task in tasks), key=lambda point: point.ranks * point.threads)
+    cores, workers = available_cores(), most.ranks * most.threads
+    if launcher.is_srun or workers <= cores:
+        return ""
+    some = f"{cores} core{'s' * (cores > 1)}"
+    return (
+        f"{workers} workers share {some} at {most.name}: at most {cores / workers:.0%} efficiency "
+        "is possible there"
+    )
 
 
 def _prepare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.cli.main import run
+from dptrain.scaling.display import time_text
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, make_profile
 
@@ -196,6 +198,33 @@ def test_nothing_of_the_users_is_replaced(capsys: pytest.CaptureFixture[str]) ->
     assert scale() == 2
     assert "not empty and no study" in capsys.readouterr().err
     assert Path("study/study.json").read_text() == "mine"
+
+
+def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--only", "weak-r2-t1", "--launches", "1") == 0
+    place = Path("study/launches/weak-r2-t1-1")
+    (place / "profile.json").unlink()
+    capsys.readouterr()
+    with (place / "log.txt").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 2
+    assert "is being made by another `dptrain scale`" in capsys.readouterr().err
+    assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 0
+
+
+def test_ranks_that_will_share_cores_are_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dptrain.scaling.running.available_cores", lambda: 1)
+    assert scale("--launches", "1") == 0
+    assert "2 workers share 1 core at weak-r2-t1: at most 50%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
 
 
 def begin(monkeypatch: pytest.MonkeyPatch) -> tuple[subprocess.Popen[str], int]:
