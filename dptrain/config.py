@@ -86,7 +86,8 @@ class TrainConfig:
     strategy: str = _setting("mirrored", "How ranks share an update: gradients summed everywhere, "
                              "or sent to rank 0, which updates and sends parameters back.",
                              choices=("mirrored", "central"))  # fmt: skip
-    transport: str = _setting("auto", "How gradients travel between GPUs: by NCCL, by an MPI that "
+    transport: str = _setting("auto", "How gradients travel between GPUs: by kernels that write "
+                              "into each other's memory, within a node; by NCCL, by an MPI that "
                               "takes addresses of GPU memory, or through the host; the first of "
                               "these that works where left out.",
                               choices=TRANSPORTS)  # fmt: skip
@@ -142,7 +143,8 @@ class TrainConfig:
                                    "scaling efficiency against; 0: none.", at_least=0)  # fmt: skip
     bucket_kib: int | None = _setting(None, "KiB of gradients whose sum over the ranks starts "
                                       "together; where left out 256, all of them if the ranks "
-                                      "share one node, 1024 between GPUs.", at_least=1)  # fmt: skip
+                                      "share one node, 1024 between GPUs that do not write into "
+                                      "each other's memory.", at_least=1)  # fmt: skip
     prefetch: int | None = _setting(None, "Minibatches read ahead by a thread, 0: none; where left "
                                     "out 2, or 0 if the data is in memory and every core "
                                     "computes.", at_least=0)  # fmt: skip

@@ -1,10 +1,11 @@
 """dptrain's steps on several GPUs, a rank each, with the batch in their memory.
 
-    mpirun -n 2 python -m benchmarks.gpu.rank_steps tf32 model0:32 cifar:1024
+    mpirun -n 2 python -m benchmarks.gpu.rank_steps tf32 auto model0:32 cifar:1024
 
-Rank 0 prints a JSON list: microseconds of a step for each network and batch size, each the median
-over blocks of steps. A step is what `dptrain train` launches: forward, backward, the sum of the
-gradients over the ranks and the update; only the batch is not brought anew.
+`auto` is a transport, as `dptrain train` has them. Rank 0 prints a JSON list: microseconds of a
+step for each network and batch size, each the median over blocks of steps. A step is what `dptrain
+train` launches: forward, backward, the sum of the gradients over the ranks and the update; only the
+batch is not brought anew.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.gpu.ours import LEARNING_RATE
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.gpu import GPU
 from dptrain.comm import load_strategy
+from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import World
 from dptrain.network import Network
 from dptrain.plan import SGD, make_buckets, make_plan
@@ -29,19 +31,23 @@ from dptrain.plan import SGD, make_buckets, make_plan
 STEPS, BLOCKS, WARM_UP = 25, 8, 11
 """As those of PyTorch (`benchmarks.gpu.ddp`)."""
 
-BUCKET_BYTES = 1024 * 1024
-"""As `dptrain train` has it between GPUs."""
+LEAD = 5
+"""Steps between a barrier, which ranks leave up to a millisecond apart, and the clock's start: a
+step ends when all ranks have made it."""
 
 
-def time_steps(world: World, network: Network, batch_size: int, precision: str) -> float:
+def time_steps(
+    world: World, network: Network, batch_size: int, precision: str, transport: str
+) -> float:
     """Microseconds of a step: median over blocks that all ranks begin together."""
     backend = load_backend("cuda")
     backend.place(world.local_rank)
     plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
     replica = backend.compile(plan)
-    buckets = make_buckets(plan, BUCKET_BYTES)
-    sums = load_strategy("mirrored", world, replica, buckets)
-    assert sums.enqueues, "the ranks' GPUs have no NCCL"
+    carrier = choose_transport(world, replica, transport) if world.size > 1 else "none"
+    buckets = make_buckets(plan, BUCKET_BYTES.get(carrier))
+    sums = load_strategy("mirrored", world, replica, buckets, carrier)
+    assert sums.enqueues, f"sums by {carrier} are not part of a step's graph"
     x, y = random_batch(network, batch_size, seed=world.rank)
     count = batch_size * world.size
     replica.load(x, y, global_count=count, learning_rate=LEARNING_RATE)
@@ -64,6 +70,8 @@ def time_steps(world: World, network: Network, batch_size: int, precision: str) 
     for _ in range(BLOCKS):
         replica.memory.synchronize()
         world.barrier()
+        for _ in range(LEAD):
+            step()
         blocks.append(timer(step, STEPS) / STEPS)
     replica.memory.synchronize()
     del step
@@ -71,13 +79,14 @@ def time_steps(world: World, network: Network, batch_size: int, precision: str) 
     return float(np.median(blocks))
 
 
-def main(precision: str, cases: Sequence[str]) -> None:
+def main(precision: str, transport: str, cases: Sequence[str]) -> None:
     """Time every case; rank 0 prints."""
     world = World.connect()
     times = []
     for case in cases:
         name, _, batch_size = case.partition(":")
-        times.append(time_steps(world, dptrain.network(name), int(batch_size), precision))
+        network = dptrain.network(name)
+        times.append(time_steps(world, network, int(batch_size), precision, transport))
     # A step is over when the slowest rank's is.
     slowest = np.max(world.all_gather_json(times), axis=0).tolist()
     if world.is_main:
@@ -85,4 +94,4 @@ def main(precision: str, cases: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -121,7 +121,7 @@ def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> l
     words = [f"{result.network}:{result.batch_size}" for result in results]
     arguments = [
         find_mpirun(), "-n", str(ranks), sys.executable, "-m", "benchmarks.gpu.rank_steps",
-        precision, *words,
+        precision, "auto", *words,
     ]  # fmt: skip
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=TIMEOUT_S,

@@ -293,6 +293,7 @@ class Replica:
         training: bool = True,
         learning_rate: float | None = None,
         stop: bool = False,
+        later: bool = False,
     ) -> None:
         """Copy a batch in and set the context of the coming step.
 
@@ -309,6 +310,7 @@ class Replica:
                 the loss before: behind a loss that is not finite the batch is not taken then, so
                 that the one before stays, to be looked at.
             stop: whether this rank wishes to stop.
+            later: `take`, which a program may hold, is to bring the batch where stages read it.
         """
         batch = places if x is None else x
         assert batch is not None
@@ -330,10 +332,33 @@ class Replica:
             y = y if y.shape == shape else y.reshape(shape)
             if self._reorders:
                 y = channels_last_targets(self.plan.network, y)
-        self._take(batch, y, always=learning_rate is None, kept=x is None)
+        self._send(batch, y, always=learning_rate is None, kept=x is None)
+        if not later:
+            self.take()
+            self.begun()
 
-    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
-        """Bring a batch, and what the context says of the step, to where stages read it.
+    @property
+    def turn(self) -> int:
+        """Which memory of several the batch came through; a program that takes it is for that."""
+        return 0
+
+    def take(self) -> None:
+        """Bring the batch that was loaded, and what the context says, to where stages read it."""
+
+    def tell(self) -> None:
+        """Begin to bring a copy of `sums` to the host; what waits for it is had from `begun`."""
+
+    def begun(self) -> Callable[[float], NDArray[Any]]:
+        """All that reads the batch is started, and so is `tell`, if it is.
+
+        Returns:
+            What waits for the sums, at most so many seconds (`TimeoutError`).
+        """
+        values = self.sums.copy()
+        return lambda timeout: values
+
+    def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
+        """Bring a batch, and what the context says of the step, at least on its way.
 
         Args:
             kept: x are places in what is kept.
@@ -391,14 +416,6 @@ class Replica:
         """Bring what lies behind the flat gradient to `sums`."""
         if self.sums is not self._sums:
             self.memory.download(self._sums, self.sums)
-
-    def sums_later(self) -> Callable[[float], NDArray[Any]]:
-        """Begin to bring a copy of `sums`, as all that was started will leave them.
-
-        Returns:
-            What waits for them, at most so many seconds (`TimeoutError`).
-        """
-        return self.memory.download_later(self._sums)
 
     def fetch_gradients(self, start: int, stop: int) -> None:
         """Bring elements [start, stop) of the flat gradient to `host_gradients`."""

@@ -63,13 +63,6 @@ class Memory(Protocol):
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy one of its arrays to another of the same shape and dtype."""
 
-    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
-        """Begin to copy an array to the host, as all that was started will leave it.
-
-        Returns:
-            What waits for the copy, at most so many seconds (`TimeoutError`), and returns it.
-        """
-
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         """What starts, at each call, the very work that `start` starts.
 
@@ -110,10 +103,6 @@ class HostMemory:
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         np.copyto(target, source)
-
-    def download_later(self, source: NDArray[Any]) -> Callable[[float], NDArray[Any]]:
-        values = source.copy()
-        return lambda timeout: values
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return start

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 STRATEGIES = ("mirrored", "central")
 """Names users may say, the default first."""
 
-TRANSPORTS = ("auto", "nccl", "mpi", "host")
-"""Ways between GPUs. ``mpi`` hands MPI addresses of GPU memory, which it must understand."""
+TRANSPORTS = ("auto", "peer", "nccl", "mpi", "host")
+"""Ways between GPUs. With ``peer`` those of one node write into each other's memory; ``mpi`` hands
+MPI addresses of GPU memory, which it must understand."""
 
 
 def load_strategy(
@@ -24,7 +25,7 @@ def load_strategy(
     world: World,
     replica: Replica,
     buckets: tuple[Bucket, ...],
-    transport: str = "auto",
+    transport: str | None = None,
 ) -> GradientSum:
     """Make the way of summing gradients called `name`; one rank sums nothing under any name.
 
@@ -32,10 +33,10 @@ def load_strategy(
         name: one of `STRATEGIES`.
         world: the ranks.
         replica, buckets: what is summed.
-        transport: how gradients of GPUs travel, one of `TRANSPORTS`.
+        transport: how gradients of GPUs travel, as `choose_transport` says; asked where left out.
 
     Raises:
-        UserError: no such name, or no such way between these ranks.
+        UserError: no such name.
     """
     if name not in STRATEGIES:
         raise UserError(
@@ -47,15 +48,18 @@ def load_strategy(
         return NoSum(world, replica, buckets)
     from dptrain.comm.transport import choose_transport
 
-    carrier = choose_transport(world, replica, transport)
-    if carrier == "nccl":
-        from dptrain.comm.nccl import NcclCentralSum, NcclSum
+    transport = transport or choose_transport(world, replica)
+    if transport in ("peer", "nccl"):
+        from dptrain.comm.enqueued import EnqueuedCentralSum, EnqueuedSum
+        from dptrain.comm.nccl import Nccl
+        from dptrain.comm.peer import Peers
 
-        return (NcclCentralSum if name == "central" else NcclSum)(world, replica, buckets)
+        strategy = EnqueuedCentralSum if name == "central" else EnqueuedSum
+        return strategy(world, replica, buckets, Peers if transport == "peer" else Nccl)
     if name == "central":
         from dptrain.comm.central import CentralSum
 
         return CentralSum(world, replica, buckets)
     from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
 
-    return (DeviceMirroredSum if carrier == "mpi" else MirroredSum)(world, replica, buckets)
+    return (DeviceMirroredSum if transport == "mpi" else MirroredSum)(world, replica, buckets)

@@ -34,9 +34,6 @@ class GradientSum(ABC):
     """
 
     name: ClassVar[str]
-    transport: ClassVar[str]
-    """How gradients travel, a word of `dptrain.comm.TRANSPORTS` or ``none``."""
-
     enqueues: ClassVar[bool] = False
     """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
     so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
@@ -85,7 +82,9 @@ class GradientSum(ABC):
         with self._exposed():
             self._do_finish()
         self._note()
-        self.hidden_ns = max(self._under_way_ns - self.exposed_ns, 0)
+        # What one rank does in these calls is bookkeeping, and hides nothing.
+        many = self.world.size > 1
+        self.hidden_ns = max(self._under_way_ns - self.exposed_ns, 0) if many else 0
 
     def update(self, learning_rate: float) -> None:
         """Apply the update rule, so that all ranks end with the same parameters."""

@@ -70,7 +70,7 @@ class Loader:
     interrupts a computation at a moment that nobody chose, and what lies in memory is read
     cheaper when it is needed, by the caller (`depth` 0). **The arrays of a batch are written
     again once `depth` further batches, at least one, have been asked for**: copy what must live
-    longer. Nothing of a batch's size is allocated after the start.
+    longer. Nothing of the size of a batch's pictures is allocated after the start.
 
     An error while reading is raised where its batch would have come. Use the loader as a context
     manager, or call `close`.
@@ -129,7 +129,8 @@ class Loader:
         self._kept = None if reads else samples
         assert reads or can_be_kept(samples, augmentation)
         rows = -(-min(batch_size, len(samples)) // size)
-        dtype = np.float32 if target_shape else np.int32
+        self._target_shape = target_shape
+        self._target_dtype = dtype = np.float32 if target_shape else np.int32
         self._staged = self._make_staged(rows, input_shape)
         self._free: SimpleQueue[_Slot] = SimpleQueue()
         for _ in range(max(2 * depth, 1)):
@@ -231,36 +232,41 @@ class Loader:
         """Make the batches of steps of an epoch, until the loader is closed."""
         everyone = [order[minibatch_span(len(order), self._batch_size, step)] for step in steps]
         mine = [ids[shard(len(ids), self._rank, self._size)] for ids in everyone]
+        together = np.concatenate(mine)
         draws, place = None, 0
         if self._augmentation is not None:
-            draws = self._augmentation.draw(self._seed, epoch, np.concatenate(mine))
+            draws = self._augmentation.draw(self._seed, epoch, together)
+        # What a batch is made of where pictures stay is little, and made of many at once.
+        kept = self._kept
+        places, targets = (
+            self._places(kept, together, draws) if isinstance(kept, MemorySamples) else (None, None)
+        )
         for step, ids, shared in zip(steps, mine, everyone, strict=True):
             slot = self._free.get()
             if self._closed.is_set():
                 return
-            x, y = slot.x[: len(ids)], slot.y[: len(ids)]
-            drawn = None if draws is None else draws[:, place : place + len(ids)]
-            place += len(ids)
-            if isinstance(self._kept, MemorySamples):
-                places = self._places(self._kept, ids, y, drawn)
-                yield Batch(step, epoch, None, y, ids, len(shared), places), slot
+            span = slice(place, place + len(ids))
+            place = span.stop
+            if places is not None and targets is not None:
+                yield Batch(step, epoch, None, targets[span], ids, len(shared), places[span]), slot
             else:
-                self._read(ids, x, y, drawn)
+                x, y = slot.x[: len(ids)], slot.y[: len(ids)]
+                self._read(ids, x, y, None if draws is None else draws[:, span])
                 yield Batch(step, epoch, x, y, ids, len(shared)), slot
 
     def _places(
         self,
         samples: MemorySamples,
         mine: NDArray[np.int64],
-        y: NDArray[Any],
         draws: NDArray[np.float64] | None,
-    ) -> NDArray[np.int64]:
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         rows = samples.rows(mine)
-        samples.read_targets(rows, y)
         change, seen, canvas = self._augmentation, self._input_shape, samples.canvas
+        targets = np.empty((len(rows), *self._target_shape), self._target_dtype)
+        samples.read_targets(rows, targets)
         if change is None or draws is None:
-            return centred(seen, canvas, rows)
-        return change.places(seen, draws, canvas, rows)
+            return centred(seen, canvas, rows), targets
+        return change.places(seen, draws, canvas, rows), targets
 
     def _read(
         self,

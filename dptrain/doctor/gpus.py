@@ -60,7 +60,12 @@ def gpu_findings() -> Iterator[Finding]:
     except UserError as error:
         yield missing_finding("nccl", error, have_gpus=bool(gpus))
     if len(gpus) > 1:
-        yield link_finding(len(gpus))
+        pairs = links(len(gpus))
+        yield link_finding(pairs, len(gpus))
+        if set(pairs) <= {"NVLink", "PCIe"}:
+            carrier = (
+                f"kernels that write into each other's memory; over several nodes by {carrier}"
+            )
         yield Finding("transport", OK, f"gradients of GPUs would be summed by {carrier}")
 
 
@@ -69,9 +74,13 @@ def nccl_version(number: int) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def link_finding(count: int) -> Finding:
-    """What lies between the GPUs of this node, and so how fast gradients travel."""
-    pairs = Counter(link(one, other) for one in range(count) for other in range(one))
+def links(count: int) -> Counter[str]:
+    """What lies between the GPUs of this node, and between how many pairs."""
+    return Counter(link(one, other) for one in range(count) for other in range(one))
+
+
+def link_finding(pairs: Counter[str], count: int) -> Finding:
+    """How `count` GPUs of this node are linked, and so how fast gradients travel."""
     text = ", ".join(
         f"all {count} by {kind}" if len(pairs) == 1 else f"{number} pairs by {kind}"
         for kind, number in pairs.most_common()

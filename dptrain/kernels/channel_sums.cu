@@ -2,6 +2,7 @@
 // LANES · VECTOR channels; where there are several, sum_parts.cu adds what they wrote, in order, so
 // that the result is the same in every run.
 
+#include "order.cuh"
 #include "vector.cuh"
 
 #ifndef LANES
@@ -13,6 +14,7 @@ constexpr int THREADS = 256, ROWS = THREADS / LANES;
 // partial[part, channel]; with one block for all pixels that is the sum.
 extern "C" __global__ void channel_sums(const Number* __restrict__ dy, float* __restrict__ partial,
                                         int pixels, int channels, int part) {
+    in_order();
     __shared__ float rows[ROWS][LANES * VECTOR];
     const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
     const int vectors = channels / VECTOR, slot = blockIdx.y * LANES + lane;

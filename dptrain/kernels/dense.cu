@@ -1,6 +1,7 @@
 // Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
 
 #include "fused.cuh"
+#include "order.cuh"
 #include "parts.cuh"
 
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
@@ -81,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 // y = the sum of the parts + b, and what follows.
 extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
                                              Number* y, int outputs, int size DROPPING) {
+    in_order();
     float total;
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     if (!sum_of_parts(partial, parts, size, i, total)) return;

@@ -29,6 +29,7 @@
 #pragma once
 
 #include "number.cuh"
+#include "order.cuh"
 
 #ifndef AHEAD
 #define AHEAD 1
@@ -153,6 +154,8 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<A, TILE_M> next_a(a, top, begin);
     Loader<B, TILE_N> next_b(b, left, begin);
     Sums sums;
+    // Where rows and columns lie was worked out while the kernel before still ran.
+    in_order();
 
 #pragma unroll
     for (int step = 0; step < AHEAD; ++step) {

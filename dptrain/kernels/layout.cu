@@ -1,6 +1,7 @@
 // A message to the device (dptrain/backends/cuda/replica.py) becomes what the stages of a step read.
 
 #include "number.cuh"
+#include "order.cuh"
 
 // Copies of `count` 4-byte words.
 __device__ inline void copy_words(const unsigned* from, unsigned* to, int count, int i, int threads) {
@@ -26,6 +27,7 @@ __device__ inline void copy_words(const unsigned* from, unsigned* to, int count,
 // images have few channels.
 extern "C" __global__ void take_batch(const float* x, Number* input, int n, int channels,
                                       int pixels, MESSAGE) {
+    in_order();
     TAKE_MESSAGE;
     if (i >= n * channels * pixels) return;
     const int channel = i % channels, pixel = i / channels % pixels, sample = i / channels / pixels;
@@ -37,6 +39,7 @@ extern "C" __global__ void take_batch(const float* x, Number* input, int n, int 
 extern "C" __global__ void take_places(const float* pictures, const int* places, Number* input,
                                        int n, int channels, int height, int width, int rows,
                                        int columns, MESSAGE) {
+    in_order();
     TAKE_MESSAGE;
     if (i >= n * channels * height * width) return;
     const int channel = i % channels, pixel = i / channels, line = pixel / width;

@@ -6,6 +6,7 @@
 // adds up the blocks, each in an order that is always the same: the same bits in every run.
 
 #include "number.cuh"
+#include "order.cuh"
 #include "step.cuh"
 
 #ifndef LANES
@@ -90,6 +91,7 @@ template <class T, class F> __device__ inline T over_lanes(T value, F combine) {
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
     const Number* z, const int* labels, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
+    in_order();
     const Part part;
     Answer answer = {0.0f, 0};
     const float infinity = __int_as_float(0x7F800000);
@@ -131,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
 extern "C" __global__ void __launch_bounds__(THREADS) sigmoid_cross_entropy(
     const Number* z, const float* target, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
+    in_order();
     const float factor = scale / outputs;
     const Part part;
     Answer answer = {0.0f, 0};
@@ -157,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sigmoid_cross_entropy(
 extern "C" __global__ void __launch_bounds__(THREADS) mean_squared_error(
     const Number* z, const float* target, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
+    in_order();
     const float factor = scale / outputs;
     Answer answer = {0.0f, 0};
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < n * outputs; i += gridDim.x * THREADS) {

@@ -5,6 +5,7 @@
 // alone or with maximum pooling behind it. A thread takes a vector of channels, and reads its
 // neighbours' too: they come from the first cache.
 
+#include "order.cuh"
 #include "pooling.cuh"
 
 #ifndef RADIUS
@@ -93,6 +94,7 @@ __device__ inline Floats normalized(const Number* x, int i, int v, const Norm& n
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
     const Number* x, Number* y, int count, int channels, float bias, float alpha, float beta) {
+    in_order();
     const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
     int i;
     if (mine(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
@@ -149,6 +151,7 @@ __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
     const Number* x, const Number* dy, Number* dx, int rectified, int count, int channels,
     float bias, float alpha, float beta) {
+    in_order();
     const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
 }
@@ -158,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
     const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
     GEOMETRY) {
+    in_order();
     extern __shared__ __align__(32) float rows[];
     const Geometry g = GEOMETRY_VALUES;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
@@ -186,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_backward(
     const Number* __restrict__ x, const Number* __restrict__ dy, const Which* __restrict__ argmax,
     Number* __restrict__ dx, int samples, float bias, float alpha, float beta, GEOMETRY) {
+    in_order();
     const Geometry g = GEOMETRY_VALUES;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
     const int count = samples * g.height * g.width * g.channels;

@@ -1,10 +1,12 @@
 // Second pass of gradients of weights: the parts that blocks have summed over their own pixels.
 
+#include "order.cuh"
 #include "parts.cuh"
 
 // dw, then db, from `parts` parts of weights + biases elements each.
 extern "C" __global__ void sum_parts(const float* partial, int parts, float* dw, int weights,
                                      float* db, int biases) {
+    in_order();
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     float total;
     if (!sum_of_parts(partial, parts, weights + biases, i, total)) return;

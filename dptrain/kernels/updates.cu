@@ -4,6 +4,7 @@
 // by decays[k]. Runs begin at multiples of 16 elements. Rates come from `numbers` (step.cuh). Where
 // the loss, sums[0], is not finite, everything stays as it is: what broke can be looked at.
 
+#include "order.cuh"
 #include "step.cuh"
 #include "vector.cuh"
 
@@ -22,6 +23,7 @@ __device__ inline float decay_at(int i, const int* stops, const float* decays, i
 
 // w ← w − α d, with d = g + λ w.
 extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
+    in_order();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i);
@@ -36,6 +38,7 @@ extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
 // v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w ← w − α v.
 extern "C" __global__ void sgd_momentum(
     float* w, const float* g, float* v, COMMON, float momentum, int nesterov) {
+    in_order();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), velocity = load(v, i);
@@ -56,6 +59,7 @@ extern "C" __global__ void sgd_momentum(
 // float32 that would be one rounding worse.
 extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, COMMON, float beta1,
                                 float beta2, float epsilon, float rest1, float rest2) {
+    in_order();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);

@@ -33,6 +33,7 @@ PACKAGES = (
     "pillow",
     "rich",
     "safetensors",
+    "tensorboard",
     "tomli",
     "tomli-w",
 )

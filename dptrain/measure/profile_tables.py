@@ -46,6 +46,11 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     found.append(_kinds_table(profile, wide))
     if len(profile.ranks) > 1:
         found += [_ranks_table(profile, wide), straggler_line(profile), *_sum_lines(profile)]
+    if profile.job["possible"] < 1:
+        found.append(
+            f"cores: the ranks share them; at most {profile.job['possible']:.2f} of the speed of "
+            "as many cores is possible here"
+        )
     if profile.roofs is not None:
         roofs = profile.roofs
         found.append(
@@ -74,11 +79,13 @@ def straggler_line(profile: Profile) -> str:
         )
     late.sort(key=lambda rank: -rank.behind_ms)
     named = [
-        f"rank {r.rank} on {r.host} ({r.behind_ms:.3f} ms, {r.behind_ms / step:.0%} of a step)"
+        f"rank {r.rank} on {r.host}, {r.behind_ms:.3f} ms ({r.behind_ms / step:.0%} of a step)"
         for r in late[:4]
     ]
-    more = f" and {len(late) - 4} more" if len(late) > 4 else ""
-    return f"stragglers: {', '.join(named)}{more} come to the sums later than the median rank"
+    more = f"; and {len(late) - 4} more" if len(late) > 4 else ""
+    return (
+        f"stragglers, which come later to the sums than the median rank: {'; '.join(named)}{more}"
+    )
 
 
 def _parts_table(profile: Profile) -> Table:

@@ -152,7 +152,8 @@ JOB = (
     Word("backend", "", "What computes."),
     Word("precision", "", "Arithmetic."),
     Word("strategy", "", "How ranks share an update."),
-    Word("transport", "", "How gradients travel: nccl, mpi (from GPU to GPU), host, or none."),
+    Word("transport", "", "How gradients travel: peer, nccl or mpi (from GPU to GPU), host, or "
+         "none."),
     Word("nodes", "1", "Machines."),
     Word("threads", "1", "Compute threads of a rank."),
     Word("batch_size", "1", "Samples of a minibatch, all ranks together."),
@@ -169,7 +170,7 @@ JOB = (
 
 TRAINING = (
     Word("epoch", "1", "Passes over the data so far."),
-    Word("loss", "1", "Mean over the last minibatch (in a profile, loss is a phase)."),
+    Word("metrics.loss", "1", "Mean over the last minibatch."),
     Word("learning_rate", "1", "Of the last update."),
     Word("train_loss", "1", "Mean over the last epoch's minibatches."),
     Word("test_loss", "1", "Mean over the test data."),

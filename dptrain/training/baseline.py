@@ -12,7 +12,7 @@ from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
 from dptrain.scaling.efficiency import Baseline
-from dptrain.training.setup import Job, bucket_bytes
+from dptrain.training.setup import Job
 from dptrain.training.step import Stepper
 
 WARM_UP = 3
@@ -65,7 +65,7 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         threads=job.plan.setting.threads,
     )
     replica = job.backend.compile(plan, seed=job.config.seed)
-    buckets = make_buckets(plan, bucket_bytes(job.config, job.world, replica))
+    buckets = make_buckets(plan, None)
     recorder = StepRecorder(plan.stages)
     alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
     stepper = Stepper(replica, alone, buckets, recorder)

@@ -160,8 +160,7 @@ def after_step(job: Job, progress: Progress, display: Display, board: TensorBoar
 
 
 def stage_times(job: Job) -> dict[str, float | None]:
-    """Milliseconds on this rank by tag, mean over steps since the last line of metrics;
-    None where no stage was timed."""
+    """Milliseconds on this rank by tag since the last line of metrics; None: nothing was timed."""
     names, rows = job.recorder.names, job.recorder.timed_rows(job.config.log_every)
     means = (rows.mean(axis=0) / 1e6).tolist() if len(rows) else [None] * len(names)
     return {f"time_ms/{name}": mean for name, mean in zip(names, means, strict=True)}

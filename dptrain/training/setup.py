@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend, Replica
 from dptrain.comm import load_strategy
+from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
 from dptrain.data import Dataset, open_data
@@ -74,6 +75,7 @@ class Job:
     Attributes:
         config: resolved: nothing is left for a default to decide.
         local_batch: largest share of a minibatch that a rank gets.
+        transport: how gradients travel, as `choose_transport` says.
         prefetch: minibatches that a thread reads ahead; 0: none does.
         pictures: of the training split, where replicas keep them and are told places alone.
         run: where results go; None except on rank 0.
@@ -94,6 +96,7 @@ class Job:
     stepper: Stepper
     schedule: Schedule
     augmentation: Augmentation | None
+    transport: str
     prefetch: int
     pictures: NDArray[np.float32] | None
     run: RunDirectory | None
@@ -163,7 +166,14 @@ def read_ahead(config: TrainConfig, samples: Samples, world: World) -> int:
     return 2 if any(world.all_gather_json(spare or not isinstance(samples, MemorySamples))) else 0
 
 
-def bucket_bytes(config: TrainConfig, world: World, replica: Replica) -> int | None:
+def find_transport(config: TrainConfig, world: World, replica: Replica) -> str:
+    """How gradients travel; one rank's stay where they are."""
+    if world.size == 1:
+        return "host"
+    return together(world, lambda: choose_transport(world, replica, str(config.transport)))
+
+
+def bucket_bytes(config: TrainConfig, world: World, transport: str) -> int | None:
     """Least size of a bucket; None: the gradient is summed as a whole.
 
     Overlap gains where a network or GPUs carry the sums. Within a node computing cores copy and add
@@ -172,10 +182,8 @@ def bucket_bytes(config: TrainConfig, world: World, replica: Replica) -> int | N
     """
     if config.bucket_kib is not None:
         return config.bucket_kib * 1024
-    if replica.memory.on_gpu:
-        # A sum by NCCL takes some 20 µs, however small: two for model0's 0.8 MB took 55 µs of a
-        # step of 54 on two H200s, where one of the whole takes PyTorch 18.
-        return 1024 * 1024
+    if transport in BUCKET_BYTES:
+        return BUCKET_BYTES[transport]
     return None if world.local_size == world.size else 256 * 1024
 
 
@@ -251,11 +259,11 @@ def set_up(
     share_state(world, replica)
     if run is not None:
         _describe_run(run, config, network, world, restored)
-    buckets = make_buckets(plan, bucket_bytes(config, world, replica))
+    transport = find_transport(config, world, replica)
+    buckets = make_buckets(plan, bucket_bytes(config, world, transport))
     recorder = StepRecorder(plan.stages, recorded_steps)
     gradient_sum = together(
-        world,
-        lambda: load_strategy(config.strategy, world, replica, buckets, str(config.transport)),
+        world, lambda: load_strategy(config.strategy, world, replica, buckets, transport)
     )
     return Job(
         config=config,
@@ -269,6 +277,7 @@ def set_up(
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
         schedule=schedule,
         augmentation=augmentation,
+        transport=transport,
         prefetch=prefetch,
         pictures=pictures,
         run=run,

@@ -153,6 +153,6 @@ def test_ranks_that_share_a_device_sum_through_the_host(connected: World, device
 def test_the_host_has_one_way(connected: World) -> None:
     replica = api.compile(NETWORK, "reference", 2)
     assert choose_transport(connected, replica) == "host"
-    for wanted in ("nccl", "mpi"):
+    for wanted in ("peer", "nccl", "mpi"):
         with pytest.raises(UserError, match="is between GPUs"):
             choose_transport(connected, replica, wanted)

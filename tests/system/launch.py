@@ -55,3 +55,14 @@ def succeed(*arguments: Any, **options: Any) -> str:
     done = launch(*arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def descendants(pid: int, word: str) -> list[int]:
+    """Processes below `pid` that are Python's and have `word` in their command line."""
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        line = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if line[1:3] == [b"-m", word.encode()]:
+            found.append(child)
+        found += descendants(child, word)
+    return found

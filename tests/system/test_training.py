@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from dptrain.network.files import write_network
 from dptrain.network.zoo import network
 from dptrain.toml import read_toml
-from tests.system.launch import command, environment, launch, succeed
+from tests.system.launch import command, descendants, environment, launch, succeed
 
 SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
 
@@ -246,7 +246,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     wait_for_steps(tmp_path / "run")
-    ranks = _descendants(process.pid, "dptrain")
+    ranks = descendants(process.pid, "dptrain")
     assert len(ranks) == 3
     start = time.monotonic()
     subprocess.run(["kill", "-9", str(ranks[1])], check=True)
@@ -254,17 +254,6 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     # A limit on hanging, not a claim of speed.
     assert time.monotonic() - start < 10
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
-
-
-def _descendants(pid: int, word: str) -> list[int]:
-    """Processes below `pid` that are Python's and have `word` in their command line."""
-    found = []
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        line = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if line[1:3] == [b"-m", word.encode()]:
-            found.append(child)
-        found += _descendants(child, word)
-    return found
 
 
 @pytest.mark.parametrize("ranks", [0, 3])

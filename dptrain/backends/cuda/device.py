@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -57,37 +58,71 @@ WEIGHTS, SUMS = "weights", "sums"
 
 
 class Mailbox:
-    """How messages of bytes come to a device: written on the host, posted, taken by kernels.
+    """How messages of bytes come to a device: written on the host, posted, fetched by kernels.
 
     Two messages may be under way, so that one is written while the one before is used.
 
     Args:
         device: where messages go.
         memory: uint8 (2, bytes) there, for the two.
+
+    Attributes:
+        host: uint8 (bytes,) of the host for either message.
+        turn: which of the two is open.
     """
 
     def __init__(self, device: Device, memory: Array) -> None:
         self._device, self._memory = device, memory
-        self._host = [np.zeros(memory.shape[1], np.uint8) for _ in range(2)]
-        self._turn = 0
+        self.host = self._make_host(memory.shape[1])
+        self.turn = 0
+        self._nbytes = 0
 
-    def open(self) -> NDArray[np.uint8]:
-        """Memory of the host for the next message; waits until its last one has left it."""
-        self._turn ^= 1
-        return self._host[self._turn]
+    def _make_host(self, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        return np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
-    def post(self, nbytes: int) -> Array:
-        """Send the first bytes of the open message.
+    def open(self) -> int:
+        """The turn of the next message, when nothing reads what was in its memory any more."""
+        self.turn ^= 1
+        return self.turn
+
+    def post(self, nbytes: int) -> None:
+        """The open message is written; so many bytes are it."""
+        self._nbytes = nbytes
+
+    def fetch(self) -> Array:
+        """Enqueue what brings the message; a program that this is part of is for its turn only.
 
         Returns:
-            Memory of the device in which work that is started from now on finds the message.
+            Memory of the device in which work that is enqueued behind it finds the message.
         """
-        memory = self._memory[self._turn]
-        self._device.upload(memory[:nbytes], self._host[self._turn][:nbytes])
+        memory = self._memory[self.turn]
+        self._device.upload(memory[: self._nbytes], self.host[self.turn][: self._nbytes])
         return memory
 
     def taken(self) -> None:
-        """Work started from now on does not read the message any more."""
+        """All that reads the open message is enqueued."""
+
+
+class Outbox:
+    """How a few numbers come to the host without keeping anybody waiting; two at a time.
+
+    Args:
+        device: where they are.
+        source: there.
+    """
+
+    def __init__(self, device: Device, source: Array) -> None:
+        self._device, self._source = device, source
+        self._values: list[NDArray[Any]] = [np.zeros(0), np.zeros(0)]
+
+    def bring(self, turn: int) -> None:
+        """Enqueue a copy of what they are then; it may be part of a program."""
+        self._values[turn] = self._device.download(self._source)
+
+    def coming(self, turn: int) -> Callable[[float], NDArray[Any]]:
+        """What waits for the copy, at most so many seconds, `bring` having been enqueued."""
+        values = self._values[turn]
+        return lambda timeout: values
 
 
 class Device(ABC):
@@ -141,11 +176,6 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything enqueued is done."""
 
-    def download_later(self, source: Array) -> Callable[[float], NDArray[Any]]:
-        """Begin a `download`; what is returned waits for it, at most so many seconds."""
-        values = self.download(source)
-        return lambda timeout: values
-
     def copy(self, target: Array, source: Array) -> None:
         """Enqueue a copy from one array of the device to another of the same shape and dtype."""
         self.upload(target, self.download(source))
@@ -170,6 +200,10 @@ class Device(ABC):
         """A way for messages to uint8 (2, bytes) of this device's memory."""
         return Mailbox(self, memory)
 
+    def outbox(self, source: Array) -> Outbox:
+        """A way for a few numbers of this device to the host."""
+        return Outbox(self, source)
+
     @contextmanager
     def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
         """Have what is enqueued inside run when all before is done, beside what comes behind.
@@ -190,3 +224,28 @@ class Device(ABC):
 
     def join(self) -> None:
         """Have what is enqueued from now on wait for what runs beside."""
+
+    def share(self, nbytes: int) -> tuple[Array, bytes]:
+        """Memory that devices of other processes of this machine can use.
+
+        Returns:
+            uint8 (bytes,), which lives until `unshare`, and what `open_shared` knows it by.
+
+        Raises:
+            UserError: there is none.
+        """
+        raise UserError(f"{self.name or 'this device'} has no memory that processes can share")
+
+    def unshare(self, memory: Array) -> None:
+        """Give back memory that nobody uses any more."""
+
+    def open_shared(self, handle: bytes) -> int:
+        """Where kernels of this device find memory of another's `share`, until `close_shared`.
+
+        Raises:
+            UserError: they cannot reach it.
+        """
+        raise UserError(f"{self.name or 'this device'} reaches no memory of other processes")
+
+    def close_shared(self, address: int) -> None:
+        """Leave memory that `open_shared` found."""

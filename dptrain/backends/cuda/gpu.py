@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda.device import SUMS, WEIGHTS, Array, Device, Extent, Function, Mailbox
+from dptrain.backends.cuda import early
+from dptrain.backends.cuda.device import (
+    SUMS,
+    WEIGHTS,
+    Array,
+    Device,
+    Extent,
+    Function,
+    Mailbox,
+    Outbox,
+)
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
@@ -18,8 +28,9 @@ from dptrain.network.layers import Shape
 EVERYWHERE_SHARED_BYTES = 48 << 10
 """Dynamic shared memory that a kernel gets without asking."""
 
-RESULTS, RESULT_BYTES = 16, 256
-"""Downloads that may be under way at a time, and how large they may be."""
+SHORT = 64 << 10
+"""Bytes of a message up to which its copy is part of the step: to start it apart would cost the
+host more than waiting for it costs the GPU."""
 
 TIMED, REPEATS = 10, 5
 """How often work is captured in a row where its time is taken, and how often that is launched."""
@@ -57,13 +68,12 @@ class GPU(Device):
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
         self._lanes = {name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHTS, SUMS)}
         self._busy: list[Any] = []
-        self._results = self.pinned(RESULTS * RESULT_BYTES)
-        self._next_result = 0
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
         # A driver that runs CuPy's version of CUDA runs what that version's compiler makes.
         self._compiler = find_compiler([major for major in MAJORS if major <= own] or MAJORS)
         capability = int(device.compute_capability)
         self.architecture = best_architecture(capability, self._compiler.architectures)
+        self._launch_early = early.find_launch(self.architecture)
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}
 
@@ -109,25 +119,6 @@ class GPU(Device):
         self.join()
         self.stream.synchronize()
 
-    def download_later(self, source: Array) -> Callable[[float], NDArray[Any]]:
-        assert source.nbytes <= RESULT_BYTES
-        place = self._next_result % RESULTS * RESULT_BYTES
-        self._next_result += 1
-        values = self._results[place : place + source.nbytes].view(source.dtype)
-        runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(
-            values.ctypes.data, source.data.ptr, source.nbytes,
-            runtime.memcpyDeviceToHost, self.stream.ptr,
-        )  # fmt: skip
-        done = self.stream.record(self.event())
-
-        def wait(timeout: float) -> NDArray[Any]:
-            wait_for(done, timeout)
-            copy: NDArray[Any] = values.copy()
-            return copy
-
-        return wait
-
     def event(self) -> Any:
         """A new event, which keeps no time."""
         return self._cupy.cuda.Event(disable_timing=True)
@@ -154,6 +145,9 @@ class GPU(Device):
 
     def mailbox(self, memory: Array) -> Mailbox:
         return PinnedMailbox(self, memory)
+
+    def outbox(self, source: Array) -> Outbox:
+        return PinnedOutbox(self, source)
 
     @contextmanager
     def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
@@ -182,6 +176,33 @@ class GPU(Device):
     def stream_address(self) -> int:
         return int(self.current.ptr)
 
+    def share(self, nbytes: int) -> tuple[Array, bytes]:
+        # What others open is a whole allocation, so it must not be part of CuPy's pool.
+        runtime = self._cupy.cuda.runtime
+        try:
+            address = runtime.malloc(max(nbytes, 1))
+            handle = runtime.ipcGetMemHandle(address)
+        except runtime.CUDARuntimeError as error:
+            raise UserError(f"memory that GPUs share cannot be had: {first_line(error)}") from None
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
+        pointer = self._cupy.cuda.MemoryPointer(memory, 0)
+        return self._cupy.ndarray((nbytes,), "uint8", pointer), bytes(handle)
+
+    def unshare(self, memory: Array) -> None:
+        self._cupy.cuda.runtime.free(self.address(memory))
+
+    def open_shared(self, handle: bytes) -> int:
+        runtime = self._cupy.cuda.runtime
+        try:
+            return int(runtime.ipcOpenMemHandle(handle))
+        except runtime.CUDARuntimeError as error:
+            raise UserError(
+                f"GPU {self.index} does not reach another's memory: {first_line(error)}"
+            ) from None
+
+    def close_shared(self, address: int) -> None:
+        self._cupy.cuda.runtime.ipcCloseMemHandle(address)
+
     def _launcher(self, kernel: Any) -> Function:
         driver, allowed = self._cupy.cuda.driver, EVERYWHERE_SHARED_BYTES
 
@@ -197,7 +218,10 @@ class GPU(Device):
                 attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver.funcSetAttribute(kernel.ptr, attribute, shared_bytes)
                 allowed = shared_bytes
-            kernel(grid, block, args, shared_bytes, self.current)
+            if self._launch_early is None:
+                kernel(grid, block, args, shared_bytes, self.current)
+            else:
+                self._launch_early(kernel.ptr, grid, block, args, shared_bytes, self.current.ptr)
 
         return launch
 
@@ -221,12 +245,14 @@ class Program:
         stream = self._gpu.stream
         if not self._warm:
             self._start()
+            self._gpu.join()
             self._warm = True
             return
         if self._graph is None:
             stream.begin_capture()
             try:
                 self._start()
+                self._gpu.join()
             finally:
                 # What was captured before an error is dropped, and the stream as it was.
                 self._graph = stream.end_capture()
@@ -234,40 +260,75 @@ class Program:
 
 
 class PinnedMailbox(Mailbox):
-    """Messages travel on a stream of their own, from memory that the system does not move."""
+    """Messages lie in memory that the system does not move.
+
+    A short one is copied where it is fetched. A long one, such as a batch of pictures, travels on a
+    stream of its own as soon as it is posted, beside the step before.
+    """
 
     def __init__(self, gpu: GPU, memory: Array) -> None:
-        self._gpu, self._memory = gpu, memory
+        self._gpu = gpu
         self._cupy = import_cupy()
-        nbytes = memory.shape[1]
-        self._host = [gpu.pinned(nbytes) for _ in range(2)]
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._left: list[Any] = [None, None]
         self._taken: list[Any] = [None, None]
-        self._turn = 0
+        super().__init__(gpu, memory)
 
-    def open(self) -> NDArray[np.uint8]:
-        self._turn ^= 1
-        left = self._left[self._turn]
-        if left is not None:
-            left.synchronize()
-        return self._host[self._turn]
+    def _make_host(self, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        return self._gpu.pinned(nbytes), self._gpu.pinned(nbytes)
 
-    def post(self, nbytes: int) -> Array:
-        turn, runtime = self._turn, self._cupy.cuda.runtime
-        memory, host = self._memory[turn], self._host[turn]
+    def open(self) -> int:
+        turn = super().open()
         if self._taken[turn] is not None:
-            self._stream.wait_event(self._taken[turn])
+            self._taken[turn].synchronize()
+        return turn
+
+    def post(self, nbytes: int) -> None:
+        super().post(nbytes)
+        if nbytes > SHORT:
+            self._copy(self._stream)
+            self._gpu.stream.wait_event(self._stream.record(self._gpu.event()))
+
+    def fetch(self) -> Array:
+        if self._nbytes <= SHORT:
+            self._copy(self._gpu.stream)
+        return self._memory[self.turn]
+
+    def _copy(self, stream: Any) -> None:
+        runtime = self._cupy.cuda.runtime
         runtime.memcpyAsync(
-            memory.data.ptr, host.ctypes.data, nbytes,
-            runtime.memcpyHostToDevice, self._stream.ptr,
+            self._memory[self.turn].data.ptr, self.host[self.turn].ctypes.data, self._nbytes,
+            runtime.memcpyHostToDevice, stream.ptr,
         )  # fmt: skip
-        self._left[turn] = self._stream.record(self._gpu.event())
-        self._gpu.stream.wait_event(self._left[turn])
-        return memory
 
     def taken(self) -> None:
-        self._taken[self._turn] = self._gpu.stream.record(self._gpu.event())
+        self._taken[self.turn] = self._gpu.stream.record(self._gpu.event())
+
+
+class PinnedOutbox(Outbox):
+    """Copies go to memory that the system does not move, beside other work."""
+
+    def __init__(self, gpu: GPU, source: Array) -> None:
+        super().__init__(gpu, source)
+        self._gpu = gpu
+        self._values = [gpu.pinned(source.nbytes).view(source.dtype) for _ in range(2)]
+
+    def bring(self, turn: int) -> None:
+        runtime = import_cupy().cuda.runtime
+        with self._gpu.beside():
+            runtime.memcpyAsync(
+                self._values[turn].ctypes.data, self._source.data.ptr, self._source.nbytes,
+                runtime.memcpyDeviceToHost, self._gpu.current.ptr,
+            )  # fmt: skip
+
+    def coming(self, turn: int) -> Callable[[float], NDArray[Any]]:
+        done = self._gpu.stream.record(self._gpu.event())
+
+        def wait(timeout: float) -> NDArray[Any]:
+            wait_for(done, timeout)
+            values: NDArray[Any] = self._values[turn].copy()
+            return values
+
+        return wait
 
 
 def wait_for(event: Any, timeout: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,38 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
+@dataclass(frozen=True)
+class _Slot:
+    """A message's parts in the host's memory; places and batch lie at the same place."""
+
+    numbers: NDArray[np.float32]
+    targets: NDArray[Any]
+    samples: NDArray[np.int64]
+    places: NDArray[np.int32]
+    batch: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, host: NDArray[np.uint8], message: Message, target: Any) -> _Slot:
+        """The parts of `host`."""
+        return cls(
+            numbers=host[: 4 * NUMBERS].view(np.float32),
+            targets=host[message.targets : message.samples].view(target),
+            samples=host[message.samples : message.batch].view(np.int64),
+            places=host[message.batch :].view(np.int32),
+            batch=host[message.batch :].view(np.float32),
+        )
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Of the message that was posted last: samples, and what `Replica._send` was told."""
+
+    n: int
+    has_targets: bool
+    always: bool
+    kept: bool
+
+
 class CudaReplica(Replica):
     """A replica on a device.
 
@@ -90,12 +123,15 @@ class CudaReplica(Replica):
         n = plan.batch_size
         self.samples = device.zeros((n,), "int64") if message.sample_words else None
         self.numbers = device.zeros((NUMBERS,), "float32")
-        self._times = device.zeros((2 * len(plan.stages) + 1,), "int64")
+        self._times = device.zeros((2 * len(plan.stages) + 2,), "int64")
         self._stamp = device.function("clock.cu", "stamp")
         self.pictures: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
         self._input = self._views[plan.resolve(INPUT)]
         self._mailbox = device.mailbox(self._views[STAGED])
+        self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._mailbox.host]
+        self._sent = _Sent(0, False, True, False)
+        self._outbox = device.outbox(self._sums)
         precision = {"PRECISION": PRECISIONS[plan.precision]}
         self._take_batch = device.function("layout.cu", "take_batch", **precision)
         self._take_places = device.function("layout.cu", "take_places", **precision)
@@ -105,33 +141,45 @@ class CudaReplica(Replica):
         self.pictures = self.device.zeros(canvas, "float32")
         self.device.upload(self.pictures, pictures.reshape(canvas))
 
-    def _take(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
-        message, n = self._message, len(x)
-        size = math.prod(self._input.shape[1:])
-        host = self._mailbox.open()
-        host[: 4 * NUMBERS].view(np.float32)[:] = self._step_numbers()
+    def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
+        slot = self._slots[self._mailbox.open()]
+        self._write_numbers(slot.numbers)
         if y is not None:
-            targets = host[message.targets :].view(self._target.dtype)
-            targets[: y.size] = y.reshape(-1)
+            slot.targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
-            host[message.samples : message.samples + 8 * n].view(np.int64)[:] = self.context.samples
-        dtype = np.int32 if kept else np.float32
-        end = message.batch + 4 * x.size
-        host[message.batch : end].view(dtype).reshape(x.shape)[...] = x
-        words = self._mailbox.post(end).view("uint32")
-        batch = words[message.batch // 4 :].view(np.dtype(dtype).name)
-        take, source = self._take_places if kept else self._take_batch, self._source(batch, n, kept)
+            slot.samples[: len(x)] = self.context.samples
+        size = x.size
+        (slot.places if kept else slot.batch)[:size] = x.reshape(-1)
+        self._sent = _Sent(len(x), y is not None, always, kept)
+        self._mailbox.post(self._message.batch + 4 * size)
+
+    @property
+    def turn(self) -> int:
+        return self._mailbox.turn
+
+    def take(self) -> None:
+        message, sent = self._message, self._sent
+        words = self._mailbox.fetch().view("uint32")
+        batch = words[message.batch // 4 :].view("int32" if sent.kept else "float32")
+        take = self._take_places if sent.kept else self._take_batch
+        size = math.prod(self._input.shape[1:])
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
         launch(
-            take, max(n * size, NUMBERS), *source,
+            take, max(sent.n * size, NUMBERS), *self._source(batch, sent.n, sent.kept),
             words[message.targets // 4 :], target,
-            np.int32(0 if y is None else n * message.target_words),
+            np.int32(sent.n * message.target_words if sent.has_targets else 0),
             words[message.samples // 4 :], samples.view("uint32"),
-            np.int32(n * message.sample_words),
-            words, self.numbers.view("uint32"), self._sums, np.int32(always),
+            np.int32(sent.n * message.sample_words),
+            words, self.numbers.view("uint32"), self._sums, np.int32(sent.always),
         )  # fmt: skip
+
+    def tell(self) -> None:
+        self._outbox.bring(self.turn)
+
+    def begun(self) -> Callable[[float], NDArray[Any]]:
         self._mailbox.taken()
+        return self._outbox.coming(self.turn)
 
     def _source(self, batch: Array, n: int, kept: bool) -> list[Any]:
         """First arguments of the kernel that takes a batch, or places."""
@@ -144,20 +192,20 @@ class CudaReplica(Replica):
             self.pictures, batch, self._input, np.int32(n), channels, height, width, rows, columns
         ]  # fmt: skip
 
-    def _step_numbers(self) -> NDArray[np.float32]:
+    def _write_numbers(self, numbers: NDArray[np.float32]) -> None:
         """What changes from step to step, as ``step.cuh`` has it."""
         context, rule = self.context, self.plan.optimizer
-        numbers = np.zeros(NUMBERS, np.float32)
-        numbers[:2] = context.learning_rate, 1.0
+        rate, correction = context.learning_rate, 1.0
         if isinstance(rule, Adam) and self.updates:
-            numbers[0] = context.learning_rate / (1.0 - rule.beta1**self.updates)
-            numbers[1] = (1.0 - rule.beta2**self.updates) ** -0.5
-        numbers[2] = context.stop
+            rate /= 1.0 - rule.beta1**self.updates
+            correction = (1.0 - rule.beta2**self.updates) ** -0.5
+        numbers[:3] = rate, correction, context.stop
         numbers.view(np.uint32)[3] = context.step & 0xFFFFFFFF
-        return numbers
 
     def announce(self) -> None:
-        self.device.upload(self.numbers, self._step_numbers())
+        numbers = np.zeros(NUMBERS, np.float32)
+        self._write_numbers(numbers)
+        self.device.upload(self.numbers, numbers)
 
     def run(self, listener: Listener | None = None, *, in_order: bool = False) -> None:
         context = self.context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dptrain.backends.cuda.device import Extent
@@ -23,8 +23,15 @@ MOST_THREADS = 512
 GROUPS = (1, 2, 4)
 """Of threads, that may share a tile."""
 
-SMALLEST_PART = 256
-"""Terms of a sum below which another block would cost more than it saves."""
+SMALLEST_PARTS = 128, 256
+"""Least terms of a part of a sum; fewer would cost more than they save."""
+
+WASTE = 0.25
+"""Power of what a tile covers over what is needed, by which it is slower where threads are few."""
+
+SECOND_PASS, ADDING = 3e5, 1.5
+"""What adding parts costs, in the estimate's unit (some 3·10⁵ to the microsecond): as such, and for
+each element of a part."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -165,13 +172,13 @@ class Parts:
         return max(ceil_div(terms, self.terms), 1)
 
 
-def cut(terms: int, threads: int) -> Parts:
-    """Parts for a sum of at most `terms` terms that so many threads compute together.
+def cut(terms: int, threads: int, least: int = SMALLEST_PARTS[0]) -> Parts:
+    """Parts of at least `least` terms for a sum that so many threads compute together.
 
     No more than run at a time: a last few that wait for the others cost as much as all.
     """
     wanted = max(WANTED_THREADS // threads, 1)
-    part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, SMALLEST_PART)
+    part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, least)
     return Parts(ceil_div(terms, part), part)
 
 
@@ -190,21 +197,22 @@ def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool =
     ones, with groups of threads that share them and, if `split`, with parts of the sum; and what
     tiles cover beyond the product is computed in vain. The estimate counts instructions, with
     `WANTED_THREADS` running at a time. Beside the fastest of all tiles that were timed on an H200
-    its choice took mostly up to 1.4 times as long, 1.8 times at worst (the gradient of the weights
-    of cifar's first convolution, batch 2048, bf16).
+    its choice takes 1.09 times as long in the geometric mean over products with 32 samples, and was
+    1.8 times as long at worst with 2048 (the gradient of the weights of cifar's first convolution,
+    bf16).
     """
 
-    def estimate(tile: Tile) -> tuple[float, Tiling]:
+    def estimate(tile: Tile, parts: Parts) -> tuple[float, Tiling]:
         blocks = tile.blocks(rows, columns)
-        parts = cut(terms, blocks * tile.block[0]) if split else Parts(1, max(terms, 1))
+        covered = blocks * tile.rows * tile.columns / (rows * columns)
         blocks *= parts.count
         depth = tile.depth * (2 if precision == "bf16" else 1)
-        steps = ceil_div(parts.terms, depth)
+        steps = ceil_div(min(parts.terms, terms), depth)
         threads = blocks * tile.block[0]
         groups = max(
             n for n in GROUPS
             if n == 1 or (
-                threads * n <= WANTED_THREADS and steps >= 2 * n
+                threads * n <= WANTED_THREADS and steps >= n
                 and tile.block[0] * n <= MOST_THREADS
             )
         )  # fmt: skip
@@ -212,9 +220,20 @@ def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool =
         # On average half a round of blocks is left over.
         waiting = max(1.0, filled + 0.5 if filled > 1.0 else 1.0) / filled
         time = blocks * tile.cost * (steps + 2 * groups) * waiting
+        if filled < 1.0:
+            time *= covered**WASTE
+        if parts.count > 1:
+            time += SECOND_PASS + ADDING * parts.count * rows * columns
         return time, Tiling(replace(tile, groups=groups), parts)
 
-    return min((estimate(tile) for tile in tiles(precision)), key=lambda pair: pair[0])[1]
+    def ways(tile: Tile) -> Iterator[Parts]:
+        yield Parts(1, max(terms, 1))
+        if split:
+            threads = tile.blocks(rows, columns) * tile.block[0]
+            yield from (cut(terms, threads, least) for least in SMALLEST_PARTS)
+
+    estimates = (estimate(tile, parts) for tile in tiles(precision) for parts in ways(tile))
+    return min(estimates, key=lambda pair: pair[0])[1]
 
 
 DEPTH = 64

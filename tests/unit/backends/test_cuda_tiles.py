@@ -10,7 +10,7 @@ from dptrain.api import compile
 from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.tiles import (
     DEPTH,
-    SMALLEST_PART,
+    SMALLEST_PARTS,
     TENSOR_TILES,
     THREAD_TILES,
     WANTED_THREADS,
@@ -139,7 +139,7 @@ def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
     parts = cut(terms, threads)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % DEPTH == 0
-    assert parts.terms >= SMALLEST_PART
+    assert parts.terms >= SMALLEST_PARTS[0]
     assert parts.count == 1 or parts.count * threads <= WANTED_THREADS
     assert parts.used(terms) == parts.count
     assert parts.used(0) == 1

@@ -27,6 +27,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "nesterov": (True, False),
     "flip": (True, False),
     "share_gpus": (True, False),
+    "tensorboard": (True, False),
 }
 """Two right values of a setting; numbers are made up below."""
 

@@ -181,14 +181,17 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     assert "pip install 'dptrain[cuda13]'" in found["cupy"].advice
     assert found["nvrtc"].advice == "pip install it"
     assert found["gpu links"].status == NOTE
-    assert "by the host's memory" in found["transport"].text
+    assert "summed by the host's memory" in found["transport"].text
+    monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink")
+    text = by_subject(tuple(doctor.gpu_findings()))["transport"].text
+    assert text.endswith("write into each other's memory; over several nodes by the host's memory")
 
 
 def test_links_between_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink")
-    assert gpus.link_finding(4) == Finding("gpu links", OK, "all 4 by NVLink")
+    assert gpus.link_finding(gpus.links(4), 4) == Finding("gpu links", OK, "all 4 by NVLink")
     monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink" if one + other == 1 else "PCIe")
-    assert gpus.link_finding(3).text == "2 pairs by PCIe, 1 pairs by NVLink"
+    assert gpus.link_finding(gpus.links(3), 3).text == "2 pairs by PCIe, 1 pairs by NVLink"
     assert gpus.nccl_version(22809) == "2.28.9"
 
 

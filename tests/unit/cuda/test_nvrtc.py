@@ -54,6 +54,13 @@ def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
     assert compiler.compile(KERNELS / kernel, 90, defines).startswith(b"\x7fELF")
 
 
+@pytest.mark.parametrize("architecture", [70, 90])
+def test_sums_compile_for_every_number_of_ranks(architecture: int, compiler: Compiler) -> None:
+    path = KERNELS / "peers.cu"
+    codes = {compiler.compile(path, architecture, {"RANKS": n}) for n in (2, 3, 8)}
+    assert len(codes) == 3
+
+
 PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
     (precision, architecture, tile)
     for precision in (1, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from itertools import repeat
 
 import numpy as np
@@ -74,9 +73,10 @@ def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) 
 def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     """Steps with and without timing take turns, so that a busy machine slows both alike.
 
-    Pairs are compared, not two heaps. The upper end of the 95% interval of their median, by order
-    statistics, must come to lie below the bound: on a quiet machine it does after the first
-    pairs, on a busy one after more.
+    Pairs are compared, not two heaps, in time of the one thread that computes: what other programs
+    take of its core is not counted. The upper end of the 95% interval of the median ratio, by order
+    statistics, must come to lie below the bound: on a quiet machine it does after the first pairs,
+    on a busy one after more.
     """
     replica = api.compile(network("model0"), "numba", 32)
     recorder = StepRecorder(replica.plan.stages)
@@ -90,10 +90,10 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
 
     def seconds(timed: bool) -> float:
         stepper.is_timed = lambda step: timed
-        begin = time.perf_counter()
+        begin = time.thread_time()
         stepper.take(batches, 0.0)
         stepper.results()
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     for timed in (True, False, True, False):
         seconds(timed)
@@ -125,14 +125,14 @@ class Clockwork(Replica):
     """Stages whose times are known: stage k takes k + 1 ns."""
 
     def stamp(self, place: int) -> None:
-        self.times = getattr(self, "times", np.zeros(len(self.plan.stages) + 1, np.int64))
+        self.times = getattr(self, "times", np.zeros(2 * len(self.plan.stages) + 2, np.int64))
         self.times[place] = self.now = getattr(self, "now", 0) + place + 1
 
     def stamps(self) -> NDArray[np.int64]:
         return self.times
 
 
-def test_a_device_is_waited_for_and_timed_once_in_fifty_steps() -> None:
+def test_a_device_is_waited_for_and_timed_once_in_200_steps() -> None:
     replica = api.compile(network("mlp-5"), "reference", 2)
     replica.memory = memory = Asynchronous()
     replica.__class__ = Clockwork
@@ -142,18 +142,18 @@ def test_a_device_is_waited_for_and_timed_once_in_fifty_steps() -> None:
     stepper = Stepper(replica, sums, buckets, recorder)
     batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
     waits, told = [], []
-    for _ in range(100):
+    for _ in range(300):
         recorder.begin()
         before = memory.waits
         stepper.step(batch, 0.0)
         told.append(len(stepper.results()))
         waits.append(memory.waits - before)
     # Before the step, so that what is timed starts from rest, and behind its loading.
-    assert [number for number, count in enumerate(waits) if count] == [9, 59]
-    assert told == [0] + [1] * 99
+    assert [number for number, count in enumerate(waits) if count] == [9, 209]
+    assert told == [0] + [1] * 299
     assert len(stepper.results(wait=True)) == 1
     rows, _, timed = recorder.in_order()
-    assert np.flatnonzero(timed).tolist() == [9, 59]
+    assert np.flatnonzero(timed).tolist() == [9, 209]
     rows = rows[timed]
     for stage in replica.plan.stages[1:-1]:
         assert (rows[:, stage.index] == stage.index + 1).all()
@@ -162,23 +162,16 @@ def test_a_device_is_waited_for_and_timed_once_in_fifty_steps() -> None:
     ).all()
 
 
-class Slow(Asynchronous):
-    """A step is done 3 ms after somebody asks for it."""
-
-    def download_later(self, source: NDArray[np.float64]) -> Callable[[float], NDArray[np.float64]]:
-        values = source.copy()
-
-        def wait(timeout: float) -> NDArray[np.float64]:
-            time.sleep(0.003)
-            return values
-
-        return wait
-
-
 def test_a_steps_time_has_what_the_device_takes() -> None:
     """In a steady state a step waits for the one before, which takes as long."""
     replica = api.compile(network("mlp-5"), "reference", 2)
-    replica.memory = Slow()
+    replica.memory = Asynchronous()
+
+    def done_after_3_ms(timeout: float) -> NDArray[np.float64]:
+        time.sleep(0.003)
+        return replica.sums.copy()
+
+    replica.begun = lambda: done_after_3_ms  # type: ignore[method-assign]
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, 2**18)
     sums = load_strategy("mirrored", World.single(), replica, buckets)

@@ -1,4 +1,4 @@
-"""A rank's device, and that no other rank has it."""
+"""A rank's device, that no other rank has it, and what is summed at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
-from dptrain.training.setup import open_backend
+from dptrain.training.setup import bucket_bytes, open_backend
 
 
 class Neighbours(World):
@@ -47,3 +47,14 @@ def test_ranks_with_gpus_of_their_own_are_welcome(other: tuple[str, str]) -> Non
 
 def test_ranks_share_processors() -> None:
     open_backend(TrainConfig(backend="numba"), Neighbours(("here", "")))
+
+
+def test_a_bucket_suits_those_who_carry_it() -> None:
+    world = World.single()
+    config = TrainConfig()
+    assert bucket_bytes(config, world, "host") is None
+    assert bucket_bytes(config, world, "peer") == 256 * 1024
+    assert bucket_bytes(config, world, "nccl") == 1024 * 1024
+    world.size = 2  # The other rank is on another node.
+    assert bucket_bytes(config, world, "host") == 256 * 1024
+    assert bucket_bytes(TrainConfig(bucket_kib=3), world, "peer") == 3 * 1024

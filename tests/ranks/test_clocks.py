@@ -1,0 +1,63 @@
+"""Clocks of ranks, and gradient sums timed by themselves."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import dptrain.api as api
+from dptrain.comm import STRATEGIES, load_strategy
+from dptrain.comm.clocks import clock_offset
+from dptrain.comm.world import World
+from dptrain.network import Dense, Network
+from dptrain.plan import make_buckets
+
+pytestmark = pytest.mark.mpi
+
+
+def test_ranks_of_one_machine_have_one_clock(world: World) -> None:
+    found = clock_offset(world)
+    # What is told is wrong by half of the round trip at most.
+    assert abs(found.offset_ns) <= found.round_trip_ns / 2 + 1
+    assert (found.round_trip_ns > 0) == (not world.is_main)
+
+
+def test_an_offset_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.perf_counter_ns
+    ahead = 10**9 * world.rank
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: real() + ahead)
+    found = clock_offset(world)
+    assert abs(found.offset_ns + ahead) <= found.round_trip_ns / 2 + 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
+    world: World, strategy: str
+) -> None:
+    replica = api.compile(Network((50,), [Dense(40), Dense(2)]), "reference", 4)
+    buckets = make_buckets(replica.plan, 1)
+    sums = load_strategy(strategy, world, replica, buckets)
+    for number in range(len(buckets)):
+        assert sums.time_alone(number) > 0
+    replica.flat_gradients[:] = world.rank + 1
+    for number in range(len(buckets)):
+        sums.start(number)
+    sums.finish()
+    if strategy == "mirrored" or world.is_main:
+        assert (replica.flat_gradients == world.size * (world.size + 1) / 2).all()
+    if world.size > 1:
+        assert all(end >= begin > 0 for begin, end in sums.spans)
+        assert [begin for begin, _ in sums.spans] == sorted(begin for begin, _ in sums.spans)
+    exposed = sum(end - begin for begin, end in sums.calls)
+    assert exposed == sums.exposed_ns
+
+
+def test_arrays_of_all_ranks_come_to_rank_0(world: World) -> None:
+    own = np.arange(2 * (world.rank + 1), dtype=np.int64).reshape(-1, 2) + world.rank
+    found = world.gather(own)
+    assert (found is None) == (not world.is_main)
+    for rank, array in enumerate(found or []):
+        expected = np.arange(2 * (rank + 1)).reshape(-1, 2) + rank
+        np.testing.assert_array_equal(array, expected)

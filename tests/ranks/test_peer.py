@@ -1,0 +1,261 @@
+"""Sums by kernels that write into other ranks' memory, which emulated devices share as files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+import dptrain.api as api
+from dptrain.backends.base import Replica
+from dptrain.backends.cuda.device import Array
+from dptrain.comm import STRATEGIES, load_strategy, peer
+from dptrain.comm.enqueued import Shared
+from dptrain.comm.peer import Peers
+from dptrain.comm.transport import choose_transport
+from dptrain.comm.world import World
+from dptrain.data.loader import Batch
+from dptrain.errors import UserError
+from dptrain.measure.recorder import StepRecorder
+from dptrain.network import Dense, Network, ReLU
+from dptrain.plan import SGD, make_buckets
+from dptrain.plan.flat import STOP
+from dptrain.training.step import Stepper, StepResult
+from tests.emulator.emulator import DeviceArray, Emulator
+
+pytestmark = pytest.mark.mpi
+
+NETWORK = Network((11,), [Dense(29), ReLU(), Dense(3)])
+
+
+class Device(Emulator):
+    """An emulated GPU whose memory other processes can map."""
+
+    on_gpu = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = f"device {MPI.COMM_WORLD.Get_rank()}"
+        self._mapped: dict[int, NDArray[np.uint8]] = {}
+        self._files: list[Path] = []
+
+    def _map(self, path: Path) -> int:
+        with path.open("r+b") as file:
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+        start = int(memory.ctypes.data)
+        self._mapped[start], self._memory[start] = memory, start + memory.size
+        return start
+
+    def share(self, nbytes: int) -> tuple[Array, bytes]:
+        descriptor, name = tempfile.mkstemp(prefix="dptrain-peer-")
+        os.ftruncate(descriptor, nbytes)
+        os.close(descriptor)
+        self._files.append(Path(name))
+        return self._mapped[self._map(Path(name))].view(DeviceArray), name.encode()
+
+    def unshare(self, memory: Array) -> None:
+        self._files.pop().unlink()
+        self.close_shared(self.address(memory))
+
+    def open_shared(self, handle: bytes) -> int:
+        path = Path(handle.decode())
+        if not path.exists():
+            raise UserError("no such memory")
+        return self._map(path)
+
+    def close_shared(self, address: int) -> None:
+        del self._mapped[address], self._memory[address]
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank has a device of its own, and sums take several blocks."""
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Device())
+    monkeypatch.setattr(peer, "THREADS", 32)
+    monkeypatch.setattr(peer, "BLOCKS", 3)
+
+
+def small_replica() -> Replica:
+    return api.compile(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+
+
+def numbers_of(rank: int, turn: int, count: int) -> NDArray[np.float32]:
+    """Of very different sizes, so that another order of addition gives other bits."""
+    random = np.random.default_rng((rank, turn))
+    x = random.normal(size=count) * 10.0 ** random.integers(-4, 4, size=count)
+    return x.astype(np.float32)
+
+
+def in_order(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("shares", [False, True], ids=["at once", "by shares"])
+@pytest.mark.parametrize("count", [4, 20, 400, 1028])
+def test_sums_are_added_in_the_order_of_ranks(
+    connected: World, devices: None, count: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1028 numbers take every thread of three blocks of 32 three times."""
+    monkeypatch.setattr(peer, "SHARES_BYTES", -1 if shares else 1 << 30)
+    replica = small_replica()
+    memory = replica.memory
+    arrays = [memory.zeros((count,), "float32") for _ in range(2)]
+    peers = Peers(connected, replica, Shared(arrays))
+    for turn in range(5):
+        for place, array in enumerate(arrays):
+            memory.upload(array, numbers_of(connected.rank, 2 * turn + place, count))
+        for place, array in enumerate(arrays):
+            peers.all_reduce(array)
+            parts = [numbers_of(rank, 2 * turn + place, count) for rank in range(connected.size)]
+            np.testing.assert_array_equal(memory.download(array), in_order(parts))
+    peers.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
+    replica = small_replica()
+    memory = replica.memory
+    given, got = (memory.zeros((size,), "float32") for size in (36, 400))
+    peers = Peers(connected, replica, Shared(reduced=[given], broadcast=[got]))
+    for turn in range(4):
+        memory.upload(given, numbers_of(connected.rank, turn, 36))
+        memory.upload(got, numbers_of(connected.rank, turn, 400))
+        peers.reduce(given)
+        if connected.is_main:
+            parts = [numbers_of(rank, turn, 36) for rank in range(connected.size)]
+            np.testing.assert_array_equal(memory.download(given), in_order(parts))
+        peers.broadcast(got)
+        np.testing.assert_array_equal(memory.download(got), numbers_of(0, turn, 400))
+    peers.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_any_bits_arrive(connected: World, devices: None) -> None:
+    """The bits that mean that nothing has come are those of a NaN: it arrives as a NaN."""
+    bits = np.array([peer.EMPTY, 0x80000000, 1, 0x7F800000], np.uint32)
+    replica = small_replica()
+    array = replica.memory.zeros((4,), "float32")
+    peers = Peers(connected, replica, Shared(broadcast=[array]))
+    for _ in range(3):
+        sent = bits if connected.is_main else np.zeros_like(bits)
+        replica.memory.upload(array, sent.view(np.float32))
+        peers.broadcast(array)
+        got = replica.memory.download(array)
+        assert np.isnan(got[0])
+        np.testing.assert_array_equal(got[1:].view(np.uint32), bits[1:])
+        connected.barrier()  # Nothing comes back, by which rank 0 would know.
+    peers.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_wait_ends(connected: World, devices: None) -> None:
+    """The last rank does not come: the others' sums are NaN, and so are all that follow."""
+    replica = small_replica()
+    memory = replica.memory
+    arrays = [replica.flat_gradients[:64], replica.flat_gradients[64:]]
+    peers = Peers(connected, replica, Shared(arrays), patience_s=0.05)
+    if connected.rank != connected.size - 1:
+        peers.all_reduce(arrays[0])
+        assert np.isnan(memory.download(replica.flat_gradients[:64])).all()
+        replica.fetch_sums()
+        assert np.isnan(replica.sums).all()
+        peers.all_reduce(arrays[1])
+        replica.fetch_sums()
+        assert np.isnan(replica.sums).all()
+    peers.close()
+
+
+def train(world: World, strategy: str, number: int) -> tuple[Replica, list[StepResult]]:
+    """Some steps of 7 samples in all, by the stepper that training uses."""
+    replica = small_replica()
+    buckets = make_buckets(replica.plan, 100)
+    sums = load_strategy(strategy, world, replica, buckets, "peer" if world.size > 1 else "auto")
+    assert sums.enqueues
+    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
+    random = np.random.default_rng(7)
+    cut = [7 * rank // world.size for rank in range(world.size + 1)]
+    mine = slice(cut[world.rank], cut[world.rank + 1])
+    results = []
+    with stepper:
+        for step in range(number):
+            x = random.normal(size=(7, 11)).astype(np.float32)
+            y = random.integers(0, 3, size=7).astype(np.int32)
+            stepper.recorder.begin()
+            stepper.step(Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7), 0.05)
+            results += stepper.results()
+        results += stepper.results(wait=True)
+    return replica, results
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> None:
+    alone, expected = train(World.single(), strategy, 4)
+    replica, results = train(connected, strategy, 4)
+    connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
+    for name, value in alone.parameters.items():
+        # As in test_equals_one_rank, with 4 steps and ε = 6e-8.
+        scale = 3e-5 * np.abs(value).max()
+        np.testing.assert_allclose(replica.parameters[name], value, rtol=0, atol=scale)
+    for one, other in zip(results, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=3e-5)
+        assert (one.correct, one.samples) == (other.correct, 7)
+
+
+def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) -> None:
+    replica = small_replica()
+    buckets = make_buckets(replica.plan, None)
+    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
+    stepper.recorder.begin()
+    x, y = np.zeros((7, 11), np.float32), np.zeros(7, np.int32)
+    stepper.step(Batch(0, 0, x, y, np.arange(7), 7), 0.05, stop=np.nan)  # type: ignore[arg-type]
+    assert np.isnan(
+        replica.memory.download(replica.flat_gradients)[replica.plan.layout.size + STOP]
+    )
+    with pytest.raises(TimeoutError, match="given up after 300 s: another rank hangs"):
+        stepper.results(wait=True)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_is_missing_is_said(
+    connected: World, devices: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = small_replica()
+    assert choose_transport(connected, replica) == "peer"
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dptrain.comm.transport.PEER_BYTES", 100)
+        assert choose_transport(connected, replica) != "peer"
+        assert choose_transport(connected, replica, "peer") == "peer"
+
+    def refused(match: str) -> None:
+        with pytest.raises(UserError, match=match):
+            choose_transport(connected, replica, "peer")
+        assert choose_transport(connected, replica) != "peer"
+
+    last = connected.rank == connected.size - 1
+    with monkeypatch.context() as patch:
+        patch.setattr(peer.socket, "gethostname", lambda: f"node{last}")
+        refused("ranks of several nodes")
+    with monkeypatch.context() as patch:
+        patch.setattr(replica.memory, "identity", "one for all")
+        refused("one rank each")
+    with monkeypatch.context() as patch:
+        if last:
+            patch.setattr(Device, "open_shared", Emulator.open_shared)
+        refused("reaches no memory of other processes")
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "TRIAL_S", 0.05)
+        if last:
+            patch.setattr(Peers, "all_reduce", lambda self, array: None)
+        refused("did not arrive")

@@ -1,0 +1,119 @@
+"""`dptrain profile` as a user runs it, alone and under mpirun, to the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dptrain.measure.profile import Profile
+from tests.system.launch import command, descendants, environment, launch, succeed
+from tests.unit.measure.test_trace import check_trace
+
+SMALL = ("profile", "--network", "model-small", "--threads", 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_job_is_taken_apart(ranks: int, tmp_path: Path) -> None:
+    text = succeed(
+        *SMALL, "--bucket-kib", 8, "--output", "p", "--trace", "--steps", 20, ranks=ranks,
+        cwd=tmp_path,
+    )  # fmt: skip
+    found = Profile.read(tmp_path / "p" / "profile.json")
+    assert found.job["ranks"] == len(found.ranks) == ranks
+    assert found.steps == found.step_ms.n == len(found.step_times_ms) == 20
+    step = sum(rank.step_ms for rank in found.ranks) / ranks
+    stages = sum(stage.time_ms.mean for stage in found.stages)
+    parts = found.parts
+    rest = parts.data_wait + parts.transfer + parts.imbalance + parts.other
+    # 3% are asked for; what is left is rounding.
+    assert stages + rest == pytest.approx(step, rel=1e-9)
+    assert min(parts.compute, parts.data_wait, parts.transfer, parts.imbalance, parts.other) >= 0
+    assert found.step_ms.mean >= step * (1 - 1e-9)
+    assert sum(s.buckets for s in found.sums) == (found.job["buckets"] if ranks > 1 else 0)
+    assert all(s.time_ms.n >= 10 and s.time_ms.median > 0 for s in found.sums)
+    total = sum(s.bucket_bytes * s.buckets for s in found.sums)
+    assert total == (found.memory["gradients"] if ranks > 1 else 0)
+    # Minibatches of 32: 11, 11 and 10 samples on three ranks.
+    assert sum(rank.samples for rank in found.ranks) == pytest.approx(32)
+    for words in ("A step:", "Layers, by time", "Kinds of operation", "roofs:", "written: p"):
+        assert words in text
+    assert ("stragglers" in text) == (ranks > 1)
+    assert {path.name for path in (tmp_path / "p").iterdir()} == {
+        "profile.json", "profile.csv", "kinds.csv", "ranks.csv", "trace.json",
+    }  # fmt: skip
+    check_ranks(tmp_path / "p" / "trace.json", found)
+
+
+def check_ranks(path: Path, found: Profile) -> None:
+    """The trace opens in viewers, has every step of every rank, and says how clocks are apart."""
+    trace = json.loads(path.read_text())
+    threads = check_trace(trace)
+    clocks = trace["otherData"]["clocks"]
+    for rank, clock in enumerate(clocks):
+        events = threads[rank, 0]
+        assert sum(event["name"] == "step" for event in events) == found.steps
+        for stage in found.stages:
+            assert sum(event["name"] == stage.name for event in events) == found.steps
+        assert len(threads[rank, 1]) == found.steps * found.job["buckets"]
+        for moment in ("before", "after"):
+            # One machine has one clock: the offset is wrong by half of the round trip at most.
+            offset = clock[moment]["offset_ns"]
+            assert abs(offset) <= clock[moment]["round_trip_ns"] / 2 + 1
+    steps = [e for events in threads.values() for e in events if e["name"] == "step"]
+    for number in {e["args"]["step"] for e in steps}:
+        # All ranks are in the same step together, since none passes a sum without the others.
+        same = [e for e in steps if e["args"]["step"] == number]
+        assert max(e["ts"] for e in same) < min(e["ts"] + e["dur"] for e in same)
+
+
+def test_without_output_nothing_is_left_behind(tmp_path: Path) -> None:
+    text = succeed(*SMALL, "--steps", 5, "--no-roofs", "--json", cwd=tmp_path)
+    assert json.loads(text)["steps"] == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--steps", 0), "--steps is 0"),
+        (("--steps", "many"), "--steps"),
+        (("--trace",), "try --output"),
+        (("--output", "taken"), "holds a profile already"),
+        (("--output", "file/p"), "cannot write"),
+        (("--network", "modle0"), "did you mean 'model0'"),
+        (("--run-dir", "x"), "No such option"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    flags: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "profile.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    done = launch("profile", *flags, ranks=2, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("dptrain:")]) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_killed_rank_ends_the_job_and_leaves_no_profile(tmp_path: Path) -> None:
+    line = command(*map(str, (*SMALL, "--steps", 10**6, "--output", "p")), ranks=2)
+    job = subprocess.Popen(
+        line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    assert job.stdout is not None
+    while "ranks x" not in job.stdout.readline():
+        assert job.poll() is None
+    ranks = descendants(job.pid, "dptrain")
+    assert len(ranks) == 2
+    subprocess.run(["kill", "-9", str(ranks[1])], check=True)
+    # A limit on hanging, not a claim of speed.
+    assert job.wait(timeout=30) != 0
+    job.stdout.close()
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    assert not list((tmp_path / "p").iterdir())

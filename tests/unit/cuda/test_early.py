@@ -1,0 +1,83 @@
+"""Launches that begin while the kernel before ends: what the driver is handed, and by whom."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain.backends.cuda import early
+from dptrain.backends.cuda.device import KERNELS
+
+KERNEL = re.compile(
+    r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\([^{]*?\)\s*\{(.*?)^}',
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def test_every_kernel_waits_for_those_before_it() -> None:
+    bodies = {
+        name: body
+        for path in KERNELS.glob("*.cu")
+        for name, body in KERNEL.findall(path.read_text())
+    }
+    assert len(bodies) == sum(p.read_text().count("__global__") for p in KERNELS.glob("*.cu"))
+    # A product's own part of that is tested below; before it only sizes are worked out.
+    first = {
+        name
+        for name, body in bodies.items()
+        if not body.lstrip().startswith("in_order();") and "multiply(" not in body
+    }
+    assert first == set()
+
+
+def test_products_wait_before_they_read() -> None:
+    text = (KERNELS / "gemm.cuh").read_text()
+    body = text[text.index("void multiply(") :]
+    assert 0 < body.index("in_order();") < body.index(".fetch(")
+
+
+def test_older_gpus_launch_as_ever() -> None:
+    assert early.find_launch(89) is None
+
+
+def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    class Array:
+        class data:  # noqa: N801
+            ptr = 0x7F00_0000_1000
+
+    def start(config: Any, kernel: int, places: Any, extra: Any) -> int:
+        config = ctypes.cast(config, ctypes.POINTER(early._Config)).contents
+        seen["extents"] = [*config.grid], [*config.block], config.shared_bytes, config.stream
+        attribute = config.attributes[0]
+        seen["attribute"] = config.count, attribute.id, attribute.value
+        seen["kernel"] = kernel
+        types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_float)
+        pointers = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
+        seen["args"] = [t.from_address(pointers[i]).value for i, t in enumerate(types)]
+        return 0
+
+    signature = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    )
+    driver = type("Driver", (), {"cuLaunchKernelEx": signature(start)})()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    launch = early.find_launch(90)
+    assert launch is not None
+    grid: Any = (np.int32(7), 1, 2)
+    launch(99, grid, (256, 1, 1), [Array, np.int32(-5), np.float32(0.5)], 4096, 17)
+    assert seen["extents"] == ([7, 1, 2], [256, 1, 1], 4096, 17)
+    assert seen["attribute"] == (1, early.EARLY, 1)
+    assert (seen["kernel"], seen["args"]) == (99, [0x7F00_0000_1000, -5, 0.5])
+
+
+def test_structures_are_as_large_as_the_drivers() -> None:
+    # CUDA Driver API: CUlaunchAttribute is an id, its padding and a value of 64 bytes;
+    # CUlaunchConfig seven numbers, a stream, a pointer and a number, each at its alignment.
+    assert ctypes.sizeof(early._Attribute) == 72
+    assert ctypes.sizeof(early._Config) == 56

@@ -1,0 +1,125 @@
+"""Files for TensorBoard, read back by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain.comm.world import World
+from dptrain.config import load_config
+from dptrain.errors import UserError
+from dptrain.measure.metrics import MetricsFile
+from dptrain.measure.tensorboard import FOLDER, TensorBoard
+from dptrain.measure.vocabulary import find_word
+from dptrain.network.zoo import network
+from dptrain.training import train
+from dptrain.training.profiling import ProfileOptions, profile
+
+
+def read(folder: Path) -> Any:
+    """What the package's reader makes of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0})
+    found.Reload()
+    return found
+
+
+def test_numbers_come_back(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.record({"step": 3, "loss": 0.25, "test_accuracy": None})
+    board.record({"step": 4, "loss": 0.125})
+    values = np.array([-1.0, 0.0, 0.5, 2.0, np.nan, np.inf])
+    board.histogram(4, "conv1.weight", values)
+    board.histogram(4, "empty", np.array([np.nan]))
+    board.graph(network("model0"))
+    board.close()
+    found = read(tmp_path)
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(3, 0.25), (4, 0.125)]
+    assert found.Tags()["scalars"] == ["loss"]
+    assert found.Tags()["histograms"] == ["conv1.weight"]
+    (event,) = found.Histograms("conv1.weight")
+    histogram = event.histogram_value
+    assert (histogram.min, histogram.max, histogram.num) == (-1.0, 2.0, 4)
+    assert (histogram.sum, histogram.sum_squares) == (1.5, 5.25)
+    assert sum(histogram.bucket) == 4
+    assert histogram.bucket_limit[-1] == 2.0
+    nodes = {node.name: node for node in found.Graph().node}
+    assert list(nodes["conv1/conv"].input) == ["input", "conv1/weight", "conv1/bias"]
+    assert nodes["conv1/conv"].op == "Conv2d"
+    shape = nodes["pool2"].attr["_output_shapes"].list.shape[0]
+    assert [dimension.size for dimension in shape.dim] == [-1, 32, 8, 8]
+    assert all(name in nodes for node in nodes.values() for name in node.input)
+
+
+def test_a_run_that_goes_on_says_steps_once(tmp_path: Path) -> None:
+    for first, last in ((0, 30), (20, 40)):
+        board = TensorBoard(tmp_path, first_step=first)
+        for step in range(first, last, 10):
+            board.record({"step": step, "loss": float(last)})
+        board.close()
+    found = [(event.step, event.value) for event in read(tmp_path).Scalars("loss")]
+    assert found == [(0, 30.0), (10, 30.0), (20, 40.0), (30, 40.0)]
+
+
+def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
+    flags = {"network": "model-small", "run_dir": str(tmp_path / "run"), "steps": 50}
+    config = load_config({**flags, "tensorboard": True, "baseline_steps": 0, "threads": 1}, {})
+    train(config, World.single())
+    found = read(tmp_path / "run" / FOLDER)
+    records = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
+    for tag in ("loss", "learning_rate", "images_per_s", "step_ms", "test_loss", "test_accuracy"):
+        expected = [(r["step"], np.float32(r[tag])) for r in records if tag in r]
+        assert expected
+        assert [(event.step, event.value) for event in found.Scalars(tag)] == expected
+    (event,) = found.Scalars("time_ms/conv1+relu1+pool1.forward")[:1]
+    assert event.step == 10
+    assert event.value > 0
+    # An epoch has 45 steps.
+    assert [e.step for e in found.Histograms("conv1.weight")] == [45]
+    assert len(found.Tags()["histograms"]) == len(network("model-small").parameters)
+    assert found.Graph().node
+    for tag in found.Tags()["scalars"]:
+        # A stage's phase is the word; a stage that stands alone is called by it.
+        assert (
+            find_word(tag)
+            or find_word(tag.removeprefix("time_ms/"))
+            or find_word(tag.rpartition(".")[2].removeprefix("time_ms/"))
+        )
+
+
+def test_a_profile_has_a_line_a_step(tmp_path: Path) -> None:
+    flags = {"network": "mlp-5", "backend": "reference", "batch_size": 100, "tensorboard": True}
+    options = ProfileOptions(steps=3, skip=1, output=tmp_path / "p", roofs=False)
+    record = profile(load_config(flags, {}), World.single(), options, quiet=True)
+    assert record is not None
+    found = read(tmp_path / "p" / FOLDER)
+    times = tuple(event.value for event in found.Scalars("step_ms"))
+    assert times == pytest.approx(record.step_times_ms, rel=1e-6)
+    stage = record.stages[1]
+    values = [event.value for event in found.Scalars(f"time_ms/{stage.name}")]
+    # Kept as float32.
+    assert np.mean(values) == pytest.approx(stage.time_ms.mean, rel=1e-6)
+    assert found.Graph().node
+
+
+def test_without_the_package_one_line_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(UserError, match=r"needs the package tensorboard.*dptrain\[tensorboard\]"):
+        TensorBoard(tmp_path)
+    flags = {"network": "mlp-5", "backend": "reference", "tensorboard": True, "steps": 1}
+    config = load_config({**flags, "run_dir": str(tmp_path / "run")}, {})
+    with pytest.raises(UserError, match="needs the package"):
+        train(config, World.single())
+
+
+def test_a_profile_for_tensorboard_needs_a_folder() -> None:
+    config = load_config({"network": "mlp-5", "tensorboard": True}, {})
+    with pytest.raises(UserError, match=r"--tensorboard writes files.*--output"):
+        profile(config, World.single(), ProfileOptions(), quiet=True)
