@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
         "dptrain scale --ranks 1,2,4,8 --network cifar --batch-size 128 --output DIR",
         "dptrain scale --output DIR                       # go on with one that was stopped",
         'dptrain scale --ranks 4,8,16 --launcher "srun --mpi=pmi2" --output DIR',
-        "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/25   # a job array; at its end:",
+        "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array; at its end:",
         "dptrain scale --collect DIR",
     ),
 )

@@ -38,6 +38,9 @@ class Selection:
     def of(self, design: Design) -> list[Task]:
         """The launches that are chosen, in the study's order.
 
+        Parts are runs of it: as many as there are rounds are rounds, so that each job of an array
+        meets every point, whatever its nodes are like.
+
         Raises:
             UserError: there is no such point.
         """
@@ -49,7 +52,8 @@ class Selection:
                     f"{', '.join(names)}"
                 )
         tasks = [t for t in design.tasks() if not self.points or t.point.name in self.points]
-        return tasks[self.part - 1 :: self.parts]
+        begin, end = (len(tasks) * share // self.parts for share in (self.part - 1, self.part))
+        return tasks[begin:end]
 
 
 def launch_study(folder: Path, design: Design, chosen: Selection, display: StudyDisplay) -> bool:

@@ -58,6 +58,8 @@ def test_parts_make_every_launch_once() -> None:
     shares = [Selection((), part, 4).of(DESIGN) for part in (1, 2, 3, 4)]
     together = [task for share in shares for task in share]
     assert sorted(t.folder for t in together) == sorted(t.folder for t in DESIGN.tasks())
+    rounds = [Selection((), part, 5).of(DESIGN) for part in (1, 2, 3, 4, 5)]
+    assert [{task.round for task in members} for members in rounds] == [{1}, {2}, {3}, {4}, {5}]
     only = Selection(("weak-r4-t1",)).of(DESIGN)
     assert [task.round for task in only] == [1, 2, 3, 4, 5]
     with pytest.raises(UserError, match="did you mean 'weak-r4-t1'"):
