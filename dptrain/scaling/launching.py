@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from dptrain.errors import UserError
 
 OPEN_MPI = "Open MPI"
 _GRACE_S = 5.0
-_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG, prctl(2): the signal that a process gets when its parent is gone."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +114,8 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env=child_environment(), start_new_session=True, preexec_fn=_die_with_parent(),
+            [*_tether(), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env=child_environment(), start_new_session=True,
         )  # fmt: skip
 
     def wait(self, seconds: float) -> int | None:
@@ -161,12 +158,12 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child does first: ask for SIGTERM when its parent is gone. Linux alone can."""
+def _tether() -> list[str]:
+    """Words before a command that end it when we are gone. Linux alone can."""
     if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_DEATH_SIGNAL, signal.SIGTERM) and None
+        return []
+    script = Path(__file__).with_name("tether.py")
+    return [sys.executable, "-I", "-S", str(script), str(os.getpid())]
 
 
 def cause(log: Path) -> str:
