@@ -61,8 +61,7 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
 def _limit(point: Point) -> str:
     """Where the loss of a point goes."""
     lost = {name: getattr(point.loss, name) for name in PARTS}
-    total = sum(lost.values())
-    ideal = sum(getattr(point.ideal, name) for name in PARTS)
+    total, ideal = point.loss.total, point.ideal.total
     if total <= 0.02 * ideal:
         return f"At {_place(point)} a step loses nothing worth naming."
     worst = sorted((name for name in PARTS if lost[name] > 0.1 * total), key=lambda n: -lost[n])

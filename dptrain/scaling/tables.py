@@ -120,9 +120,8 @@ def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step"]
     rows = []
     for place, point in zip(_places(points), points, strict=True):
-        ideal = sum(getattr(point.ideal, name) for name in PARTS)
         lost = [f"{getattr(point.loss, name):+.3f}" for name in PARTS]
-        rows.append([place, f"{ideal:.3f}", *lost, f"{point.step_ms.value:.3f}"])
+        rows.append([place, f"{point.ideal.total:.3f}", *lost, f"{point.step_ms.value:.3f}"])
         if wide:
             rows[-1] += [_lost(point.shared_ms), _lost(point.contention_ms),
                          _lost(point.small_batch_ms)]  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from dptrain.errors import UserError
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.files import write_study
-from dptrain.scaling.points import PARTS, Measured
+from dptrain.scaling.points import Measured
 from dptrain.scaling.study import Point, Study
 from dptrain.scaling.tables import study_report
 from tests.unit.scaling.synthetic import Law, make_launches, make_profile
@@ -27,18 +27,14 @@ def point(study: Study, name: str) -> Point:
     return next(p for p in study.points if p.name == name)
 
 
-def total(parts: object) -> float:
-    return sum(getattr(parts, name) for name in PARTS)
-
-
 def test_the_ideal_step_and_its_losses_add_up_to_the_step(study: Study) -> None:
     assert len(study.points) == 10
     for p in study.points:
-        assert total(p.ideal) + total(p.loss) == pytest.approx(p.step_ms.value)
-        assert total(p.parts) == pytest.approx(p.step_ms.value)
+        assert p.ideal.total + p.loss.total == pytest.approx(p.step_ms.value)
+        assert p.parts.total == pytest.approx(p.step_ms.value)
         base = point(study, f"{p.scaling}-r1-t1")
         shrinks = p.workers if p.scaling == "strong" else 1
-        assert total(p.ideal) == pytest.approx(base.step_ms.value / shrinks)
+        assert p.ideal.total == pytest.approx(base.step_ms.value / shrinks)
 
 
 def test_losses_are_the_ones_that_were_planted() -> None:
