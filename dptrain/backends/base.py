@@ -268,6 +268,11 @@ class Replica:
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
 
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes by purpose: those of the plan, and what no plan knows of."""
+        return dict(self.plan.memory)
+
     # Steps.
 
     keeps_pictures: ClassVar[bool] = False

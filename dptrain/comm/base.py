@@ -34,6 +34,9 @@ class GradientSum(ABC):
     """
 
     name: ClassVar[str]
+    transport: ClassVar[str]
+    """How gradients travel, a word of `dptrain.comm.TRANSPORTS` or ``none``."""
+
     enqueues: ClassVar[bool] = False
     """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
     so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
@@ -50,6 +53,11 @@ class GradientSum(ABC):
         self._started = self._begun = self._done = 0
         self._under_way_ns = 0
         self._since: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the replica's device that sums take besides the gradient."""
+        return 0
 
     def start(self, bucket: int) -> None:
         """Begin summing a bucket; all ranks start the same buckets in the same order."""

@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -136,6 +136,8 @@ class Peers(Carrier):
         UserError: a GPU does not reach another's memory; on every rank.
     """
 
+    transport: ClassVar[str] = "peer"
+
     def __init__(
         self, world: World, replica: Replica, shared: Shared, patience_s: float | None = None
     ) -> None:
@@ -157,7 +159,9 @@ class Peers(Carrier):
         own = words
         for array in shared.reduced:
             words = self._add(array, words, givers=self.size)
-        self._inboxes = Inboxes(world, self.device, words if world.is_main else own)
+        words = words if world.is_main else own
+        self._inboxes = Inboxes(world, self.device, words)
+        self.memory_bytes = words * 4 * WORD
 
     def _add(self, array: Array, start: int, *, givers: int, shares: bool = False) -> int:
         """Make an array's channel at a place of the inboxes; where the next one begins."""

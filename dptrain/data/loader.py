@@ -21,8 +21,9 @@ from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
-DRAWN_TOGETHER = 16
-"""Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90."""
+DRAWN_TOGETHER, PLACED_TOGETHER = 16, 64
+"""Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90. More
+where places are all that a batch is, for then a step may take no longer than that."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,11 @@ class Loader:
     def _read_batches(self) -> Iterator[tuple[Batch, _Slot]]:
         for epoch, steps in self._epochs():
             order = epoch_order(len(self._samples), self._seed, epoch)
-            for start in range(0, len(steps), DRAWN_TOGETHER):
+            together = PLACED_TOGETHER if self._kept is not None else DRAWN_TOGETHER
+            for start in range(0, len(steps), together):
                 if self._closed.is_set():
                     return
-                yield from self._fill(epoch, order, steps[start : start + DRAWN_TOGETHER])
+                yield from self._fill(epoch, order, steps[start : start + together])
 
     def _epochs(self) -> Iterator[tuple[int, range]]:
         """Epochs and the steps of each that are asked for."""

@@ -313,8 +313,8 @@ class Stepper:
         shift = time.perf_counter_ns() - int(times[self._update])
         clock = [int(moment) + shift for moment in times]
         before = clock[self._load]
-        took = before - clock[2 * len(stages) + 1]
-        self.recorder.add(self._load, took, before)
+        begun = clock[2 * len(stages) + 1]
+        self.recorder.add(self._load, before - begun, before)
         for stage in stages[self._load + 1 : self._update]:
             end = clock[stage.index]
             self.recorder.put(stage.index, end - before, end)

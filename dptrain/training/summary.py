@@ -26,7 +26,7 @@ def _count(number: int, noun: str) -> str:
 def introduce(job: Job, display: Display) -> None:
     """Say what will be trained on what, how, and where it goes."""
     config, world = job.config, job.world
-    memory = sum(job.plan.memory.values()) / 2**20
+    memory = sum(job.memory_bytes.values()) / 2**20
     on_gpu = job.replica.memory.on_gpu
     workers = "1 GPU" if on_gpu else _count(job.plan.setting.threads, "thread")
     display.say(
@@ -127,7 +127,7 @@ def _summary(
             "steps_alone": 0 if scaling.weak is None else scaling.weak.n,
             "steps_together": 0 if measured is None else measured.steps.shape[1],
         },
-        "memory": job.plan.memory,
+        "memory": job.memory_bytes,
         **_times(job, measured),
     }
 

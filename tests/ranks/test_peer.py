@@ -211,6 +211,15 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
         assert (one.correct, one.samples) == (other.correct, 7)
 
 
+def test_inboxes_count_as_memory(connected: World, devices: None) -> None:
+    replica = small_replica()
+    buckets = make_buckets(replica.plan, None)
+    sums = load_strategy("mirrored", connected, replica, buckets, "peer")
+    # Two halves, each with a place for every rank's gradient.
+    assert sums.memory_bytes == 2 * connected.size * replica.flat_gradients.nbytes
+    sums.close()
+
+
 def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) -> None:
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)

@@ -321,6 +321,7 @@ class PinnedOutbox(Outbox):
             )  # fmt: skip
 
     def coming(self, turn: int) -> Callable[[float], NDArray[Any]]:
+        self._gpu.join()
         done = self._gpu.stream.record(self._gpu.event())
 
         def wait(timeout: float) -> NDArray[Any]:

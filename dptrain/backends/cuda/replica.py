@@ -115,6 +115,11 @@ class CudaReplica(Replica):
             it.
     """
 
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        kept = 0 if self.pictures is None else int(self.pictures.nbytes)
+        return {**super().memory_bytes, **({"pictures": kept} if kept else {})}
+
     keeps_pictures = True
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:

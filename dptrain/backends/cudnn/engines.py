@@ -74,6 +74,11 @@ class Engines:
         self.workspaces = {beside: device.zeros((1,), "uint8") for beside in (False, True)}
         self._outgrown: list[Array] = []  # A captured step may use them still.
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Of all scratch memory."""
+        return sum(int(array.nbytes) for array in (*self.workspaces.values(), *self._outgrown))
+
     def choose(self, problem: Problem, arrays: Sequence[Array], *, measure: bool) -> Plan:
         """A plan for a convolution.
 

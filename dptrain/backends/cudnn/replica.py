@@ -23,3 +23,7 @@ class CudnnReplica(CudaReplica):
     ) -> None:
         self.engines = Engines(library, device)
         super().__init__(backend, plan, seed=seed, device=device)
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        return {**super().memory_bytes, "workspace": self.engines.workspace_bytes}

@@ -213,7 +213,9 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
     still = np.empty_like(seen)
     MemorySamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
     replica = compile(RICH, "cuda", 8)
+    assert replica.memory_bytes == replica.plan.memory
     replica.keep(pictures)
+    assert replica.memory_bytes == {**replica.plan.memory, "pictures": pictures.nbytes}
     moved = change.places(RICH.input_shape, draws, canvas, rows)
     assert moved[:, 3].any()
     assert not moved[:, 3].all()

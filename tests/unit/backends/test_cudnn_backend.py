@@ -94,6 +94,14 @@ def test_uneven_padding_is_left_to_kernels_of_our_own() -> None:
     assert shapes["conv2.weight"] == (4, 3, 3, 6)
 
 
+def test_workspaces_count_as_memory() -> None:
+    replica = cudnn_replica()
+    before = replica.memory_bytes
+    assert before == {**replica.plan.memory, "workspace": before["workspace"]}
+    replica.engines.workspaces[True] = replica.device.zeros((1000,), "uint8")
+    assert replica.memory_bytes["workspace"] == before["workspace"] + 999
+
+
 def test_what_is_fused_and_what_is_left_out() -> None:
     """ReLU is in the graph; the gradient of the network's input is not computed."""
     module = module_of(cudnn_replica())
