@@ -23,8 +23,9 @@ SAME = (
     "network", "data", "backend", "precision", "strategy", "optimizer", "parameters",
 )  # fmt: skip
 """What launches of one study have in common; a difference would pass for a matter of scaling."""
-MACHINE = ("cpu", "cores", "os", "python", "versions", "mpi", "host")
-"""What they should have in common, by the keys of ``env.json``."""
+MACHINE = ("cpu", "os", "python", "versions", "mpi", "host")
+"""What they should have in common, by the keys of ``env.json``. Cores are not: launchers bind some
+jobs to fewer."""
 
 
 def analyse(
@@ -131,7 +132,7 @@ def _differences(launches: Sequence[Measured]) -> list[str]:
         if len(seen) > 1:
             (one, first), (two, second) = list(seen.items())[:2]
             what = "hosts differ" if key == "host" else f"launches differ in {key}"
-            if key in ("versions",):
+            if key == "versions":
                 one, two = _changed(launches, first, second)
             found.append(f"{what}: {one} in {first}, {two} in {second}")
     return found

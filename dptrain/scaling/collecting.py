@@ -7,12 +7,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dptrain.errors import UserError
-from dptrain.files import parse_json
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHED, LAUNCHES, PROFILE
+from dptrain.scaling.design import LAUNCHES, PROFILE, launch_facts
 from dptrain.scaling.load import is_loud
 from dptrain.scaling.points import Measured
 
@@ -50,7 +48,7 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
         )
     found = []
     for path in paths:
-        profile, facts = Profile.read(path), _launched(path.parent)
+        profile, facts = Profile.read(path), launch_facts(path.parent)
         began = str(facts.get("began") or profile.environment.get("started", ""))
         found.append((began, path.parent, profile, facts))
     found.sort(key=lambda item: (item[0], str(item[1])))
@@ -69,15 +67,6 @@ def _profiles(folder: Path) -> list[Path]:
         raise UserError(f"--collect {folder}: no such folder")
     inside = folder / LAUNCHES
     return list((inside if inside.is_dir() else folder).rglob(PROFILE))
-
-
-def _launched(folder: Path) -> dict[str, Any]:
-    """What `dptrain scale` noted of a launch; nothing if somebody else made it."""
-    try:
-        facts = parse_json((folder / LAUNCHED).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _about_load(loads: Sequence[float | None]) -> list[str]:

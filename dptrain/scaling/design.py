@@ -166,6 +166,15 @@ class Design:
             raise UserError(f"{path} is damaged ({error}); choose another --output") from None
 
 
+def launch_facts(place: Path) -> dict[str, Any]:
+    """What was noted of a launch: command, begin, seconds; nothing if somebody else made it."""
+    try:
+        facts = parse_json((place / LAUNCHED).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def new_folder(network: str) -> Path:
     """``studies/<network>-<date>-<time>``, and ``-2``, ``-3``, … behind it while that is taken."""
     name = f"{Path(network).name.removesuffix('.toml')}-{datetime.now():%Y%m%d-%H%M%S}"

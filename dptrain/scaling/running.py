@@ -21,7 +21,7 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.measure.environment import available_cores
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHED, LOG, PROFILE, Design, Task
+from dptrain.scaling.design import LAUNCHED, LOG, PROFILE, Design, Task, launch_facts
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
 from dptrain.scaling.load import Clock, cores_of_others, is_loud
@@ -83,6 +83,16 @@ def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
     return [task for task in tasks if not (folder / task.folder / PROFILE).is_file()]
 
 
+def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:
+    """Seconds of the launches that are made, by the point's name."""
+    found: dict[str, list[float]] = {}
+    for task in tasks:
+        wall_s = launch_facts(folder / task.folder).get("wall_s")
+        if wall_s is not None:
+            found.setdefault(task.point.name, []).append(float(wall_s))
+    return found
+
+
 def run_tasks(
     folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher, display: StudyDisplay
 ) -> bool:
@@ -109,7 +119,7 @@ def run_tasks(
     left = unfinished(folder, tasks)
     if not left:
         return True
-    times = Times(design.steps)
+    times = Times(design.steps, walls=_walls(folder, tasks))
     with StopRequest() as stop, display:
         if _is_loud_now(stop):
             display.say("warning: other programs are busy on this machine; figures will scatter")
