@@ -94,17 +94,15 @@ def scale(
             raise UserError("--collect names several folders; expected --output DIR for the study")
         _print(conclude_study(collect, folder), folder, as_json=as_json)
         return 0
-    return _launch(_design(file, output, given(flags)), output, _selection(only, part), as_json)
+    folder, design = _design(file, output, given(flags))
+    return _launch(folder, design, _selection(only, part), as_json=as_json)
 
 
-def _launch(
-    found: tuple[Path, Design], output: Path | None, chosen: Selection, as_json: bool
-) -> int:
+def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -> int:
     from dptrain.scaling.display import StudyDisplay
     from dptrain.scaling.running import LaunchError
     from dptrain.scaling.scale import conclude_study, launch_study, missing
 
-    folder, design = found
     display = StudyDisplay(errors=as_json)
     display.say(f"study: {folder}")
     again = f"dptrain scale --output {shlex.quote(str(folder))}"
@@ -156,7 +154,7 @@ def _design(
         launches=words["launches"],
         steps=words["steps"],
         seed=config.seed,
-        launcher=() if words["launcher"] == "auto" else tuple(shlex.split(words["launcher"])),
+        launcher=_words(words["launcher"]),
         batch_size=int(values.pop("batch_size")),
         settings=values,
     )
@@ -176,6 +174,18 @@ def _numbers(text: str, flag: str) -> tuple[int, ...]:
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"{flag} is '{text}'; expected whole numbers above 0 such as 1,2,4")
     return tuple(sorted({int(word) for word in words}))
+
+
+def _words(launcher: str) -> tuple[str, ...]:
+    if launcher == "auto":
+        return ()
+    try:
+        words = tuple(shlex.split(launcher))
+    except ValueError as error:
+        raise UserError(f"--launcher is '{launcher}': {error}; expected words of a shell") from None
+    if not words:
+        raise UserError("--launcher is empty; expected auto, mpirun or srun")
+    return words
 
 
 def _scalings(text: str) -> tuple[str, ...]:

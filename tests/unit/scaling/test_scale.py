@@ -170,6 +170,7 @@ def test_collected_studies_lie_apart_from_their_launches() -> None:
         (["--scaling", "wek"], "did you mean 'weak'"),
         (["--part", "3/2"], "--part is '3/2'; expected I/N"),
         (["--launcher", "nowhere-to-be-found"], "no such program"),
+        (["--launcher", "mpirun 'a"], "No closing quotation"),
         (["--collect", "nowhere"], "--collect nowhere: no such folder"),
         (["--only", "weak-r8-t1"], "--only weak-r8-t1: no such point"),
         (["--network", "nothing"], "nothing"),
