@@ -51,7 +51,7 @@ class Calibration:
         profiles = [measured.profile for measured in group.launches]
         sizes = {(s.bucket_bytes, s.buckets) for profile in profiles for s in profile.sums}
         sums = tuple(
-            (size, number, float(np.median([_sum_ms(profile, size) for profile in profiles])))
+            (size, number, float(np.nanmedian([_sum_ms(profile, size) for profile in profiles])))
             for size, number in sorted(sizes)
         )
         update = float(np.median([_phase_ms(profile, "update") for profile in profiles]))
