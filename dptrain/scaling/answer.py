@@ -81,12 +81,10 @@ def _why(part: str, point: Point) -> str:
         "because workers slow each other down": point.contention_ms or 0.0,
         "because a rank's batch is small": point.small_batch_ms or 0.0,
     }
-    named = [
-        f"{lost:.3g} ms {cause}"
-        for cause, lost in causes.items()
-        if lost > 0.1 * point.loss.compute
-    ]
-    return f": {_list(named)}" if named else ""
+    named = {cause: ms for cause, ms in causes.items() if ms > 0.1 * point.loss.compute}
+    if len(named) == 1:
+        return f", {next(iter(named))}"
+    return f": {_list([f'{ms:.3g} ms {cause}' for cause, ms in named.items()])}" if named else ""
 
 
 def _of_forecast(forecast: Forecast) -> str:
@@ -97,11 +95,13 @@ def _of_forecast(forecast: Forecast) -> str:
     if not forecast.points:
         return f"No forecast of {what}: a minibatch has no sample for further ranks."
     ranks, _, efficiency = forecast.points[-1]
+    ends = sorted(found[-1] for found in forecast.efficiencies.values())
+    apart = f" ({ends[0]:.0%} to {ends[-1]:.0%} by all that can be trusted)" * (len(ends) > 1)
     good = [r for r, _, e in forecast.points if e >= GOOD]
     reach = f", {GOOD:.0%} or more up to {good[-1]:,}" if good and good[-1] != ranks else ""
     alone = "; one node was measured, so no network" * (UNMEASURED_NETWORK in forecast.assumptions)
     return (
-        f"Forecast of {what}: {efficiency:.0%} at {ranks:,} ranks{reach}, by "
+        f"Forecast of {what}: {efficiency:.0%} at {ranks:,} ranks{apart}{reach}, by "
         f"{MODELS[forecast.model]}, which was off by {forecast.hindcast_error:.1%} at the largest "
         f"point when it had not seen it{alone}."
     )

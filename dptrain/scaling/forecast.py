@@ -183,7 +183,16 @@ def make_forecast(series: Series, judged: Sequence[Judged]) -> Forecast:
             withheld=f"the best model, {best.name}, missed the largest point by {error:.0%}, which "
             f"is more than {TRUSTED:.0%}",
         )
-    return replace(named, assumptions=_assumptions(series, best), points=_points(series, best))
+    trusted = [found.model for found in judged if found.hindcast_error <= TRUSTED]
+    return replace(
+        named,
+        assumptions=_assumptions(series, best),
+        points=_points(series, best),
+        efficiencies={
+            model.name: tuple(efficiency for _, _, efficiency in _points(series, model))
+            for model in trusted
+        },
+    )
 
 
 def _assumptions(series: Series, model: Model) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Records of plain numbers, written to ``study.json``; docs/measuring.md defines e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,8 @@ class Forecast:
         withheld: why there is none; "" where there is one.
         assumptions: in sentences.
         points: (ranks, step_ms, efficiency).
+        efficiencies: at the same ranks, by every model that could be trusted as much: how far they
+            go apart is a part of the doubt.
     """
 
     scaling: str
@@ -142,6 +144,7 @@ class Forecast:
     withheld: str
     assumptions: tuple[str, ...]
     points: tuple[tuple[int, float, float], ...]
+    efficiencies: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -238,4 +241,6 @@ def _point(values: Mapping[str, Any]) -> Point:
 
 def _forecast(values: Mapping[str, Any]) -> Forecast:
     points = tuple(tuple(point) for point in values["points"])
-    return Forecast(**{**values, "assumptions": tuple(values["assumptions"]), "points": points})
+    efficiencies = {name: tuple(found) for name, found in values["efficiencies"].items()}
+    own = {"assumptions": tuple(values["assumptions"]), "points": points}
+    return Forecast(**{**values, **own, "efficiencies": efficiencies})

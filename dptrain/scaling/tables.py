@@ -101,7 +101,7 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     kept = {name: cells for name, cells in columns.items() if cells}
     keeps = "a worker keeps its samples" if scaling == WEAK else "the minibatch stays"
     rows = list(zip(*kept.values(), strict=True))
-    title = f"{scaling.capitalize()} scaling: {keeps}; medians (95% intervals)"
+    title = f"{scaling.capitalize()} scaling: {keeps}; median (95%)"
     table = fitted_table(title, list(kept), rows, text=())
     if serial:
         table.caption = "serial: fraction of the work, determined from the speed-up (Karp–Flatt)"
@@ -120,7 +120,7 @@ def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
     columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step"]
     rows = []
     for place, point in zip(_places(points), points, strict=True):
-        lost = [f"{getattr(point.loss, name):+.3f}" for name in PARTS]
+        lost = [_lost(getattr(point.loss, name)) for name in PARTS]
         rows.append([place, f"{point.ideal.total:.3f}", *lost, f"{point.step_ms.value:.3f}"])
         if wide:
             rows[-1] += [_lost(point.shared_ms), _lost(point.contention_ms),
@@ -137,7 +137,8 @@ def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
 
 
 def _lost(value: float | None) -> str:
-    return "" if value is None else f"{value:+.3f}"
+    # Adding 0.0 makes a zero of a negative one.
+    return "" if value is None else f"{round(value, 3) + 0.0:+.3f}"
 
 
 def _fits_table(fits: Sequence[Fit]) -> Table:
@@ -160,9 +161,15 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
 
 
 def _forecast_table(forecast: Forecast) -> Table:
-    rows = [[f"{r:,}", _number(ms), f"{share:.1%}"] for r, ms, share in forecast.points]
-    title = f"Forecast of {series_name(forecast)}, {forecast.model}"
-    return fitted_table(title, ["ranks", "step ms", "efficiency"], rows, text=())
+    """Step and efficiency by the best model, and efficiencies by the others."""
+    others = [name for name in forecast.efficiencies if name != forecast.model]
+    rows = [
+        [f"{ranks:,}", _number(step_ms), f"{efficiency:.1%}",
+         *(f"{forecast.efficiencies[name][place]:.1%}" for name in others)]
+        for place, (ranks, step_ms, efficiency) in enumerate(forecast.points)
+    ]  # fmt: skip
+    columns = ["ranks", "step ms", f"efficiency, {forecast.model}", *others]
+    return fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
 
 
 def _interval(value: Estimate, text: Callable[[float], str]) -> str:

@@ -134,6 +134,9 @@ def test_a_forecast_is_made_by_the_model_that_foresaw_the_largest_point() -> Non
     assert forecast.model == judged[0].model.name == "alpha-beta"
     assert forecast.withheld == ""
     assert [ranks for ranks, _, _ in forecast.points] == [2**k for k in range(5, 13)]
+    trusted = [found.model.name for found in judged if found.hindcast_error <= TRUSTED]
+    assert len(trusted) > 1
+    assert list(forecast.efficiencies) == trusted
     law = Law()
     for ranks, step_ms, efficiency in forecast.points:
         assert step_ms == pytest.approx(sum(vars(law.parts(ranks, 1, 32)).values()))
