@@ -81,6 +81,8 @@ class Backend(ABC):
         fusions: runs of layer classes that are computed as one group, tried longest first.
         channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
         weights_beside: stages of `BACKWARD_WEIGHT` may run beside those that follow.
+        most_elements: largest number of elements of a buffer that kernels can count; None for any.
+        threaded: more threads compute faster.
     """
 
     name: ClassVar[str]
@@ -88,6 +90,8 @@ class Backend(ABC):
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
     channels_last: ClassVar[bool] = False
     weights_beside: ClassVar[bool] = False
+    most_elements: ClassVar[int | None] = None
+    threaded: ClassVar[bool] = False
 
     def precision(self, name: str) -> Precision:
         """How numbers are kept under the precision called `name`."""
@@ -151,6 +155,10 @@ class Backend(ABC):
             What tells the device from others of the node; empty where ranks may share it.
         """
         return ""
+
+    def free_bytes(self) -> int | None:
+        """Bytes that replicas may still take on the device; None where they lie in host memory."""
+        return None
 
     def allocate(self, plan: Plan, *, seed: int) -> Replica:
         """Memory for `plan`, with its stages bound to it; parameters are 0."""

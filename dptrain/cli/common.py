@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+STOPPED = 75
+"""Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
+
 EXISTING = click.Path(path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 

@@ -12,16 +12,15 @@ import click
 
 import dptrain
 from dptrain.backends import BACKENDS
-from dptrain.cli.common import EXISTING, JSON, examples, guarded
+from dptrain.cli.bench import bench
+from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
 from dptrain.cli.scale import scale
+from dptrain.cli.study import study
 from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
 from dptrain.errors import UserError
-
-STOPPED = 75
-"""Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
 
 
 def main() -> None:
@@ -73,6 +72,7 @@ def run(arguments: list[str], *, speaks: bool) -> int:
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
         "mpirun -n 4 dptrain profile                # where the time of training goes",
         "dptrain scale --ranks 1,2,4                # how training scales, and what limits it",
+        "dptrain bench solar                        # time by batch size, and what fits",
         "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -272,3 +272,5 @@ def doctor(as_json: bool) -> int:
 
 cli.add_command(profile)
 cli.add_command(scale)
+cli.add_command(bench)
+cli.add_command(study)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dptrain.cli.common import EXISTING, JSON, examples
+from dptrain.cli.common import EXISTING, JSON, STOPPED, examples
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import LEFT_OUT
 from dptrain.errors import UserError, suggest
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from dptrain.scaling.scale import Selection
     from dptrain.scaling.study import Study
 
-STOPPED = 75
-"""Exit code of a study that a signal ended early: EX_TEMPFAIL, try again."""
 DEFAULTS: dict[str, Any] = {
     "ranks": "1,2,4", "threads": "1", "scaling": "weak,strong", "launches": 5, "steps": 50,
     "launcher": "auto",

@@ -20,6 +20,7 @@ PACKAGES = (
     "cupy-cuda12x",
     "cupy-cuda13x",
     "llvmlite",
+    "matplotlib",
     "mpi4py",
     "mpich",
     "numba",
@@ -121,6 +122,20 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def free_memory() -> int:
+    """Bytes of memory that this process may still take without anything being moved to disk.
+
+    The least of what the machine has available and what each memory limit of the process's cgroups
+    leaves; pages of files that the system would give back at once count as free.
+    """
+    return min(_available_on_machine(), *_cgroup_room(Path("/")))
+
+
+def _available_on_machine() -> int:
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
+    return int(match[1]) * 1024 if match else available_memory()
+
+
 def process_age_s() -> float | None:
     """Seconds since the operating system started this process; None where it does not say."""
     try:
@@ -145,13 +160,35 @@ def _cgroup_cores(root: Path) -> float | None:
     return min((int(q) / int(p) for q, p in pairs if q.isdigit() and int(p)), default=None)
 
 
+def _cgroup_room(root: Path) -> Iterator[int]:
+    """What each memory limit of this process's cgroups leaves, in bytes; nothing without limits.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, ``memory.current`` and
+    ``memory.stat``; version 1 has other names and counts cgroups below under ``total_``.
+    """
+    for controller, limit_file, use_file, pages in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        for folder in _cgroup_folders(root, controller):
+            limit, use = _text(folder / limit_file), _text(folder / use_file)
+            if limit.isdigit() and use.isdigit():
+                found = re.search(rf"^{pages} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+                yield max(int(limit) - int(use) + (int(found[1]) if found else 0), 0)
+
+
 def _cgroup_values(root: Path, controller: str, name: str) -> Iterator[str]:
-    """Contents of the file `name` in this process's cgroup and in every one above it.
+    """Contents of the file `name` in the folders of `_cgroup_folders` that have one."""
+    texts = (_text(folder / name) for folder in _cgroup_folders(root, controller))
+    return (text for text in texts if text)
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of every one above it.
 
     Args:
         root: what the paths start from.
         controller: of cgroup version 1; ``""`` for version 2.
-        name: of the file.
     """
     memberships = _text(root / "proc/self/cgroup").splitlines()
     for _, controllers, path in (line.split(":", 2) for line in memberships if line.count(":") > 1):
@@ -159,10 +196,7 @@ def _cgroup_values(root: Path, controller: str, name: str) -> Iterator[str]:
             continue
         mount = root / "sys/fs/cgroup" / controller
         inside = Path(path.lstrip("/"))
-        for folder in (inside, *inside.parents):
-            text = _text(mount / folder / name)
-            if text:
-                yield text
+        yield from (mount / folder for folder in (inside, *inside.parents))
 
 
 def _text(path: Path) -> str:

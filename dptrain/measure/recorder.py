@@ -85,11 +85,6 @@ class StepRecorder:
         """Stage number `stage` took so long, up to `end`, as another clock has found."""
         self._row[stage], self._ends[stage] = nanoseconds, end
 
-    def add(self, stage: int, nanoseconds: int, end: int) -> None:
-        """Stage number `stage` took so much longer, up to `end`, as another clock has found."""
-        self._row[stage] += nanoseconds
-        self._ends[stage] = end
-
     def skip(self) -> None:
         """What ran since the last lap or skip belongs to no stage."""
         self._last = perf_counter_ns()

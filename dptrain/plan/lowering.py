@@ -166,6 +166,8 @@ class Lowering(Protocol):
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
     weights_beside: ClassVar[bool]
     """Stages of `BACKWARD_WEIGHT` may run beside all that follow them, up to the update."""
+    most_elements: ClassVar[int | None]
+    """Largest number of elements of a buffer that kernels can count; None for any."""
 
     def precision(self, name: str) -> Precision:
         """How numbers are kept under the precision called `name`; `UserError` if unsupported."""

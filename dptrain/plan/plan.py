@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -304,6 +304,18 @@ class _Planner:
         return accesses
 
 
+def _refuse_uncountable(specs: Mapping[str, BufferSpec], backend: Lowering) -> None:
+    # What is staged holds bytes, a message at a time, and is counted in words.
+    counted = {name: spec for name, spec in specs.items() if name != STAGED}
+    name, spec = max(counted.items(), key=lambda item: math.prod(item[1].shape))
+    count, most = math.prod(spec.shape), backend.most_elements
+    if most is not None and count > most:
+        raise UserError(
+            f"batch size is {specs[INPUT].shape[0]}, for which {name} has {count:,} elements; "
+            f"kernels of {backend.name} count up to {most:,}, so try a smaller batch"
+        )
+
+
 def make_plan(
     network: Network,
     backend: Lowering,
@@ -326,7 +338,8 @@ def make_plan(
         threads: compute threads of the replica.
 
     Raises:
-        UserError: batch size or threads below 1, or a precision that the backend does not have.
+        UserError: batch size or threads below 1, a precision that the backend does not have, or
+            a buffer of more elements than its kernels can count.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
@@ -337,6 +350,7 @@ def make_plan(
     setting = Setting(batch_size, precision, kept.dtype, kept.activations, training, threads)
     planner = _Planner(network, backend, setting)
     planner.declare()
+    _refuse_uncountable(planner.specs, backend)
     layout = lay_out(
         (node, parameter, backend.storage(node, parameter))
         for group in reversed(planner.groups)

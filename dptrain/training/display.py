@@ -26,16 +26,23 @@ class Display:
         speaks: whether this rank is the one that does.
         first_step, last_step: of this run.
         task: what is done, in a word.
+        brief: show how far it is, and leave out all that `say` would tell.
     """
 
     def __init__(
-        self, speaks: bool, first_step: int, last_step: int, task: str = "training"
+        self,
+        speaks: bool,
+        first_step: int,
+        last_step: int,
+        task: str = "training",
+        *,
+        brief: bool = False,
     ) -> None:
         self._console = make_console() if speaks else None
         self._first, self._last = first_step, last_step
         self._bar: Bar | None = None
         self._start = self._said = self._drawn = monotonic()
-        self._name = task
+        self._name, self._brief = task, brief
         self._task: Any = None
 
     def __enter__(self) -> Display:
@@ -75,6 +82,10 @@ class Display:
 
     def say(self, what: str | Table) -> None:
         """Print a line, which is never cut, or a table, above the bar."""
+        if not self._brief:
+            self._print(what)
+
+    def _print(self, what: str | Table) -> None:
         if self._console is not None:
             self._console.print(what, soft_wrap=isinstance(what, str))
 
@@ -93,7 +104,7 @@ class Display:
         elif now - self._said >= LINE_EVERY_S:
             self._said = now
             left = (now - self._start) / (step - self._first) * (self._last - step)
-            self.say(
+            self._print(
                 f"step {step}/{self._last}  loss {progress.loss:.4f}  {rate:,.0f} images/s  "
                 f"{left:.0f} s left"
             )

@@ -20,12 +20,13 @@ from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
 
-def train(config: TrainConfig, world: World) -> dict[str, Any]:
+def train(config: TrainConfig, world: World, *, brief: str | None = None) -> dict[str, Any]:
     """Train as `config` says and leave a run directory behind.
 
     Args:
         config: what to train and how.
         world: the ranks; every rank calls this.
+        brief: show how far this is, under this name, and nothing else.
 
     Returns:
         The summary that rank 0 also writes to ``summary.json``. Its ``stopped`` says that a signal
@@ -39,7 +40,9 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(job.stepper)
         stop = stack.enter_context(StopRequest())
-        display = Display(world.is_main, job.first_step, job.last_step)
+        display = Display(
+            world.is_main, job.first_step, job.last_step, brief or "training", brief=bool(brief)
+        )
         introduce(job, display)
         if job.first_step >= job.last_step:
             return nothing_left(job, progress, display)

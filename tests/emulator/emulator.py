@@ -38,6 +38,8 @@ symbols, what templates declare ``__shared__`` is a library's own, like all othe
 MOST_THREADS, MOST_BLOCKS_YZ, SHARED_BYTES = 1024, 65535, 227 << 10
 
 ALIGNMENT = 256
+MEMORY_BYTES = 1 << 30
+"""Of the device; more can be had, since the host's memory is not counted here."""
 
 
 class EmulatorError(Exception):
@@ -75,6 +77,10 @@ class Emulator(Device):
         self._functions: dict[Any, Function] = {}
         self._is_beside = False
         self._late: list[Callable[[], None]] = []
+
+    @property
+    def free_bytes(self) -> int:
+        return MEMORY_BYTES - sum(end - start for start, end in self._memory.items())
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         count = int(np.prod(shape, dtype=np.int64))

@@ -102,6 +102,8 @@ class CudaBackend(Backend):
     }
     channels_last = True
     weights_beside = True
+    # They count in 32 bits, and tiles at the end of a buffer reach a little beyond it.
+    most_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (
         *CONVOLUTIONS,
         (Conv2d, ReLU),
@@ -120,6 +122,9 @@ class CudaBackend(Backend):
     def place(self, local_rank: int) -> str:
         self._local_rank = local_rank
         return self.device.identity
+
+    def free_bytes(self) -> int | None:
+        return self.device.free_bytes
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         tail = TAILS.get(tuple(type(node.layer) for node in nodes[2:]))

@@ -143,6 +143,11 @@ class Device(ABC):
     name: str = ""
     specializes: bool = True
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that `zeros` may still give."""
+        raise NotImplementedError
+
     @abstractmethod
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
         """Memory that holds zeros, aligned to at least 256 bytes."""

@@ -77,6 +77,12 @@ class GPU(Device):
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}
 
+    @property
+    def free_bytes(self) -> int:
+        # What CuPy keeps of arrays that are gone, it gives again or, where that is short, back.
+        kept = self._cupy.get_default_memory_pool().free_bytes()
+        return int(self._cupy.cuda.runtime.memGetInfo()[0] + kept)
+
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
         with self.stream:
             return self._cupy.zeros(shape, dtype)

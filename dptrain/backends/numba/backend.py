@@ -66,6 +66,7 @@ class NumbaBackend(Backend):
     name = "numba"
     precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
     channels_last = True
+    threaded = True
     fusions = (
         (Conv2d, ReLU, MaxPool2d),
         (Conv2d, ReLU),

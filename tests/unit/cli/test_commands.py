@@ -18,7 +18,17 @@ from dptrain.cli.main import cli, run
 from dptrain.config import TrainConfig, load_config, settings
 from dptrain.errors import UserError
 
-HEAVY = ("numpy", "numba", "mpi4py", "rich", "PIL", "safetensors", "llvmlite", "tomli_w")
+HEAVY = (
+    "numpy",
+    "numba",
+    "matplotlib",
+    "mpi4py",
+    "rich",
+    "PIL",
+    "safetensors",
+    "llvmlite",
+    "tomli_w",
+)
 
 
 def modules_after(code: str) -> set[str]:
@@ -207,3 +217,46 @@ def test_a_mistake_found_while_training_is_said_like_any_other(
     monkeypatch.setattr(dptrain.training, "train", refuse, raising=False)
     assert run(["train"], speaks=True) == 2
     assert capfd.readouterr().err == "dptrain: no\n"
+
+
+def test_study_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study"], speaks=True) == 0
+    assert "variants" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--batch-sizes", "2,x"], "--batch-sizes is '2,x'; expected whole numbers"),
+        (["bench", "--threads", "none"], "--threads is 'none'; expected whole numbers"),
+        (["bench", "--within", "soon"], "--within is 'soon'; expected a time such as 1s"),
+        (["bench", "--memory", "much"], "--memory is 'much'; expected a size such as 2GB"),
+        (["bench", "--epochs", "0"], "0 is not in the range"),
+        (["bench", "model9"], "no network 'model9'"),
+        (["bench", "--precisions", "fp8"], "no precision 'fp8' with numba"),
+        (["study", "variants", "--stride", "0"], "--stride has '0'; expected whole numbers"),
+        (["study", "variants", "--run-dir", "x"], "No such option '--run-dir'"),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_one_line_and_leaves_nothing_behind(
+    arguments: list[str],
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments, speaks=True) == 2
+    out, err = capfd.readouterr()
+    assert message in err
+    assert err.count("\n") == 1
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_refuses_a_launcher_s_ranks(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "3")
+    assert run(["bench"], speaks=True) == 2
+    assert "the launcher started 3 ranks" in capfd.readouterr().err

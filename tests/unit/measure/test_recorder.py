@@ -132,7 +132,7 @@ class Clockwork(Replica):
         return self.times
 
 
-def test_a_device_is_waited_for_and_timed_once_in_200_steps() -> None:
+def test_a_device_is_waited_for_and_timed_now_and_then() -> None:
     replica = api.compile(network("mlp-5"), "reference", 2)
     replica.memory = memory = Asynchronous()
     replica.__class__ = Clockwork
@@ -149,11 +149,11 @@ def test_a_device_is_waited_for_and_timed_once_in_200_steps() -> None:
         told.append(len(stepper.results()))
         waits.append(memory.waits - before)
     # Before the step, so that what is timed starts from rest, and behind its loading.
-    assert [number for number, count in enumerate(waits) if count] == [9, 209]
+    assert [number for number, count in enumerate(waits) if count] == [9, 259]
     assert told == [0] + [1] * 299
     assert len(stepper.results(wait=True)) == 1
     rows, _, timed = recorder.in_order()
-    assert np.flatnonzero(timed).tolist() == [9, 209]
+    assert np.flatnonzero(timed).tolist() == [9, 259]
     rows = rows[timed]
     for stage in replica.plan.stages[1:-1]:
         assert (rows[:, stage.index] == stage.index + 1).all()

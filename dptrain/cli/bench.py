@@ -1,0 +1,118 @@
+"""`dptrain bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from dptrain.backends import BACKENDS
+from dptrain.cli import words
+from dptrain.cli.common import JSON, examples
+from dptrain.comm.launcher import find_launch
+from dptrain.errors import UserError
+
+
+@click.command(
+    short_help="Time training and inference of networks, by batch size.",
+    epilog=examples(
+        "dptrain bench solar                      # batches 2 to 1024, answers to 2 to 1024 maps",
+        "dptrain bench perceptrons                # 30 of them, batches 100, 500 and 1000",
+        "dptrain bench solar --largest --memory 2GB",
+        "dptrain bench cifar mine.toml --batch-sizes 32,256 --threads 1,2,4 --samples none",
+        "dptrain bench model0 --backends numba,cuda --within 10ms",
+    ),
+)
+@click.argument("networks", nargs=-1, metavar="[NETWORK]...")
+@click.option("--batch-sizes", metavar="N,…|none", help="Samples of a training step; what suits "
+              "the network where left out.")  # fmt: skip
+@click.option("--samples", default="2,64,512,1024", show_default=True, metavar="N,…|none",
+              help="Samples answered at once, by inference.")  # fmt: skip
+@click.option("--backends", default=BACKENDS[0], show_default=True, metavar="NAME,…",
+              help=f"What computes: {', '.join(BACKENDS)}.")  # fmt: skip
+@click.option("--precisions", metavar="NAME,…", help="Arithmetic, words of the backends'; the "
+              "first of each where left out.")  # fmt: skip
+@click.option("--threads", metavar="N,…", help="Threads that compute; as many as there are cores "
+              "where left out.")  # fmt: skip
+@click.option("--largest", is_flag=True, help="Find the largest batch that fits, from plans, and "
+              "make one step of it.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", help="Most memory to use, such as 2GB; what is free "
+              "where left out.")  # fmt: skip
+@click.option("--within", default="1s", show_default=True, metavar="TIME",
+              help="When an answer has to be there.")  # fmt: skip
+@click.option("--epoch-samples", type=click.IntRange(min=1), default=10_000, show_default=True,
+              metavar="N", help="Samples of the epoch whose time is computed.")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="How many of them.")  # fmt: skip
+@click.option("--seconds-per-case", type=click.FloatRange(min=0, min_open=True), default=3.0,
+              show_default=True, metavar="X", help="Longest time for one figure, unless a single "
+              "run takes longer.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder of the results; one under runs/ that the networks name where left "
+              "out.")  # fmt: skip
+@JSON
+def bench(
+    networks: tuple[str, ...],
+    batch_sizes: str | None,
+    samples: str,
+    backends: str,
+    precisions: str | None,
+    threads: str | None,
+    largest: bool,
+    memory: str | None,
+    within: str,
+    epoch_samples: int,
+    epochs: int,
+    seconds_per_case: float,
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Time training steps and answers of networks, over batch sizes, backends and threads.
+
+    NETWORK is a name, a .toml file, or perceptrons for all that the zoo has; model0 where left
+    out. A case that does not fit into memory is said to, and the others go on. Each figure is kept
+    as soon as it is known: the same command goes on where it was interrupted.
+    """
+    launch = find_launch(os.environ)
+    if launch.size > 1:
+        raise UserError(
+            f"bench measures one replica, but the launcher started {launch.size} ranks; start it "
+            "without a launcher, or measure ranks with dptrain scale"
+        )
+    chosen = networks or ("model0",)
+    numbers = None
+    if batch_sizes is not None:
+        numbers = words.numbers(batch_sizes, "--batch-sizes", may_be_none=True)
+    answered = words.numbers(samples, "--samples", may_be_none=True)
+    limit = None if memory is None else words.nbytes(memory, "--memory")
+    within_s = words.seconds(within, "--within")
+    counts = None if threads is None else words.numbers(threads, "--threads")
+    from dptrain.cli.printing import print_values
+    from dptrain.experiments.bench import bench
+    from dptrain.experiments.cases import Question
+    from dptrain.experiments.findings import View
+    from dptrain.measure.environment import available_cores
+
+    question = Question(
+        networks=chosen,
+        batch_sizes=numbers,
+        samples=answered,
+        backends=words.names(backends),
+        precisions=words.names(precisions or ""),
+        threads=counts or (available_cores(),),
+        largest=largest,
+        seconds_per_case=seconds_per_case,
+        memory=limit,
+    )
+    view = View(within_s, epoch_samples, epochs)
+    found = bench(question, view, output or _folder(chosen), speaks=not as_json)
+    if as_json:
+        print_values(found, as_json=True)
+    return 0
+
+
+def _folder(networks: tuple[str, ...]) -> Path:
+    more = f"-and-{len(networks) - 2}-more" if len(networks) > 2 else ""
+    stems = [Path(name).name.removesuffix(".toml") for name in networks[:2]]
+    return Path("runs") / f"bench-{'-'.join(stems)}{more}"

@@ -1,0 +1,78 @@
+"""`dptrain study`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dptrain.cli import words
+from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
+from dptrain.cli.options import given, setting_flags
+
+LEFT_OUT = ("run_dir", "resume", "baseline_steps", "evaluate_every")
+"""Settings of training that a study decides itself."""
+
+EXAMPLES = examples(
+    "dptrain study variants --stride 1,2,3,5 --filters 32",
+    "dptrain study variants --network cifar --data cifar10:DIR --stride 2,3,5 --first-pool 5/3",
+    "mpirun -n 4 dptrain study variants --network model1 --kernel 5 --pool 4 --epochs 5",
+    "dptrain study variants --stride 1,2 --filters 64,32 --cross --steps 300",
+)
+
+
+@click.group(invoke_without_command=True, epilog=EXAMPLES)
+@click.pass_context
+def study(context: click.Context) -> None:
+    """Train several networks and put them side by side."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@study.command(short_help="What other strides, filters, kernels and poolings bring.",
+               epilog=EXAMPLES)  # fmt: skip
+@click.option("--stride", metavar="N,…", help="Strides of all convolutions.")
+@click.option("--filters", metavar="N,…", help="Filters of all convolutions.")
+@click.option("--kernel", metavar="N,…", help="Kernel sizes of all convolutions.")
+@click.option("--pool", metavar="N[/N],…", help="Windows of all poolings, or windows and strides.")
+@click.option("--first-pool", metavar="N[/N],…", help="The same of the first pooling alone.")
+@click.option("--cross", is_flag=True, help="Combine the changes, instead of one at a time.")
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder of the results; one under runs/ that the network names where left "
+              "out.")  # fmt: skip
+@JSON
+@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@setting_flags(leave_out=LEFT_OUT)
+def variants(
+    file: Path | None, output: Path | None, cross: bool, as_json: bool, **flags: Any
+) -> int:
+    """Train variants of a network, and compare their time by operation, memory and accuracy.
+
+    The network as it is comes first, then each change alone. All are trained as by `dptrain train`
+    with the same settings, and evaluated at the end. A variant that is not possible is shown with
+    the reason. What is known is kept: the same command goes on where it was interrupted, in the
+    middle of a training, too.
+    """
+
+    def action() -> int:
+        from dptrain.cli.printing import print_values
+        from dptrain.config import load_config
+        from dptrain.experiments.study import study_variants
+        from dptrain.experiments.variants import AXES
+
+        texts = {name: flags.pop(name.replace("-", "_")) for name in AXES}
+        axes = {name: words.names(text) for name, text in texts.items() if text is not None}
+        config = load_config(given(flags), os.environ, file)
+        from dptrain.comm.world import World
+
+        world = World.connect(timeout=config.timeout)
+        stem = Path(config.network).name.removesuffix(".toml")
+        folder = output or Path("runs") / f"variants-{stem}"
+        found = study_variants(config, axes, folder, world, cross=cross, speaks=not as_json)
+        if as_json and world.is_main:
+            print_values(found, as_json=True)
+        return STOPPED if found["stopped"] else 0
+
+    return guarded(action)

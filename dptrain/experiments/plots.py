@@ -1,0 +1,208 @@
+"""Plots of an experiment, each as SVG and PNG. Matplotlib is imported when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.experiments.cases import INFERENCE, TRAINING
+from dptrain.experiments.findings import by_means
+from dptrain.experiments.measuring import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dptrain.experiments.study import VariantResult
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""That people with any colour vision tell apart (Okabe and Ito, 2008)."""
+MARKERS = "osD^vP*"
+MOST_LINES = len(COLOURS)
+"""More networks than this go by shades of one colour, and are named by their parameters."""
+
+
+def plot_bench(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Time a sample against batch size, and time against parameters, where there is a line of them.
+
+    Returns:
+        The files written.
+    """
+    timed = [result for result in results if result.timing is not None and not result.case.searches]
+    written = []
+    for task, noun in ((TRAINING, "a step"), (INFERENCE, "an answer")):
+        own = [result for result in timed if result.task == task]
+        if len({result.samples for result in own}) > 1:
+            written += _plot_by_samples(own, task, noun, folder)
+        if len({result.parameters for result in own}) > 2:
+            written += _plot_by_parameters(own, task, noun, folder)
+    return written
+
+
+@contextmanager
+def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> Iterator[Axes]:
+    """Axes in the project's style; they become ``path.svg`` and ``path.png``."""
+    # Not pyplot, which keeps state and looks for a screen.
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = {"font.size": 9, "svg.hashsalt": "dptrain", "svg.fonttype": "none"}
+    with rc_context(style):
+        drawn = Figure(figsize=(7.2, 4.4), layout="constrained")
+        FigureCanvasAgg(drawn)
+        axes = drawn.add_subplot()
+        axes.set_title(title, loc="left", fontweight="bold", fontsize=10)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        yield axes
+        for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
+            file = path.with_suffix(suffix)
+            drawn.savefig(file, **options)
+            written.append(file)
+
+
+def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Path) -> list[Path]:
+    written: list[Path] = []
+    size = "batch size" if task == TRAINING else "samples answered at once"
+    lines = _lines(results)
+    with figure(folder / f"{task}-by-batch", written, x=size, y="time a sample, ms",
+                title=f"{task.capitalize()}: time of {noun} over its samples") as axes:  # fmt: skip
+        for label, own, colour, marker in _styled(lines, axes):
+            own = sorted(own, key=lambda r: r.samples)
+            centres = [r.median_ms / r.samples for r in own]
+            axes.errorbar(
+                [r.samples for r in own], centres, yerr=_bars(own, per_sample=True),
+                color=colour, marker=marker, markersize=4, linewidth=1.2, capsize=2, label=label,
+            )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        _name_ticks(axes, sorted({r.samples for r in results}))
+        _legend(axes, lines)
+    return written
+
+
+def _plot_by_parameters(
+    results: Sequence[Result], task: str, noun: str, folder: Path
+) -> list[Path]:
+    written: list[Path] = []
+    several = len(by_means(results)) > 1
+    word = "batch" if task == TRAINING else "samples"
+    lines: dict[tuple[str, int], list[Result]] = {}
+    for r in sorted(results, key=lambda r: (r.samples, r.parameters)):
+        means = " ".join(map(str, r.case.means)) + ", " if several else ""
+        lines.setdefault((f"{means}{word} {r.samples:,}", r.samples), []).append(r)
+    title = f"{task.capitalize()}: time of {noun} by size of the network"
+    with figure(folder / f"{task}-by-parameters", written, x="parameters",
+                y=f"time of {noun}, ms", title=title) as axes:  # fmt: skip
+        for i, ((label, _), own) in enumerate(lines.items()):
+            axes.errorbar(
+                [r.parameters for r in own], [r.median_ms for r in own],
+                yerr=_bars(own, per_sample=False), color=COLOURS[i % len(COLOURS)],
+                marker=MARKERS[i % len(MARKERS)], markersize=4, linewidth=0.8, capsize=2,
+                label=label,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _legend_beside(axes)
+    return written
+
+
+def _bars(results: Sequence[Result], *, per_sample: bool) -> list[list[float]]:
+    """Distances of the quartiles from the medians, below and above."""
+    below, above = [], []
+    for r in results:
+        assert r.timing is not None
+        times, by = r.timing.time_ms, r.samples if per_sample else 1
+        below.append((times.median - times.q1) / by)
+        above.append((times.q3 - times.median) / by)
+    return [below, above]
+
+
+def _lines(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by what a line is of, smallest network first."""
+    several = len(by_means(results)) > 1
+    lines: dict[str, list[Result]] = {}
+    for r in sorted(results, key=lambda r: r.parameters):
+        backend, precision, threads = r.case.means
+        means = f", {backend} {precision}" + (f" x{threads}" if threads > 1 else "")
+        lines.setdefault(r.network + (means if several else ""), []).append(r)
+    return lines
+
+
+def _styled(
+    lines: dict[str, list[Result]], axes: Axes
+) -> Iterator[tuple[str, list[Result], Any, str]]:
+    if len(lines) <= MOST_LINES:
+        for i, (label, own) in enumerate(lines.items()):
+            yield label, own, COLOURS[i], MARKERS[i]
+        return
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    sizes = [own[0].parameters for own in lines.values()]
+    shades = ScalarMappable(LogNorm(min(sizes), max(sizes)), colormaps["viridis_r"])
+    assert axes.figure is not None
+    axes.figure.colorbar(shades, ax=axes, label="parameters")
+    for label, own in lines.items():
+        yield label, own, shades.to_rgba(np.array(own[0].parameters)), "o"
+
+
+def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:
+    if len(lines) <= MOST_LINES:
+        _legend_beside(axes)
+
+
+def _legend_beside(axes: Axes) -> None:
+    """Where no line can lie behind it."""
+    axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
+
+
+def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
+    """Name every batch size that was measured, and no other."""
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+
+
+def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) -> list[Path]:
+    """Accuracy, or the test loss, against the time of a step.
+
+    Returns:
+        The files written; none where fewer than two variants have been trained.
+    """
+    trained = [result for result in results if result.possible]
+    if len(trained) < 2:
+        return []
+    answers = all(result.accuracy is not None for result in trained)
+    written: list[Path] = []
+    with figure(folder / "accuracy-by-time", written, x="time of a training step, ms",
+                y="test accuracy, %" if answers else "test loss",
+                title=f"Variants of {network}") as axes:  # fmt: skip
+        for i, result in enumerate(trained):
+            score = result.test_loss if result.accuracy is None else 100 * result.accuracy
+            below, above = result.step_ms - result.step_q1_ms, result.step_q3_ms - result.step_ms
+            axes.errorbar(
+                result.step_ms, score, xerr=[[below], [above]], color=COLOURS[i % len(COLOURS)],
+                marker=MARKERS[i % len(MARKERS)], markersize=6, linestyle="none", capsize=2,
+                label=result.variant,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        _plain_decades(axes)
+        _legend_beside(axes)
+    return written
+
+
+def _plain_decades(axes: Axes) -> None:
+    """Numbers as people write them on a logarithmic axis that spans little."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()

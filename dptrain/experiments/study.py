@@ -1,0 +1,363 @@
+"""`dptrain study variants`: each variant trained by the ordinary code, evaluated and timed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from dptrain.comm.world import World
+from dptrain.config import TrainConfig
+from dptrain.errors import UserError
+from dptrain.experiments.display import CaseDisplay
+from dptrain.experiments.ledger import OUTPUT, Ledger, machine, write_csv
+from dptrain.experiments.study_tables import study_report
+from dptrain.experiments.tables import duration
+from dptrain.experiments.variants import Variant, list_variants
+from dptrain.measure.environment import environment
+from dptrain.network.files import write_network
+from dptrain.network.layers import Conv2d
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Phase
+from dptrain.training import train
+from dptrain.training.rundir import RunDirectory
+from dptrain.training.setup import main_only, together
+
+NAME = "variants"
+"""Of the files."""
+
+MANY_STEPS = 100_000
+"""Whose time is forecast, for it is the study's."""
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """Time of all stages of one kind.
+
+    Attributes:
+        kind: layers that are computed together, ``conv+relu+pool``; or ``loss``, ``update``.
+        forward_ms, backward_ms: sums of the stages' medians over steps, each the mean of ranks.
+        share, cumulative_share: of the forward pass, the kind that takes longest first.
+        forward_bytes: read and written by a forward pass.
+    """
+
+    kind: str
+    forward_ms: float
+    backward_ms: float
+    share: float
+    cumulative_share: float
+    forward_bytes: int
+
+
+@dataclass(frozen=True)
+class VariantResult:
+    """What became of a variant.
+
+    Attributes:
+        variant: its name.
+        changes: by axis.
+        possible: there is such a network, and its training came to an end.
+        why: not.
+        parameters: of the network.
+        memory_bytes: of a rank, by plan.
+        steps: made.
+        accuracy: on the test data; None where answers are values.
+        test_loss: mean there.
+        step_ms: median, with its quartiles.
+        images_per_s: of all ranks.
+        conv_forward_ms, conv_forward_share: time of the stages with a convolution in a forward
+            pass, as in `KindTime`, and their share of the time of its stages.
+        conv_step_ms, conv_step_share: the same in a whole step, backward and update included.
+        training_s: steps × step time.
+        many_steps_s: the same of `MANY_STEPS`.
+        kinds: the one that takes longest first.
+    """
+
+    variant: str
+    changes: Mapping[str, str]
+    possible: bool
+    why: str = ""
+    parameters: int = 0
+    memory_bytes: int = 0
+    steps: int = 0
+    accuracy: float | None = None
+    test_loss: float = 0.0
+    step_ms: float = 0.0
+    step_q1_ms: float = 0.0
+    step_q3_ms: float = 0.0
+    images_per_s: float = 0.0
+    conv_forward_ms: float = 0.0
+    conv_forward_share: float = 0.0
+    conv_step_ms: float = 0.0
+    conv_step_share: float = 0.0
+    training_s: float = 0.0
+    many_steps_s: float = 0.0
+    kinds: tuple[KindTime, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> VariantResult:
+        """Bring back what `asdict` has taken apart."""
+        values = {name: record[name] for name in cls.__dataclass_fields__}
+        return cls(**{**values, "kinds": tuple(KindTime(**kind) for kind in values["kinds"])})
+
+
+def study_variants(
+    config: TrainConfig,
+    axes: Mapping[str, Sequence[str]],
+    folder: Path,
+    world: World,
+    *,
+    cross: bool = False,
+    speaks: bool = True,
+) -> dict[str, Any]:
+    """Train what is not yet in `folder`, show all that is, and write CSV and a plot.
+
+    Args:
+        config: of the training; its network is what is changed.
+        axes, cross: see `list_variants`.
+        folder: of the results; a run directory a variant lies in it.
+        world: the ranks; every rank calls this.
+        speaks: whether rank 0 prints.
+
+    Returns:
+        On rank 0 what ``--json`` prints: question, environment, results; and ``stopped``, on every
+        rank, which says that a signal ended the study early.
+
+    Raises:
+        UserError: something the user can mend; the same on every rank. What is wrong with a later
+            variant alone is kept as its result.
+    """
+    network = together(world, config.load_network)
+    variants = together(world, lambda: list_variants(network, axes, cross=cross))
+    config = replace(config, baseline_steps=0, evaluate_every=0)
+    surroundings = environment(world)
+    question = _question(config, network, variants, surroundings)
+    ledger = main_only(world, lambda: Ledger.open(folder, NAME, question))
+    done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
+    left = [variant for variant in variants if variant.name not in done]
+    runs = _Runs(config, folder, world, ledger)
+    stopped = _train_all(left, len(variants), runs, folder, speaks=speaks)
+    if ledger is None:
+        return {"stopped": stopped}
+    found = [VariantResult.from_record(r) for r in ledger.records.values()]
+    conclude(network, config, found, folder, speaks=speaks)
+    return {
+        "question": question,
+        "environment": surroundings,
+        "results": [asdict(result) for result in found],
+        "stopped": stopped,
+    }
+
+
+def _question(
+    config: TrainConfig,
+    network: Network,
+    variants: Sequence[Variant],
+    surroundings: Mapping[str, Any],
+) -> dict[str, Any]:
+    settings = config.to_toml_values()
+    return {
+        **settings,
+        "network": network.name,
+        "layers": [repr(layer) for layer in network.layers],
+        "variants": [variant.name for variant in variants],
+        "ranks": surroundings["size"],
+        **machine(surroundings),
+    }
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Trains variants, each in a run directory of its own.
+
+    Attributes:
+        ledger: None except on rank 0.
+    """
+
+    config: TrainConfig
+    folder: Path
+    world: World
+    ledger: Ledger | None
+
+    def train(self, variant: Variant) -> dict[str, Any]:
+        """Train a variant, or go on with it; its summary, the same on every rank."""
+        gc.collect()
+        found = main_only(self.world, lambda: self._places(variant))
+        file, run_dir, resumes = self.world.broadcast_json(found)
+        config = replace(
+            self.config,
+            network=file,
+            run_dir=Path(run_dir),
+            resume=Path(run_dir) if resumes else None,
+        )
+        return train(config, self.world, brief=variant.name)
+
+    def _places(self, variant: Variant) -> tuple[str, str, bool]:
+        """Network file and run directory, and whether to go on with what lies there."""
+        assert variant.network is not None
+        runs = self.folder.absolute() / "runs"
+        runs.mkdir(exist_ok=True)
+        file = runs / f"{variant.slug}.toml"
+        write_network(variant.network, file)
+        path, number = runs / variant.slug, 1
+        while path.exists():
+            if RunDirectory(path).checkpoints.steps():
+                return str(file), str(path), True
+            # Killed before there was anything to go on with.
+            number += 1
+            path = runs / f"{variant.slug}-{number}"
+        return str(file), str(path), False
+
+    def keep(self, result: VariantResult) -> None:
+        """Write it down, on rank 0."""
+        if self.ledger is not None:
+            self.ledger.append(result.variant, asdict(result))
+
+
+def _train_all(
+    left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, speaks: bool
+) -> bool:
+    """Train all that are left; whether a signal ended that early."""
+    display = CaseDisplay(speaks and runs.world.is_main, ())
+    display.say(_opening(len(left), total, runs.config, folder))
+    start, work_done = monotonic(), 0
+    first = len(left) == total
+    for number, variant in enumerate(left):
+        if variant.network is None:
+            runs.keep(VariantResult(variant.name, variant.changes, False, variant.why))
+            display.say(f"{number + 1}/{len(left)}  {variant.name}: not possible")
+            continue
+        try:
+            summary = runs.train(variant)
+        except UserError as error:
+            if first:
+                # What is wrong here is wrong with all of them.
+                raise
+            result = VariantResult(variant.name, variant.changes, False, str(error))
+        else:
+            if summary["stopped"]:
+                display.say("stopped on request; the same command goes on")
+                return True
+            result = result_of(variant, summary)
+        first = False
+        runs.keep(result)
+        work_done += _work(variant)
+        left_s = (monotonic() - start) / work_done * sum(map(_work, left[number + 1 :]))
+        display.say(f"{number + 1}/{len(left)}  {_outcome(result)}{_left(left_s)}")
+    return False
+
+
+def _opening(left: int, total: int, config: TrainConfig, folder: Path) -> str:
+    if not left:
+        return f"all {total} variants are in {folder} already; train anew with another {OUTPUT}"
+    length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:,} epochs"
+    kept = f" ({total - left} of {total} are kept)" if left < total else ""
+    return (
+        f"{left} variants to train{kept}, {length} of minibatches of {config.batch_size} on "
+        f"{config.data}; results: {folder}"
+    )
+
+
+def _outcome(result: VariantResult) -> str:
+    if not result.possible:
+        return f"{result.variant}: {result.why}"
+    loss = f"loss {result.test_loss:.4g}"
+    score = loss if result.accuracy is None else f"{result.accuracy:.1%}"
+    return (
+        f"{result.variant}: {result.step_ms:.3f} ms a step, convolutions "
+        f"{result.conv_step_share:.0%} of it, {score}"
+    )
+
+
+def _left(seconds: float) -> str:
+    return f"  (about {duration(seconds)} left)" if seconds >= 1 else ""
+
+
+def _work(variant: Variant) -> int:
+    """Operations for a sample of training; 0 of what is not possible."""
+    nodes = () if variant.network is None else variant.network.nodes
+    return sum(n.flops.forward + n.flops.backward_input + n.flops.backward_weight for n in nodes)
+
+
+def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
+    """From the summary of a run to a row of the study."""
+    stages, step = summary["stages"], summary["step_ms"]
+    forward = [stage for stage in stages if stage["phase"] == Phase.FORWARD.value]
+    step_ms = float(step["median"])
+    return VariantResult(
+        variant=variant.name,
+        changes=variant.changes,
+        possible=True,
+        parameters=summary["parameters"],
+        memory_bytes=sum(summary["memory"].values()),
+        steps=summary["steps"],
+        accuracy=summary["test_accuracy"],
+        test_loss=summary["test_loss"],
+        step_ms=step_ms,
+        step_q1_ms=step["q1"],
+        step_q3_ms=step["q3"],
+        images_per_s=summary["images_per_s"],
+        conv_forward_ms=_time(forward, Conv2d.kind),
+        conv_forward_share=_time(forward, Conv2d.kind) / _time(forward),
+        conv_step_ms=_time(stages, Conv2d.kind),
+        conv_step_share=_time(stages, Conv2d.kind) / _time(stages),
+        training_s=summary["steps"] * step_ms / 1e3,
+        many_steps_s=MANY_STEPS * step_ms / 1e3,
+        kinds=kind_times(stages),
+    )
+
+
+def _time(stages: Sequence[Mapping[str, Any]], kind: str | None = None) -> float:
+    """Milliseconds of all stages, or of those that hold layers of a kind."""
+    chosen = [s for s in stages if kind is None or kind in s["kind"].split("+")]
+    return float(sum(stage["time_ms"]["median"] for stage in chosen))
+
+
+def kind_times(stages: Sequence[Mapping[str, Any]]) -> tuple[KindTime, ...]:
+    """Stages of a summary by kind, the one first that takes longest in a forward pass."""
+    forward: dict[str, list[Mapping[str, Any]]] = {}
+    for stage in stages:
+        if stage["phase"] == Phase.FORWARD.value:
+            forward.setdefault(stage["kind"], []).append(stage)
+    whole, cumulative, found = sum(map(_time, forward.values())), 0.0, []
+    for kind, own in sorted(forward.items(), key=lambda item: -_time(item[1])):
+        cumulative += _time(own)
+        moved = int(sum(stage["bytes_moved"] for stage in own))
+        back = _time([s for s in stages if s["kind"] == kind]) - _time(own)
+        found.append(
+            KindTime(kind, _time(own), back, _time(own) / whole, cumulative / whole, moved)
+        )
+    return tuple(found)
+
+
+def conclude(
+    network: Network,
+    config: TrainConfig,
+    results: Sequence[VariantResult],
+    folder: Path,
+    *,
+    speaks: bool,
+) -> None:
+    """Print the tables and write the files of what is known."""
+    if not results:
+        return
+    from dptrain.experiments.plots import plot_variants
+
+    rows = [{**asdict(r), "changes": ", ".join(f"{k}={v}" for k, v in r.changes.items())}
+            for r in results]  # fmt: skip
+    kinds = [{"variant": r.variant, **kind} for r, row in zip(results, rows, strict=True)
+             for kind in row["kinds"]]  # fmt: skip
+    for row in rows:
+        del row["kinds"]
+    written = [write_csv(folder / f"{NAME}.csv", rows)]
+    if kinds:
+        written.append(write_csv(folder / "kinds.csv", kinds))
+    written += plot_variants(network.name, results, folder)
+    display = CaseDisplay(speaks, ())
+    for part in study_report(network, config, results):
+        display.say(part)
+    for path in written:
+        display.say(f"written: {path}")

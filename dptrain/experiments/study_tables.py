@@ -1,0 +1,76 @@
+"""What a study of variants has found, as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from dptrain.config import TrainConfig
+from dptrain.experiments.measuring import size_words
+from dptrain.experiments.tables import digits, duration
+from dptrain.measure.tables import plain_table
+from dptrain.network.network import Network
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dptrain.experiments.study import VariantResult
+
+
+def study_report(
+    network: Network, config: TrainConfig, results: Sequence[VariantResult]
+) -> Iterator[Table | str]:
+    """The variants side by side, why some are not possible, and the time of every kind."""
+    yield variants_table(network, config, results)
+    refused = [f"{result.variant}: {result.why}" for result in results if not result.possible]
+    if refused:
+        yield "\n".join(["Not possible:", *refused, ""])
+    if any(result.possible for result in results):
+        yield kinds_table(results)
+
+
+def variants_table(
+    network: Network, config: TrainConfig, results: Sequence[VariantResult]
+) -> Table:
+    """A row a variant: time of convolutions, of a step, of training; memory, and the score."""
+    has_answers = any(result.accuracy is not None for result in results)
+    table = plain_table(f"{network.name} on {config.data}")
+    table.collapse_padding = True
+    table.add_column("variant", no_wrap=True, overflow="ellipsis")
+    score = "accuracy" if has_answers else "test loss"
+    for column in ("conv ms", "share", "step ms", score, "100k steps", "memory"):
+        table.add_column(column, justify="right")
+    for r in results:
+        if not r.possible:
+            table.add_row(r.variant, "–")
+            continue
+        score = f"{r.test_loss:.4g}" if r.accuracy is None else f"{r.accuracy:.1%}"
+        spread = f"±{(r.step_q3_ms - r.step_q1_ms) / 2 / r.step_ms:.0%}"
+        table.add_row(
+            r.variant, digits(r.conv_forward_ms), f"{r.conv_forward_share:.0%}",
+            f"{digits(r.step_ms)} {spread}", score,
+            duration(r.many_steps_s), size_words(r.memory_bytes),
+        )  # fmt: skip
+    steps = max((r.steps for r in results), default=0)
+    table.caption = f"conv: stages with a convolution, in a forward pass; {steps:,} steps made\n"
+    table.caption_justify = "left"
+    return table
+
+
+def kinds_table(results: Sequence[VariantResult]) -> Table:
+    """A row a variant and kind of operation, in a forward pass."""
+    table = plain_table("A forward pass by kind of operation")
+    table.add_column("variant", no_wrap=True, overflow="ellipsis")
+    table.add_column("kind", no_wrap=True)
+    for column in ("ms", "share", "cumulative", "touched"):
+        table.add_column(column, justify="right")
+    for result in results:
+        for i, kind in enumerate(result.kinds):
+            table.add_row(
+                "" if i else result.variant, kind.kind, f"{kind.forward_ms:.3f}",
+                f"{kind.share:.1%}", f"{kind.cumulative_share:.1%}",
+                size_words(kind.forward_bytes),
+            )  # fmt: skip
+        if result.kinds:
+            table.add_section()
+    return table

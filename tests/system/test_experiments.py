@@ -1,0 +1,72 @@
+"""Bench and study as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.system.test_command_line import ROOT, dptrain_command
+
+BENCH = (
+    "bench", "solar", "mlp-50-25", "--batch-sizes", "2,8", "--samples", "2,64", "--largest",
+    "--memory", "150MB", "--seconds-per-case", "0.2", "--threads", "1", "--output",
+)  # fmt: skip
+
+
+def test_bench_is_killed_and_gone_on_with(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "dptrain", *BENCH, str(folder)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    kept = folder / "bench.jsonl"
+    deadline = time.monotonic() + 60
+    while not (kept.exists() and kept.read_text().count("\n") >= 2):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lines = [line for line in kept.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    done = dptrain_command(*BENCH, str(folder), "--json")
+    assert done.returncode == 0, done.stderr
+    assert kept.read_text().startswith("".join(lines))
+    found = json.loads(done.stdout)
+    assert len(found["results"]) == 12
+    by_task = {(r["network"], r["task"]): r for r in found["results"]}
+    largest = by_task["solar", "largest training"]
+    assert largest["timing"]["time_ms"]["n"] == 1
+    assert largest["need_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
+    assert by_task["solar", "training"]["images_per_s"] > 0
+    other = dptrain_command(*BENCH, str(folder), "--threads", "2")
+    assert other.returncode == 2
+    assert other.stderr.count("\n") == 1
+    assert "is of threads 1, this command asks for 2" in other.stderr
+
+
+def test_bench_refuses_ranks() -> None:
+    done = dptrain_command("bench", ranks=2)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert done.stderr.count("bench measures one replica") == 1
+
+
+def test_a_study_on_two_ranks(tmp_path: Path) -> None:
+    arguments = (
+        "study", "variants", "--network", "model-small", "--stride", "1,2", "--filters", "4",
+        "--steps", "6", "--threads", "1", "--output", str(tmp_path / "out"),
+    )  # fmt: skip
+    done = dptrain_command(*arguments, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("3 variants to train, 6 steps of minibatches of 32 on digits") == 1
+    assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in done.stdout
+    again = dptrain_command(*arguments, "--json", ranks=2)
+    assert again.returncode == 0, again.stderr
+    results = json.loads(again.stdout)["results"]
+    assert [(r["variant"], r["possible"], r["steps"]) for r in results] == [
+        ("as it is", True, 6), ("stride 2", False, 0), ("filters 4", True, 6),
+    ]  # fmt: skip

@@ -1,0 +1,239 @@
+"""Measuring, resuming, and what follows from times."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dptrain
+from dptrain.backends import load_backend
+from dptrain.errors import UserError
+from dptrain.experiments import bench as module
+from dptrain.experiments.bench import bench
+from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, Case, Question
+from dptrain.experiments.findings import View, find, flat_from, rows
+from dptrain.experiments.measuring import (
+    Pace,
+    Result,
+    inference_run,
+    measure,
+    random_batch,
+    training_run,
+)
+from dptrain.experiments.room import Largest
+from dptrain.experiments.tables import comparison_tables
+from dptrain.experiments.timing import Timing
+from dptrain.files import dump_json, parse_json
+from dptrain.measure.analysis import spread
+from dptrain.measure.console import make_console
+
+QUESTION = Question(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
+                    seconds_per_case=0.02, memory=2_000_000)  # fmt: skip
+
+
+def measured(task: str, samples: int, memory: int | None = None, backend: str = "numba") -> Result:
+    network = dptrain.network("model-small")
+    case = Case("model-small", task, samples, backend, "fp32", 1)
+    pace = Pace({"model-small": network}, 0.02)
+    chosen = load_backend(backend)
+    return measure(case, network, chosen, pace, budget_s=0.02, memory=memory)
+
+
+@pytest.mark.parametrize("backend", ["numba", "cuda"])
+def test_steps_are_those_of_training_and_leave_parameters_alone(backend: str) -> None:
+    network = dptrain.network("mlp-50-25")
+    replica = dptrain.compile(network, backend=backend, batch_size=4, optimizer=dptrain.Adam())
+    before = {name: value.copy() for name, value in replica.parameters.items()}
+    run = training_run(replica, 4)
+    assert all(run() > 0 for _ in range(12))
+    assert replica.updates == 12
+    x, y = random_batch(network, 4)
+    replica.forward_backward(x, y)
+    assert any(np.abs(gradient).max() > 0 for gradient in replica.gradients.values())
+    for name, value in replica.parameters.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_answers_are_to_all_samples() -> None:
+    network = dptrain.network("mlp-50-25")
+    replica = dptrain.compile(network, batch_size=3, training=False)
+    run = inference_run(replica, 7)
+    assert run() > 0
+    # In pieces of three: the last one holds the seventh sample alone.
+    assert replica.context.n == 1
+
+
+@pytest.mark.parametrize("backend", ["numba", "cuda"])
+def test_a_figure_has_its_rate(backend: str) -> None:
+    result = measured(TRAINING, 2, backend=backend)
+    assert result.fits
+    assert result.timing is not None
+    assert result.images_per_s == pytest.approx(2 / result.median_ms * 1e3)
+    flops = sum(n.flops.forward for n in dptrain.network("model-small").nodes) * 2
+    assert result.gflops * result.median_ms * 1e6 > 2 * flops
+    # Beside the plan, a batch lies on the host.
+    assert 0 <= result.need_bytes - result.taken_bytes <= 2 * (4 * 3 * 16 * 16 + 12)
+    assert Result.from_record(parse_json(dump_json(asdict(result)))) == result
+
+
+def test_what_does_not_fit_says_so() -> None:
+    result = measured(TRAINING, 1000, memory=1_000_000)
+    assert not result.fits
+    assert result.timing is None
+    assert result.need_bytes > result.room_bytes == 1_000_000
+    assert "of 1.00 MB" in result.why
+
+
+def test_answers_that_do_not_fit_come_in_pieces() -> None:
+    result = measured(INFERENCE, 1000, memory=1_000_000)
+    assert result.fits
+    assert 1 <= result.batch_size < 1000
+    assert result.why == f"in pieces of {result.batch_size}"
+    assert result.need_bytes <= 1_000_000
+
+
+def test_the_largest_batch_is_tried() -> None:
+    result = measured(LARGEST + TRAINING, 0, memory=1_000_000)
+    assert result.fits
+    assert result.largest is not None
+    assert result.timing is not None
+    assert result.timing.time_ms.n == 1
+    assert result.samples == result.largest.batch_size > 1
+    assert not measured(TRAINING, result.samples + 1, memory=1_000_000).fits
+
+
+def test_a_largest_batch_that_takes_too_long_is_left_to_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Pace, "START_RATE", 1.0)
+    result = measured(LARGEST + TRAINING, 0, memory=1_000_000)
+    assert result.fits
+    assert result.timing is None
+    assert "by plan alone" in result.why
+
+
+def test_no_sample_fits() -> None:
+    result = measured(LARGEST + INFERENCE, 0, memory=10_000)
+    assert not result.fits
+    assert result.samples == 0
+    assert "for one sample" in result.why
+
+
+def test_memory_that_is_not_there_after_all_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(load_backend("numba")), "allocate", refuse)
+    result = measured(TRAINING, 2)
+    assert not result.fits
+    assert "could not be allocated" in result.why
+
+
+def test_an_interrupted_bench_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def interrupted(case: Case, *arguments: Any, **options: Any) -> Result:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(case.key)
+        return measure(case, *arguments, **options)
+
+    monkeypatch.setattr(module, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench(QUESTION, View(), tmp_path, speaks=False)
+    kept = (tmp_path / "bench.jsonl").read_text()
+
+    def counted(case: Case, *arguments: Any, **options: Any) -> Result:
+        asked.append(case.key)
+        return measure(case, *arguments, **options)
+
+    monkeypatch.setattr(module, "measure", counted)
+    found = bench(QUESTION, View(), tmp_path, speaks=False)
+    assert len(asked) == len(set(asked)) == len(found["results"]) == 5
+    assert (tmp_path / "bench.jsonl").read_text().startswith(kept)
+    again = bench(QUESTION, View(within_s=1e-9), tmp_path, speaks=False)
+    assert len(asked) == 5
+    assert again["results"] == found["results"]
+    assert again["findings"][0]["late"] == (3,)
+    with pytest.raises(UserError, match="is of batch sizes 2,8, this command asks for 2;"):
+        bench(replace(QUESTION, batch_sizes=(2,)), View(), tmp_path, speaks=False)
+
+
+def test_files_hold_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(QUESTION, View(epoch_samples=100), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "bench.csv").read_text().splitlines()))
+    assert len(rows) == len(found["results"])
+    steps = {8: 13, 2: 50}
+    for row, result in zip(rows, found["results"], strict=True):
+        assert row["task"] == result["task"]
+        if row["task"] == TRAINING:
+            expected = steps[int(row["samples"])] * float(row["median_ms"]) / 1e3
+            assert float(row["training_s"]) == pytest.approx(expected)
+    assert (tmp_path / "training-by-batch.svg").read_text().count("<svg") == 1
+    assert (tmp_path / "training-by-batch.png").read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert "5 cases to measure, at most about" in text
+    assert "flat from" in text
+    json.dumps(found)
+
+
+def result_of(task: str, samples: int, ms: float, network: str = "net") -> Result:
+    timing = Timing(spread(np.full(5, ms)), 0, 3, ms)
+    return Result(network, task, samples, "numba", "fp32", 1, 10, True, "", 1, 2, samples,
+                  timing=timing, images_per_s=samples / ms * 1e3)  # fmt: skip
+
+
+def test_flat_is_where_all_larger_batches_are_within_a_tenth_of_the_least() -> None:
+    assert flat_from({2: 10.0, 8: 1.05, 32: 1.2, 64: 1.05, 128: 1.0}) == 64
+    assert flat_from({2: 10.0, 8: 5.0, 32: 1.0}) is None
+    assert flat_from({2: 1.0, 8: 1.0}) == 2
+    assert flat_from({2: 1.0}) is None
+    assert flat_from({}) is None
+
+
+def test_findings_answer_the_questions() -> None:
+    results = [
+        result_of(TRAINING, 2, 20.0),
+        result_of(TRAINING, 64, 65.0),
+        result_of(TRAINING, 128, 128.0),
+        result_of(INFERENCE, 2, 5.0),
+        result_of(INFERENCE, 512, 1000.0),
+        result_of(INFERENCE, 1024, 1000.1),
+        replace(result_of(LARGEST + TRAINING, 700, 9.0), largest=Largest(700, 1, 3)),
+    ]  # fmt: skip
+    view = View(within_s=1.0, epoch_samples=1000, epochs=5)
+    (finding,) = find(results, view)
+    assert finding.flat_from == 64
+    assert finding.images_per_s == 1000.0
+    assert (finding.in_time, finding.late) == ((2, 512), (1024,))
+    assert (finding.largest_training, finding.largest_inference) == (700, None)
+    # 5 epochs of 16 steps of 65 ms.
+    assert view.training_s(results[1]) == pytest.approx(5.2)
+
+
+def test_means_are_put_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = result_of(TRAINING, 2, 20.0), result_of(TRAINING, 2, 4.0)
+    alone = result_of(TRAINING, 64, 30.0)
+    results = [replace(slow, backend="reference"), fast, alone]
+    for table in comparison_tables(results):
+        make_console().print(table)
+    text = capsys.readouterr().out
+    assert "numba fp32, 5.0 times" in text
+    assert text.count("numba fp32, ") == 1
+    assert "Side by side: an answer" not in text
+    assert not comparison_tables([fast, alone])
+
+
+def test_every_column_is_defined_in_the_documentation() -> None:
+    text = (Path(dptrain.__file__).parents[1] / "docs/measuring.md").read_text(encoding="utf-8")
+    section = text[text.index("### Of a line in bench.csv") : text.index("## Variants")]
+    defined = {name for line in section.splitlines() if line.startswith("| `")
+               for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}  # fmt: skip
+    assert defined == set(rows([result_of(TRAINING, 2, 1.0)], View())[0])

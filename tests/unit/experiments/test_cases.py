@@ -1,0 +1,89 @@
+"""Which cases a bench has."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dptrain.errors import UserError
+from dptrain.experiments.cases import (
+    INFERENCE,
+    LARGEST,
+    PERCEPTRONS,
+    SAMPLES,
+    TRAINING,
+    Question,
+    flops,
+    list_cases,
+)
+
+
+def test_the_perceptrons_are_30_with_the_batches_of_the_study() -> None:
+    cases, networks = list_cases(Question((PERCEPTRONS,)))
+    assert len(networks) == 30
+    widest = (50, 25600, 12800, 6656, 1)
+    parameters = sum((a + 1) * b for a, b in itertools.pairwise(widest))
+    assert max(n.num_parameters for n in networks.values()) == parameters
+    trained = [(c.network, c.samples) for c in cases if c.task == TRAINING]
+    assert len(trained) == len(set(trained)) == 90
+    assert {samples for _, samples in trained} == {100, 500, 1000}
+    assert {c.samples for c in cases if c.task == INFERENCE} == set(SAMPLES)
+
+
+def test_solar_has_the_batches_of_the_study() -> None:
+    cases, _ = list_cases(Question(("solar",)))
+    assert [c.samples for c in cases if c.task == TRAINING] == [2, 8, 32, 64, 128, 256, 512, 1024]
+
+
+def test_what_answers_soonest_comes_first_and_searches_come_last() -> None:
+    cases, networks = list_cases(Question(("solar", "model0", PERCEPTRONS), largest=True))
+    timed = [case for case in cases if not case.searches]
+    work = [flops(networks[case.network], case) for case in timed]
+    assert work == sorted(work)
+    assert all(case.searches for case in cases[len(timed) :])
+    assert len(cases) - len(timed) == 2 * len(networks)
+    assert {case.task for case in cases[len(timed) :]} == {LARGEST + TRAINING, LARGEST + INFERENCE}
+
+
+def test_keys_tell_cases_apart() -> None:
+    question = Question(
+        ("solar", "model0"),
+        backends=("numba", "reference"),
+        precisions=("fp32", "fp64"),
+        threads=(1, 2),
+        largest=True,
+    )
+    cases, _ = list_cases(question)
+    assert len({case.key for case in cases}) == len(cases)
+    # fp64 is the reference's alone, and threads are numba's alone.
+    assert {case.means for case in cases} == {
+        ("numba", "fp32", 1),
+        ("numba", "fp32", 2),
+        ("reference", "fp32", 1),
+        ("reference", "fp64", 1),
+    }
+
+
+def test_each_backend_has_a_precision_of_its_own_where_none_is_named() -> None:
+    cases, _ = list_cases(Question(("model0",), backends=("numba", "reference", "cuda")))
+    assert {case.means[:2] for case in cases} == {
+        ("numba", "fp32"),
+        ("reference", "fp64"),
+        ("cuda", "fp32"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (Question(("model9",)), "no network 'model9'"),
+        (Question(("model0",), precisions=("fp8",)), "no precision 'fp8' with numba; expected"),
+        (Question(("model0",), backends=("cuda9",)), "no backend 'cuda9'"),
+        (Question(("model0",), batch_sizes=(0,)), "a batch of 0 samples"),
+        (Question(("model0",), batch_sizes=(), samples=()), "there is nothing to measure"),
+    ],
+)
+def test_what_cannot_be_asked(question: Question, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list_cases(question)

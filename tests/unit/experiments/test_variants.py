@@ -1,0 +1,219 @@
+"""Variants of a network, and what their training says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dptrain
+from dptrain.comm.world import World
+from dptrain.config import TrainConfig
+from dptrain.errors import UserError
+from dptrain.experiments import study as module
+from dptrain.experiments.study import kind_times, study_variants
+from dptrain.experiments.variants import AS_IT_IS, list_variants
+from dptrain.network import Conv2d, MaxPool2d, Network
+
+CONFIG = TrainConfig(network="model-small", data="digits", steps=4, batch_size=8).resolved()
+AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
+
+
+def defined_in(heading: str) -> set[str]:
+    """Names in the first column of a table of docs/measuring.md."""
+    text = (Path(dptrain.__file__).parents[1] / "docs/measuring.md").read_text(encoding="utf-8")
+    section = text[text.index(heading) + len(heading) :].split("\n#")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return {name for line in lines for name in re.findall("`([a-z0-9_]+)`", line.split("|")[1])}
+
+
+def layers_of(network: Network | None, kind: type) -> list[Any]:
+    assert network is not None
+    return [layer for layer in network.layers if isinstance(layer, kind)]
+
+
+def test_each_change_alone() -> None:
+    cifar = dptrain.network("cifar")
+    axes = {"stride": ("1", "2", "3", "5"), "filters": ("64", "32"), "kernel": ("5", "3"),
+            "pool": ("3", "5"), "first-pool": ("5/4",)}  # fmt: skip
+    variants = list_variants(cifar, axes)
+    # 64 filters, kernel 5, stride 1 and windows of 3 are what the network has.
+    assert [v.name for v in variants] == [
+        AS_IT_IS, "stride 2", "stride 3", "stride 5", "filters 32", "kernel 3", "pool 5",
+        "first-pool 5/4",
+    ]  # fmt: skip
+    by_name = {v.name: v.network for v in variants}
+    assert by_name[AS_IT_IS] == cifar
+    assert [conv.stride for conv in layers_of(by_name["stride 3"], Conv2d)] == [3, 3]
+    assert [conv.filters for conv in layers_of(by_name["filters 32"], Conv2d)] == [32, 32]
+    pools = layers_of(by_name["pool 5"], MaxPool2d)
+    assert [(pool.window, pool.stride) for pool in pools] == [(5, 2), (5, 2)]
+    pools = layers_of(by_name["first-pool 5/4"], MaxPool2d)
+    assert [(pool.window, pool.stride) for pool in pools] == [(5, 4), (3, 2)]
+    # Everything that is not changed is as it was, initial values included.
+    before, after = layers_of(cifar, Conv2d)[1], layers_of(by_name["stride 3"], Conv2d)[1]
+    assert (after.weight_init, after.bias_init) == (before.weight_init, before.bias_init)
+
+
+def test_changes_combined() -> None:
+    variants = list_variants(
+        dptrain.network("cifar"), {"filters": ("64", "32"), "stride": ("1", "2")}, cross=True
+    )
+    names = [v.name for v in variants]
+    assert names == [AS_IT_IS, "stride 1, filters 32", "stride 2, filters 64",
+                     "stride 2, filters 32"]  # fmt: skip
+    assert len({v.slug for v in variants}) == 4
+
+
+def test_what_is_not_possible_is_said() -> None:
+    *_, variant = list_variants(dptrain.network("model0"), {"stride": ("2",)})
+    assert variant.network is None
+    assert "is not a whole number" in variant.why
+    *_, variant = list_variants(dptrain.network("model0"), {"kernel": ("40",)})
+    assert "kernel 40 is larger than the input" in variant.why
+
+
+@pytest.mark.parametrize(
+    ("network", "axes", "message"),
+    [
+        ("model0", {"stride": ("0",)}, "--stride has '0'; expected whole numbers"),
+        ("model0", {"pool": ("3/x",)}, "--pool has 'x'; expected .* window/stride"),
+        ("mlp-50", {"kernel": ("3",)}, "--kernel 3: the network has no convolution"),
+    ],
+)
+def test_what_cannot_be_asked(network: str, axes: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list_variants(dptrain.network(network), axes)
+
+
+def stage(kind: str, phase: str, ms: float, nbytes: int) -> dict[str, Any]:
+    return {"kind": kind, "phase": phase, "time_ms": {"median": ms}, "bytes_moved": nbytes}
+
+
+def test_kinds_are_sorted_by_time_and_add_up() -> None:
+    stages = [
+        stage("input", "load", 1.0, 9),
+        stage("conv+relu", "forward", 2.0, 10),
+        stage("dense", "forward", 5.0, 20),
+        stage("conv+relu", "forward", 1.0, 30),
+        stage("conv+relu", "backward_weight", 4.0, 50),
+        stage("conv+relu", "backward_input", 3.0, 50),
+    ]
+    dense, conv = kind_times(stages)
+    assert (dense.kind, dense.forward_ms, dense.share, dense.forward_bytes) == (
+        "dense",
+        5,
+        0.625,
+        20,
+    )
+    assert (conv.kind, conv.forward_ms, conv.backward_ms) == ("conv+relu", 3, 7)
+    assert conv.cumulative_share == pytest.approx(1.0)
+    assert conv.forward_bytes == 40
+
+
+def test_a_study_is_kept_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[str] = []
+    train = module.train
+
+    def counted(config: TrainConfig, world: World, *, brief: str) -> dict[str, Any]:
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        trained.append(brief)
+        return train(config, world, brief=brief)
+
+    monkeypatch.setattr(module, "train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        study_variants(CONFIG, AXES, tmp_path, World.single())
+    monkeypatch.setattr(module, "train", train)
+    found = study_variants(CONFIG, AXES, tmp_path, World.single())
+    results = {result["variant"]: result for result in found["results"]}
+    assert list(results) == [AS_IT_IS, "stride 2", "first-pool 3/1"]
+    assert not results["stride 2"]["possible"]
+    for name in (AS_IT_IS, "first-pool 3/1"):
+        result = results[name]
+        assert result["steps"] == 4
+        assert 0.0 <= result["accuracy"] <= 1.0
+        assert 0.0 < result["conv_forward_ms"] < result["conv_step_ms"]
+        assert 0.0 < result["conv_step_share"] < 1.0
+    # A larger map behind the first pooling: more parameters in the first dense layer, more memory.
+    base, larger = results[AS_IT_IS], results["first-pool 3/1"]
+    assert larger["parameters"] > base["parameters"]
+    assert larger["memory_bytes"] > base["memory_bytes"]
+    again = study_variants(CONFIG, AXES, tmp_path, World.single())
+    assert again["results"] == found["results"]
+    json.dumps(again)
+    rows = list(csv.DictReader((tmp_path / "variants.csv").read_text().splitlines()))
+    assert [row["variant"] for row in rows] == list(results)
+    assert rows[2]["changes"] == "first-pool=3/1"
+    kinds = list(csv.DictReader((tmp_path / "kinds.csv").read_text().splitlines()))
+    assert {kind["kind"] for kind in kinds} == {"conv+relu+pool", "dense+relu", "dense"}
+    assert {*rows[0], *kinds[0]} == defined_in("### Of a line in variants.csv, or in kinds.csv")
+    assert (tmp_path / "accuracy-by-time.png").read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in text
+    assert "all 3 variants are in" in text
+    # Training shows how far it is, and leaves the telling to the study.
+    assert "Where a step goes" not in text
+    assert "summary.json" not in text
+    longer = TrainConfig(network="model-small", data="digits", steps=5, batch_size=8).resolved()
+    with pytest.raises(UserError, match="is of steps 4, this command asks for 5;"):
+        study_variants(longer, AXES, tmp_path, World.single())
+
+
+def test_a_training_that_was_killed_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(
+        network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
+    ).resolved()
+    world = World.single()
+    whole = study_variants(config, {}, tmp_path / "whole", world, speaks=False)
+
+    class KilledError(Exception):
+        pass
+
+    from dptrain.training import loop
+
+    save = loop.save_checkpoint
+
+    def save_and_die(job: Any, step: int) -> None:
+        save(job, step)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", save_and_die)
+        with pytest.raises(KilledError):
+            study_variants(config, {}, tmp_path / "killed", world, speaks=False)
+    resumed = study_variants(config, {}, tmp_path / "killed", world, speaks=False)
+    assert [run.name for run in (tmp_path / "killed/runs").iterdir() if run.is_dir()] == [
+        "as-it-is"
+    ]
+    assert resumed["results"][0]["steps"] == 4
+    assert resumed["results"][0]["test_loss"] == whole["results"][0]["test_loss"]
+
+
+def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -> None:
+    train = module.train
+
+    def broken(config: TrainConfig, world: World, *, brief: str) -> dict[str, Any]:
+        if brief != AS_IT_IS:
+            raise UserError("the loss is nan at step 3")
+        return train(config, world, brief=brief)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train", broken)
+        found = study_variants(CONFIG, {"filters": ("2",)}, tmp_path, World.single(), speaks=False)
+    assert [r["possible"] for r in found["results"]] == [True, False]
+    assert found["results"][1]["why"] == "the loss is nan at step 3"
+
+
+def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> None:
+    config = TrainConfig(network="model-small", data="mnist:nowhere", steps=4).resolved()
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        study_variants(config, AXES, tmp_path, World.single(), speaks=False)
