@@ -7,7 +7,7 @@ T(p) = ((compute + data wait) c + exposed sum) / possible + imbalance + other
 - the gradient sum of m bytes takes, by a tree, 2 α log₂ p + 2 β m (p − 1) / p, and by a ring
   2 α (p − 1) in place of the first term. α and β come from sums measured alone, at the sizes in
   use. Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
-  in MPICH", IJHPCA 19 (2005), section 4.5; the cost of a message, α + β m, is Hockney's, "The
+  in MPICH", IJHPCA 19 (2005), section 4; the cost of a message, α + β m, is Hockney's, "The
   communication challenge for MPP", Parallel Computing 20 (1994);
 - a share ω of it runs behind the backward pass, at most as long as that lasts;
 - possible is the share of ranks that have a core: what shares cores takes turns. Sums are measured

@@ -146,7 +146,7 @@ def fit_usl(points: Sequence[Timed]) -> Model:
     """X(n) = X₁ n / (1 + σ (n − 1) + κ n (n − 1)): contention σ, and coherence κ among pairs.
 
     Source: Gunther, "A general theory of computational scalability based on rational functions",
-    arXiv:0808.1431 (2008), equation 2.
+    arXiv:0808.1431 (2008).
 
     Raises:
         TooFewPointsError: fewer than three numbers of workers.

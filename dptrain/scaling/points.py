@@ -241,7 +241,7 @@ def _launch(measured: Measured) -> Launch:
 def karp_flatt(speed_up: Estimate, workers: float) -> Estimate | None:
     """Experimentally determined serial fraction e = (1/S − 1/p) / (1 − 1/p); None for p ≤ 1.
 
-    Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33 (1990), equation 2.
+    Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33 (1990).
     """
     if workers <= 1:
         return None

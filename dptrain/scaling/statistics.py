@@ -79,7 +79,7 @@ def median_of_launches(values: ArrayLike) -> Estimate:
 
     s is the bootstrap's standard error of ln m, t the quantile 0.975 of Student's distribution
     with n − 1 degrees of freedom. Sources: Efron and Tibshirani, "An introduction to the
-    bootstrap", 1993, sections 6 and 12.2; Hesterberg, "What teachers should know about the
+    bootstrap", 1993, chapters 6 and 12; Hesterberg, "What teachers should know about the
     bootstrap", The American Statistician 69 (2015), on how narrow percentile intervals of small
     samples are. Logarithms, because times scatter by factors, and the interval of a ratio
     follows. Fewer than `FEWEST` launches have no interval: it goes from 0 to infinity.
