@@ -9,6 +9,9 @@ from dptrain.comm.world import World
 from dptrain.measure.analysis import MS, Measured
 from dptrain.measure.recorder import StepRecorder
 
+MOST_BYTES = 1 << 27
+"""Of all ranks' rows on rank 0: of very many ranks fewer steps are taken."""
+
 
 def gather_measured(
     world: World, recorder: StepRecorder, *, waits: bool, skip: int = 0, most: int | None = None
@@ -23,12 +26,14 @@ def gather_measured(
             by stage. Such a step tells nothing of how long others take, nor does the one behind it,
             which finds the device at rest.
         skip: leave out so many steps at the start.
-        most: take the last so many of each sort of steps; all where left out.
+        most: take the last so many of each sort of steps; where left out, all that rank 0 has room
+            for.
 
     Returns:
         What rank 0 knows then; None elsewhere.
     """
     rows, samples, timed = recorder.in_order()
+    most = most or max(MOST_BYTES // (world.size * rows[0].nbytes), 1)
     numbers = np.arange(recorder.steps - len(rows), recorder.steps)
     whole = (samples == samples.max()) & (numbers >= skip)
     # Of two sorts of steps, one may be missing in a short run.
@@ -46,9 +51,7 @@ def gather_measured(
     return Measured(recorder.names, first, second, tuple(means))
 
 
-def _of_all_ranks(
-    world: World, rows: NDArray[np.int64], most: int | None
-) -> NDArray[np.float64] | None:
+def _of_all_ranks(world: World, rows: NDArray[np.int64], most: int) -> NDArray[np.float64] | None:
     """Milliseconds (ranks, steps, names) of the last rows, on rank 0."""
-    gathered = world.gather(np.ascontiguousarray(rows if most is None else rows[-most:]))
+    gathered = world.gather(np.ascontiguousarray(rows[-most:]))
     return None if gathered is None else MS * np.stack(gathered)

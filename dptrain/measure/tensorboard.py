@@ -32,19 +32,19 @@ class TensorBoard:
 
     Args:
         folder: where it goes.
-        first_step: what an earlier file of this folder says of this step and later ones is void.
+        done: steps made before; what an earlier file of this folder says of later ones is void.
         flag: what chooses another place, for errors.
 
     Raises:
         UserError: the package is missing, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, first_step: int = 0, flag: str = "--run-dir") -> None:
+    def __init__(self, folder: Path, *, done: int = 0, flag: str = "--run-dir") -> None:
         self._library = library = import_tensorboard()
         with writing(folder, flag):
             self._writer = library.EventFileWriter(str(folder))
         start = library.SessionLog(status=library.SessionLog.START)
-        self._add(step=first_step, session_log=start)
+        self._add(step=done + 1, session_log=start)
 
     def record(self, values: Mapping[str, float | None]) -> None:
         """Write a line of metrics: numbers by tag, of the step called ``step``; no nulls."""

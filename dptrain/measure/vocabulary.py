@@ -135,7 +135,10 @@ OTHERS = (
     Word("memory.gradients", "bytes", "Gradients of one rank."),
     Word("memory.optimizer", "bytes", "The optimizer's state."),
     Word("memory.buffers", "bytes", "Activations, their gradients, and workspace of the plan."),
-    Word("memory.total", "bytes", "The four together, which a replica allocates."),
+    Word("memory.pictures", "bytes", "Training pictures that a GPU keeps."),
+    Word("memory.workspace", "bytes", "Scratch memory of cuDNN, which no plan knows."),
+    Word("memory.sums", "bytes", "What sums take besides the gradients."),
+    Word("memory.total", "bytes", "All of these together."),
     Word("memory.peak", "bytes", "Most memory of the host that any rank's process had at a time."),
 )  # fmt: skip
 

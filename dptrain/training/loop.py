@@ -125,7 +125,7 @@ def open_board(job: Job) -> TensorBoard | None:
 
     def open() -> TensorBoard | None:
         assert run is not None
-        board = TensorBoard(run.path / FOLDER, first_step=job.first_step)
+        board = TensorBoard(run.path / FOLDER, done=job.first_step)
         board.graph(job.network)
         return board
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.comm.clocks import ClockOffset, clock_offset
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.measure.analysis import (
@@ -54,6 +54,9 @@ SUM_REPEATS, SUM_WARM_UP = 20, 3
 TIMED_WARM_UP = 2
 """Where stages return before they are done: timed steps that do not count, the first of which is
 started as it is and the second captured."""
+
+MOST_TRACE_BYTES = 2_000_000_000
+"""Beyond any viewer, and below what MPI counts in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -183,14 +186,22 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
         job.plan, job.stepper.gradient_sum.buckets, moments, clock,
         rank=world.rank, host=socket.gethostname(),
     )  # fmt: skip
-    texts = world.gather_json(events)
+    text = np.frombuffer(events.encode(), np.uint8)
+    size = sum(world.all_gather_json(text.size))
+    if size > MOST_TRACE_BYTES:
+        raise AgreedError(
+            f"the trace would have {size / 1e9:.1f} GB, which no viewer opens; expected at most "
+            f"{MOST_TRACE_BYTES / 1e9:.1f}, try fewer --steps"
+        )
+    texts = world.gather(text)
     clocks = world.gather_json(clock_facts(world.rank, clock))
     facts = {"network": job.network.name, "ranks": world.size}
 
     def write() -> None:
         assert texts is not None
         assert clocks is not None
-        write_trace(output / TRACE, texts, clocks, facts, FLAG)
+        decoded = [found.tobytes().decode() for found in texts]
+        write_trace(output / TRACE, decoded, clocks, facts, FLAG)
 
     main_only(world, write)
 
@@ -311,7 +322,7 @@ def _record(
 ) -> Profile:
     ranks = facts["ranks"]
     slowest = measured.slowest
-    memory = dict(job.plan.memory)
+    memory = job.memory_bytes
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.config.batch_size, len(job.dataset.train))

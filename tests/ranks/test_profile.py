@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dptrain.backends.base import Replica
-from dptrain.comm import STRATEGIES
+from dptrain.comm import STRATEGIES, peer
 from dptrain.comm.world import World
 from dptrain.config import load_config
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.training.profiling import ProfileOptions, profile
+from tests.ranks.test_peer import Device
+from tests.unit.measure.test_trace import check_trace
 
 pytestmark = pytest.mark.mpi
 
@@ -57,3 +62,43 @@ def test_a_straggler_is_named_by_its_own_time(
     assert found.parts.total == pytest.approx(
         sum(rank.step_ms for rank in found.ranks) / world.size, rel=1e-9
     )
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank has an emulated GPU of its own, which others can write into."""
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: Device())
+    monkeypatch.setattr(peer, "THREADS", 32)
+    monkeypatch.setattr(peer, "BLOCKS", 3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steps_that_are_enqueued_are_taken_apart(
+    connected: World, devices: None, strategy: str, tmp_path: Path
+) -> None:
+    flags = {"network": "mlp-5", "backend": "cuda", "batch_size": 40, "strategy": strategy}
+    config = load_config({**flags, "bucket_kib": 1}, {})
+    options = ProfileOptions(steps=3, skip=1, roofs=False, output=tmp_path / "p", trace=True)
+    found = profile(config, connected, options, quiet=True)
+    if found is None:
+        return
+    many = connected.size > 1
+    assert found.job["transport"] == ("peer" if many else "none")
+    assert found.steps == 3
+    assert found.parts.total == pytest.approx(
+        sum(rank.step_ms for rank in found.ranks) / connected.size, rel=1e-9
+    )
+    parts = asdict(found.parts)
+    # A difference of numbers of some milliseconds, in float64.
+    assert min(parts.values()) > -1e-9
+    assert all(stage.time_ms.n == 3 and stage.time_ms.mean > 0 for stage in found.stages)
+    assert sum(s.buckets for s in found.sums) == (found.job["buckets"] if many else 0)
+    assert all(s.time_ms.median > 0 for s in found.sums)
+    threads = check_trace(json.loads((tmp_path / "p" / "trace.json").read_text()))
+    for rank in range(connected.size):
+        names = [event["name"] for event in threads[rank, 0]]
+        # Ordinary steps, and those that are timed stage by stage with four that warm up.
+        assert names.count("step") == 3 + 4 + 3
+        assert all(names.count(stage.name) == 4 + 3 for stage in found.stages)
+        if many:
+            assert all(event["dur"] > 0 for event in threads[rank, 1])

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dptrain.measure.vocabulary import find_word
 from dptrain.network.files import write_network
 from dptrain.network.zoo import network
 from dptrain.toml import read_toml
 from tests.system.launch import command, descendants, environment, launch, succeed
+from tests.unit.measure.test_profile import keys
 
 SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
 
@@ -72,6 +74,8 @@ def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
         parts["compute"] / sum(parts.values()), rel=1e-6
     )
     assert parts["other"] < 0.1 * sum(parts.values())
+    for record in (facts, *metrics(tmp_path / "run")):
+        assert not [path for path in keys(record) if find_word(*path) is None]
     assert all(stage["slowest_ms"] >= stage["time_ms"]["mean"] for stage in facts["stages"])
     phases = {stage["phase"] for stage in facts["stages"]}
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}

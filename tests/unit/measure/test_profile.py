@@ -62,6 +62,7 @@ def test_every_backend_is_measured_by_the_same_code(backend: str) -> None:
     }  # fmt: skip
     assert found.sums == ()
     assert found.roofs is None
+    assert not unknown_keys(found)
 
 
 def test_a_step_is_its_parts_and_only_whole_minibatches_count(measured: Profile) -> None:
@@ -138,11 +139,15 @@ def keys(value: Any, *path: str) -> set[tuple[str, ...]]:
     return found.union(*(keys(item, *path, key) for key, item in value.items()))
 
 
-def test_every_key_of_a_profile_is_in_the_vocabulary(measured: Profile) -> None:
-    values = parse_json(measured.text())
+def unknown_keys(found: Profile) -> set[tuple[str, ...]]:
+    """Of its file, those that the vocabulary lacks; env.json's are its own."""
+    values = parse_json(found.text())
     del values["environment"]
-    unknown = {path for path in keys(values) if find_word(*path) is None}
-    assert not unknown
+    return {path for path in keys(values) if find_word(*path) is None}
+
+
+def test_every_key_of_a_profile_is_in_the_vocabulary(measured: Profile) -> None:
+    assert not unknown_keys(measured)
     columns = set(csv_text([asdict(s) for s in measured.kinds]).splitlines()[0].split(","))
     columns |= set(csv_text([asdict(r) for r in measured.ranks]).splitlines()[0].split(","))
     assert all(find_word(*column.split(".")) for column in columns)
@@ -174,6 +179,15 @@ def test_the_documentation_shows_the_vocabulary() -> None:
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ProfileOptions(**options)
+
+
+def test_a_trace_that_no_viewer_opens_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.training.profiling.MOST_TRACE_BYTES", 1000)
+    with pytest.raises(UserError, match="try fewer --steps"):
+        measure("reference", output=tmp_path / "p", trace=True)
+    assert not list((tmp_path / "p").iterdir())
 
 
 def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:

@@ -57,13 +57,13 @@ def test_numbers_come_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_says_steps_once(tmp_path: Path) -> None:
-    for first, last in ((0, 30), (20, 40)):
-        board = TensorBoard(tmp_path, first_step=first)
-        for step in range(first, last, 10):
+    for done, last in ((0, 30), (10, 40)):
+        board = TensorBoard(tmp_path, done=done)
+        for step in range(done + 10, last + 10, 10):
             board.record({"step": step, "loss": float(last)})
         board.close()
     found = [(event.step, event.value) for event in read(tmp_path).Scalars("loss")]
-    assert found == [(0, 30.0), (10, 30.0), (20, 40.0), (30, 40.0)]
+    assert found == [(10, 30.0), (20, 40.0), (30, 40.0), (40, 40.0)]
 
 
 def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
