@@ -43,6 +43,9 @@ SHARED = 0.4
 ADDING = 1.2e-3
 """Cycles for a number of a part of a sum, which is written, read and added."""
 
+PIXEL_SUMS = ((192, 64), (192, 128), (320, 64), (320, 128), (320, 256))
+"""Rows of a tile, and terms at a time, of gradients of weights."""
+
 SHARED_BYTES = 227 << 10
 """Of a multiprocessor."""
 
@@ -260,17 +263,16 @@ def pixel_sums(view: View, precision: str, *, pooled: bool = False) -> Iterator[
     if pooled:
         across = (across + 1) // 4 * 4 + 2 if size == 4 else (across + 3) // 8 * 8 + 4
     pixel = (view.channels + (2 if size == 4 else 1) * run) * size
-    for rows in (192, 320):
+    for rows, terms in PIXEL_SUMS:
         # Rows of taps that a tile meets.
         taps = min(rows // line if rows % line == 0 else (rows - 2) // line + 2, view.r)
-        for terms in (64, 128, 256):
-            pixels = view.rows(terms, unit, taps) * across + view.s - 1
-            pieces = terms if size == 2 else columns
-            planes = terms * columns // run // pieces
-            shared = 4 * terms + planes * (pieces + 1) * PIECE + pixels * pixel
-            way = PixelSum(rows, columns, terms, shared)
-            if way.blocks > 1:
-                yield way
+        pixels = view.rows(terms, unit, taps) * across + view.s - 1
+        pieces = terms if size == 2 else columns
+        planes = terms * columns // run // pieces
+        shared = 4 * terms + planes * (pieces + 1) * PIECE + pixels * pixel
+        way = PixelSum(rows, columns, terms, shared)
+        if way.blocks > 1:
+            yield way
 
 
 def choose_slide(view: View, precision: str, samples: int, *, pooled: bool = False) -> Slide | None:
