@@ -5,7 +5,7 @@
 Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
 graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
 pooling left out, which our stages compute besides. With --tiles every tile is tried on every stage,
-and the best three are named.
+windows left out, and the best three are named.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
+from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tiles import Parts, Tile, Tiling, cut, tiles
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
@@ -121,7 +122,8 @@ def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kerne
     if tile is None:
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
         return chosen
-    with mock.patch.object(weighted, "choose", partial(with_tile, tile)):
+    gathers = mock.patch.object(SlidingConvolution, "suits", return_value=False)
+    with mock.patch.object(weighted, "choose", partial(with_tile, tile)), gathers:
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

@@ -16,6 +16,7 @@ from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
+from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.comm.launcher import find_launch
 from dptrain.config import load_config
@@ -70,6 +71,7 @@ def run(arguments: list[str], *, speaks: bool) -> int:
         "dptrain evaluate RUN_DIR                   # a trained network on its test data",
         "dptrain describe cifar --batch-size 128    # layers, FLOPs and memory",
         "mpirun -n 4 dptrain profile                # where the time of training goes",
+        "dptrain scale --ranks 1,2,4                # how training scales, and what limits it",
         "dptrain bench solar                        # time by batch size, and what fits",
         "mpirun -n 4 dptrain doctor                 # what is wrong here, and what to do",
     ),
@@ -269,5 +271,6 @@ def doctor(as_json: bool) -> int:
 
 
 cli.add_command(profile)
+cli.add_command(scale)
 cli.add_command(bench)
 cli.add_command(study)

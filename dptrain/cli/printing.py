@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dptrain.measure.layers import LayerTimes
     from dptrain.measure.profile import Profile
     from dptrain.network.network import Network
+    from dptrain.scaling.study import Study
 
 
 def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
@@ -107,6 +108,19 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
         console.print(part, soft_wrap=isinstance(part, str))
     if output is not None:
         console.print(f"written: {output}", soft_wrap=True)
+    return None
+
+
+def print_study(study: Study, folder: Path, *, as_json: bool) -> None:
+    """Print what `dptrain.scaling.scale.conclude_study` returns, and where its files are."""
+    if as_json:
+        return click.echo(study.text())
+    from dptrain.scaling.tables import study_report
+
+    console = make_console()
+    for part in study_report(study, console.width):
+        console.print(part)
+    console.print(f"written: {folder}", soft_wrap=True)
     return None
 
 

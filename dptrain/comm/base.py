@@ -34,6 +34,9 @@ class GradientSum(ABC):
     """
 
     name: ClassVar[str]
+    transport: ClassVar[str]
+    """How gradients travel, a word of `dptrain.comm.TRANSPORTS` or ``none``."""
+
     enqueues: ClassVar[bool] = False
     """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
     so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.

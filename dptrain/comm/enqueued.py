@@ -33,6 +33,9 @@ class Carrier(ABC):
     def broadcast(self, array: Array) -> None:
         """Have every rank hold what rank 0 does."""
 
+    transport: ClassVar[str]
+    """Its word in `dptrain.comm.TRANSPORTS`."""
+
     memory_bytes: int = 0
     """Of the device that this takes, as far as it is known."""
 
@@ -93,6 +96,11 @@ class EnqueuedSum(GradientSum):
     def stamp(self, place: int) -> None:
         with self.device.beside(SUMS):
             self.replica.stamp(place)
+
+    @property
+    def transport(self) -> str:  # type: ignore[override]
+        """The carrier's."""
+        return self.carrier.transport
 
     def _first_under_way(self) -> int | None:
         return None

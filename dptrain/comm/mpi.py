@@ -17,6 +17,7 @@ class MirroredSum(GradientSum):
     """g ← Σ_r g_r on every rank, by one nonblocking all-reduce a bucket."""
 
     name: ClassVar[str] = "mirrored"
+    transport: ClassVar[str] = "host"
 
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         super().__init__(world, replica, buckets)
@@ -53,6 +54,8 @@ class MirroredSum(GradientSum):
 
 class DeviceMirroredSum(MirroredSum):
     """The same from the memory of GPUs, with an MPI library that understands their addresses."""
+
+    transport: ClassVar[str] = "mpi"
 
     def _do_start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop

@@ -6,7 +6,7 @@ Source: NVIDIA NCCL user guide, https://docs.nvidia.com/deeplearning/nccl.
 from __future__ import annotations
 
 import faulthandler
-from typing import Any
+from typing import Any, ClassVar
 
 from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array, Device
@@ -17,6 +17,8 @@ from dptrain.errors import UserError
 
 class Nccl(Carrier):
     """One communicator of all ranks, for any array; counts are elements."""
+
+    transport: ClassVar[str] = "nccl"
 
     def __init__(self, world: World, replica: Replica, shared: Shared) -> None:
         assert isinstance(replica.memory, Device)

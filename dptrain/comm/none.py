@@ -11,6 +11,7 @@ class NoSum(GradientSum):
     """Nothing to sum."""
 
     name: ClassVar[str] = "none"
+    transport: ClassVar[str] = "none"
     enqueues: ClassVar[bool] = True
 
     def _first_under_way(self) -> int | None:

@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -135,6 +135,8 @@ class Peers(Carrier):
     Raises:
         UserError: a GPU does not reach another's memory; on every rank.
     """
+
+    transport: ClassVar[str] = "peer"
 
     def __init__(
         self, world: World, replica: Replica, shared: Shared, patience_s: float | None = None

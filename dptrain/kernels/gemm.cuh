@@ -248,10 +248,10 @@ struct StorePlain {
     T* y;
     int rows, columns;
 
-    template <int N>
-    __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
+    template <int M, int N>
+    __device__ void operator()(int row, int column, const float (&values)[M][N]) const {
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
+        for (int m = 0; m < M; ++m) {
             const int i = row + m * MEMBER_STEP;
             if (i < rows) write<STEP>(y + i * columns, column, columns, values[m]);
         }

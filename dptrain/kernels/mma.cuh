@@ -29,7 +29,7 @@ constexpr int STEP_K = 8 * 4 / sizeof(Number);     // Terms of one instruction.
 constexpr int WARPS_N = TILE_N / WARP_N;
 constexpr int THREADS = 32 * (TILE_M / WARP_M) * WARPS_N;
 
-static_assert(WARP_M % 32 == 0 && WARP_N % 16 == 0, "instructions go by pairs");
+static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "B's words are read for two instructions");
 
 // Where the four elements of a pooling window lie that one thread is to have: in rows g, g + 8,
 // g + 16 and g + 24 of 32.
@@ -166,8 +166,15 @@ struct Sums {
                     multiply_add(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
         }
 #else
+        add_each(as, bs, TILE_K);
+#endif
+    }
+
+    // Element by element: a.element(row of the tile, k) b.element(column, k) for all k < terms.
+    template <class A, class B>
+    __device__ void add_each(const A& as, const B& bs, int terms) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        for (int k = 0; k < TILE_K; ++k) {
+        for (int k = 0; k < terms; ++k) {
             float a[DOWN * 2], b[ACROSS * 2];
             for (int i = 0; i < DOWN * 2; ++i) a[i] = to_float(as.element(top() + i * 8 + g, k));
             for (int j = 0; j < ACROSS * 2; ++j)
@@ -176,7 +183,6 @@ struct Sums {
                 for (int j = 0; j < ACROSS * 2; ++j)
                     c[i / 2][j / 2][i % 2 * 2 + j % 2] += a[i] * b[j];
         }
-#endif
     }
 
     // Adds what the other groups' threads have, in order, to the sums of the first.
@@ -200,15 +206,16 @@ struct Sums {
 
     template <class Store>
     __device__ void give(int first_row, int first_column, const Store& store) const {
+        constexpr int PAIR = DOWN % 2 ? 1 : 2;
         const int row = first_row + top() + threadIdx.x % 32 / 4;
         const int column = first_column + left() + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < DOWN; i += 2)
+        for (int i = 0; i < DOWN; i += PAIR)
 #pragma unroll
             for (int j = 0; j < ACROSS; ++j) {
-                float values[4][2];
+                float values[2 * PAIR][2];
 #pragma unroll
-                for (int e = 0; e < 8; ++e) values[e / 2][e % 2] = c[i + e / 4][j][e % 4];
+                for (int e = 0; e < 4 * PAIR; ++e) values[e / 2][e % 2] = c[i + e / 4][j][e % 4];
                 store(row + i * 16, column + j * 8, values);
             }
     }

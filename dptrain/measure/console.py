@@ -54,11 +54,19 @@ def terminal_width(descriptor: int = 1) -> int | None:
         return None
 
 
-def make_console() -> Console:
-    """A console on standard output: colours where somebody watches, plain text elsewhere."""
+def make_console(*, errors: bool = False) -> Console:
+    """A console on standard output: colours where somebody watches, plain text elsewhere.
+
+    Args:
+        errors: on standard error instead.
+    """
     from rich.console import Console
 
-    width = terminal_width()
+    width = terminal_width(2 if errors else 1)
     if width is None:
-        return Console(width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False)
-    return Console(width=max(width, 60), force_terminal=True, highlight=False, markup=False)
+        return Console(
+            width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False, stderr=errors
+        )
+    return Console(
+        width=max(width, 60), force_terminal=True, highlight=False, markup=False, stderr=errors
+    )

@@ -51,9 +51,9 @@ from dptrain.training.summary import introduce
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """How often a gradient sum alone is timed, and how often it is made before."""
 
-TIMED_WARM_UP = 4
-"""Where stages return before they are done: timed steps that do not count. Batches come in by turns
-of two, and of each the first step is started as it is and the second captured."""
+TIMED_WARM_UP = 2
+"""Where stages return before they are done: timed steps that do not count, the first of which is
+started as it is and the second captured."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """Beyond any viewer, and below what MPI counts in 32 bits."""
@@ -348,14 +348,14 @@ def _record(
 
 def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
     config, sums = job.config, job.stepper.gradient_sum
-    least = bucket_bytes(config, job.world, job.transport)
+    least = bucket_bytes(config, job.world, sums.transport)
     return {
         "network": job.network.name,
         "data": config.data,
         "backend": config.backend,
         "precision": job.plan.precision,
         "strategy": config.strategy,
-        "transport": job.transport if job.world.size > 1 else "none",
+        "transport": sums.transport,
         "ranks": job.world.size,
         "nodes": sum(rank["first_on_node"] for rank in facts["ranks"]),
         "threads": job.plan.setting.threads,

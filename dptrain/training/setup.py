@@ -75,7 +75,6 @@ class Job:
     Attributes:
         config: resolved: nothing is left for a default to decide.
         local_batch: largest share of a minibatch that a rank gets.
-        transport: how gradients travel, as `choose_transport` says.
         prefetch: minibatches that a thread reads ahead; 0: none does.
         pictures: of the training split, where replicas keep them and are told places alone.
         run: where results go; None except on rank 0.
@@ -96,7 +95,6 @@ class Job:
     stepper: Stepper
     schedule: Schedule
     augmentation: Augmentation | None
-    transport: str
     prefetch: int
     pictures: NDArray[np.float32] | None
     run: RunDirectory | None
@@ -283,7 +281,6 @@ def set_up(
         stepper=Stepper(replica, gradient_sum, buckets, recorder),
         schedule=schedule,
         augmentation=augmentation,
-        transport=transport,
         prefetch=prefetch,
         pictures=pictures,
         run=run,

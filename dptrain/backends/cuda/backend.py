@@ -15,6 +15,7 @@ from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Operation, vector
 from dptrain.backends.cuda.replica import CudaReplica, Message
+from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tails import TAILS
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.network.layers import (
@@ -141,16 +142,18 @@ class CudaBackend(Backend):
             return Storage(parameter.shape, (2, 3, 1, 0))
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
-    def operation(self, head: Node) -> type[Operation]:
-        """What computes a group that begins with this layer."""
-        return OPERATIONS[type(head.layer)]
+    def operation(self, group: Group, setting: Setting) -> type[Operation]:
+        """What computes a group."""
+        if SlidingConvolution.suits(group, setting):
+            return SlidingConvolution
+        return OPERATIONS[type(group.head.layer)]
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        return self.operation(group.head).needs(group, setting)
+        return self.operation(group, setting).needs(group, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)
-        return self.operation(group.head)(group, arrays, replica).kernels()
+        return self.operation(group, replica.plan.setting)(group, arrays, replica).kernels()
 
     def bind_loss(
         self,

@@ -133,6 +133,7 @@ class Device(ABC):
         on_gpu: whether arrays are memory of a GPU, as NCCL takes it.
         identity: what tells it from the other devices of this machine.
         name: of its kind, such as ``NVIDIA H200``.
+        shared_bytes: of shared memory that a block may have.
         specializes: whether kernels are to be compiled for each layer, which makes them faster and
             costs a compilation.
     """
@@ -141,6 +142,7 @@ class Device(ABC):
     on_gpu: bool = False
     identity: str = ""
     name: str = ""
+    shared_bytes: int = 227 << 10
     specializes: bool = True
 
     @property

@@ -65,6 +65,7 @@ class GPU(Device):
         device.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         self.identity, self.name = properties["uuid"].hex(), properties["name"].decode()
+        self.shared_bytes = int(properties["sharedMemPerBlockOptin"])
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
         self._lanes = {name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHTS, SUMS)}
         self._busy: list[Any] = []

@@ -23,6 +23,10 @@ MAJORS = (13, 12)
 _WHEELS = {13: "cu13", 12: "cuda_nvrtc"}
 """Folder of NVIDIA's wheels in the package ``nvidia``."""
 
+_OWN = {90: "a"}
+"""What a GPU of this architecture can do besides: 9.0 has instructions, ``wgmma`` among them, that
+compilers take for ``sm_90a`` alone, which all GPUs of 9.0 are."""
+
 _OPTIONS = ("--std=c++17", "--generate-line-info")
 
 
@@ -69,7 +73,7 @@ class Compiler:
         """
         options = [
             *_OPTIONS,
-            f"--gpu-architecture=sm_{architecture}",
+            f"--gpu-architecture=sm_{architecture}{_OWN.get(architecture, '')}",
             f"--include-path={path.parent}",
             *(f"-D{name}={value}" for name, value in sorted((defines or {}).items())),
         ]
@@ -161,6 +165,6 @@ def _digest(compiler: Compiler, file: str, architecture: int, defines: Mapping[s
     digest = hashlib.sha256()
     for path in (KERNELS / file, *sorted(KERNELS.glob("*.cuh"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    facts = compiler.version, architecture, sorted(defines.items()), _OPTIONS
+    facts = compiler.version, architecture, sorted(defines.items()), _OPTIONS, _OWN
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:16]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dptrain.backends.cuda.device import Extent
 
@@ -42,6 +43,25 @@ def ceil_div(a: int, b: int) -> int:
 def _slice_bytes(width: int, words: int) -> int:
     """Of a padded slice, whichever way it lies: `words` of each row, or so many words of rows."""
     return 4 * max(width * (words + 4), words * (width + 8))
+
+
+class Work(Protocol):
+    """What one block of a product computes, as the stage that launches it sees it."""
+
+    @property
+    def defines(self) -> Mapping[str, int]:
+        """Macros of the kernel."""
+
+    @property
+    def block(self) -> Extent:
+        """Threads of a block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+
+    def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
+        """Blocks of a product of rows × columns whose sum is cut into `parts`."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +206,7 @@ def cut(terms: int, threads: int, least: int = SMALLEST_PARTS[0]) -> Parts:
 class Tiling:
     """How a product is computed: by which tile, its sum in how many parts."""
 
-    tile: Tile
+    tile: Work
     parts: Parts
 
 

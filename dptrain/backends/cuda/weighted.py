@@ -24,14 +24,14 @@ NOTHING, RELU, RELU_POOLING = range(3)
 """What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
 
 
-def _behind(group: Group) -> int:
+def follows(group: Group) -> int:
     """What the kernels of a group compute behind its products."""
     if ReLU not in group.kinds:
         return NOTHING
-    return RELU_POOLING if _pools_in_place(group) else RELU
+    return RELU_POOLING if pools_in_place(group) else RELU
 
 
-def _pools_in_place(group: Group) -> bool:
+def pools_in_place(group: Group) -> bool:
     """Whether windows of pooling are two by two and touch: the convolution's own kernel pools."""
     if tail_of(group) is not Pooled:
         return False
@@ -42,22 +42,15 @@ def _pools_in_place(group: Group) -> bool:
     return square and pool.pads(node.input_shape) == ((0, 0), (0, 0))
 
 
-def _separate_tail(group: Group) -> type[Tail] | None:
+def separate_tail(group: Group) -> type[Tail] | None:
     """What kernels of its own compute behind the convolution and its rectifier."""
-    return None if _pools_in_place(group) else tail_of(group)
+    return None if pools_in_place(group) else tail_of(group)
 
 
 SPREAD = 1 << 20
 """Elements of dz from which a pass that writes them should cost less than making them again for
 each tap of the convolution. On an H200 a gradient by the input that makes dz took 1.6 times as long
 as the forward product of the same size; the bound itself was estimated, not measured."""
-
-
-def _spreads(group: Group, batch_size: int) -> bool:
-    """Whether the gradient by what was pooled is written before it is used."""
-    head = group.head
-    size = batch_size * math.prod(head.output_shape)
-    return _pools_in_place(group) and head.index > 0 and size >= SPREAD
 
 
 class _Weighted(Operation):
@@ -71,10 +64,23 @@ class _Weighted(Operation):
     def add_parts(cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]) -> None:
         """Ask for memory of the parts, where there are several."""
         weight, bias = group.head.parameters
-        parts = _weight_tiling(group, setting.batch_size, setting.precision).parts
+        parts = cls.weight_tiling(group, setting).parts
         if parts.count > 1:
             shape = (parts.count, weight.size + bias.size)
             buffers["partial"] = BufferSpec(shape, "float32")
+
+    @classmethod
+    def summed_pixels(cls, group: Group, setting: Setting) -> int:
+        """Terms a sample of the sums that gradients of weights are."""
+        return computed_pixels(group)
+
+    @classmethod
+    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+        """Of the product that is the gradient of weights, and in a row more that of the bias."""
+        weight, bias = group.head.parameters
+        rows, columns = weight.size // bias.size + 1, bias.size
+        terms = setting.batch_size * cls.summed_pixels(group, setting)
+        return choose(setting.precision, rows, columns, terms, split=True)
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self.forward()}
@@ -98,19 +104,24 @@ class _Weighted(Operation):
         raise NotImplementedError
 
     @property
+    def setting(self) -> Setting:
+        """Of the plan."""
+        return self.replica.plan.setting
+
+    @property
     def precision(self) -> str:
         """Of the products."""
-        return self.replica.plan.precision
+        return self.setting.precision
 
     @property
     def behind(self) -> int:
         """What backward kernels undo as they read dy."""
-        return _behind(self.group)
+        return follows(self.group)
 
     @property
     def drops(self) -> bool:
         """Whether forward kernels drop what they give."""
-        fused = self.group.kinds[-1] is Dropout and _separate_tail(self.group) is None
+        fused = self.group.kinds[-1] is Dropout and separate_tail(self.group) is None
         return fused and self.replica.samples is not None
 
     def dropping(self, *, training: bool) -> list[Any]:
@@ -139,18 +150,20 @@ class _Weighted(Operation):
             "OUT_STEP": step(outputs, self.itemsize),
         }
 
-    def gradient_kernel(self, file: str, name: str, inputs: tuple[Any, ...], rest: Any) -> Kernel:
+    def gradient_kernel(
+        self, file: str, name: str, tiling: Tiling, inputs: tuple[Any, ...], rest: Any
+    ) -> Kernel:
         """Stage of both passes.
 
         Args:
             file, name: of the first pass's kernel.
+            tiling: of its product.
             inputs: x, dy and what undoes what is fused.
             rest: of that kernel's arguments behind the gradients, from samples and terms a part.
         """
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        pixels = _summed_pixels(self.group, self.batch_size)
-        tiling = _weight_tiling(self.group, self.batch_size, self.precision)
+        pixels = self.summed_pixels(self.group, self.setting)
         tile, parts = tiling.tile, tiling.parts
         defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
         first = self.device.function(file, name, **defines)
@@ -225,26 +238,11 @@ class _Weighted(Operation):
         return run
 
 
-def _pixels(group: Group) -> int:
+def computed_pixels(group: Group) -> int:
     """Output pixels a sample that products compute; those of no pooling window are left out."""
-    if _behind(group) == RELU_POOLING:
+    if follows(group) == RELU_POOLING:
         return 4 * math.prod(group.tail.output_maps[1:])
     return math.prod(group.head.output_maps[1:])
-
-
-def _summed_pixels(group: Group, batch_size: int) -> int:
-    """Terms a sample of the sums that gradients of weights are."""
-    if _spreads(group, batch_size):
-        return math.prod(group.head.output_maps[1:])
-    return _pixels(group)
-
-
-def _weight_tiling(group: Group, batch_size: int, precision: str) -> Tiling:
-    """Of the product that is the gradient of weights, and in a row more that of the bias."""
-    weight, bias = group.head.parameters
-    rows, columns = weight.size // bias.size + 1, bias.size
-    terms = batch_size * _summed_pixels(group, batch_size)
-    return choose(precision, rows, columns, terms, split=True)
 
 
 def _output_tiling(node: Node, batch_size: int, precision: str) -> Tiling:
@@ -261,15 +259,28 @@ class Convolution(_Weighted):
     """
 
     @classmethod
+    def spreads(cls, group: Group, setting: Setting) -> bool:
+        """Whether the gradient by what was pooled is written before it is used."""
+        head = group.head
+        size = setting.batch_size * math.prod(head.output_shape)
+        return pools_in_place(group) and head.index > 0 and size >= SPREAD
+
+    @classmethod
+    def summed_pixels(cls, group: Group, setting: Setting) -> int:
+        if cls.spreads(group, setting):
+            return math.prod(group.head.output_maps[1:])
+        return super().summed_pixels(group, setting)
+
+    @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        n, behind, tail = setting.batch_size, _behind(group), _separate_tail(group)
+        n, behind, tail = setting.batch_size, follows(group), separate_tail(group)
         buffers: dict[str, BufferSpec] = {}
         maps = BufferSpec((n, *group.head.output_maps), setting.activations)
         dz: tuple[str, ...] = ("dy", "y") if behind == RELU else ("dy",)
         if tail is not None:
             dz, buffers = ("dmaps",), {"maps": maps, **tail.buffers(group, setting)}
         elif behind == RELU_POOLING:
-            dz = ("dmaps",) if _spreads(group, n) else ("dy", "argmax")
+            dz = ("dmaps",) if cls.spreads(group, setting) else ("dy", "argmax")
             buffers["argmax"] = BufferSpec((n, *group.tail.output_maps), "uint8")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
@@ -293,7 +304,7 @@ class Convolution(_Weighted):
 
     @property
     def behind(self) -> int:
-        return NOTHING if "dmaps" in self.arrays else _behind(self.group)
+        return NOTHING if "dmaps" in self.arrays else follows(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
@@ -313,16 +324,7 @@ class Convolution(_Weighted):
         return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
 
     def forward(self) -> Kernel:
-        a, filters, tail = self.arrays, self.group.head.output_shape[0], _separate_tail(self.group)
-        y = a["maps"] if tail else a["y"]
-        marks = a["argmax"] if _pools_in_place(self.group) else y
-        pixels, taps = _pixels(self.group), a["weight"].size // filters
-        tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
-        convolve = self.product(
-            "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
-            (a["x"], a["weight"], a["bias"], y, marks), self.geometry, behind=_behind(self.group),
-            drops=True,
-        )  # fmt: skip
+        tail, convolve = separate_tail(self.group), self.convolve()
         if tail is None:
             return convolve
         behind = tail(self).forward()
@@ -333,16 +335,37 @@ class Convolution(_Weighted):
 
         return run
 
+    @property
+    def outputs(self) -> tuple[Array, Array]:
+        """What the forward product writes: y, or maps that a tail reads, and marks."""
+        a = self.arrays
+        y = a["maps"] if separate_tail(self.group) else a["y"]
+        return y, a["argmax"] if pools_in_place(self.group) else y
+
+    def convolve(self) -> Kernel:
+        """Stage of the forward product."""
+        a, filters = self.arrays, self.group.head.output_shape[0]
+        pixels, taps = computed_pixels(self.group), a["weight"].size // filters
+        tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
+        return self.product(
+            "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
+            (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
+            behind=follows(self.group), drops=True,
+        )  # fmt: skip
+
     def backward_weight(self) -> Kernel:
+        tiling = self.weight_tiling(self.group, self.setting)
+        return self.weight_gradient("conv2d_backward_weight", tiling)
+
+    def weight_gradient(self, name: str, tiling: Tiling) -> Kernel:
+        """Stage of the product that is the gradient of weights, by a kernel of this name."""
         numbers = self.geometry
 
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), np.int32(part), *numbers
 
         inputs = self.arrays["x"], *self.dz
-        return self.gradient_kernel(
-            "conv2d_backward_weight.cu", "conv2d_backward_weight", inputs, rest
-        )
+        return self.gradient_kernel(f"{name}.cu", name, tiling, inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
@@ -429,8 +452,8 @@ class FullyConnected(_Weighted):
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), *shape, np.int32(part)
 
-        inputs = self.arrays["x"], *self.dz
-        return self.gradient_kernel("dense.cu", "dense_backward_weight", inputs, rest)
+        tiling, inputs = self.weight_tiling(self.group, self.setting), (self.arrays["x"], *self.dz)
+        return self.gradient_kernel("dense.cu", "dense_backward_weight", tiling, inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape

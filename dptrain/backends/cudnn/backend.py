@@ -12,7 +12,7 @@ from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Storage
+from dptrain.plan.lowering import Group, Setting, Storage
 from dptrain.plan.plan import Plan
 
 
@@ -51,8 +51,8 @@ class CudnnBackend(CudaBackend):
         self.library  # noqa: B018 - what is missing is said before anything is allocated
         return identity
 
-    def operation(self, head: Node) -> type[Operation]:
-        return Convolution if suits(head) else super().operation(head)
+    def operation(self, group: Group, setting: Setting) -> type[Operation]:
+        return Convolution if suits(group.head) else super().operation(group, setting)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Weights of convolutions as (K, R, S, C), the layout of tensor cores."""

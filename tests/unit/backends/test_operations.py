@@ -208,9 +208,12 @@ def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precisi
     large = dptrain.api.compile(STACK, backend, 5, precision=precision, seed=SEED)
     small = dptrain.api.compile(STACK, backend, 3, precision=precision, seed=SEED)
     large.forward_backward(x, y)
-    assert large.forward_backward(x[:3], y[:3]) == small.forward_backward(x[:3], y[:3])
+    losses = [replica.forward_backward(x[:3], y[:3]) for replica in (large, small)]
+    # A backend may cut sums otherwise for other sizes, so the last bits may differ.
+    bounds = twin.bounds(STACK, dict(small.parameters), x[:3], y[:3], small.plan.dtype, precision)
+    assert_within(losses[0], losses[1], 2.0 * bounds.loss, "loss")
     for name, gradient in small.gradients.items():
-        np.testing.assert_array_equal(large.gradients[name], gradient)
+        assert_within(large.gradients[name], gradient, 2.0 * bounds.gradients[name], name)
 
 
 @every_variant

@@ -17,6 +17,7 @@ from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
 from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
+from dptrain.backends.cuda.windows import View, choose_pixel_sum, choose_slide
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -81,6 +82,48 @@ def test_every_tile_compiles_for_a_layer(
     path = KERNELS / f"conv2d_{kernel}.cu"
     code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **behind})
     assert code.startswith(b"\x7fELF")
+
+
+# The second convolution of solar, and one of 32 filters that is not pooled.
+WIDE = (48, 48, 32, 46, 46, 64, 3, 3, 1, 1, 0, 0), (12, 12, 64, 12, 12, 32, 5, 5, 1, 1, 2, 2)
+WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
+
+
+@pytest.mark.parametrize("layer", WIDE, ids=["pooled", "plain"])
+@pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
+def test_windows_compile_for_a_layer(
+    precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
+) -> None:
+    """With wgmma for sm_90, mma.sync from sm_80 on, and neither before."""
+    name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
+    height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
+    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    pooled, step = filters == 64, 16 // size
+    common = {"PRECISION": precision, "BEHIND": 1 + pooled, "IN_STEP": step, "OUT_STEP": step}
+    common |= dict(zip(FIXED, layer, strict=True))
+    forward = choose_slide(view, name, 2048, pooled=pooled)
+    backward, weight = choose_slide(view.backward, name, 2048), choose_pixel_sum(view, name, 10**6)
+    assert forward is not None
+    assert backward is not None
+    assert weight is not None
+    kernels = {
+        "window_forward.cu": forward.defines,
+        "pack_weights.cu": forward.defines,
+        "window_backward_input.cu": backward.defines,
+        "window_backward_weight.cu": weight.tile.defines,
+    }
+    for file, defines in kernels.items():
+        code = compiler.compile(KERNELS / file, architecture, {**common, **defines})
+        assert code.startswith(b"\x7fELF")
+
+
+def test_code_for_9_0_is_for_all_that_it_can(tmp_path: Path, compiler: Compiler) -> None:
+    """``wgmma`` exists for ``sm_90a`` only."""
+    path = tmp_path / "own.cu"
+    path.write_text("#ifndef __CUDA_ARCH_FEAT_SM90_ALL\n#error without\n#endif\n")
+    assert compiler.compile(path, 90).startswith(b"\x7fELF")
+    with pytest.raises(CompileError, match="without"):
+        compiler.compile(path, 89)
 
 
 def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:

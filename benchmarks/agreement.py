@@ -1,0 +1,107 @@
+"""Whether two studies of the same thing on the same machine say the same, within their intervals.
+
+python -m benchmarks.agreement [--output DIR] [options of `dptrain scale`]
+
+Runs `dptrain scale` twice, one study behind the other, and holds every point of the first against
+the second. Two medians agree if their intervals meet. Wants a machine that has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.machine import about
+from benchmarks.targets import Target
+from dptrain.measure.console import make_console
+from dptrain.measure.tables import fitted_table
+from dptrain.scaling.statistics import Estimate
+from dptrain.scaling.study import Study
+
+AGREE, MINUTES = Target(0.9), Target(5.0, at_most=True)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A point in both studies; its step times, milliseconds."""
+
+    name: str
+    one: Estimate
+    two: Estimate
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the intervals meet."""
+        return self.one.meets(self.two)
+
+
+def compare(one: Study, two: Study) -> list[Compared]:
+    """Every measured point once: the base is one of weak and of strong scaling."""
+    others = {point.name: point for point in two.points}
+    seen: dict[str, Compared] = {}
+    for point in one.points:
+        folders = ",".join(launch.folder for launch in point.launches)
+        other = others[point.name]
+        seen.setdefault(folders, Compared(point.name, point.step_ms, other.step_ms))
+    return list(seen.values())
+
+
+def agreement(found: Sequence[Compared]) -> float:
+    """Share of the points that agree."""
+    return sum(compared.agrees for compared in found) / len(found)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--output", type=click.Path(path_type=Path),
+              help="Folder of both studies; a temporary one where left out.")  # fmt: skip
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(output: Path | None, arguments: tuple[str, ...]) -> None:
+    """Make two studies with the same ARGUMENTS of `dptrain scale`, and compare them."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = output or Path(temporary)
+        facts = about()
+        seconds = [_study(folder / name, arguments) for name in ("one", "two")]
+        studies = [Study.read(folder / name / "study.json") for name in ("one", "two")]
+    found = compare(*studies)
+    for name, value in facts.items():
+        click.echo(f"- {name}: {value}")
+    rows = [
+        [c.name, _text(c.one), _text(c.two), f"{c.two.value / c.one.value - 1:+.1%}",
+         "agree" if c.agrees else "differ"]
+        for c in found
+    ]  # fmt: skip
+    heads = ["point", "one, ms", "two, ms", "two / one", ""]
+    make_console().print(fitted_table("Two studies", heads, rows, text=("point",)))
+    for study in studies:
+        for note in study.notes:
+            click.echo(f"note: {note}")
+    share, longest = agreement(found), max(seconds) / 60
+    number = sum(compared.agrees for compared in found)
+    click.echo(f"{number} of {len(found)} points agree: {AGREE.verdict(share)} (at least 9 of 10)")
+    click.echo(f"the longer one took {longest:.1f} min: {MINUTES.verdict(longest)} (at most 5)")
+    sys.exit(share < AGREE.value)
+
+
+def _study(folder: Path, arguments: Sequence[str]) -> float:
+    """Seconds of a study."""
+    command = [sys.executable, "-m", "dptrain", "scale", "--output", str(folder), *arguments]
+    begin = time.monotonic()
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return time.monotonic() - begin
+
+
+def _text(value: Estimate) -> str:
+    return f"{value.value:.3f} ({value.low:.3f}–{value.high:.3f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""`dptrain scale`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dptrain.cli.common import EXISTING, JSON, STOPPED, examples
+from dptrain.cli.options import given, setting_flags
+from dptrain.cli.profile import LEFT_OUT
+from dptrain.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from dptrain.scaling.design import Design
+    from dptrain.scaling.scale import Selection
+    from dptrain.scaling.study import Study
+
+DEFAULTS: dict[str, Any] = {
+    "ranks": "1,2,4", "threads": "1", "scaling": "weak,strong", "launches": 5, "steps": 50,
+    "launcher": "auto",
+}  # fmt: skip
+"""What is not asked for; a study that goes on has its own."""
+
+
+@click.command(
+    short_help="Measure how training scales, and what limits it.",
+    epilog=examples(
+        "dptrain scale                                    # 1, 2 and 4 ranks, on this machine",
+        "dptrain scale --ranks 1,2,4,8 --network cifar --batch-size 128 --output DIR",
+        "dptrain scale --output DIR                       # go on with one that was stopped",
+        'dptrain scale --ranks 4,8,16 --launcher "srun --mpi=pmi2" --output DIR',
+        "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array; at its end:",
+        "dptrain scale --collect DIR",
+    ),
+)
+@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@click.option("--ranks", metavar="N,N,…", help="Numbers of ranks.  [default: 1,2,4]")
+@click.option("--threads", metavar="N,N,…",
+              help="Threads of a rank, each with all numbers of ranks.  [default: 1]")  # fmt: skip
+@click.option("--scaling", metavar="WAY,WAY",
+              help="weak: a worker keeps its samples; strong: the minibatch stays.  "
+              "[default: weak,strong]")  # fmt: skip
+@click.option("--launches", type=click.IntRange(1), metavar="N",
+              help="Independent launches of each point.  [default: 5]")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), metavar="N",
+              help="Steps timed in each launch.  [default: 50]")  # fmt: skip
+@click.option("--launcher", metavar="COMMAND",
+              help="What starts ranks, mpirun or srun, with arguments if need be; the mpirun "
+              "beside Python, else what there is.  [default: auto]")  # fmt: skip
+@click.option("--output", type=EXISTING, metavar="DIR",
+              help="Folder of the study; one that was begun goes on. A new one under studies/ "
+              "where left out.")  # fmt: skip
+@click.option("--only", multiple=True, metavar="POINT",
+              help="Launch this point alone, such as weak-r4-t1; may be repeated.")  # fmt: skip
+@click.option("--part", metavar="I/N", help="Launch the I-th of N parts alone, for job arrays.")
+@click.option("--collect", multiple=True, type=EXISTING, metavar="DIR",
+              help="Launch nothing; take the launches in and below this folder; may be "
+              "repeated.")  # fmt: skip
+@JSON
+@setting_flags(leave_out=(*LEFT_OUT, "threads"))
+def scale(
+    file: Path | None,
+    output: Path | None,
+    only: tuple[str, ...],
+    part: str | None,
+    collect: tuple[Path, ...],
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Measure how training scales: weak and strong, over numbers of ranks and threads.
+
+    Starts `dptrain profile` under mpirun or srun, every point several times and in turn, and says
+    how far the job scales, where the loss goes, which models describe it, and what they forecast.
+    --batch-size is the minibatch of the smallest number of workers (ranks x threads).
+
+    Ctrl-C keeps what is finished; the exit code is then 75, and the same command goes on.
+    docs/measuring.md defines every figure.
+    """
+    from dptrain.comm.launcher import find_launch
+    from dptrain.scaling.scale import conclude_study
+
+    if find_launch(os.environ).size > 1:
+        raise UserError("dptrain scale starts ranks itself; start it without mpirun or srun")
+    if collect:
+        folder = output or collect[0]
+        if output is None and len(collect) > 1:
+            raise UserError("--collect names several folders; expected --output DIR for the study")
+        _print(conclude_study(collect, folder), folder, as_json=as_json)
+        return 0
+    folder, design = _design(file, output, given(flags))
+    return _launch(folder, design, _selection(only, part), as_json=as_json)
+
+
+def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -> int:
+    from dptrain.scaling.display import StudyDisplay
+    from dptrain.scaling.running import LaunchError
+    from dptrain.scaling.scale import conclude_study, launch_study, missing
+
+    display = StudyDisplay(errors=as_json)
+    display.say(f"study: {folder}")
+    again = f"dptrain scale --output {shlex.quote(str(folder))}"
+    try:
+        done = launch_study(folder, design, chosen, display)
+    except LaunchError as error:
+        click.echo(f"dptrain: {error}", err=True)
+        click.echo(f"what is finished is kept; go on with: {again}", err=True)
+        return error.code
+    left = missing(folder, design)
+    total = len(design.tasks())
+    if not done:
+        display.say(f"stopped on request, {total - left} of {total} launches are made; "
+                    f"go on with: {again}")  # fmt: skip
+        return STOPPED
+    if not chosen.is_all:
+        display.say(f"{total - left} of {total} launches are made; when all are: "
+                    f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
+        return 0
+    _print(conclude_study([folder], folder), folder, as_json=as_json)
+    return 0
+
+
+def _print(study: Study, folder: Path, *, as_json: bool) -> None:
+    from dptrain.cli.printing import print_study
+
+    print_study(study, folder, as_json=as_json)
+
+
+def _design(
+    file: Path | None, output: Path | None, flags: Mapping[str, Any]
+) -> tuple[Path, Design]:
+    """The folder, and what the study is to launch: what it has kept, or what is asked for."""
+    from dptrain.config import load_config
+    from dptrain.scaling.design import Design, new_folder, refuse_difference
+
+    kept = None if output is None else Design.read(output)
+    own = {name: flags[name] for name in DEFAULTS if name in flags}
+    settings = {name: value for name, value in flags.items() if name not in DEFAULTS}
+    if kept is not None and file is None:
+        settings = {**kept.settings, "batch_size": kept.batch_size, **settings}
+    config = load_config(settings, os.environ, file)
+    values = {k: v for k, v in config.to_toml_values().items() if k not in (*LEFT_OUT, "threads")}
+    words = {**DEFAULTS, **own}
+    asked = Design(
+        ranks=_numbers(words["ranks"], "--ranks"),
+        threads=_numbers(words["threads"], "--threads"),
+        scalings=_scalings(words["scaling"]),
+        launches=words["launches"],
+        steps=words["steps"],
+        seed=config.seed,
+        launcher=_words(words["launcher"]),
+        batch_size=int(values.pop("batch_size")),
+        settings=values,
+    )
+    asked.points()
+    if kept is None:
+        return output or new_folder(config.network), asked
+    fields = {"scaling": "scalings"}
+    left_out = [fields.get(name, name) for name in DEFAULTS if name not in own]
+    asked = asked.taking(kept, left_out)
+    assert output is not None
+    refuse_difference(output, kept, asked)
+    return output, asked
+
+
+def _numbers(text: str, flag: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"{flag} is '{text}'; expected whole numbers above 0 such as 1,2,4")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _words(launcher: str) -> tuple[str, ...]:
+    if launcher == "auto":
+        return ()
+    try:
+        words = tuple(shlex.split(launcher))
+    except ValueError as error:
+        raise UserError(f"--launcher is '{launcher}': {error}; expected words of a shell") from None
+    if not words:
+        raise UserError("--launcher is empty; expected auto, mpirun or srun")
+    return words
+
+
+def _scalings(text: str) -> tuple[str, ...]:
+    known = ("weak", "strong")
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise UserError(
+                f"--scaling is '{text}'; expected weak, strong or both{suggest(word, known)}"
+            )
+    return tuple(word for word in known if word in words)
+
+
+def _selection(only: tuple[str, ...], part: str | None) -> Selection:
+    from dptrain.scaling.scale import Selection
+
+    if part is None:
+        return Selection(only)
+    first, _, second = part.partition("/")
+    right = first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)
+    if not right:
+        raise UserError(f"--part is '{part}'; expected I/N with I from 1 to N, such as 3/25")
+    return Selection(only, int(first), int(second))

@@ -1,0 +1,123 @@
+"""What a person sees while a study runs: what is launched now, how far it is, the time left."""
+
+from __future__ import annotations
+
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dptrain.measure.console import make_console
+from dptrain.scaling.design import Task
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+LINE_EVERY_S = 10.0
+"""Where there is no terminal, seconds between lines."""
+
+
+def time_text(seconds: float) -> str:
+    """``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+class StudyDisplay:
+    """A bar on a terminal, a line now and then elsewhere.
+
+    Args:
+        errors: speak on standard error, because standard output is for a program.
+    """
+
+    def __init__(self, *, errors: bool = False) -> None:
+        self._console: Console = make_console(errors=errors)
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._said = 0.0
+        self._left_s, self._left_at = 0.0, monotonic()
+        self._what, self._done, self._total = "", 0, 0
+
+    def __enter__(self) -> StudyDisplay:
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, SpinnerColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[facts]}"),
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=None, facts="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, soft_wrap=True)
+
+    def say_now(self, text: str) -> None:
+        """What is done now, before launches are counted."""
+        self._what = text
+        if self._bar is None:
+            self.say(text)
+        self.tick()
+
+    def begin(self, *, done: int, total: int, left_s: float) -> None:
+        """Say how many launches are to come and how long they will take."""
+        self._done, self._total = done, total
+        already = f" ({done} of {total} are made)" if done else ""
+        count = total - done
+        self.say(f"{count} launch{'es' * (count != 1)}{already}, about {time_text(left_s)}")
+        if self._bar is not None:
+            self._bar.update(self._task, total=total, completed=done)
+
+    def now(self, task: Task, left_s: float) -> None:
+        """A launch begins."""
+        point = task.point
+        threads = f" x {point.threads} threads" if point.threads > 1 else ""
+        ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}{threads}"
+        self._what = f"{point.scaling}, {ranks}, round {task.round}"
+        self._expect(left_s)
+        self.tick()
+
+    def advance(self, left_s: float) -> None:
+        """A launch is made."""
+        self._done += 1
+        self._expect(left_s)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+        elif monotonic() - self._said >= LINE_EVERY_S or self._done == self._total:
+            self._said = monotonic()
+            self.say(f"{self._done}/{self._total}  {self._what}  {time_text(left_s)} left")
+
+    def tick(self) -> None:
+        """Draw, if there is a bar."""
+        if self._bar is None:
+            return
+        left = max(self._left_s - (monotonic() - self._left_at), 0.0)
+        facts = f"{self._done}/{self._total}  {time_text(left)} left" if self._total else ""
+        self._bar.update(self._task, description=self._what, facts=facts)
+        self._bar.refresh()
+
+    def _expect(self, left_s: float) -> None:
+        self._left_s, self._left_at = left_s, monotonic()

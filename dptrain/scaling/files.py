@@ -1,0 +1,87 @@
+"""The files of a study: one JSON record, and tables as CSV for programs that draw or compute."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import UserError
+from dptrain.files import parse_json, write_whole
+from dptrain.measure.profile_files import csv_text
+from dptrain.scaling.study import Point, Study
+
+STUDY, POINTS, LAUNCHES, FITS, FORECASTS = (
+    "study.json", "points.csv", "launches.csv", "fits.csv", "forecasts.csv",
+)  # fmt: skip
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Write `STUDY` and the CSV files; those of an earlier study are replaced, nothing else is.
+
+    Raises:
+        UserError: they cannot be written, or would replace what is no study's.
+    """
+    refuse_foreign(folder)
+    rows = {
+        POINTS: [_point(point) for point in study.points],
+        LAUNCHES: [
+            {"point": point.name, **asdict(launch)}
+            for point in study.points
+            for launch in point.launches
+        ],
+        FITS: [
+            {
+                "scaling": fit.scaling, "threads": fit.threads, "model": fit.model,
+                "hindcast_error": fit.hindcast_error, "parameter": name, "value": value,
+                "equation": fit.equation,
+            }
+            for fit in study.fits
+            for name, value in fit.parameters.items()
+        ],
+        FORECASTS: [
+            {
+                "scaling": forecast.scaling, "threads": forecast.threads, "model": forecast.model,
+                "hindcast_error": forecast.hindcast_error, "ranks": ranks, "step_ms": step_ms,
+                "efficiency": efficiency,
+            }
+            for forecast in study.forecasts
+            for ranks, step_ms, efficiency in forecast.points
+        ],
+    }  # fmt: skip
+    study.write(folder / STUDY)
+    for name, records in rows.items():
+        write_whole(folder / name, csv_text(records), "--output")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse to write where a file of ours would replace one of somebody else's.
+
+    Raises:
+        UserError: there is one, without a study beside it.
+    """
+    names = (STUDY, POINTS, LAUNCHES, FITS, FORECASTS)
+    present = [name for name in names if (folder / name).exists()]
+    if present and not _is_study(folder / STUDY):
+        raise UserError(
+            f"{folder / present[0]} is there, and no study's; it is not overwritten: choose "
+            "another --output"
+        )
+
+
+def _is_study(path: Path) -> bool:
+    """Whether a study of any version wrote it."""
+    try:
+        values = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and {"version", "points", "fits"} <= values.keys()
+
+
+def _point(point: Point) -> dict[str, Any]:
+    values = asdict(point)
+    del values["launches"]
+    values["outliers"] = " ".join(map(str, point.outliers))
+    if point.karp_flatt is None:
+        values["karp_flatt"] = dict.fromkeys(("value", "low", "high", "n"))
+    return {"point": point.name, **values}

@@ -1,0 +1,49 @@
+"""A scaling study of ranks that are really started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dptrain.measure.profile import Profile
+from dptrain.scaling.study import Study
+from tests.system.launch import launch, succeed
+
+STUDY = (
+    "scale", "--network", "model-small", "--ranks", "1,2", "--scaling", "weak", "--launches", "2",
+    "--steps", "6",
+)  # fmt: skip
+
+
+def test_a_study_of_one_and_two_ranks(tmp_path: Path) -> None:
+    text = succeed(*STUDY, "--output", tmp_path / "study", cwd=tmp_path)
+    assert "4 launches, about" in text
+    study = Study.read(tmp_path / "study/study.json")
+    assert [(p.ranks, p.batch_size, len(p.launches)) for p in study.points] == [
+        (1, 32, 2), (2, 64, 2),
+    ]  # fmt: skip
+    for point in study.points:
+        profiles = [
+            Profile.read(tmp_path / "study" / launch.folder / "profile.json")
+            for launch in point.launches
+        ]
+        assert all(profile.job["ranks"] == point.ranks for profile in profiles)
+        assert all(profile.steps == 6 for profile in profiles)
+        low, high = sorted(profile.step_ms.median for profile in profiles)
+        assert low <= point.step_ms.value <= high
+        added = point.ideal.total + point.loss.total
+        assert abs(added - point.step_ms.value) < 1e-6 * added
+    assert text.index("Weak scaling") < text.index("where the loss goes")
+    # All is there, so nothing is launched again.
+    again = json.loads(succeed("scale", "--output", tmp_path / "study", "--json", cwd=tmp_path))
+    assert again == json.loads((tmp_path / "study/study.json").read_text())
+
+
+def test_a_study_whose_ranks_cannot_start_says_why_once(tmp_path: Path) -> None:
+    done = launch(*STUDY, "--data", "npz:missing.npz", "--output", "study", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout.count("missing.npz") + done.stderr.count("missing.npz") >= 1
+    causes = [line for line in done.stderr.splitlines() if line.startswith("dptrain: ")]
+    assert len(causes) == 1
+    assert "preparing" in causes[0]
+    assert "Traceback" not in done.stdout + done.stderr

@@ -1,0 +1,38 @@
+"""Stands in for mpirun: starts nothing, and leaves a profile that was made before.
+
+What it is told by the environment: `FAKE_PROFILES` is a folder with ``r2-b64.json`` and so on; by
+parts of folders' names, `FAKE_FAIL` fails and `FAKE_HANG` never ends, and says so in the file
+`FAKE_PID`. It imports little, so that it starts at once.
+"""
+
+import os
+import sys
+import time
+
+
+def _after(flag: str, default: str = "") -> str:
+    return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else default
+
+
+def main() -> None:
+    """Do what the command line says."""
+    place = _after("--output")
+    name = os.path.basename(place)  # noqa: PTH119 - pathlib takes longer to import than all else.
+    if os.environ.get("FAKE_FAIL", "\0") in name:
+        print("some words\ndptrain: rank 1 of 2: the data is missing\nmore words")
+        sys.exit(2)
+    if os.environ.get("FAKE_HANG", "\0") in name:
+        with open(os.environ["FAKE_PID"], "w") as file:  # noqa: PTH123
+            file.write(str(os.getpid()))
+        time.sleep(60)
+    profile = f"r{_after('-n')}-b{_after('--batch-size', '32')}.json"
+    with open(os.path.join(os.environ["FAKE_PROFILES"], profile)) as file:  # noqa: PTH118, PTH123
+        text = file.read()
+    with open(os.path.join(place, "profile.json"), "w") as file:  # noqa: PTH118, PTH123
+        file.write(text)
+    with open(os.path.join(place, "..", "..", "order.txt"), "a") as file:  # noqa: PTH118, PTH123
+        file.write(f"{name}\n")
+
+
+if __name__ == "__main__":
+    main()

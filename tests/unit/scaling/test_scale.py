@@ -1,0 +1,285 @@
+"""`dptrain scale` from its command to its files, with a launcher that starts no ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dptrain.cli.main import run
+from dptrain.scaling.display import time_text
+from dptrain.scaling.study import Study
+from tests.unit.scaling.synthetic import Law, make_profile
+
+ROOT = Path(__file__).parents[3]
+FAKE = str(Path(__file__).with_name("fake_launcher.py"))
+LAUNCHER = shlex.join([sys.executable, "-I", "-S", FAKE])
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the launcher leaves."""
+    folder = tmp_path_factory.mktemp("profiles")
+    for ranks, batch_size in ((1, 16), (1, 32), (2, 32), (2, 64)):
+        profile = make_profile(Law(), ranks=ranks, batch_size=batch_size)
+        profile.write(folder / f"r{ranks}-b{batch_size}.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("DPTRAIN_", "FAKE_", "PMI_", "OMPI_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("FAKE_PROFILES", str(profiles))
+    monkeypatch.chdir(tmp_path)
+
+
+def scale(*arguments: str) -> int:
+    small = ("--ranks", "1,2", "--launches", "2", "--launcher", LAUNCHER)
+    return run(["scale", "--output", "study", *small, *arguments], speaks=True)
+
+
+def made() -> list[str]:
+    """Folders in the order of their launches, preparation left aside."""
+    names = Path("study/order.txt").read_text().splitlines()
+    return [name for name in names if not name.startswith("t1-b")]
+
+
+def test_a_study_from_command_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale() == 0
+    said = capsys.readouterr().out
+    assert "6 launches, about" in said
+    assert "6/6" in said
+    study = Study.read(Path("study/study.json"))
+    assert [point.name for point in study.points] == [
+        "weak-r1-t1", "weak-r2-t1", "strong-r1-t1", "strong-r2-t1",
+    ]  # fmt: skip
+    assert all(len(point.launches) == 2 for point in study.points)
+    # Rounds are whole: no point has its second launch before all have their first.
+    assert [name[-1] for name in made()] == ["1"] * 3 + ["2"] * 3
+    for launch in study.points[1].launches:
+        assert (Path("study") / launch.folder / "log.txt").exists()
+    words = shlex.split(study.commands["strong-r2-t1"])
+    assert words[: len(shlex.split(LAUNCHER)) + 2] == [*shlex.split(LAUNCHER), "-n", "2"]
+    assert "profile" in words
+    assert not Path("study/prepare").exists()
+    for name in ("points.csv", "launches.csv", "fits.csv"):
+        assert (Path("study") / name).exists()
+
+
+def test_json_is_the_record_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--json") == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == json.loads(Path("study/study.json").read_text())
+    assert "6 launches" in said.err
+
+
+def test_a_study_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale() == 0
+    gone = Path("study/launches/weak-r2-t1-2")
+    (gone / "profile.json").unlink()
+    before = {p: p.stat().st_mtime_ns for p in Path("study/launches").glob("*/profile.json")}
+    Path("study/order.txt").unlink()
+    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert made() == ["weak-r2-t1-2"]
+    assert "1 launch (5 of 6 are made)" in capsys.readouterr().out
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_more_launches_are_added() -> None:
+    assert scale() == 0
+    assert run(["scale", "--output", "study", "--launches", "3"], speaks=True) == 0
+    assert len(made()) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--steps", "20"), "--steps 50, this one asks for 20"),
+        (("--batch-size", "64"), "--batch-size 32, this one asks for 64"),
+        (("--network", "model1"), "--network model0, this one asks for model1"),
+    ],
+)
+def test_a_changed_configuration_is_refused(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scale("--launches", "1") == 0
+    written = Path("study/study.json").read_text()
+    capsys.readouterr()
+    assert run(["scale", "--output", "study", *arguments], speaks=True) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert Path("study/study.json").read_text() == written
+
+
+def test_a_failing_launch_ends_the_study_and_names_its_cause_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_FAIL", "strong-r2-t1-2")
+    assert scale() == 2
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("the data is missing") == 1
+    assert "launch strong-r2-t1-2 of 2 ranks failed (exit code 2)" in said.err
+    assert "log: study/launches/strong-r2-t1-2/log.txt" in said.err
+    kept = len(made())
+    monkeypatch.delenv("FAKE_FAIL")
+    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert len(made()) == 6
+    assert kept >= 3
+
+
+def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--part", "1/2") == 0
+    assert not Path("study/study.json").exists()
+    assert "3 of 6 launches are made; when all are: dptrain scale --collect study" in (
+        capsys.readouterr().out
+    )
+    assert scale("--part", "2/2") == 0
+    assert run(["scale", "--collect", "study"], speaks=True) == 0
+    assert len(Study.read(Path("study/study.json")).points) == 4
+
+
+def test_collected_studies_lie_apart_from_their_launches() -> None:
+    assert scale() == 0
+    Path("one").mkdir()
+    for name in ("weak-r1-t1-1", "weak-r2-t1-1"):
+        Path(f"study/launches/{name}").rename(f"one/{name}")
+    arguments = ["scale", "--collect", "one", "--collect", "study", "--output", "both"]
+    assert run(arguments, speaks=True) == 0
+    study = Study.read(Path("both/study.json"))
+    folders = {launch.folder for point in study.points for launch in point.launches}
+    assert "../one/weak-r2-t1-1" in folders
+    assert all((Path("both") / folder / "profile.json").exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "1,x"], "--ranks is '1,x'; expected whole numbers above 0"),
+        (["--scaling", "wek"], "did you mean 'weak'"),
+        (["--part", "3/2"], "--part is '3/2'; expected I/N"),
+        (["--launcher", "nowhere-to-be-found"], "no such program"),
+        (["--launcher", "mpirun 'a"], "No closing quotation"),
+        (["--collect", "nowhere"], "--collect nowhere: no such folder"),
+        (["--only", "weak-r8-t1"], "--only weak-r8-t1: no such point"),
+        (["--network", "nothing"], "nothing"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["scale", "--output", "study", *arguments], speaks=True) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+
+
+def test_ranks_do_not_start_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert run(["scale"], speaks=True) == 2
+    assert "starts ranks itself" in capsys.readouterr().err
+
+
+def test_nothing_of_the_users_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("study").mkdir()
+    Path("study/study.json").write_text("mine")
+    assert scale() == 2
+    assert "not empty and no study" in capsys.readouterr().err
+    assert Path("study/study.json").read_text() == "mine"
+
+
+def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--only", "weak-r2-t1", "--launches", "1") == 0
+    place = Path("study/launches/weak-r2-t1-1")
+    (place / "profile.json").unlink()
+    capsys.readouterr()
+    with (place / "log.txt").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 2
+    assert "is being made by another `dptrain scale`" in capsys.readouterr().err
+    assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 0
+
+
+def test_ranks_that_will_share_cores_are_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dptrain.scaling.running.available_cores", lambda: 1)
+    assert scale("--launches", "1") == 0
+    assert "2 workers share 1 core at weak-r2-t1: at most 50%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+def begin(monkeypatch: pytest.MonkeyPatch) -> tuple[subprocess.Popen[str], int]:
+    """A study whose second round hangs: its process, and that of the launcher."""
+    monkeypatch.setenv("FAKE_HANG", "t1-2")
+    monkeypatch.setenv("FAKE_PID", str(Path("pid").absolute()))
+    command = [
+        sys.executable, "-m", "dptrain", "scale", "--output", "study", "--ranks", "1,2",
+        "--launches", "2", "--launcher", LAUNCHER,
+    ]  # fmt: skip
+    study = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while not Path("pid").exists() or not Path("pid").read_text():
+        assert study.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return study, int(Path("pid").read_text())
+
+
+def ends(pid: int) -> bool:
+    """Whether a process goes away soon; one that is dead but not yet waited for has gone."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_is_stopped_takes_its_children_along_and_goes_on(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, launcher = begin(monkeypatch)
+    study.send_signal(number)
+    said, _ = study.communicate(timeout=30)
+    assert study.returncode == 75
+    assert "3 of 6 launches are made; go on with: dptrain scale --output study" in said
+    assert ends(launcher)
+    monkeypatch.delenv("FAKE_HANG")
+    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert len(made()) == 6
+
+
+def test_a_study_that_is_killed_leaves_no_child_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study, launcher = begin(monkeypatch)
+    study.kill()
+    study.communicate(timeout=30)
+    assert ends(launcher)
+    monkeypatch.delenv("FAKE_HANG")
+    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert len(made()) == 6

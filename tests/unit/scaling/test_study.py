@@ -1,0 +1,209 @@
+"""Points, losses and the conclusion of a study."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dptrain.errors import UserError
+from dptrain.scaling.analysis import analyse
+from dptrain.scaling.files import write_study
+from dptrain.scaling.points import Measured
+from dptrain.scaling.study import Point, Study
+from dptrain.scaling.tables import study_report
+from tests.unit.scaling.synthetic import Law, make_launches, make_profile
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return analyse(make_launches(Law(noise=0.02, cores=8), (1, 2, 4, 8, 16)))
+
+
+def point(study: Study, name: str) -> Point:
+    return next(p for p in study.points if p.name == name)
+
+
+def test_the_ideal_step_and_its_losses_add_up_to_the_step(study: Study) -> None:
+    assert len(study.points) == 10
+    for p in study.points:
+        assert p.ideal.total + p.loss.total == pytest.approx(p.step_ms.value)
+        assert p.parts.total == pytest.approx(p.step_ms.value)
+        base = point(study, f"{p.scaling}-r1-t1")
+        shrinks = p.workers if p.scaling == "strong" else 1
+        assert p.ideal.total == pytest.approx(base.step_ms.value / shrinks)
+
+
+def test_losses_are_the_ones_that_were_planted() -> None:
+    law = Law()
+    study = analyse(make_launches(law, (1, 2, 4), launches=3))
+    weak, strong = point(study, "weak-r4-t1"), point(study, "strong-r4-t1")
+    assert weak.loss.transfer == pytest.approx((1 - law.overlap) * law.sum_ms(4))
+    assert weak.loss.imbalance == pytest.approx(law.imbalance * math.sqrt(2 * math.log(4)))
+    assert weak.loss.compute == pytest.approx(0, abs=1e-9)
+    # The update does not shrink with the batch: three quarters of it are lost.
+    assert strong.loss.compute == pytest.approx(0.75 * law.update)
+    assert strong.small_batch_ms == pytest.approx(0.75 * law.update)
+    assert strong.contention_ms == pytest.approx(0, abs=1e-9)
+    alone = analyse(
+        [m for m in make_launches(law, (1, 2, 4)) if "strong" in m.folder or m.order == 0]
+    )
+    assert point(alone, "strong-r4-t1").small_batch_ms is None
+
+
+def test_efficiencies_follow_their_definitions() -> None:
+    launches = [
+        Measured(f"{ranks}-{batch}", i, make_profile(
+            Law(), ranks=ranks, batch_size=batch, step_ms=step))
+        for i, (ranks, batch, step) in enumerate([(1, 32, 10.0), (4, 128, 12.5), (4, 32, 4.0)])
+    ]  # fmt: skip
+    study = analyse(launches)
+    weak, strong = point(study, "weak-r4-t1"), point(study, "strong-r4-t1")
+    assert weak.efficiency.value == pytest.approx(10 / 12.5)
+    assert weak.speed_up.value == pytest.approx(4 * 10 / 12.5)
+    assert weak.karp_flatt is None
+    assert strong.speed_up.value == pytest.approx(2.5)
+    assert strong.efficiency.value == pytest.approx(10 / (4 * 4))
+    # Karp and Flatt: (1 / 2.5 − 1 / 4) / (1 − 1 / 4).
+    assert strong.karp_flatt is not None
+    assert strong.karp_flatt.value == pytest.approx(0.2)
+    assert strong.images_per_s.value == pytest.approx(32 / 4e-3)
+
+
+def test_serial_fractions_have_the_interval_of_the_speed_up(study: Study) -> None:
+    found = point(study, "strong-r8-t1")
+    assert found.karp_flatt is not None
+    assert found.karp_flatt.low < found.karp_flatt.value < found.karp_flatt.high
+    slow = (1 / found.speed_up.low - 1 / 8) / (1 - 1 / 8)
+    assert found.karp_flatt.high == pytest.approx(slow)
+
+
+def test_shared_cores_are_told_apart_from_other_losses(study: Study) -> None:
+    crowded = point(study, "weak-r16-t1")
+    assert crowded.possible == 0.5
+    assert crowded.shared_ms == pytest.approx(crowded.ideal.compute, rel=0.1)
+    assert point(study, "weak-r8-t1").shared_ms == 0
+    for p in study.points:
+        parts = p.shared_ms + (p.contention_ms or 0) + (p.small_batch_ms or 0)
+        assert parts == pytest.approx(p.loss.compute, abs=1e-9)
+    assert any("16 ranks x 1 thread share cores" in note for note in study.notes)
+    assert any("because ranks share cores" in sentence for sentence in study.answer)
+
+
+def test_threads_and_ranks_are_one_study() -> None:
+    study = analyse(make_launches(Law(), (1, 2), threads=(1, 2), launches=3))
+    names = [p.name for p in study.points if p.scaling == "weak"]
+    assert names == ["weak-r1-t1", "weak-r2-t1", "weak-r1-t2", "weak-r2-t2"]
+    assert point(study, "weak-r2-t2").batch_size == 4 * 32
+    assert point(study, "strong-r2-t2").efficiency.value == pytest.approx(
+        point(study, "strong-r2-t2").speed_up.value / 4
+    )
+
+
+def test_a_study_is_read_as_it_was_written(study: Study, tmp_path: Path) -> None:
+    study.write(tmp_path / "study.json")
+    assert Study.read(tmp_path / "study.json") == study
+
+
+def test_one_launch_is_a_study_without_intervals(tmp_path: Path) -> None:
+    study = analyse(make_launches(Law(), (1, 2), launches=1))
+    assert study.points[1].efficiency.high == math.inf
+    study.write(tmp_path / "study.json")
+    assert Study.read(tmp_path / "study.json") == study
+    assert any("too few for an interval" in note for note in study.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{}", "is no study"), ("nonsense", "is no study"), ('{"version": 99}', "is of version 99")],
+)
+def test_what_is_no_study_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        Study.read(path)
+
+
+def test_a_minibatch_that_fits_no_way_of_scaling_is_refused() -> None:
+    profiles = [(1, 32), (2, 48)]
+    launches = [
+        Measured(f"launch-{i}", i, make_profile(Law(), ranks=ranks, batch_size=batch))
+        for i, (ranks, batch) in enumerate(profiles)
+    ]
+    with pytest.raises(UserError, match=r"launch-1 has a minibatch of 48.*32 \(strong.*64 \(weak"):
+        analyse(launches)
+
+
+def test_launches_of_other_jobs_are_refused() -> None:
+    one, two = make_launches(Law(), (1, 2), launches=1)[:2]
+    other = replace(two, profile=replace(two.profile, job={**two.profile.job, "network": "cifar"}))
+    with pytest.raises(UserError, match=f"{two.folder} has network cifar"):
+        analyse([one, other])
+
+
+def test_other_machines_and_versions_are_pointed_out() -> None:
+    launches = make_launches(Law(), (1, 2), launches=2)
+    strange = {
+        **launches[0].profile.environment, "cpu": "another processor",
+        "versions": {"dptrain": "0.1.0", "numpy": "1.26.0"},
+    }  # fmt: skip
+    launches[-1] = replace(launches[-1], profile=replace(launches[-1].profile, environment=strange))
+    notes = "\n".join(analyse(launches).notes)
+    assert "launches differ in cpu: a processor in" in notes
+    assert "numpy 2.0.0 in launches/weak-r1-t1-1, numpy 1.26.0 in launches/strong-r2-t1-2" in notes
+    assert "launches differ" not in "\n".join(analyse(launches[:-1]).notes)
+
+
+def test_outliers_are_named() -> None:
+    launches = make_launches(Law(noise=0.01), (1, 2), launches=5)
+    slow = make_profile(Law(), ranks=2, batch_size=64, step_ms=20.0)
+    place = next(i for i, m in enumerate(launches) if m.folder == "launches/weak-r2-t1-3")
+    launches[place] = replace(launches[place], profile=slow)
+    study = analyse(launches)
+    assert place in point(study, "weak-r2-t1").outliers
+    assert any("launches/weak-r2-t1-3 is +" in note for note in study.notes)
+
+
+def test_the_answer_names_reach_and_limit(study: Study) -> None:
+    weak, limit, *_ = study.answer
+    assert weak.startswith("Weak scaling goes to 8 ranks with an efficiency of 80% or more")
+    assert "16 ranks: " in weak
+    assert "where the cores allow 50%" in weak
+    assert "slower computing" in limit
+
+
+def test_files_hold_a_line_an_item_and_replace_nothing_else(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for _ in range(2):
+        write_study(study, tmp_path)
+    assert len((tmp_path / "points.csv").read_text().splitlines()) == 1 + len(study.points)
+    launches = sum(len(p.launches) for p in study.points)
+    assert len((tmp_path / "launches.csv").read_text().splitlines()) == 1 + launches
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_foreign_file_is_not_replaced(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("mine")
+    with pytest.raises(UserError, match="is not overwritten"):
+        write_study(study, tmp_path)
+    assert (tmp_path / "points.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_report_fits_the_terminal(study: Study, width: int) -> None:
+    from rich.console import Console
+
+    written = io.StringIO()
+    console = Console(width=width, file=written, highlight=False, markup=False)
+    for part in study_report(study, width):
+        console.print(part)
+    text = written.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    # Nothing is cut: the last column of each table is whole.
+    strong = text[text.index("Strong scaling: the minibatch") :].splitlines()
+    assert strong[2].split()[-1] == "n"
+    assert text.index(study.answer[0][:20]) < text.index("where the loss goes")

@@ -1,0 +1,20 @@
+"""Every figure of a study is defined in docs/measuring.md."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dptrain.scaling.study import Fit, Forecast, Launch, Point
+
+MEASURING = Path(__file__).parents[3] / "docs" / "measuring.md"
+
+
+@pytest.mark.parametrize("record", [Point, Launch, Fit, Forecast])
+def test_every_field_has_a_definition(record: type) -> None:
+    text = MEASURING.read_text(encoding="utf-8")
+    scaling = text[text.index("\n## Scaling\n") :]
+    missing = [field.name for field in fields(record) if f"`{field.name}`" not in scaling]
+    assert missing == []
