@@ -65,8 +65,10 @@ def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> Non
     """From now on, open a range around each stage and each call that sums gradients."""
     replica.stages = [(s, _within(ranges, s.name, kernel)) for s, kernel in replica.stages]
     names = {stage.phase: stage.name for stage in replica.plan.stages}
-    _wrap(replica, "load", ranges, names[Phase.LOAD])
-    _wrap(replica, "apply_update", ranges, names[Phase.UPDATE])
+    for method, phase in (
+        ("load", Phase.LOAD), ("take", Phase.LOAD), ("apply_update", Phase.UPDATE),
+    ):  # fmt: skip
+        _wrap(replica, method, ranges, names[phase])
     for method in ("start", "finish"):
         _wrap(gradient_sum, method, ranges, f"sum.{method}")
 

@@ -156,7 +156,8 @@ JOB = (
     Word("backend", "", "What computes."),
     Word("precision", "", "Arithmetic."),
     Word("strategy", "", "How ranks share an update."),
-    Word("transport", "", "How gradients travel: nccl, mpi (from GPU to GPU), host, or none."),
+    Word("transport", "", "How gradients travel: peer, nccl or mpi (from GPU to GPU), host, or "
+         "none."),
     Word("nodes", "1", "Machines."),
     Word("threads", "1", "Compute threads of a rank."),
     Word("batch_size", "1", "Samples of a minibatch, all ranks together."),

@@ -51,9 +51,9 @@ from dptrain.training.summary import introduce
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """How often a gradient sum alone is timed, and how often it is made before."""
 
-TIMED_WARM_UP = 2
-"""Where stages return before they are done: timed steps that do not count, the first of which is
-started as it is and the second captured."""
+TIMED_WARM_UP = 4
+"""Where stages return before they are done: timed steps that do not count. Batches come in by turns
+of two, and of each the first step is started as it is and the second captured."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """Beyond any viewer, and below what MPI counts in 32 bits."""

@@ -41,7 +41,8 @@ def test_stages_have_ranges_of_their_names(backend: str, marks: list[str]) -> No
     names = [stage.name for stage in record.stages]
     # The order of the last step, which on a device is one that is timed stage by stage.
     last = opened[len(opened) - opened[::-1].index("data_wait") :]
-    assert [mark for mark in last if mark in names] == names
+    # A device takes a batch in two places: when it comes, and as a part of the step.
+    assert list(dict.fromkeys(mark for mark in last if mark in names)) == names
     assert opened.count("data_wait") >= 4
 
 
