@@ -47,12 +47,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str, flag: str = "--run-dir") -> None:
+def write_whole(path: Path, text: str | bytes, flag: str = "--run-dir") -> None:
     """Write a file so that, whenever the power fails, the old or the new one is there whole.
 
     Args:
         path, flag: as `writing` has them.
-        text: contents.
+        text: contents; text is written as UTF-8.
 
     Raises:
         UserError: it cannot be written; the old file is as it was.
@@ -60,7 +60,7 @@ def write_whole(path: Path, text: str, flag: str = "--run-dir") -> None:
     partial = path.with_name(f".{path.name}.partial")
     with writing(path, flag):
         try:
-            partial.write_text(text, encoding="utf-8", newline="\n")
+            partial.write_bytes(text.encode() if isinstance(text, str) else text)
             sync(partial)
             partial.replace(path)
             sync(path.parent)

@@ -16,6 +16,7 @@ from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import given, setting_flags
 from dptrain.cli.profile import profile
+from dptrain.cli.report import report
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.comm.launcher import find_launch
@@ -271,6 +272,7 @@ def doctor(as_json: bool) -> int:
 
 
 cli.add_command(profile)
+cli.add_command(report)
 cli.add_command(scale)
 cli.add_command(bench)
 cli.add_command(study)

@@ -31,6 +31,8 @@ POLL_S = 0.1
 SKIPPED = 5
 """Steps before the clock counts."""
 PREPARE = "prepare"
+TRACED_RANKS = 64
+"""Most of a launch that leaves a trace, which has a few hundred kilobytes a rank."""
 
 
 class LaunchError(Exception):
@@ -202,6 +204,8 @@ def command_of(design: Design, task: Task, launcher: Launcher, place: Path) -> l
     """Arguments of the launcher."""
     point = task.point
     options = ["--steps", str(design.steps), "--skip", str(SKIPPED)]
+    if task.round == 1 and point.ranks <= TRACED_RANKS:
+        options.append("--trace")  # For the report's timeline; one of each point is enough.
     program = _program(design, point.batch_size, point.threads, options, place)
     return launcher.command(point.ranks, point.threads, program)
 

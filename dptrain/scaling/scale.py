@@ -13,6 +13,7 @@ from dptrain.scaling.design import Design, Task
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
+from dptrain.scaling.report.files import write_report
 from dptrain.scaling.running import run_tasks, unfinished
 from dptrain.scaling.study import Study
 
@@ -79,7 +80,7 @@ def missing(folder: Path, design: Design) -> int:
 
 
 def conclude_study(folders: Sequence[Path], output: Path) -> Study:
-    """Collect launches from `folders`, analyse them, write the study to `output`.
+    """Collect launches from `folders`, analyse them, write the study and its report to `output`.
 
     Raises:
         UserError: there are none, they do not belong together, or `output` cannot be written.
@@ -88,4 +89,5 @@ def conclude_study(folders: Sequence[Path], output: Path) -> Study:
     study = analyse(found.launches, commands=found.commands, notes=found.notes)
     output.mkdir(parents=True, exist_ok=True)
     write_study(study, output)
+    write_report(output)
     return study

@@ -1,0 +1,170 @@
+"""Plots of one profile: layers, roofline, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dptrain.measure.profile import Profile, RankProfile
+from dptrain.scaling.report.canvas import (
+    BOTTOM,
+    PARTS,
+    PHASES,
+    SMALL_PT,
+    TOP,
+    Plot,
+    colour,
+    legend_below,
+    legend_height,
+    part_name,
+    plot,
+)
+from dptrain.scaling.report.numbers import decimals_for, fixed, short
+from dptrain.scaling.report.roofline import roofline, under_roofs
+from dptrain.scaling.report.timeline import StepSpans, timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GROUPS, RANKS = 12, 24
+"""Most groups of layers, and ranks, in a plot."""
+ROW_PT = 30.0
+"""Of a group of layers: its name, a bar forward, a bar backward."""
+RANK_PT = 11.0
+
+
+def profile_plots(
+    profile: Profile, suffix: str = "", where: str = "", step: StepSpans | None = None
+) -> list[Plot]:
+    """All plots of a profile.
+
+    Args:
+        profile: what to draw.
+        step: of its trace, where there is one.
+        suffix: of the plots' names, ``-weak-r16-t1``.
+        where: behind the titles, ``, 16 ranks``.
+    """
+    plots = [_layers(profile, suffix, where)]
+    if profile.roofs is not None and under_roofs(profile.stages):
+        plots.append(roofline(profile, profile.roofs, suffix, where))
+    if len(profile.ranks) > 1:
+        plots.append(_ranks(profile, suffix, where))
+    if step is not None:
+        plots.append(timeline(step, suffix, where))
+    return plots
+
+
+def _groups(profile: Profile) -> list[tuple[str, dict[str, float]]]:
+    """(group, mean ms by phase) in the order of the plan; small ones together at the end."""
+    groups: dict[str, dict[str, float]] = {}
+    for stage in profile.stages:
+        if stage.phase in PHASES and stage.group:
+            phases = groups.setdefault(stage.group, {})
+            phases[stage.phase] = phases.get(stage.phase, 0.0) + stage.time_ms.mean
+    kept = sorted(groups, key=lambda name: -sum(groups[name].values()))[:GROUPS]
+    rest = [phases for name, phases in groups.items() if name not in kept]
+    rows = [(name, phases) for name, phases in groups.items() if name in kept]
+    if rest:
+        together = {p: sum(phases.get(p, 0.0) for phases in rest) for p in PHASES}
+        rows.append((f"{len(rest)} others", together))
+    return rows
+
+
+def _layers(profile: Profile, suffix: str, where: str) -> Plot:
+    rows = _groups(profile)
+    sums = [
+        (phases.get("forward", 0.0), sum(phases.values()) - phases.get("forward", 0.0))
+        for _, phases in rows
+    ]
+    longest = max([value for pair in sums for value in pair], default=1.0) or 1.0
+    decimals = decimals_for([longest], digits=3)
+
+    def draw(axes: Axes) -> None:
+        drawn = set()
+        for y, (name, phases) in enumerate(rows):
+            axes.text(0, y - 0.33, name, fontsize=SMALL_PT, va="center")
+            ends = {"forward": 0.0, "backward": 0.0}
+            for phase, (role, _) in PHASES.items():
+                way = "forward" if phase == "forward" else "backward"
+                value = phases.get(phase, 0.0)
+                axes.barh(
+                    y + (0.0 if way == "forward" else 0.28), value, 0.25, left=ends[way],
+                    color=colour(role), edgecolor=colour("paper"), linewidth=0.5,
+                    label=None if phase in drawn else phase.replace("_", " "),
+                )  # fmt: skip
+                drawn.add(phase)
+                ends[way] += value
+            for offset, way in ((0.0, "forward"), (0.28, "backward")):
+                axes.annotate(fixed(ends[way], decimals), (ends[way], y + offset), xytext=(3, 0),
+                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        axes.set_ylim(len(rows) - 0.5, -0.55)
+        axes.set_xlim(0, longest * 1.16)
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("milliseconds", labelpad=2)
+        legend_below(axes, 2)
+
+    said = "; ".join(
+        f"{name} {fixed(f, decimals)} forward, {fixed(b, decimals)} backward"
+        for (name, _), (f, b) in zip(rows, sums, strict=True)
+    )
+    bottom = BOTTOM + legend_height(4, 2)
+    return plot(
+        f"layers{suffix}", f"Layers{where}", "time in a step, forward above backward", draw,
+        height=TOP + bottom + ROW_PT * max(len(rows), 1), left=8.0, bottom=bottom,
+        caption="Mean time of each group of layers, over steps and ranks.",
+        alt=f"Milliseconds by layer: {said}.",
+    )  # fmt: skip
+
+
+def rank_parts(rank: RankProfile) -> dict[str, float]:
+    """A rank's mean step by part, which add up to it."""
+    parts = {
+        "compute": rank.compute_ms,
+        "data_wait": rank.data_wait_ms,
+        "transfer": rank.exposed_ms - rank.imbalance_ms,
+        "imbalance": rank.imbalance_ms,
+    }
+    return {**parts, "other": rank.step_ms - sum(parts.values())}
+
+
+def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
+    ranks = _shown(profile.ranks)
+
+    def draw(axes: Axes) -> None:
+        starts = [0.0] * len(ranks)
+        for name, role in PARTS.items():
+            lengths = [max(rank_parts(rank)[name], 0.0) for rank in ranks]
+            axes.barh(range(len(ranks)), lengths, 0.78, left=starts, color=colour(role),
+                      edgecolor=colour("paper"), linewidth=0.4, label=part_name(name))  # fmt: skip
+            starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+        axes.set_ylim(len(ranks) - 0.4, -0.6)
+        axes.set_xlim(0, max(starts) * 1.02)
+        axes.set_yticks(range(len(ranks)), [str(rank.rank) for rank in ranks])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("milliseconds of a mean step", labelpad=2)
+        legend_below(axes, 3)
+
+    bottom = BOTTOM + legend_height(len(PARTS), 3)
+    late = max(profile.ranks, key=lambda rank: rank.behind_ms)
+    fewer = f" Shown are {len(ranks)} of {len(profile.ranks)}, the latest among them."
+    return plot(
+        f"ranks{suffix}", f"Ranks{where}", "rank", draw,
+        height=TOP + bottom + max(RANK_PT * len(ranks), 40.0), bottom=bottom, left=24.0,
+        caption="A mean step of each rank. Imbalance is waiting for the slowest one."
+        + (fewer if len(ranks) < len(profile.ranks) else ""),
+        alt="A mean step of each rank by part; "
+        f"rank {late.rank} comes {short(late.behind_ms)} ms later than the median.",
+    )  # fmt: skip
+
+
+def _shown(ranks: Sequence[RankProfile]) -> list[RankProfile]:
+    """All ranks, or evenly spread ones with the one that comes latest."""
+    if len(ranks) <= RANKS:
+        return list(ranks)
+    late = max(ranks, key=lambda rank: rank.behind_ms)
+    stride = -(-len(ranks) // (RANKS - 1))
+    chosen = {rank.rank: rank for rank in [*ranks[::stride], late]}
+    return [chosen[rank] for rank in sorted(chosen)]

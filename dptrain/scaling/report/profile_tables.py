@@ -1,0 +1,105 @@
+"""Tables of one profile: stages, kinds, ranks, sums, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dptrain.measure.profile import Profile, StageProfile
+from dptrain.scaling.report.tables import (
+    Column,
+    Number,
+    Table,
+    counts,
+    spreads,
+    texts,
+    times,
+    values,
+)
+
+
+def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]:
+    """All tables of a profile.
+
+    Args:
+        profile: what to show.
+        file: that it was read from, as the page calls it.
+        suffix: of the tables' names.
+    """
+    tables = [
+        _stages(f"stages{suffix}", "Stages", file, profile.stages, "stages"),
+        _stages(f"kinds{suffix}", "Stages by kind", file, profile.kinds, "kinds"),
+        _ranks(f"ranks{suffix}", file, profile),
+    ]
+    if profile.sums:
+        tables.append(_sums(f"sums{suffix}", file, profile))
+    tables.append(_memory(f"memory{suffix}", file, profile))
+    return tables
+
+
+def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], where: str) -> Table:
+    at = [f"{where}.{i}" for i in range(len(stages))]
+
+    def column(head: str, unit: str, field: str, **options: float) -> Column:
+        found = [getattr(stage, field) for stage in stages]
+        decimals = int(options["decimals"]) if "decimals" in options else None
+        return values(head, unit, found, [f"{a}.{field}" for a in at], decimals=decimals,
+                      scale=options.get("scale", 1.0))  # fmt: skip
+
+    columns = [
+        texts("stage" if where == "stages" else "kind", [s.name for s in stages], kind="prose"),
+        spreads("time", "ms (quartiles)", [s.time_ms for s in stages],
+                [f"{a}.time_ms" for a in at]),
+        column("slowest rank", "ms", "slowest_ms"),
+        counts("which", [s.slowest_rank for s in stages], [f"{a}.slowest_rank" for a in at]),
+        column("share", "%", "share", decimals=1, scale=100),
+        column("cumulative", "%", "cumulative_share", decimals=1, scale=100),
+        column("rate", "GFLOP/s", "gflops", decimals=1),
+        column("traffic", "GB/s", "gb_per_s", decimals=1),
+        column("of roof", "%", "roofline_share", decimals=0, scale=100),
+        column("memory", "MB", "memory_bytes", scale=1e-6),
+    ]  # fmt: skip
+    if any(stage.calls > 1 for stage in stages):
+        columns.append(counts("calls", [s.calls for s in stages], [f"{a}.calls" for a in at]))
+    if any(stage.note for stage in stages):
+        columns.append(texts("computed by", [stage.note for stage in stages], kind="prose"))
+    return Table(name, title, file, tuple(columns))
+
+
+def _ranks(name: str, file: str, profile: Profile) -> Table:
+    ranks = profile.ranks
+    at = [f"ranks.{i}" for i in range(len(ranks))]
+    fields = {
+        "step": "step_ms", "busy": "busy_ms", "compute": "compute_ms",
+        "data wait": "data_wait_ms", "exposed": "exposed_ms", "hidden": "hidden_ms",
+        "imbalance": "imbalance_ms", "behind": "behind_ms",
+    }  # fmt: skip
+    columns = [
+        counts("rank", [r.rank for r in ranks], [f"{a}.rank" for a in at]),
+        texts("host", [r.host for r in ranks]),
+        texts("device", [r.device for r in ranks]),
+        values("samples", "", [r.samples for r in ranks], [f"{a}.samples" for a in at]),
+        *times(fields, ranks, at),
+    ]  # fmt: skip
+    return Table(name, "Ranks", file, tuple(columns), "Means over steps.")
+
+
+def _sums(name: str, file: str, profile: Profile) -> Table:
+    sums = profile.sums
+    at = [f"sums.{i}" for i in range(len(sums))]
+    columns = (
+        values("bucket", "MB", [s.bucket_bytes for s in sums], [f"{a}.bucket_bytes" for a in at],
+               scale=1e-6),
+        counts("buckets", [s.buckets for s in sums], [f"{a}.buckets" for a in at]),
+        spreads("one sum alone", "ms (quartiles)", [s.time_ms for s in sums],
+                [f"{a}.time_ms" for a in at]),
+    )  # fmt: skip
+    return Table(name, "Gradient sums alone", file, columns, "Between barriers, beside no stage.")
+
+
+def _memory(name: str, file: str, profile: Profile) -> Table:
+    names = list(profile.memory)
+    found = [profile.memory[key] for key in names]
+    cells = values("bytes", "MB", found, [f"memory.{key}" for key in names], scale=1e-6)
+    assert all(isinstance(cell[0], Number) for cell in cells.cells)
+    columns = (texts("purpose", [key.replace("_", " ") for key in names]), cells)
+    return Table(name, "Memory of a rank", file, columns)

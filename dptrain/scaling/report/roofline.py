@@ -1,0 +1,187 @@
+"""A profile's stages under the roofs that were measured with them.
+
+Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for
+multicore architectures", 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from dptrain.measure.profile import Profile, Roofs, StageProfile
+from dptrain.scaling.report.canvas import (
+    BOTTOM,
+    LEGEND_PT,
+    PHASES,
+    SMALL_PT,
+    WIDTH,
+    Plot,
+    colour,
+    plot,
+)
+from dptrain.scaling.report.numbers import flop_rate, percent, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+NAMED = 6
+"""Most stages that have a number and a name."""
+AREA = 130.0
+"""Of the marker of the longest stage, in square points."""
+
+
+def under_roofs(stages: Sequence[StageProfile]) -> list[StageProfile]:
+    """Stages that compute; what only moves bytes has no place under a roof."""
+    return [s for s in stages if s.flops and s.bytes_moved and s.gflops > 0 and s.phase in PHASES]
+
+
+def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
+    """Stages of a profile under its roofs; arguments as `profile_plots` has them."""
+    stages = sorted(under_roofs(profile.stages), key=lambda stage: -stage.share)
+    named = stages[:NAMED]
+    xs = [stage.flops / stage.bytes_moved for stage in stages]
+    ridge = roofs.gflops / roofs.gb_per_s
+    cached = max([roofs.gb_per_s, *(rate for _, rate in roofs.copies)])
+    left, right = min([*xs, roofs.gflops / cached]) / 3, max([*xs, ridge]) * 25
+    high = max([roofs.gflops, *(stage.gflops for stage in stages)])
+    low = max(min(stage.gflops for stage in stages) / 2.5, roofs.gflops / 3e4)
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import NullFormatter
+
+        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high * 3))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
+        axes.plot((left, ridge, right), (left * roofs.gb_per_s, roofs.gflops, roofs.gflops),
+                  color=colour("ink"), linewidth=1.2, zorder=2)  # fmt: skip
+        if cached > 1.1 * roofs.gb_per_s:
+            line = axes.plot((left, roofs.gflops / cached), (left * cached, roofs.gflops))[0]
+            line.set(color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
+            _bandwidth_label(axes, cached, "in caches", above=True)
+        _bandwidth_label(axes, roofs.gb_per_s, "beyond caches", above=False)
+        for stage, x in zip(stages, xs, strict=True):
+            role, marker = PHASES[stage.phase]
+            area = max(AREA * stage.share / stages[0].share, 9)
+            axes.scatter(x, stage.gflops, s=area, marker=marker, facecolor=colour(role),
+                         edgecolor=colour("paper"), linewidth=0.6, zorder=3)  # fmt: skip
+        points = [(x, stage.gflops) for stage, x in zip(stages, xs, strict=True)]
+        _numbers(axes, points[: len(named)], points, _peak_label(axes, roofs.gflops, points))
+        axes.set_xlabel("FLOP / byte", labelpad=2)
+        _key(axes, named, height)
+
+    bottom = BOTTOM + 6 + LEGEND_PT * len(named)
+    height = 200.0 + bottom
+    beyond = any((stage.roofline_share or 0.0) > 1 for stage in named)
+    more = (
+        " More than 100% takes an algorithm with fewer operations than a plain one, which are "
+        "those counted." if beyond else ""
+    )  # fmt: skip
+    said = "; ".join(
+        f"{_stage_name(s)} {percent(s.share, decimals=0)} of the step, {flop_rate(s.gflops)}"
+        for s in named
+    )
+    return plot(
+        f"roofline{suffix}", f"Roofline{where}", "GFLOP/s of each stage", draw,
+        height=height, bottom=bottom, left=40.0,
+        caption="Stages under the measured roofs; areas go with time. Listed: the longest, with "
+        f"their share of the step · of the roof.{more}",
+        alt=f"Roofline with {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s: "
+        f"{said}.",
+    )  # fmt: skip
+
+
+def _stage_name(stage: StageProfile) -> str:
+    """``conv1 backward weight`` of ``conv1+relu1+pool1.backward_weight``."""
+    return f"{stage.group.partition('+')[0]} {stage.phase.replace('_', ' ')}"
+
+
+def _bandwidth_label(axes: Axes, gb_per_s: float, where: str, *, above: bool) -> None:
+    """A bandwidth, along its slanted roof."""
+    # From where the roof enters the picture, at the left or at the bottom.
+    x = max(1.3 * axes.get_xlim()[0], 1.3 * axes.get_ylim()[0] / gb_per_s)
+    (x0, y0), (x1, y1) = axes.transData.transform([(x, x * gb_per_s), (2 * x, 2 * x * gb_per_s)])
+    axes.annotate(
+        f"{short(gb_per_s)} GB/s {where}", (x, x * gb_per_s), xytext=(-2, 3) if above else (2, -3),
+        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", ha="left",
+        textcoords="offset points", va="bottom" if above else "top", fontsize=SMALL_PT,
+    )  # fmt: skip
+
+
+def _peak_label(
+    axes: Axes, gflops: float, points: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """The rate of the flat roof at its right end, above or below it; places that its text takes.
+
+    Args:
+        axes: of the plot.
+        gflops: of the roof.
+        points: to be kept clear of.
+
+    Returns:
+        Points in pixels.
+    """
+    text, scale = flop_rate(gflops), axes.figure.dpi / 72
+    right = axes.get_xlim()[1]
+    end, height = axes.transData.transform((right, gflops))
+    markers = [tuple(axes.transData.transform(point)) for point in points]
+
+    def places(side: int) -> list[tuple[float, float]]:
+        return [(end - 5.5 * k * scale, height + 8 * side * scale) for k in range(len(text))]
+
+    def room(side: int) -> float:
+        return min(math.dist(place, marker) for place in places(side) for marker in markers)
+
+    side = max((-1, 1), key=room)
+    axes.annotate(
+        text, (right, gflops), xytext=(-2, 3 * side), textcoords="offset points", ha="right",
+        va="bottom" if side > 0 else "top", fontsize=SMALL_PT,
+    )  # fmt: skip
+    return places(side)
+
+
+def _numbers(
+    axes: Axes,
+    named: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[tuple[float, float]],
+) -> None:
+    """1, 2, … beside points, each where it is farthest from other points, numbers and texts."""
+    place = axes.transData.transform
+    taken: list[tuple[float, float]] = [*(tuple(place(point)) for point in points), *texts]
+    scale = axes.figure.dpi / 72
+    for number, point in enumerate(named, start=1):
+        x, y = place(point)
+
+        def room(shift: tuple[int, int], x: float = x, y: float = y) -> float:
+            at = (x + shift[0] * scale, y + shift[1] * scale)
+            return min(math.dist(at, other) for other in taken)
+
+        best = max((s for s in product((-10, 0, 10), (-10, 0, 10)) if s != (0, 0)), key=room)
+        taken.append((x + best[0] * scale, y + best[1] * scale))
+        axes.annotate(str(number), point, xytext=best, textcoords="offset points", ha="center",
+                      va="center", fontsize=SMALL_PT, weight="bold", zorder=5)  # fmt: skip
+
+
+def _key(axes: Axes, named: Sequence[StageProfile], height: float) -> None:
+    """A line for each number, below the plot of that height in points."""
+    figure = axes.figure
+    for row, stage in enumerate(named):
+        y = 4 + LEGEND_PT * (len(named) - 1 - row)
+        role, marker = PHASES[stage.phase]
+        figure.text(4 / WIDTH, y / height, str(row + 1), fontsize=SMALL_PT, weight="bold")
+        figure.add_artist(_marker(16 / WIDTH, (y + 3.2) / height, role, marker))
+        roof = f" · {percent(stage.roofline_share, decimals=0)}" if stage.roofline_share else ""
+        text = f"{_stage_name(stage)}  {percent(stage.share, decimals=0)}{roof}"
+        figure.text(24 / WIDTH, y / height, text, fontsize=SMALL_PT)
+
+
+def _marker(x: float, y: float, role: str, marker: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([x], [y], linestyle="", marker=marker, markersize=5.5, color=colour(role),
+                  markeredgecolor=colour("paper"), markeredgewidth=0.5)  # fmt: skip

@@ -1,0 +1,166 @@
+"""The page of a study: the answer, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from dptrain.measure.profile_files import PROFILE
+from dptrain.scaling.report.canvas import Plot, part_name
+from dptrain.scaling.report.numbers import fixed, percent, short
+from dptrain.scaling.report.page import Key, Page, Section
+from dptrain.scaling.report.profile_page import (
+    MeasuredProfile,
+    environment_section,
+    inside,
+    job_line,
+    sentence,
+    word_section,
+)
+from dptrain.scaling.report.study_plots import point_name, study_plots
+from dptrain.scaling.report.study_tables import (
+    FILE,
+    fits_table,
+    forecast_table,
+    launches_table,
+    loss_table,
+    parts_table,
+    points_table,
+)
+from dptrain.scaling.report.tables import Cell, Number
+from dptrain.scaling.statistics import Estimate
+from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
+
+
+def largest_points(study: Study) -> list[Point]:
+    """The point of the most workers for each way of scaling, whose steps a report shows inside."""
+    ways = [w for w in (WEAK, STRONG) if any(p.scaling == w for p in study.points)]
+    return [
+        max((p for p in study.points if p.scaling == way), key=lambda p: (p.workers, p.ranks))
+        for way in ways
+    ]
+
+
+def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
+    """The report of a study.
+
+    Args:
+        study: what to report.
+        profiles: of the largest points, by their names, where they are there.
+    """
+    largest = largest_points(study)
+    ways = [point.scaling for point in largest]
+    plots = {plot.name: plot for plot in study_plots(study)}
+
+    def chosen(*beginnings: str) -> tuple[Plot, ...]:
+        return tuple(p for n, p in plots.items() if n.startswith(beginnings))
+
+    sections = [
+        Section(
+            "scaling", "Efficiency and speed-up", plots=chosen("efficiency", "speed-up"),
+            tables=tuple(points_table(study, way) for way in ways),
+        ),
+        Section(
+            "parts", "What a step is made of", plots=chosen("parts"),
+            tables=tuple(t(study, way) for way in ways for t in (parts_table, loss_table)),
+        ),
+        _models(study, chosen("forecast")),
+    ]  # fmt: skip
+    for point in largest:
+        if point.name in profiles:
+            title = f"Inside a step: {point.scaling} scaling, {point_name(point)}"
+            file = f"{study.profiles[point.name]}/{PROFILE}"
+            sections.append(inside(profiles[point.name], f"-{point.scaling}", title, file))
+    sections += [
+        Section("launches", "Launches", tables=(launches_table(study),), new_page=True),
+        environment_section(study.environment, _commands(study)),
+        word_section(study=True),
+    ]
+    return Page(
+        kind="dptrain scaling study",
+        title=f"How far {study.job['network']} scales",
+        about=f"{job_line(study.job)}. {_measured(study, profiles)}",
+        answer=study.answer,
+        file=FILE,
+        keys=tuple(_keys(study, largest)),
+        notes=tuple(map(sentence, study.notes)),
+        sections=tuple(section for section in sections if section is not None),
+        closing="Written by dptrain from study.json and the profiles beside it; each number "
+        "stands there in full.",
+    )
+
+
+def _commands(study: Study) -> list[tuple[str, str]]:
+    """Each command once, with the points that it measures."""
+    points: dict[str, list[str]] = {}
+    for name, command in study.commands.items():
+        points.setdefault(command, []).append(name)
+    return [(", ".join(names), command) for command, names in points.items()]
+
+
+def _measured(study: Study, profiles: Mapping[str, MeasuredProfile]) -> str:
+    """How often, where and when."""
+    launches = {launch.folder for point in study.points for launch in point.launches}
+    ranks = sorted({point.ranks for point in study.points})
+    span = f"{ranks[0]} to {ranks[-1]} ranks" if len(ranks) > 1 else f"{ranks[0]} ranks"
+    started = str(study.environment.get("started", ""))[:16].replace("T", " ")
+    devices = {rank.device for p in profiles.values() for rank in p.profile.ranks if rank.device}
+    machine = ", ".join(sorted(devices)) or study.environment.get("cpu", "")
+    return f"{len(launches)} launches on {span}, {started} UTC, {machine}."
+
+
+def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
+    keys = []
+    for point in largest:
+        way = point.scaling
+        at = f"points.{study.points.index(point)}"
+        value, detail = _estimate(point.efficiency, f"{at}.efficiency", 2)
+        keys.append(Key(f"{way.capitalize()} efficiency at {point_name(point)}", value, detail))
+        value, detail = _estimate(point.speed_up, f"{at}.speed_up", 2)
+        keys.append(Key(f"{way.capitalize()} speed-up at {point_name(point)}", value, detail))
+        lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
+        if lost and point.efficiency.value < 1:
+            name = max(lost, key=lambda part: lost[part])
+            ms = lost[name]
+            share = percent(ms / point.parts.total, decimals=0)
+            keys.append(Key(
+                f"Costs most, {way} at {point_name(point)}", (part_name(name),),
+                (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
+            ))  # fmt: skip
+    return keys
+
+
+def _estimate(estimate: Estimate, source: str, decimals: int) -> tuple[Cell, Cell]:
+    value = Number(fixed(estimate.value, decimals), estimate.value, f"{source}.value")
+    if not math.isfinite(estimate.high):
+        return (value,), ("too few launches for an interval",)
+    low = Number(fixed(estimate.low, decimals), estimate.low, f"{source}.low")
+    high = Number(fixed(estimate.high, decimals), estimate.high, f"{source}.high")
+    return (value,), ("95%: ", low, "–", high)
+
+
+def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
+    tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
+    withheld = tuple(
+        f"No forecast of {f.scaling} scaling{_with_threads(f)}: {f.withheld.rstrip('.')}."
+        for f in study.forecasts
+        if f.withheld
+    )
+    assumed: dict[tuple[str, ...], list[str]] = {}
+    for forecast in study.forecasts:
+        if forecast.points:
+            what = f"{forecast.scaling} scaling{_with_threads(forecast)}"
+            assumed.setdefault(tuple(map(sentence, forecast.assumptions)), []).append(what)
+    lists = tuple(
+        (f"The forecast of {' and '.join(what)} assumes:", items) for items, what in assumed.items()
+    )
+    if not (tables or withheld or plots):
+        return None
+    return Section(
+        "models", "Models and forecast", text=withheld, lists=lists, plots=plots, tables=tables
+    )
+
+
+def _with_threads(forecast: Forecast) -> str:
+    return f" with {forecast.threads} threads" if forecast.threads > 1 else ""

@@ -1,0 +1,306 @@
+"""Plots of a study: efficiency, speed-up, what a step is made of, forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from dptrain.scaling.report.canvas import (
+    BOTTOM,
+    HEIGHT,
+    PARTS,
+    SMALL_PT,
+    Plot,
+    colour,
+    legend_below,
+    legend_height,
+    part_name,
+    plot,
+    ranks_axis,
+)
+from dptrain.scaling.report.numbers import decimals_for, fixed, percent
+from dptrain.scaling.statistics import Estimate
+from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FITS = {
+    "amdahl": ("orange", (0, (5, 1.5))),
+    "gustafson": ("orange", (0, (5, 1.5))),
+    "usl": ("purple", (0, (1.2, 1.2))),
+    "alpha-beta": ("green", (0, (5, 1.5, 1.2, 1.5))),
+}
+"""Role of the colour, and dashes, of each model."""
+SERIES = (("blue", "o"), ("green", "s"), ("purple", "^"), ("orange", "D"), ("ink", "v"))
+"""Role of the colour, and marker, of the numbers of threads."""
+
+
+def study_plots(study: Study) -> list[Plot]:
+    """All plots of a study, in the order of reading."""
+    plots = []
+    for scaling in (WEAK, STRONG):
+        points = [point for point in study.points if point.scaling == scaling]
+        if points:
+            plots += [_efficiency(study, scaling, points), _speed_up(study, scaling, points)]
+    for scaling in (WEAK, STRONG):
+        points = [point for point in study.points if point.scaling == scaling]
+        plots += [_parts(study, scaling, group) for _, group in _by_threads(points)]
+    plots += [_forecast(study, f) for f in study.forecasts if f.points]
+    return plots
+
+
+def _by_threads(points: Sequence[Point]) -> list[tuple[int, list[Point]]]:
+    ordered = sorted(points, key=lambda p: (p.threads, p.ranks))
+    return [(threads, list(group)) for threads, group in groupby(ordered, lambda p: p.threads)]
+
+
+def _axis_label(points: Sequence[Point]) -> str:
+    return "ranks" if all(p.threads == 1 for p in points) else "workers (ranks × threads)"
+
+
+def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Lengths of error bars; none where a launch alone has no interval."""
+
+    def length(difference: float) -> float:
+        return max(difference, 0.0) if math.isfinite(difference) else 0.0
+
+    known = [e if math.isfinite(e.high) else Estimate(e.value, e.value, e.value, e.n)
+             for e in estimates]  # fmt: skip
+    return [[length(e.value - e.low) for e in known], [length(e.high - e.value) for e in known]]
+
+
+def _measured(axes: Axes, points: Sequence[Point], quantity: str, *, line: bool = True) -> None:
+    """Points with intervals; a marker for each number of threads, named where there are more."""
+    groups = _by_threads(points)
+    for index, (threads, group) in enumerate(groups):
+        estimates = [getattr(point, quantity) for point in group]
+        role, marker = SERIES[index % len(SERIES)]
+        axes.errorbar(
+            [point.workers for point in group], [e.value for e in estimates],
+            yerr=_errors(estimates), fmt=marker + ("-" if line else ""), color=colour(role),
+            capsize=2.5, capthick=1.0, elinewidth=1.0, zorder=4,
+            label="measured" if len(groups) == 1 else _threads(threads),
+        )  # fmt: skip
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)} a rank"
+
+
+def _value_label(axes: Axes, point: Point, value: float) -> None:
+    axes.annotate(
+        f"{value:.2f}", (point.workers, value), xytext=(6, 0), textcoords="offset points",
+        ha="left", va="center", weight="bold", fontsize=SMALL_PT, zorder=5,
+    )  # fmt: skip
+
+
+def _said(points: Sequence[Point], quantity: str, decimals: int) -> str:
+    """Values in words, for those who do not see the plot."""
+    return "; ".join(
+        f"{point_name(point)} {fixed(getattr(point, quantity).value, decimals)}" for point in points
+    )
+
+
+def point_name(point: Point) -> str:
+    """``8 ranks``; with more than one thread, how many."""
+    ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
+    return ranks if point.threads == 1 else f"{ranks} × {point.threads} threads"
+
+
+def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
+    limited = any(point.possible < 0.995 for point in points)
+
+    def draw(axes: Axes) -> None:
+        ranks_axis(axes, [point.workers for point in points], _axis_label(points), room=1.6)
+        axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
+        if limited:
+            limits = sorted({(point.workers, point.possible) for point in points})
+            axes.plot(*zip(*limits, strict=True), color=colour("orange"), linewidth=1.3,
+                      linestyle=(0, (1.2, 1.2)), label="possible", zorder=3)  # fmt: skip
+        _measured(axes, points, "efficiency")
+        largest = max(points, key=lambda point: (point.workers, point.ranks))
+        _value_label(axes, largest, largest.efficiency.value)
+        highest = max(
+            [1.0, *(p.efficiency.high for p in points if math.isfinite(p.efficiency.high))]
+        )
+        axes.set_ylim(0, 1.08 * highest)
+        if limited or len(_by_threads(points)) > 1:
+            axes.legend(loc="lower left", bbox_to_anchor=(0.01, 0.02))
+
+    formula = "E = T(1) / T(p)" if scaling == WEAK else "E = T(1) / (p T(p))"
+    work = "the same batch a rank" if scaling == WEAK else "one batch, shared out"
+    limit = " The dotted line is the most that the cores allow." if limited else ""
+    return plot(
+        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency", formula, draw,
+        caption=f"Efficiency with {work}; 1 is ideal. Bars are 95% intervals over launches.{limit}",
+        alt=f"Efficiency of {scaling} scaling: {_said(points, 'efficiency', 3)}.",
+    )  # fmt: skip
+
+
+def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
+    base = study.base_ranks * study.base_threads
+    largest = max(point.workers for point in points)
+
+    def draw(axes: Axes) -> None:
+        workers = [point.workers for point in points]
+        ranks_axis(axes, workers, _axis_label(points))
+        ends = (base, largest)
+        axes.plot(ends, [end / base for end in ends], color=colour("faint"), linewidth=0.9,
+                  linestyle=(0, (4, 3)), label="ideal", zorder=1)  # fmt: skip
+        for fit, label in _shown_fits(study, scaling):
+            role, dashes = FITS.get(fit.model, ("green", (0, (3, 1))))
+            curve = [(x, y) for x, y in _fitted_speed_ups(study, fit, points) if x <= largest]
+            axes.plot(*zip(*curve, strict=True), color=colour(role), linestyle=dashes,
+                      linewidth=1.3, label=label, zorder=2)  # fmt: skip
+        _measured(axes, points, "speed_up", line=False)
+        axes.set_yscale("log", base=2)
+        # An interval may go down to zero, which has no place here.
+        low = min(1.0, *(max(p.speed_up.low, p.speed_up.value / 4) for p in points)) / 1.3
+        high = largest / base * 1.5
+        exponents = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+        ticks = [2.0**exponent for exponent in exponents[:: len(exponents) // 8 + 1]]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_ylim(low, high)
+        axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1.0))
+
+    fits = [fit for fit in study.fits if fit.scaling == scaling]
+    fitted = " Lines are models fitted to the points." if fits else ""
+    return plot(
+        f"speed-up-{scaling}", f"{scaling.capitalize()} scaling: speed-up",
+        f"images/s over those of {base} worker{'s' * (base > 1)}", draw,
+        caption=f"Speed-up with 95% intervals over launches; dashed is ideal.{fitted}",
+        alt=f"Speed-up of {scaling} scaling: {_said(points, 'speed_up', 2)}.",
+    )  # fmt: skip
+
+
+def _shown_fits(study: Study, scaling: str) -> list[tuple[Fit, str]]:
+    """Fits to draw with their names: all of them, or the best for each number of threads."""
+    fits = [fit for fit in study.fits if fit.scaling == scaling]
+    if len({fit.threads for fit in fits}) <= 1:
+        return [(fit, fit.model) for fit in fits]
+    best: dict[int, Fit] = {}
+    for fit in fits:
+        best.setdefault(fit.threads, fit)
+    named: set[str] = set()
+    shown = []
+    for fit in best.values():
+        shown.append((fit, "_" if fit.model in named else fit.model))
+        named.add(fit.model)
+    return shown
+
+
+def _fitted_speed_ups(study: Study, fit: Fit, points: Sequence[Point]) -> list[tuple[float, float]]:
+    """(workers, speed-up) along a fit's curve of step times."""
+    base = study.base_ranks * study.base_threads
+    alone = next(point.step_ms.value for point in points if point.workers == base)
+    found: list[tuple[float, float]] = []
+    for ranks, step_ms in fit.curve:
+        workers = ranks * fit.threads
+        grown = workers / base if fit.scaling == WEAK else 1.0
+        found.append((workers, grown * alone / step_ms))
+    return found
+
+
+def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
+    base = study.base_ranks * study.base_threads
+    ordered = sorted(points, key=lambda p: p.ranks)
+    factors = [1.0 if scaling == WEAK else point.workers / base for point in ordered]
+    ideal = ordered[0].ideal.total * factors[0]
+    top = max(p.parts.total * f for p, f in zip(ordered, factors, strict=True))
+    threads = ordered[0].threads
+    several = len({point.threads for point in study.points}) > 1
+
+    def draw(axes: Axes) -> None:
+        floor = [0.0] * len(ordered)
+        for name, role in PARTS.items():
+            heights = [getattr(p.parts, name) * f for p, f in zip(ordered, factors, strict=True)]
+            axes.bar(range(len(ordered)), heights, 0.72, bottom=floor, color=colour(role),
+                     edgecolor=colour("paper"), linewidth=0.6, label=part_name(name))  # fmt: skip
+            floor = [low + height for low, height in zip(floor, heights, strict=True)]
+        axes.axhline(ideal, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=5)
+        decimals = decimals_for([p.step_ms.value for p in ordered], digits=3)
+        for x, (end, point) in enumerate(zip(floor, ordered, strict=True)):
+            axes.annotate(fixed(point.step_ms.value, decimals), (x, max(end, ideal)), xytext=(0, 3),
+                          textcoords="offset points", ha="center", fontsize=SMALL_PT)  # fmt: skip
+        axes.set_xticks(range(len(ordered)), [str(point.ranks) for point in ordered])
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel(f"ranks of {threads} threads" if threads > 1 else "ranks", labelpad=2)
+        axes.set_ylim(0, max(top, ideal) * 1.12)
+        axes.set_xlim(-0.6, max(len(ordered) - 0.4, 2.6))
+        legend_below(axes, 3)
+
+    if scaling == WEAK:
+        vertical, more = "milliseconds of a step", ""
+    else:
+        vertical = "ms × workers" if base == 1 else f"ms × workers / {base}"
+        more = " Times the number of workers, so that ideal scaling is level."
+    legend = legend_height(len(PARTS), 3)
+    largest = ordered[-1]
+    shares = ", ".join(
+        f"{part_name(name)} {percent(value / largest.parts.total)}"
+        for name, value in asdict(largest.parts).items()
+    )
+    return plot(
+        f"parts-{scaling}" + (f"-t{threads}" if several else ""),
+        f"{scaling.capitalize()} scaling: a step by part" + (f", {threads}×" if several else ""),
+        vertical, draw,
+        height=HEIGHT + legend, bottom=BOTTOM + legend,
+        left=12 + 5.5 * max(len(f"{top:.0f}"), 4),
+        caption="A mean step over ranks; the number is the median step in ms, the dashed line the "
+        f"ideal.{more}" + (f" With {_threads(threads)}." if several else ""),
+        alt=f"What a step of {scaling} scaling is made of; at {largest.ranks} ranks: {shares}.",
+    )  # fmt: skip
+
+
+def _forecast(study: Study, forecast: Forecast) -> Plot:
+    points = [p for p in study.points
+              if p.scaling == forecast.scaling and p.threads == forecast.threads]  # fmt: skip
+    largest = max(points, key=lambda point: point.workers)
+    error = forecast.hindcast_error or 0.0
+    xs = [ranks * forecast.threads for ranks, _, _ in forecast.points]
+    ys = [efficiency for _, _, efficiency in forecast.points]
+    fit = next((f for f in study.fits if (f.scaling, f.threads, f.model)
+                == (forecast.scaling, forecast.threads, forecast.model)), None)  # fmt: skip
+
+    def draw(axes: Axes) -> None:
+        ranks_axis(axes, [*(p.workers for p in points), *xs], _axis_label(points))
+        axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.fill_between(xs, [y / (1 + error) for y in ys], [y / (1 - error) for y in ys],
+                          color=colour("mint"), linewidth=0, label="± hindcast error")  # fmt: skip
+        axes.plot(xs, ys, "D--", color=colour("green"), markerfacecolor=colour("paper"),
+                  linewidth=1.2, label=f"forecast, {forecast.model}", zorder=3)  # fmt: skip
+        for model, found in forecast.efficiencies.items():
+            if model != forecast.model:
+                role, dashes = FITS.get(model, ("ink", (0, (3, 1))))
+                axes.plot(xs, found, color=colour(role), linestyle=dashes, linewidth=1.2,
+                          label=f"by {model}", zorder=2)  # fmt: skip
+        _measured(axes, points, "efficiency")
+        if fit is not None and fit.hindcast_ms:
+            foretold = largest.efficiency.value * largest.step_ms.value / fit.hindcast_ms
+            axes.plot(largest.workers, foretold, "s", color=colour("orange"), markersize=7,
+                      markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
+        axes.annotate(f"{ys[-1]:.2f}", (xs[-1], ys[-1]), xytext=(0, 6), ha="center", va="bottom",
+                      textcoords="offset points", weight="bold", fontsize=SMALL_PT)  # fmt: skip
+        axes.set_ylim(0, 1.12)
+        legend_below(axes, 2, lines=True)
+
+    legend = legend_height(4 + max(len(forecast.efficiencies) - 1, 0), 2)
+    others = (
+        " Other lines: models that foretold it nearly as well."
+        if len(forecast.efficiencies) > 1
+        else ""
+    )
+    said = "; ".join(f"{ranks} ranks {e:.2f}" for ranks, _, e in forecast.points)
+    suffix = "" if len({f.threads for f in study.forecasts}) == 1 else f"-t{forecast.threads}"
+    return plot(
+        f"forecast-{forecast.scaling}{suffix}",
+        f"{forecast.scaling.capitalize()} scaling: forecast", "efficiency", draw,
+        height=HEIGHT + legend, bottom=BOTTOM + legend,
+        caption="Hollow points are not measured. Hindcast: the largest point as the model "
+        f"foretold it from the others, off by {percent(error)} of the step time.{others}",
+        alt=f"Forecast of the efficiency of {forecast.scaling} scaling: {said}.",
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""Tables of a study: points, parts, losses, fits, forecasts, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from dptrain.measure.profile import Parts
+from dptrain.scaling.files import STUDY
+from dptrain.scaling.report.canvas import part_name
+from dptrain.scaling.report.numbers import short
+from dptrain.scaling.report.tables import Column, Table, counts, estimates, texts, times, values
+from dptrain.scaling.study import STRONG, Point, Study
+
+FILE = STUDY
+PARTS = tuple(field.name for field in fields(Parts))
+
+
+def points_table(study: Study, scaling: str) -> Table:
+    """Step times, speed-ups and efficiencies of one way of scaling."""
+    points, at = _of(study, scaling)
+    columns = [
+        *_who(study, points, at),
+        counts("batch", [p.batch_size for p in points], [f"{a}.batch_size" for a in at]),
+        estimates("step", "ms (95%)", [p.step_ms for p in points], [f"{a}.step_ms" for a in at]),
+        estimates("rate", "images/s (95%)", [p.images_per_s for p in points],
+                  [f"{a}.images_per_s" for a in at]),
+        estimates("speed-up", "(95%)", [p.speed_up for p in points],
+                  [f"{a}.speed_up" for a in at], decimals=2),
+        estimates("efficiency", "(95%)", [p.efficiency for p in points],
+                  [f"{a}.efficiency" for a in at], decimals=3),
+        values("possible", "", [p.possible for p in points], [f"{a}.possible" for a in at],
+               decimals=2),
+    ]  # fmt: skip
+    if scaling == STRONG:
+        columns.append(
+            estimates("Karp–Flatt", "(95%)", [p.karp_flatt for p in points],
+                      [f"{a}.karp_flatt" for a in at], decimals=3)
+        )  # fmt: skip
+    columns.append(
+        counts("launches", [p.step_ms.n for p in points], [f"{a}.step_ms.n" for a in at])
+    )
+    return Table(f"points-{scaling}", f"{scaling.capitalize()} scaling", FILE, tuple(columns))
+
+
+def parts_table(study: Study, scaling: str) -> Table:
+    """What a step is made of at each point."""
+    points, at = _of(study, scaling)
+    fields = {**_parts("parts"), "hidden": "hidden_ms"}
+    columns = [*_who(study, points, at), *times(fields, points, at)]
+    title = f"{scaling.capitalize()} scaling: a step by part"
+    note = "The first five add up to the step. Hidden communication runs behind computing."
+    return Table(f"parts-{scaling}", title, FILE, tuple(columns), note)
+
+
+def loss_table(study: Study, scaling: str) -> Table:
+    """Where the time beyond an ideal step goes."""
+    points, at = _of(study, scaling)
+    causes = {
+        "shared cores": "shared_ms",
+        "contention": "contention_ms",
+        "small batch": "small_batch_ms",
+    }
+    columns = [*_who(study, points, at), *times({**_parts("loss"), **causes}, points, at)]
+    title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
+    note = "The last three are what compute consists of. Below zero: faster than ideal."
+    return Table(f"loss-{scaling}", title, FILE, tuple(columns), note)
+
+
+def fits_table(study: Study) -> Table | None:
+    """Models with their parameters, and how well they foretell the largest point."""
+    if not study.fits:
+        return None
+    fits = study.fits
+    parameters = [
+        ", ".join(f"{name} = {short(value)}" for name, value in fit.parameters.items())
+        for fit in fits
+    ]
+    columns = [
+        texts("scaling", [fit.scaling for fit in fits]),
+        texts("model", [fit.model for fit in fits]),
+        texts("equation", [fit.equation for fit in fits], kind="prose"),
+        texts("parameters", parameters, kind="prose"),
+        values("hindcast error", "%", [fit.hindcast_error for fit in fits],
+               [f"fits.{i}.hindcast_error" for i in range(len(fits))], decimals=1, scale=100),
+    ]  # fmt: skip
+    if len({fit.threads for fit in fits}) > 1:
+        columns.insert(1, texts("threads", [fit.threads for fit in fits]))
+    return Table("fits", "Models fitted to the step times", FILE, tuple(columns))
+
+
+def forecast_table(study: Study) -> Table | None:
+    """Forecasts at more ranks; None where all are withheld."""
+    found = [(i, k) for i, f in enumerate(study.forecasts) for k in range(len(f.points))]
+    if not found:
+        return None
+    forecasts = [study.forecasts[i] for i, _ in found]
+    points = [study.forecasts[i].points[k] for i, k in found]
+    at = [f"forecasts.{i}.points.{k}" for i, k in found]
+    columns = [
+        texts("scaling", [f.scaling for f in forecasts]),
+        texts("model", [f.model for f in forecasts]),
+        counts("ranks", [p[0] for p in points], [f"{a}.0" for a in at]),
+        values("step", "ms", [p[1] for p in points], [f"{a}.1" for a in at]),
+        values("efficiency", "", [p[2] for p in points], [f"{a}.2" for a in at], decimals=2),
+    ]
+    models = list(dict.fromkeys(m for f in study.forecasts for m in f.efficiencies))
+    if any(len(f.efficiencies) > 1 for f in study.forecasts):
+        columns += [
+            values(f"by {model}", "efficiency",
+                   [f.efficiencies[model][k] if model in f.efficiencies else None
+                    for f, (_, k) in zip(forecasts, found, strict=True)],
+                   [f"forecasts.{i}.efficiencies.{model}.{k}" for i, k in found], decimals=2)
+            for model in models
+        ]  # fmt: skip
+    if len({f.threads for f in forecasts}) > 1:
+        columns.insert(1, texts("threads", [f.threads for f in forecasts]))
+    return Table("forecast", "Forecast", FILE, tuple(columns), "Not measured.")
+
+
+def launches_table(study: Study) -> Table:
+    """Every launch once, in the order of time; those of the base belong to two points."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for i, point in enumerate(study.points):
+        for k, launch in enumerate(point.launches):
+            places.setdefault(launch.folder, []).append((i, k))
+    found = sorted((study.points[i].launches[k].order, i, k) for (i, k), *_ in places.values())
+    launches = [study.points[i].launches[k] for _, i, k in found]
+    at = [f"points.{i}.launches.{k}" for _, i, k in found]
+    names = [
+        ", ".join(study.points[i].name for i, _ in places[launch.folder]) for launch in launches
+    ]
+    outlier = [
+        "outlier" if launch.order in study.points[i].outliers else ""
+        for launch, (_, i, _) in zip(launches, found, strict=True)
+    ]
+    columns = [
+        counts("order", [launch.order for launch in launches], [f"{a}.order" for a in at]),
+        texts("point", names),
+        texts("started", [launch.started for launch in launches]),
+        *times({"step": "step_ms", **_parts("parts"), "hidden": "hidden_ms"}, launches, at),
+    ]
+    if any(outlier):
+        columns.append(texts("", outlier))
+    return Table("launches", "Launches", FILE, tuple(columns), "In the order in which they ran.")
+
+
+def _of(study: Study, scaling: str) -> tuple[list[Point], list[str]]:
+    """Points of one way of scaling, and where each is in the file."""
+    found = [(p, f"points.{i}") for i, p in enumerate(study.points) if p.scaling == scaling]
+    found.sort(key=lambda pair: (pair[0].threads, pair[0].ranks))
+    return [point for point, _ in found], [at for _, at in found]
+
+
+def _who(study: Study, points: Sequence[Point], at: Sequence[str]) -> list[Column]:
+    """Ranks, and what else tells points apart."""
+    columns = [counts("ranks", [p.ranks for p in points], [f"{a}.ranks" for a in at])]
+    for head in ("threads", "nodes"):
+        if any(getattr(p, head) > 1 for p in study.points):
+            found = [getattr(p, head) for p in points]
+            columns.append(counts(head, found, [f"{a}.{head}" for a in at]))
+    return columns
+
+
+def _parts(attribute: str) -> dict[str, str]:
+    """Where a record has each part, by heading."""
+    return {part_name(part): f"{attribute}.{part}" for part in PARTS}

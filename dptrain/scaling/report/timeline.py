@@ -1,0 +1,179 @@
+"""One step of all ranks on one clock, from the trace beside a profile."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from dptrain.files import parse_json
+from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP
+from dptrain.measure.trace import COMMUNICATION, THREADS
+from dptrain.scaling.report.canvas import (
+    BOTTOM,
+    PARTS,
+    PHASES,
+    TOP,
+    Plot,
+    colour,
+    legend_below,
+    legend_height,
+    plot,
+)
+from dptrain.scaling.report.numbers import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANKS = 16
+"""Most ranks in a plot."""
+ROW_PT = 20.0
+LANES = {
+    "forward": ("blue", "forward"),
+    "backward": (PHASES["backward_weight"][0], "backward"),
+    "rest": ("grey", "load, loss, update"),
+    "data wait": (PARTS["data_wait"], "data wait"),
+    "exposed": (PARTS["transfer"], "exposed"),
+    "sum": ("ink", "sum under way"),
+}
+"""Role of the colour, and name, of what a span shows."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank did from `begin` to `end`, milliseconds since the first rank began the step.
+
+    Attributes:
+        shows: a key of `LANES`.
+    """
+
+    rank: int
+    shows: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class StepSpans:
+    """A typical step: the number it has, its spans, and where ranks' steps begin and end."""
+
+    step: int
+    spans: tuple[Span, ...]
+    bounds: dict[int, tuple[float, float]]
+
+    @property
+    def length(self) -> float:
+        """From the first rank's begin to the last one's end, milliseconds."""
+        return max(end for _, end in self.bounds.values())
+
+
+def read_step(path: Path) -> StepSpans | None:
+    """The step of median length of a ``trace.json``; None where there is none to be drawn."""
+    try:
+        events = parse_json(path.read_bytes())["traceEvents"]
+        return _typical([event for event in events if event["ph"] == "X"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
+    """The step of median length among those whose stages all ranks have timed."""
+    events = list(events)
+    bounds: dict[int, dict[int, tuple[float, float]]] = {}
+    for event in events:
+        if event["name"] == STEP:
+            begin = event["ts"] / 1e3
+            step = bounds.setdefault(event["args"][STEP], {})
+            step[event["pid"]] = (begin, begin + event["dur"] / 1e3)
+    timed = _with_stages(events, bounds)
+    if not timed:
+        return None
+    length = {n: max(e for _, e in bounds[n].values()) - min(b for b, _ in bounds[n].values())
+              for n in timed}  # fmt: skip
+    middle = median_low(length.values())
+    chosen = next(n for n in timed if length[n] == middle)
+    zero = min(begin for begin, _ in bounds[chosen].values())
+    own = {rank: (b - zero, e - zero) for rank, (b, e) in bounds[chosen].items()}
+    spans = []
+    for event in events:
+        begin = event["ts"] / 1e3 - zero
+        if event["name"] != STEP and _inside(begin, own.get(event["pid"])):
+            spans.append(Span(event["pid"], _shows(event), begin, begin + event["dur"] / 1e3))
+    return StepSpans(chosen, tuple(spans), own)
+
+
+def _with_stages(
+    events: Iterable[Mapping[str, Any]], bounds: Mapping[int, Mapping[int, tuple[float, float]]]
+) -> list[int]:
+    """Steps in which forward stages of all ranks were timed; a GPU's are in few steps only."""
+    forward: dict[int, list[float]] = {}
+    for event in events:
+        if event["cat"] == "forward":
+            forward.setdefault(event["pid"], []).append(event["ts"] / 1e3)
+
+    def timed(rank: int, limits: tuple[float, float]) -> bool:
+        moments = forward.get(rank, [])
+        next_one = bisect_left(moments, limits[0])
+        return next_one < len(moments) and _inside(moments[next_one], limits)
+
+    for moments in forward.values():
+        moments.sort()
+    return [
+        step
+        for step, ranks in sorted(bounds.items())
+        if all(timed(*rank) for rank in ranks.items())
+    ]
+
+
+def _inside(moment: float, limits: tuple[float, float] | None) -> bool:
+    return limits is not None and limits[0] - 1e-6 <= moment <= limits[1] + 1e-6
+
+
+def _shows(event: Mapping[str, Any]) -> str:
+    if event["name"] == DATA_WAIT:
+        return "data wait"
+    if event["name"] == EXPOSED:
+        return "exposed"
+    if event["tid"] == THREADS.index(COMMUNICATION):
+        return "sum"
+    phase = str(event["cat"])
+    return "forward" if phase == "forward" else "backward" if "backward" in phase else "rest"
+
+
+def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
+    """Ranks below each other, time from left to right."""
+    all_ranks = sorted(found.bounds)
+    stride = -(-len(all_ranks) // RANKS)
+    ranks = all_ranks[::stride]
+    row = {rank: y for y, rank in enumerate(ranks)}
+
+    def draw(axes: Axes) -> None:
+        for name, (role, label) in LANES.items():
+            spans = [s for s in found.spans if s.shows == name and s.rank in row]
+            low, height = (0.27, 0.16) if name == "sum" else (-0.36, 0.6)
+            axes.barh(
+                [row[s.rank] + low for s in spans], [s.end - s.begin for s in spans], height,
+                left=[s.begin for s in spans], align="edge", color=colour(role),
+                edgecolor=colour("paper"), label=label,
+                linewidth=[0.3 * (s.end - s.begin > 0.015 * found.length) for s in spans],
+            )  # fmt: skip
+        axes.set_ylim(len(ranks) - 0.5, -0.5)
+        axes.set_xlim(0, found.length * 1.01)
+        axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("milliseconds since the first rank began", labelpad=2)
+        legend_below(axes, 3)
+
+    bottom = BOTTOM + legend_height(len(LANES), 3)
+    fewer = f" Shown are {len(ranks)} of {len(all_ranks)} ranks."
+    return plot(
+        f"timeline{suffix}", f"Timeline{where}", "rank", draw,
+        height=TOP + bottom + max(ROW_PT * len(ranks), 56.0), bottom=bottom, left=24.0,
+        caption=f"Step {found.step}, the one of median length, on one clock. Exposed is waiting "
+        "for gradient sums." + (fewer if len(ranks) < len(all_ranks) else ""),
+        alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
+        f"{short(found.length)} ms long.",
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Definitions on the page are those of the documentation."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from dptrain.measure.vocabulary import SECTIONS
+from dptrain.scaling.report.words import STUDY, words
+from dptrain.scaling.study import Fit, Point
+
+GUIDE = Path(__file__).parents[4] / "docs" / "measuring.md"
+
+
+def test_words_of_a_study_are_its_fields_and_documented() -> None:
+    known = {field.name for record in (Point, Fit) for field in fields(record)}
+    text = GUIDE.read_text(encoding="utf-8")
+    named = [word.name for word in STUDY if word.name in known]
+    assert {"step_ms", "efficiency", "karp_flatt", "loss", "hindcast_error"} <= set(named)
+    for name in named:
+        assert f"| `{name}` |" in text, name
+    # A name with a unit is a field; anything else is a word of the page alone.
+    assert not [word.name for word in STUDY if word.name.endswith("_ms") and word.name not in known]
+
+
+def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:
+    own = dict(words(study=False))
+    assert set(own) < set(SECTIONS)
+    assert dict(words(study=True)).items() > own.items()
+    assert ("data_wait, ms", "Asking for a minibatch until it is there.") in own["Parts of a step"]
+    assert dict(own["Of a rank"])["busy_ms"]
