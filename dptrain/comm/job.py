@@ -1,8 +1,8 @@
 """What the processes of one job share besides MPI, so that they can fail with one voice.
 
-A folder in each node's temporary directory, named by a token that rank 0 draws: whoever creates
-the file ``failed`` in it first may name the cause. Files cannot hang, MPI calls of a failing rank
-can.
+A folder for each node, in its temporary directory, named by a token that rank 0 draws: whoever
+creates the file ``failed`` in it first may name the cause. Files cannot hang, MPI calls of a
+failing rank can.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Meeting place of the ranks of this node."""
-        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}"
+        """Meeting place of the ranks of this node; nodes may share the place it lies in."""
+        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}-{self.node}"
 
     def remember(self) -> None:
         """Leave node and token where `current_job` finds them.
@@ -81,10 +81,15 @@ class Job:
         """Be alive in the helper's eyes from now until the interpreter exits."""
         with contextlib.suppress(OSError):  # No helper, no report.
             pipe = os.open(self._pipe(self.rank), os.O_WRONLY | os.O_NONBLOCK)
-            atexit.register(os.write, pipe, b"!")
+            atexit.register(_report, pipe)
 
     def _pipe(self, rank: int) -> Path:
         return self.folder / f"alive-{rank}"
+
+
+def _report(pipe: int) -> None:
+    with contextlib.suppress(OSError):  # The helper was killed.
+        os.write(pipe, b"!")
 
 
 def new_token() -> str:
