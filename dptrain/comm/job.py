@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_VARIABLE = "DPTRAIN_JOB"
+VARIABLE = "DPTRAIN_JOB"
+"""Environment variable in which a rank leaves token and node for itself."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Job:
 
         The name of COMM_WORLD would be a better place, but Open MPI 5.0 spoils its heap there.
         """
-        os.environ[_VARIABLE] = f"{self.token} {self.node}"
+        os.environ[VARIABLE] = f"{self.token} {self.node}"
 
     def claim(self) -> bool:
         """Whether this rank is the first on its node to name a cause."""
@@ -106,7 +107,7 @@ def current_job() -> Job | None:
     if comm.Get_size() == 1:
         return None
     # Not joined by `World`, a rank has nobody to share a token with.
-    token, node = os.environ.get(_VARIABLE, f"{new_token()} 0").split()
+    token, node = os.environ.get(VARIABLE, f"{new_token()} 0").split()
     return Job(comm.Get_rank(), comm.Get_size(), int(node), token)
 
 
