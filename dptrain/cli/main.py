@@ -14,7 +14,7 @@ import dptrain
 from dptrain.backends import BACKENDS
 from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
-from dptrain.cli.options import given, setting_flags
+from dptrain.cli.options import RUN_DIR, given, setting_flags
 from dptrain.cli.profile import profile
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
@@ -111,7 +111,9 @@ def train(file: Path | None, **flags: Any) -> int:
         chosen = given(flags)
         if "resume" in chosen:
             RunDirectory.open(Path(chosen["resume"]))
-        config = load_config(chosen, os.environ, file)
+        # A run that was begun by the same command has taken in what the file says.
+        goes_on = "resume" in chosen and flags["resume"] == RUN_DIR
+        config = load_config(chosen, os.environ, None if goes_on else file)
         from dptrain.comm.world import World
         from dptrain.training import train
 
