@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
@@ -118,6 +119,8 @@ def train(file: Path | None, **flags: Any) -> int:
         from dptrain.training import train
 
         summary = train(config, World.connect(timeout=config.timeout))
+        # All that is left is to leave: a warning that time is short must not kill a finished run.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return STOPPED if summary["stopped"] else 0
 
     return guarded(action)

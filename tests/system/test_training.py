@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,16 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> No
     before = (tmp_path / "run/summary.json").read_bytes()
     assert "nothing left to do" in succeed(*same, 12, cwd=tmp_path)
     assert (tmp_path / "run/summary.json").read_bytes() == before
+
+
+def test_a_warning_after_training_does_not_kill(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from dptrain.cli.main import run\n"
+        "code = run(sys.argv[1:], speaks=True); os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.exit(code)"
+    )
+    line = [sys.executable, "-c", program, *map(str, SMALL), "--steps", "2"]
+    assert subprocess.run(line, cwd=tmp_path, env=environment()).returncode == 0
 
 
 def test_two_jobs_do_not_train_in_one_directory(tmp_path: Path) -> None:
