@@ -281,7 +281,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path)
     run = tmp_path / "run"
     with begin(run, "--checkpoint-every", 20000) as first:
         wait_for_steps(run)
-        for pid in _descendants(first.pid, "dptrain"):
+        for pid in descendants(first.pid, "dptrain"):
             os.kill(pid, signal.SIGKILL)
         first.communicate(timeout=30)
     text = succeed("train", "--resume", run, "--steps", 5, "--log-every", 1, ranks=2)
