@@ -14,6 +14,7 @@ import secrets
 import select
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_TIDY_S = 2.0
 VARIABLE = "DPTRAIN_JOB"
 """Environment variable in which a rank leaves token and node for itself."""
 
@@ -73,7 +75,7 @@ class Job:
             os.mkfifo(self._pipe(rank))
         begun, stdout = os.pipe()
         words = str(self.folder), host, str(self.size), *map(str, ranks)
-        _spawn("ranks", *words, stdout=stdout)
+        atexit.register(_see_off, _spawn("ranks", *words, stdout=stdout))
         os.close(stdout)
         os.read(begun, 16)
         os.close(begun)
@@ -91,6 +93,14 @@ class Job:
 def _report(pipe: int) -> None:
     with contextlib.suppress(OSError):  # The helper was killed.
         os.write(pipe, b"!")
+
+
+def _see_off(helper: int) -> None:
+    """Let the helper tidy up: when its ranks have ended, Slurm kills what is left of a step."""
+    end = time.monotonic() + _TIDY_S
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(helper, os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 def new_token() -> str:
