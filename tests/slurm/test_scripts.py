@@ -243,3 +243,17 @@ def _is_warned(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd"))
     return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def test_an_array_measures_scaling_and_one_more_job_collects(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = (SCRIPTS / "scaling.sh", "--network", "model-small", "--scaling", "weak", "--steps", 5)
+    job = cluster.submit("--array=1-2", *TWO, *script, folder=tmp_path, RANKS="2", LAUNCH=SRUN)
+    study = tmp_path / "studies" / f"scaling-{job.number}"
+    until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
+    outputs = "".join(path.read_text() for path in tmp_path.glob("*.out"))
+    assert (study / "study.json").exists(), outputs
+    profiles = sorted(path.parent.name for path in study.glob("launches/*/profile.json"))
+    assert profiles == ["weak-r2-t1-1", "weak-r2-t1-2"]
+    assert "2 launches of 1 point" in outputs
