@@ -128,9 +128,9 @@ class TrainConfig:
                                at_least=0, at_most=1)  # fmt: skip
     run_dir: Path | None = _setting(None, "Directory of the run's files; a new one under runs/ "
                                     "where left out.")  # fmt: skip
-    resume: Path | None = _setting(None, "Continue the run in this directory (without one: that "
-                                   "of --run-dir), with its own configuration below environment "
-                                   "and flags.")  # fmt: skip
+    resume: Path | None = _setting(None, "Continue the run in this directory, with its own "
+                                   "configuration below environment and flags. Without one: "
+                                   "continue the run in --run-dir, or begin it.")  # fmt: skip
     checkpoint_every: int | None = _setting(None, "Steps between checkpoints; an epoch where left "
                                             "out.", at_least=1)  # fmt: skip
     keep_checkpoints: int = _setting(3, "Checkpoints kept, the latest.", at_least=1)

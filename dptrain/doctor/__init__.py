@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dptrain
+from dptrain.comm.job import VARIABLE as JOB
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.config import load_config
@@ -210,7 +211,7 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 def settings_finding(environment: Mapping[str, str]) -> Finding:
     """Whether the variables that begin with DPTRAIN_ are right."""
-    names = [name for name in environment if name.startswith("DPTRAIN_")]
+    names = [name for name in environment if name.startswith("DPTRAIN_") and name != JOB]
     try:
         load_config({}, environment)
     except UserError as error:

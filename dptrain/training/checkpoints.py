@@ -108,8 +108,12 @@ class CheckpointStore:
         return path
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, whole or damaged, in rising order."""
-        return sorted(self._found())
+        """Steps that have a checkpoint, whole or damaged, in rising order.
+
+        Raises:
+            UserError: the folder cannot be read.
+        """
+        return sorted(self._look())
 
     def load(self, step: int | None = None) -> Checkpoint:
         """Read the checkpoint of `step`, or the newest whole one.
@@ -118,10 +122,7 @@ class CheckpointStore:
             UserError: there is none, or that of `step` is damaged; the message says which file
                 and how.
         """
-        try:
-            found = self._found()
-        except OSError as error:
-            raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
+        found = self._look()
         if not found:
             raise UserError(f"no checkpoint in {self.folder}; train without --resume to make some")
         if step is not None and step not in found:
@@ -139,6 +140,12 @@ class CheckpointStore:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
+
+    def _look(self) -> dict[int, Path]:
+        try:
+            return self._found()
+        except OSError as error:
+            raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def _found(self) -> dict[int, Path]:
         """Folder of every checkpoint; one set aside counts while nothing has taken its name."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
 from contextlib import ExitStack
 from typing import Any
 
-from dptrain.comm.signals import StopRequest
+from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
@@ -35,14 +36,25 @@ def train(config: TrainConfig, world: World, *, brief: str | None = None) -> dic
     Raises:
         UserError: something the user can mend; the same on every rank.
     """
-    job = set_up(config, world)
-    progress = Progress(job.first_step, job.network.loss.targets != "values")
-    with ExitStack() as stack:
-        stack.enter_context(job.stepper)
-        stop = stack.enter_context(StopRequest())
+    # A batch system's warning that comes before training is granted after the first step, so that a
+    # job that is started again and again gets on. Ctrl-C ends it at once: nothing is lost yet.
+    with StopRequest(signal.SIGUSR1) as stop, ExitStack() as stack:
+        job = set_up(config, world)
+        if job.run is not None:
+            stack.callback(job.run.release)
+        stop.listen(*SIGNALS)
         display = Display(
             world.is_main, job.first_step, job.last_step, brief or "training", brief=bool(brief)
         )
+        return make_steps(job, display, stop)
+
+
+def make_steps(job: Job, display: Display, stop: StopRequest) -> dict[str, Any]:
+    """Make the steps that are left, or those until `stop`, and conclude."""
+    world = job.world
+    progress = Progress(job.first_step, job.network.loss.targets != "values")
+    with ExitStack() as stack:
+        stack.enter_context(job.stepper)
         introduce(job, display)
         if job.first_step >= job.last_step:
             return nothing_left(job, progress, display)

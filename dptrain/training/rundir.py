@@ -5,13 +5,18 @@ env.json         machine, versions and command
 metrics.jsonl    one record a line while training
 summary.json     results, written at the end
 checkpoints/     see `dptrain.training.checkpoints`
+.lock            held by the process that trains here
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
+import fcntl
 import os
 import re
+import socket
+import weakref
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +33,7 @@ from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.training.checkpoints import CheckpointStore
 
-ENVIRONMENT, SUMMARY, NETWORK = "env.json", "summary.json", "network.toml"
+ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
 
 
 class RunDirectory:
@@ -44,12 +49,13 @@ class RunDirectory:
         self.path = path
         self.metrics = MetricsFile(path / "metrics.jsonl")
         self.checkpoints = CheckpointStore(path / "checkpoints", keep)
+        self._release: weakref.finalize[Any, Any] | None = None
 
     @classmethod
     def create(
         cls, path: Path | None, *, network: str, data: str, now: datetime, keep: int = 3
     ) -> RunDirectory:
-        """Make the directory of a new run; nothing that is there is overwritten.
+        """Make the directory of a new run and hold it; nothing that is there is overwritten.
 
         Args:
             path: where; None for ``runs/<network>-<data>-<date>-<time>``, and ``-2``, ``-3``, …
@@ -60,23 +66,25 @@ class RunDirectory:
             keep: how many checkpoints stay.
 
         Raises:
-            UserError: `path` is a file or holds something, or cannot be made.
+            UserError: `path` is a file or holds something, or cannot be made. Hidden files do not
+                count: a start that was killed leaves some, and so do network disks.
         """
         if path is None:
             parent = Path("runs")
             with writing(parent):
                 path = _make_new(parent, _run_name(network, data, now))
                 sync(parent)
-            return cls(path, keep=keep)
+            run = cls(path, keep=keep)
+            run.hold()
+            return run
         with writing(path):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise UserError(
-                    f"run directory {path} is not empty; go on with that run by --resume, "
-                    "or choose another --run-dir"
-                )
+            _refuse_taken(path)
             path.mkdir(parents=True, exist_ok=True)
             sync(path.parent)
-        return cls(path, keep=keep)
+            run = cls(path, keep=keep)
+            run.hold()
+            _refuse_taken(path)  # Another process may have come and gone in the meantime.
+        return run
 
     @classmethod
     def open(cls, path: Path, *, keep: int = 3) -> RunDirectory:
@@ -93,6 +101,44 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"cannot read run directory {path}: {error.strerror}") from error
         raise UserError(f"{path} is not a run directory: {problem}{near}")
+
+    def hold(self) -> None:
+        """Keep other processes from training here, until `release` or the end of this process.
+
+        Raises:
+            UserError: another process does; the message says which.
+        """
+        path = self.path / LOCK
+        with writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                # Of all locks, this kind is the one that works on network disks.
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    holder = os.read(descriptor, 200).decode(errors="replace").strip()
+                    os.close(descriptor)
+                    raise UserError(
+                        f"{holder or 'another process'} is training in run directory {self.path}; "
+                        "wait until it ends, or choose another --run-dir"
+                    ) from None
+                # A disk without locks: there is nobody to ask.
+            self._release = weakref.finalize(self, os.close, descriptor)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _myself().encode())
+
+    def release(self) -> None:
+        """Let others train here."""
+        if self._release is not None:
+            self._release()
+
+    def begun(self) -> bool:
+        """Whether there is something to go on from: a run killed early leaves nothing of the kind.
+
+        Raises:
+            UserError: the checkpoints cannot be looked at.
+        """
+        return bool(self.checkpoints.steps()) or (self.path / SUMMARY).exists()
 
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Write `config.toml`; values that are None are left out, and paths become strings."""
@@ -149,6 +195,21 @@ class RunDirectory:
         except UserError:
             return None
         return summary if summary.get("steps") == step else None
+
+
+def _refuse_taken(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir()):
+        raise UserError(
+            f"run directory {path} is not empty; go on with that run by --resume, "
+            "or choose another --run-dir"
+        )
+
+
+def _myself() -> str:
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"process {os.getpid()} on {socket.gethostname()}" + (f", job {job}," if job else "")
 
 
 def _run_name(network: str, data: str, now: datetime) -> str:

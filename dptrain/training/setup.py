@@ -320,7 +320,9 @@ def _schedule(config: TrainConfig, last_step: int) -> Schedule:
 def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> RunDirectory:
     keep = config.keep_checkpoints
     if config.resume is not None:
-        return RunDirectory.open(Path(config.resume), keep=keep)
+        run = RunDirectory.open(Path(config.resume), keep=keep)
+        run.hold()
+        return run
     path = None if config.run_dir is None else Path(config.run_dir)
     return RunDirectory.create(
         path, network=network.name, data=dataset.name, now=datetime.now(), keep=keep
@@ -328,7 +330,7 @@ def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> R
 
 
 def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:
-    if config.resume is None or run is None:
+    if config.resume is None or run is None or not run.begun():
         return None
     checkpoint = run.checkpoints.load()
     _check_same_job(config, checkpoint)
@@ -356,11 +358,11 @@ def _describe_run(
     restored: Checkpoint | None,
 ) -> None:
     values = config.to_toml_values()
-    if config.network.endswith(".toml"):
-        values["network"] = run.keep_network(network)
+    # First of all: a directory that holds anything but has no configuration is not taken for a run.
     run.write_config(values)
-    if restored is not None:
-        run.metrics.truncate_after(restored.step)
+    if config.network.endswith(".toml"):
+        run.write_config({**values, "network": run.keep_network(network)})
+    run.metrics.truncate_after(0 if restored is None else restored.step)
     run.write_environment(environment(world))
 
 

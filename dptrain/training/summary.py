@@ -41,7 +41,8 @@ def introduce(job: Job, display: Display) -> None:
     )
     if job.run is not None:
         resumed = f", resumed after step {job.first_step}" if job.first_step else ""
-        display.say(f"run: {job.run.path}{resumed}")
+        again = ", begun again: it had no checkpoint yet" if config.resume else ""
+        display.say(f"run: {job.run.path}{resumed or again}")
     for note in job.notes:
         display.say(f"note: {note}; going on from the one before")
 

@@ -66,3 +66,32 @@ def descendants(pid: int, word: str) -> list[int]:
             found.append(child)
         found += descendants(child, word)
     return found
+
+
+PARSER = """\
+#!PYTHON
+import json, os, sys
+from dptrain.cli.main import train
+from dptrain.cli.options import given
+from dptrain.comm.launcher import find_launch
+from dptrain.config import load_config
+
+assert sys.argv[1] == "train"
+values = dict(train.make_context("train", sys.argv[2:]).params)
+file = values.pop("file")
+config = load_config(given(values), os.environ, file)
+launch = find_launch()
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+found = dict(config.to_toml_values(), rank=launch.rank, size=launch.size, gpus=gpus)
+print(json.dumps(found) + "\\n", end="", flush=True)
+"""
+"""A `dptrain train` that only reads its command line and says what it understood, in JSON."""
+
+
+def write_program(folder: Path, name: str, text: str) -> Path:
+    """An executable for `folder`, which is to stand on PATH; the folder."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text.replace("PYTHON", sys.executable))
+    path.chmod(0o755)
+    return folder

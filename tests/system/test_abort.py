@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,10 +140,8 @@ def test_a_good_run_says_nothing_and_leaves_nothing(temporary: Path) -> None:
     ended = _run(temporary, "nothing", "0")
     assert sorted(ended.output.split("\n")) == ["", "done 0", "done 1", "done 2"]
     assert ended.code == 0
-    deadline = time.monotonic() + LIMIT_S
-    while list(temporary.glob("dptrain-*")):
-        assert time.monotonic() < deadline, "the meeting place stays behind"
-        time.sleep(0.02)
+    # At once: batch systems kill whatever is still tidying up when the ranks have ended.
+    assert not list(temporary.glob("dptrain-*")), "the meeting place stays behind"
 
 
 def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> None:

