@@ -20,6 +20,7 @@ PACKAGES = (
     "cupy-cuda12x",
     "cupy-cuda13x",
     "llvmlite",
+    "jinja2",
     "matplotlib",
     "mpi4py",
     "mpich",

@@ -58,7 +58,11 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
             f"({roofs.how})"
         )
     timing, step = profile.timing_ms, profile.parts.total
-    found.append(f"timing itself: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step")
+    found.append(
+        f"timing itself: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step"
+        if timing
+        else "stages were timed in steps of their own, run in order, which do not count above"
+    )
     peak, total = profile.memory["peak"], profile.memory["total"]
     found.append(
         f"memory: {total / 1e6:,.1f} MB for parameters, gradients and buffers of a rank; the "

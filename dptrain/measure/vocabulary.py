@@ -62,7 +62,8 @@ PROFILE = (
     Word("step_times_ms", "ms", "Every step of `step_ms`, in order."),
     Word("images_per_s", "1/s", "Samples of a minibatch over the median step; in training, all "
          "samples over all steps so far."),
-    Word("timing_ms", "ms", "What the clock readings of a step take, timed alone."),
+    Word("timing_ms", "ms", "What the clock readings of a step take, timed alone; 0 on a "
+         "GPU, whose stages are timed in steps of their own."),
     Word("parts", "ms", "The mean step of all ranks taken apart: compute, data_wait, transfer, "
          "imbalance and other add up to it."),
     Word("stages", "", "Stages in the order of the plan."),
@@ -92,7 +93,8 @@ STAGE = (
     Word("time_ms", "ms", "Mean of the ranks in each step; its spread is over steps."),
     Word("slowest_ms", "ms", "Mean over steps of the rank with the largest one."),
     Word("slowest_rank", "1", "That rank."),
-    Word("share", "1", "Mean time over the mean step."),
+    Word("share", "1", "Mean time over the mean step, or on a GPU over all stages and sums one "
+         "after another, if those take longer."),
     Word("cumulative_share", "1", "Share of this and of all that take longer."),
     Word("flops", "1", "Floating-point operations a step and rank, a multiply-add being two, of "
          "the direct algorithm, whatever is used. In a trace: with the largest share of a "

@@ -332,7 +332,7 @@ def _record(
         step_ms=spread(slowest),
         step_times_ms=tuple(slowest.tolist()),
         images_per_s=samples / float(np.median(slowest)) * 1e3,
-        timing_ms=timing_cost_ms(job.plan.stages),
+        timing_ms=0.0 if job.replica.memory.asynchronous else timing_cost_ms(job.plan.stages),
         parts=measured.parts,
         stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),
         kinds=kind_profiles(job.plan, measured, roofs),
