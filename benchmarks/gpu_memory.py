@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Device, Function
 from dptrain.backends.cuda.launching import launch
+from dptrain.backends.replica import Replica
 from dptrain.network.zoo import network
 from dptrain.plan import SGD
 from dptrain.plan.plan import Stage, make_plan

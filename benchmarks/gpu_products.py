@@ -23,13 +23,13 @@ from unittest import mock
 import click
 import numpy as np
 
-from dptrain.backends.base import Kernel, Replica
 from dptrain.backends.cuda import weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tiles import Parts, Tile, Tiling, cut, tiles
+from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
 from dptrain.network.zoo import network

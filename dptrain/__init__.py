@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dptrain.api import compile as compile
-    from dptrain.backends.base import Replica as Replica
+    from dptrain.backends.replica import Replica as Replica
     from dptrain.data import open_data as open_data
     from dptrain.errors import UserError as UserError
     from dptrain.network.files import read_network as read_network
@@ -60,7 +60,7 @@ _HOMES = {
     "Network": "network",
     "Normal": "network",
     "ReLU": "network",
-    "Replica": "backends.base",
+    "Replica": "backends.replica",
     "Sigmoid": "network",
     "SigmoidBinaryCrossEntropy": "network",
     "SoftmaxCrossEntropy": "network",

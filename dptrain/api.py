@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dptrain.backends import load_backend
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.network.network import Network
 from dptrain.plan.optimizers import Optimizer
 from dptrain.plan.plan import make_plan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dptrain.errors import UserError, suggest
 
 if TYPE_CHECKING:
-    from dptrain.backends.base import Replica
+    from dptrain.backends.replica import Replica
     from dptrain.comm.base import GradientSum
     from dptrain.comm.world import World
     from dptrain.plan.buckets import Bucket

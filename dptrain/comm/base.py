@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import SUMS, Array, Device
+from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket

@@ -8,8 +8,8 @@ from __future__ import annotations
 import faulthandler
 from typing import Any, ClassVar
 
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.replica import Replica
 from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError

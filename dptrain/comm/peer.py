@@ -10,8 +10,8 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.replica import Replica
 from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError

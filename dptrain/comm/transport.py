@@ -13,7 +13,7 @@ from dptrain.comm.peer import peer_error
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
-    from dptrain.backends.base import Replica
+    from dptrain.backends.replica import Replica
     from dptrain.comm.world import World
 
 BUCKET_BYTES = {"peer": 256 << 10, "nccl": 1 << 20, "mpi": 1 << 20}

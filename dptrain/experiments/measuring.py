@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Backend, Replica
+from dptrain.backends.base import Backend
+from dptrain.backends.replica import Replica
 from dptrain.comm.none import NoSum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch

@@ -23,7 +23,7 @@ from dptrain.plan.plan import Plan, make_plan
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dptrain.backends.base import Replica
+    from dptrain.backends.replica import Replica
 
 FORWARD, BACKWARD, OTHER = "forward", "backward", ""
 """Directions of a row; loss and update have none."""

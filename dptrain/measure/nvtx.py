@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.errors import UserError
 from dptrain.measure.recorder import DATA_WAIT

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from dptrain.backends.base import Backend, Replica
+from dptrain.backends.base import Backend
 from dptrain.backends.memory import Memory
+from dptrain.backends.replica import Replica
 from dptrain.measure.profile import Roofs
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, sync, writing
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.data import open_data

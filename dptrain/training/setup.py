@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
-from dptrain.backends.base import Backend, Replica
+from dptrain.backends.base import Backend
+from dptrain.backends.replica import Replica
 from dptrain.comm import load_strategy
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World

@@ -18,7 +18,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.world import AgreedError
 from dptrain.data.loader import Batch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dptrain.api as api
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, load_strategy
 from dptrain.comm.world import World
 from dptrain.network import Dense, Network, ReLU

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import dptrain.api as api
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, load_strategy, nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World

@@ -13,8 +13,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 import dptrain.api as api
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, load_strategy, peer
 from dptrain.comm.enqueued import Shared
 from dptrain.comm.peer import Peers

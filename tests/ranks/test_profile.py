@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, peer
 from dptrain.comm.world import World
 from dptrain.config import load_config

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
+from dptrain.backends.base import Backend
 from dptrain.backends.cuda import operations, weighted
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
@@ -18,6 +18,7 @@ from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tails import TAILS
 from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.base import Arrays, Context, Kernel
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting

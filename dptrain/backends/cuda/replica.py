@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Backend, Listener, Replica
+from dptrain.backends.base import Backend
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
+from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase, Setting

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda import windows
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.tiles import Parts, Tiling, Work
@@ -18,6 +17,7 @@ from dptrain.backends.cuda.weighted import (
     pools_in_place,
 )
 from dptrain.backends.cuda.windows import Slide, View
+from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
 

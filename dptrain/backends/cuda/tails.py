@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.launching import THREADS, launch
 from dptrain.backends.cuda.operations import Dropping, Norm, Operation, Windows, argmax_dtype
 from dptrain.backends.cuda.tiles import WANTED_BLOCKS, ceil_div
+from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import BufferSpec, Group, Setting

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch_sum
@@ -16,6 +15,7 @@ from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
 from dptrain.backends.cuda.tiles import Tiling, choose, step
+from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.operations import Operation
 from dptrain.backends.cudnn.convolution import Convolution
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.backends.replica import Replica
 from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Group, Setting, Storage

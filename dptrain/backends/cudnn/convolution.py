@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.backends.base import Context, Kernel
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.launching import launch, launch_sum
 from dptrain.backends.cuda.operations import Kernels, Operation, vector
@@ -22,6 +21,7 @@ from dptrain.backends.cudnn.graphs import (
     problem_of,
 )
 from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 

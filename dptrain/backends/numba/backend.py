@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
+from dptrain.backends.base import Backend
 from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
 from dptrain.backends.numba.operations import Operation
 from dptrain.backends.numba.threads import Team
+from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Arrays, Context, Kernel
 from dptrain.backends.numba import dropout, elementwise, normalization, patches, pooling
 from dptrain.backends.numba.threads import Launch, Team
+from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import (
     Dropout,
     LocalResponseNorm,

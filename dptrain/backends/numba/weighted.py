@@ -8,7 +8,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Context, Kernel
 from dptrain.backends.numba import convolution, elementwise, matmul, tile_matmul
 from dptrain.backends.numba.operations import (
     DropoutMask,
@@ -18,6 +17,7 @@ from dptrain.backends.numba.operations import (
     pool_geometry,
 )
 from dptrain.backends.numba.ways import Shape, ways
+from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Arrays, Backend, Context, Kernel, Replica, segments
+from dptrain.backends.base import Backend
 from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
 from dptrain.plan.optimizers import SGD
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Arrays, Context, Kernel
+from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import compile
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.data.augmentation import Augmentation, centred
 from dptrain.data.stored import MemorySamples
 from dptrain.network import (

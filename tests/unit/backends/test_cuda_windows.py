@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.base import Replica
 from dptrain.backends.cuda import windows
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.windows import View, pixel_sums, slides
+from dptrain.backends.replica import Replica
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.network.zoo import network
 from tests.emulator.emulator import Emulator

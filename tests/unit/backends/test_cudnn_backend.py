@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from dptrain.api import compile
 from dptrain.backends import load_backend
-from dptrain.backends.base import Context
 from dptrain.backends.cudnn import library
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.backends.cudnn.convolution import Convolution
@@ -28,6 +27,7 @@ from dptrain.backends.cudnn.engines import MOST_WORKSPACE, Engines
 from dptrain.backends.cudnn.graphs import FORWARD, Problem, problem_of
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.backends.replica import Context
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError

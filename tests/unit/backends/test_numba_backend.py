@@ -16,8 +16,8 @@ from numba.core.runtime import _nrt_python, rtsys
 import dptrain
 import dptrain.backends.numba
 from dptrain.api import compile
-from dptrain.backends.base import Replica
 from dptrain.backends.numba.backend import NumbaBackend
+from dptrain.backends.replica import Replica
 from dptrain.network import (
     AveragePool2d,
     Constant,

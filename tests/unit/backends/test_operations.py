@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import dptrain.api
 from dptrain.backends import BACKENDS, load_backend
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.network import (
     LAYERS,
     LOSSES,

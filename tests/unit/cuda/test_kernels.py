@@ -16,10 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dptrain.backends.base import Context
 from dptrain.backends.cuda.geometry import FIXED, geometry
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.backends.replica import Context
 from dptrain.network import (
     AveragePool2d,
     Dropout,

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 import dptrain.api as api
-from dptrain.backends.base import Replica
 from dptrain.backends.memory import HostMemory
+from dptrain.backends.replica import Replica
 from dptrain.comm import load_strategy
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 import dptrain.api
-from dptrain.backends.base import Replica
+from dptrain.backends.replica import Replica
 from dptrain.errors import UserError
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan.optimizers import SGD, Adam, Optimizer
