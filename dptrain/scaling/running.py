@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -165,10 +167,12 @@ def _prepare(
     display: StudyDisplay, stop: StopRequest, times: Times,
 ) -> None:  # fmt: skip
     """One rank, a few steps, for every batch that a rank will have: compiles, and is timed."""
+    # Parts of one study run beside each other, perhaps on other machines.
+    own = folder / f"{PREPARE}-{socket.gethostname()}-{os.getpid()}"
     shapes = sorted({(task.point.threads, _local(task)) for task in tasks})
     for number, (threads, samples) in enumerate(shapes, 1):
         display.say_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
-        place = folder / PREPARE / f"t{threads}-b{samples}"
+        place = own / f"t{threads}-b{samples}"
         shutil.rmtree(place, ignore_errors=True)
         options = ["--steps", "3", "--skip", "1", "--no-roofs"]
         program = _program(design, samples, threads, options, place)
@@ -180,7 +184,7 @@ def _prepare(
         # The first one compiles; the last says what a start takes when that is done.
         times.start_s = max(wall_s - 4 * step_s, 0.0)
     with suppress(OSError):
-        shutil.rmtree(folder / PREPARE)
+        shutil.rmtree(own)
 
 
 def _launch(
