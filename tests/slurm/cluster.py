@@ -87,12 +87,12 @@ def _search_path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def until(true: Callable[[], bool], what: str, patience_s: float = _PATIENCE_S) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + patience_s
+def until(true: Callable[[], bool], what: str, *, every_s: float = 0.2) -> None:
+    """Wait for something to become true; asking Slurm too often takes time from its jobs."""
+    deadline = time.monotonic() + _PATIENCE_S
     while not true():
-        assert time.monotonic() < deadline, f"waited {patience_s:.0f} s in vain for {what}"
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, f"waited {_PATIENCE_S:.0f} s in vain for {what}"
+        time.sleep(every_s)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Cluster:
     def _cancel_all(self) -> None:
         self.run("scancel", "--user=root")
         with suppress(AssertionError):  # What does not want to end is killed with its node.
-            until(lambda: not self.run("squeue", "--noheader"), "an empty queue", 20)
+            until(lambda: not self.run("squeue", "--noheader"), "an empty queue")
 
     def environment(self, **variables: str) -> dict[str, str]:
         """This process's, with the cluster's in front; also for the jobs, which inherit it."""

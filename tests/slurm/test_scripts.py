@@ -68,7 +68,8 @@ def begin(cluster: Cluster, folder: Path, *options: str, launcher: str, **more: 
     """Submit requeue.sh and wait until it trains."""
     script = SCRIPTS / "requeue.sh"
     job = cluster.submit(*options, script, *TRAIN, folder=folder, LAUNCH=launcher, **more)
-    until(lambda: steps_made(run_of(job)) > 3 or job.state in ENDED, "the first steps")
+    run = run_of(job)
+    until(lambda: steps_made(run) > 3 or "error" in job.output, "the first steps", every_s=0.02)
     assert job.state == "RUNNING", job.output
     return job
 
