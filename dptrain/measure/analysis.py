@@ -92,14 +92,15 @@ class Measured:
     def parts(self) -> Parts:
         """Of the mean step of all ranks; their sum is that step."""
         step, compute = self.steps.mean(), self.compute.mean()
-        exposed, imbalance = self.exposed.mean(), self.imbalance.mean()
-        data_wait = self.column(DATA_WAIT, ordinary=True).mean()
-        # On a GPU, stages that run beside others take less together than one after another, and the
-        # host waits for data while the GPU is still at work.
+        # On a GPU times of stages and of sums come from steps of their own, run in order: what runs
+        # beside something else in an ordinary step is longer there, and the host waits for data
+        # while the GPU is still at work.
+        exposed = min(self.exposed.mean(), step)
+        imbalance = min(self.imbalance.mean(), exposed)
+        compute = min(compute, step - exposed)
         rest = step - compute - exposed
-        compute += min(rest, 0.0)
-        data_wait = min(data_wait, max(rest, 0.0))
-        other = max(rest, 0.0) - data_wait
+        data_wait = min(self.column(DATA_WAIT, ordinary=True).mean(), rest)
+        other = rest - data_wait
         found = (compute, data_wait, exposed - imbalance, imbalance, other)
         return Parts(*(float(value) for value in found))
 
