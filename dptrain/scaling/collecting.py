@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dptrain.errors import UserError
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHES, PROFILE, launch_facts
+from dptrain.scaling.design import LAUNCHES, PREPARE, PROFILE, launch_facts
 from dptrain.scaling.load import is_loud
 from dptrain.scaling.points import Measured
 
@@ -66,7 +66,9 @@ def _profiles(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"--collect {folder}: no such folder")
     inside = folder / LAUNCHES
-    return list((inside if inside.is_dir() else folder).rglob(PROFILE))
+    found = (inside if inside.is_dir() else folder).rglob(PROFILE)
+    # What a study that was killed leaves of its preparation is no launch.
+    return [path for path in found if not path.parents[1].name.startswith(PREPARE)]
 
 
 def _about_load(loads: Sequence[float | None]) -> list[str]:

@@ -15,8 +15,8 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, writing
 from dptrain.scaling.study import WEAK
 
-DESIGN, LAUNCHES, PROFILE, LOG, LAUNCHED = (
-    "scale.json", "launches", "profile.json", "log.txt", "launch.json",
+DESIGN, LAUNCHES, PREPARE, PROFILE, LOG, LAUNCHED = (
+    "scale.json", "launches", "prepare-", "profile.json", "log.txt", "launch.json",
 )  # fmt: skip
 VERSION = 1
 

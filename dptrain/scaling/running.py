@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.measure.environment import available_cores
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHED, LOG, PROFILE, Design, Task, launch_facts
+from dptrain.scaling.design import LAUNCHED, LOG, PREPARE, PROFILE, Design, Task, launch_facts
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
 from dptrain.scaling.load import Clock, cores_of_others, is_loud
@@ -32,7 +32,6 @@ from dptrain.scaling.points import refuse_small_data
 POLL_S = 0.1
 SKIPPED = 5
 """Steps before the clock counts."""
-PREPARE = "prepare"
 TRACED_RANKS = 64
 """Most of a launch that leaves a trace, which has a few hundred kilobytes a rank."""
 
@@ -167,24 +166,34 @@ def _prepare(
     display: StudyDisplay, stop: StopRequest, times: Times,
 ) -> None:  # fmt: skip
     """One rank, a few steps, for every batch that a rank will have: compiles, and is timed."""
-    # Parts of one study run beside each other, perhaps on other machines.
-    own = folder / f"{PREPARE}-{socket.gethostname()}-{os.getpid()}"
+    # Parts of one study run beside each other, perhaps on other machines: each has its own place.
+    own = folder / f"{PREPARE}{socket.gethostname()}-{os.getpid()}"
     shapes = sorted({(task.point.threads, _local(task)) for task in tasks})
-    for number, (threads, samples) in enumerate(shapes, 1):
-        display.say_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
-        place = own / f"t{threads}-b{samples}"
+    with _removed_unless_failed(own):
+        for number, (threads, samples) in enumerate(shapes, 1):
+            display.say_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
+            place = own / f"t{threads}-b{samples}"
+            options = ["--steps", "3", "--skip", "1", "--no-roofs"]
+            program = _program(design, samples, threads, options, place)
+            begin = time.monotonic()
+            _run(launcher.command(1, threads, program), place, "preparing", stop, display)
+            wall_s = time.monotonic() - begin
+            step_s = Profile.read(place / PROFILE).step_ms.median / 1e3
+            times.sample_s[threads, samples] = step_s
+            # The first one compiles; the last says what a start takes when that is done.
+            times.start_s = max(wall_s - 4 * step_s, 0.0)
+
+
+@contextmanager
+def _removed_unless_failed(place: Path) -> Iterator[None]:
+    """A folder that goes when the block ends, unless a launch failed: its log says why."""
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        yield
+    except Stopped:
         shutil.rmtree(place, ignore_errors=True)
-        options = ["--steps", "3", "--skip", "1", "--no-roofs"]
-        program = _program(design, samples, threads, options, place)
-        begin = time.monotonic()
-        _run(launcher.command(1, threads, program), place, "preparing", stop, display)
-        wall_s = time.monotonic() - begin
-        step_s = Profile.read(place / PROFILE).step_ms.median / 1e3
-        times.sample_s[threads, samples] = step_s
-        # The first one compiles; the last says what a start takes when that is done.
-        times.start_s = max(wall_s - 4 * step_s, 0.0)
-    with suppress(OSError):
-        shutil.rmtree(own)
+        raise
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _launch(

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def test_a_study_from_command_to_files(capsys: pytest.CaptureFixture[str]) -> No
     words = shlex.split(study.commands["strong-r2-t1"])
     assert words[: len(shlex.split(LAUNCHER)) + 2] == [*shlex.split(LAUNCHER), "-n", "2"]
     assert "profile" in words
-    assert not Path("study/prepare").exists()
+    assert not list(Path("study").glob("prepare*"))
     for name in ("points.csv", "launches.csv", "fits.csv"):
         assert (Path("study") / name).exists()
 
@@ -148,6 +149,27 @@ def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) 
     assert scale("--part", "2/2") == 0
     assert run(["scale", "--collect", "study"], speaks=True) == 0
     assert len(Study.read(Path("study/study.json")).points) == 4
+
+
+def test_parts_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, launcher = begin(monkeypatch, hang="t1-b", part="1/2")
+    monkeypatch.delenv("FAKE_HANG")
+    assert scale("--part", "2/2") == 0
+    assert len(list(Path("study").glob("prepare*/**/log.txt"))) == 1  # The first one's, untouched.
+    first.kill()
+    first.communicate(timeout=30)
+    assert ends(launcher)
+
+
+def test_what_was_prepared_is_no_launch() -> None:
+    assert scale("--launches", "1") == 0
+    for place in ("prepare-a-1/t1-b32", "begun/prepare-a-1/t1-b32"):
+        Path("study", place).mkdir(parents=True)
+        shutil.copy("study/launches/weak-r1-t1-1/profile.json", Path("study", place))
+    arguments = ["scale", "--collect", "study", "--collect", "study/begun", "--output", "all"]
+    assert run(arguments, speaks=True) == 0
+    points = Study.read(Path("all/study.json")).points
+    assert all(len(point.launches) == 1 for point in points)
 
 
 def test_collected_studies_lie_apart_from_their_launches() -> None:
@@ -228,13 +250,15 @@ def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
 
-def begin(monkeypatch: pytest.MonkeyPatch) -> tuple[subprocess.Popen[str], int]:
-    """A study whose second round hangs: its process, and that of the launcher."""
-    monkeypatch.setenv("FAKE_HANG", "t1-2")
+def begin(
+    monkeypatch: pytest.MonkeyPatch, hang: str = "t1-2", part: str = "1/1"
+) -> tuple[subprocess.Popen[str], int]:
+    """A study that hangs, in its second round: its process, and that of the launcher."""
+    monkeypatch.setenv("FAKE_HANG", hang)
     monkeypatch.setenv("FAKE_PID", str(Path("pid").absolute()))
     command = [
         sys.executable, "-m", "dptrain", "scale", "--output", "study", "--ranks", "1,2",
-        "--launches", "2", "--launcher", LAUNCHER,
+        "--launches", "2", "--launcher", LAUNCHER, "--part", part,
     ]  # fmt: skip
     study = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 60
