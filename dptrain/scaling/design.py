@@ -117,7 +117,9 @@ class Design:
         return found
 
     def keep(self, folder: Path) -> None:
-        """Write ``scale.json`` where there is none; several that begin at once agree on one.
+        """Write ``scale.json`` where there is none, or one with fewer launches.
+
+        Several that begin at once agree on one.
 
         Raises:
             UserError: it cannot be written.
@@ -130,7 +132,9 @@ class Design:
             try:
                 os.link(partial, path)
             except FileExistsError:
-                pass
+                kept = Design.read(folder)
+                if kept is not None and kept.launches < self.launches:
+                    partial.replace(path)
             except OSError:  # A file system without links.
                 partial.replace(path)
             finally:
@@ -164,6 +168,11 @@ class Design:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is damaged ({error}); choose another --output") from None
+
+
+def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
+    """Launches that have no profile yet, in order."""
+    return [task for task in tasks if not (folder / task.folder / PROFILE).is_file()]
 
 
 def launch_facts(place: Path) -> dict[str, Any]:

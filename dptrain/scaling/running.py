@@ -23,7 +23,16 @@ from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.measure.environment import available_cores
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHED, LOG, PREPARE, PROFILE, Design, Task, launch_facts
+from dptrain.scaling.design import (
+    LAUNCHED,
+    LOG,
+    PREPARE,
+    PROFILE,
+    Design,
+    Task,
+    launch_facts,
+    unfinished,
+)
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
 from dptrain.scaling.load import Clock, cores_of_others, is_loud
@@ -79,11 +88,6 @@ class Times:
 
 def _local(task: Task) -> int:
     return -(-task.point.batch_size // task.point.ranks)
-
-
-def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Launches that have no profile yet, in order."""
-    return [task for task in tasks if not (folder / task.folder / PROFILE).is_file()]
 
 
 def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:

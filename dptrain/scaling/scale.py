@@ -9,12 +9,12 @@ from pathlib import Path
 from dptrain.errors import UserError, suggest
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
-from dptrain.scaling.design import Design, Task
+from dptrain.scaling.design import Design, Task, unfinished
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
 from dptrain.scaling.report.files import write_report
-from dptrain.scaling.running import run_tasks, unfinished
+from dptrain.scaling.running import run_tasks
 from dptrain.scaling.study import Study
 
 

@@ -75,6 +75,14 @@ def test_a_design_is_read_as_it_was_kept_and_the_first_one_stays(tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == ["scale.json"]
 
 
+def test_a_study_with_more_launches_goes_on_with_all_of_them(tmp_path: Path) -> None:
+    DESIGN.keep(tmp_path)
+    more = replace(DESIGN, launches=DESIGN.launches + 2)
+    more.keep(tmp_path)
+    DESIGN.keep(tmp_path)
+    assert Design.read(tmp_path) == more
+
+
 def test_what_is_no_study_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty and no study"):
