@@ -10,7 +10,15 @@ from pathlib import Path
 
 from dptrain.errors import UserError
 from dptrain.measure.profile import Profile
-from dptrain.scaling.design import LAUNCHES, PREPARE, PROFILE, launch_facts
+from dptrain.scaling.design import (
+    DESIGN,
+    LAUNCHES,
+    PREPARE,
+    PROFILE,
+    Design,
+    launch_facts,
+    unfinished,
+)
 from dptrain.scaling.load import is_loud
 from dptrain.scaling.points import Measured
 
@@ -59,7 +67,8 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
         words = facts.get("command") or profile.environment.get("command") or []
         commands[folder] = shlex.join(map(str, words))
     loads = [facts.get("other_cores") for *_, facts in found]
-    return Collected(tuple(launches), commands, tuple(_about_load(loads)))
+    notes = [*_about_missing(folders), *_about_load(loads)]
+    return Collected(tuple(launches), commands, tuple(notes))
 
 
 def _profiles(folder: Path) -> list[Path]:
@@ -69,6 +78,23 @@ def _profiles(folder: Path) -> list[Path]:
     found = (inside if inside.is_dir() else folder).rglob(PROFILE)
     # What a study that was killed leaves of its preparation is no launch.
     return [path for path in found if not path.parents[1].name.startswith(PREPARE)]
+
+
+def _about_missing(folders: Sequence[Path]) -> list[str]:
+    """Launches that a study has asked for and that nobody has finished."""
+    found = []
+    for folder in folders:
+        if not (folder / DESIGN).exists():
+            continue
+        design = Design.read(folder)
+        assert design is not None
+        tasks = design.tasks()
+        if missing := len(unfinished(folder, tasks)):
+            found.append(
+                f"{missing} of {len(tasks)} launches are missing in {folder}; go on with: "
+                f"dptrain scale --output {shlex.quote(str(folder))}"
+            )
+    return found
 
 
 def _about_load(loads: Sequence[float | None]) -> list[str]:

@@ -146,9 +146,14 @@ def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) 
     assert "3 of 6 launches are made; when all are: dptrain scale --collect study" in (
         capsys.readouterr().out
     )
+    assert run(["scale", "--collect", "study"], speaks=True) == 0
+    missing = "3 of 6 launches are missing in study; go on with: dptrain scale --output study"
+    assert missing in Study.read(Path("study/study.json")).notes
     assert scale("--part", "2/2") == 0
     assert run(["scale", "--collect", "study"], speaks=True) == 0
-    assert len(Study.read(Path("study/study.json")).points) == 4
+    study = Study.read(Path("study/study.json"))
+    assert len(study.points) == 4
+    assert not any("missing" in note for note in study.notes)
 
 
 def test_parts_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
