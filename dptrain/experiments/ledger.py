@@ -47,7 +47,8 @@ class Ledger:
                 out.
 
         Raises:
-            UserError: another question is being answered there; the message says what differs.
+            UserError: another question is being answered there, and the message says what differs;
+                or a file of these names lies there that no experiment has left.
         """
         path = folder / f"{name}.json"
         # As JSON has it: lists, no tuples.
@@ -57,6 +58,7 @@ class Ledger:
         if path.exists():
             _refuse_other(path, asked)
         else:
+            _refuse_foreign(folder, name)
             write_whole(path, dump_json(asked, indent=1) + "\n", OUTPUT)
         return cls(folder, MetricsFile(folder / f"{name}.jsonl"))
 
@@ -81,6 +83,14 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     writer.writerows(records)
     write_whole(path, lines.getvalue(), OUTPUT)
     return path
+
+
+def _refuse_foreign(folder: Path, name: str) -> None:
+    for path in sorted(folder.glob(f"{name}.*")):
+        raise UserError(
+            f"{path} is there, but no {name}.json that says what it is of; it is not overwritten: "
+            f"choose another {OUTPUT}"
+        )
 
 
 def _refuse_other(path: Path, asked: Mapping[str, Any]) -> None:

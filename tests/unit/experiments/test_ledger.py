@@ -44,6 +44,13 @@ def test_another_question_is_refused_in_one_line(tmp_path: Path) -> None:
         Ledger.open(tmp_path, "bench", {**QUESTION, "memory": 5})
 
 
+def test_what_no_experiment_has_left_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "bench.csv").write_text("mine")
+    with pytest.raises(UserError, match=r"bench.csv is there.* choose another --output"):
+        Ledger.open(tmp_path, "bench", QUESTION)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.csv"]
+
+
 def test_a_file_that_is_no_question_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text("[1]")
     with pytest.raises(UserError, match="choose another --output"):
