@@ -222,7 +222,10 @@ class Profile:
             values = parse_json(path.read_bytes())
             found = values.pop("version")
             if found == VERSION:
-                return cls._from(values)
+                read = cls._from(values)
+                if not (read.stages and read.kinds and read.ranks):
+                    raise ValueError("no stage or no rank")
+                return read
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

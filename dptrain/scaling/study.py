@@ -199,7 +199,10 @@ class Study:
             values = parse_json(path.read_bytes())
             found = values.pop("version")
             if found == VERSION:
-                return cls._from(values)
+                read = cls._from(values)
+                if not read.points or not all(point.launches for point in read.points):
+                    raise ValueError("no point or no launch")
+                return read
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -97,6 +97,10 @@ def test_json_gives_back_the_same_profile(measured: Profile, tmp_path: Path) -> 
     (tmp_path / "other.json").write_text('{"version": 1, "job": {}}')
     with pytest.raises(UserError, match="is no profile"):
         Profile.read(tmp_path / "other.json")
+    values |= {"version": 1, "stages": []}
+    (tmp_path / "empty.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="is no profile"):
+        Profile.read(tmp_path / "empty.json")
     with pytest.raises(UserError, match="cannot read"):
         Profile.read(tmp_path / "none.json")
 

@@ -94,6 +94,12 @@ def test_a_study_may_come_without_its_profiles(folder: Path, tmp_path: Path) -> 
     assert "Weak scaling" in text
 
 
+def test_a_study_without_points_is_refused(folder: Path, tmp_path: Path) -> None:
+    replace(Study.read(folder / "study.json"), points=()).write(tmp_path / "study.json")
+    with pytest.raises(UserError, match="is no study"):
+        write_report(tmp_path)
+
+
 def test_names_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
     study = Study.read(folder / "study.json")
     job = {key: HOSTILE if isinstance(value, str) else value for key, value in study.job.items()}
