@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 PLAIN_WIDTH = 100
+NARROWEST = 60
+"""Columns of the narrowest terminal that is written for."""
 
 
 def _launcher() -> int | None:
@@ -68,5 +70,9 @@ def make_console(*, errors: bool = False) -> Console:
             width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False, stderr=errors
         )
     return Console(
-        width=max(width, 60), force_terminal=True, highlight=False, markup=False, stderr=errors
+        width=max(width, NARROWEST),
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+        stderr=errors,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.console import NARROWEST
 from dptrain.measure.profile import Parts, StageProfile
 from dptrain.plan.lowering import Phase
 
@@ -16,8 +17,12 @@ def plain_table(title: str) -> Table:
     """An empty table in the style of all reports."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    line = Text(title, style="bold")
+    if len(title) <= NARROWEST:  # Columns may be narrower still; its line need not.
+        line.no_wrap, line.overflow = True, "ignore"
+    return Table(title=line, title_justify="left", box=box.SIMPLE_HEAD)
 
 
 def fitted_table(

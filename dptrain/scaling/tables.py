@@ -75,7 +75,12 @@ def _heading(study: Study) -> str:
     shared = {launch.folder for point in study.points for launch in point.launches}
     words = [str(job[key]) for key in ("network", "backend", "precision", "strategy") if key in job]
     where = f"{environment['cpu']}, " if "cpu" in environment else ""
-    return f"{', '.join(words)} on {where}{len(shared)} launches of {len(study.points)} points"
+    launches, points = _count(len(shared), "launch", "es"), _count(len(study.points), "point", "s")
+    return f"{', '.join(words)} on {where}{launches} of {points}"
+
+
+def _count(number: int, noun: str, ending: str) -> str:
+    return f"{number} {noun}{ending * (number != 1)}"
 
 
 def series_name(of: Fit | Forecast) -> str:
