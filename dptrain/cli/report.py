@@ -10,7 +10,7 @@ from dptrain.cli.common import EXISTING, examples
 
 
 @click.command(
-    short_help="Write the report of a study or a profile again.",
+    short_help="Write the report of a study or a profile.",
     epilog=examples(
         "dptrain report STUDY_DIR                 # what dptrain scale measured",
         "dptrain report PROFILE_DIR               # what dptrain profile --output measured",
