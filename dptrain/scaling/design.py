@@ -19,6 +19,7 @@ DESIGN, LAUNCHES, PREPARE, PROFILE, LOG, LAUNCHED = (
     "scale.json", "launches", "prepare-", "profile.json", "log.txt", "launch.json",
 )  # fmt: skip
 VERSION = 1
+_PARTIAL = f".{DESIGN}."
 
 
 @dataclass(frozen=True)
@@ -124,21 +125,27 @@ class Design:
         Raises:
             UserError: it cannot be written.
         """
-        path = folder / DESIGN
-        partial = folder / f".{DESIGN}.{os.getpid()}"
+        path, partial = folder / DESIGN, folder / f"{_PARTIAL}{os.getpid()}"
         with writing(path, "--output"):
             folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text(dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
             try:
-                os.link(partial, path)
-            except FileExistsError:
-                kept = Design.read(folder)
+                partial.write_text(dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+                kept = self._link(partial, path)
                 if kept is not None and kept.launches < self.launches:
                     partial.replace(path)
-            except OSError:  # A file system without links.
-                partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
+
+    @staticmethod
+    def _link(partial: Path, path: Path) -> Design | None:
+        """Call a file by its name; what has that name already, if there is something."""
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return Design.read(path.parent)
+        except OSError:  # A file system without links.
+            partial.replace(path)
+        return None
 
     def taking(self, other: Design, names: Sequence[str]) -> Design:
         """This one, with the fields `names` of another."""
@@ -154,7 +161,7 @@ class Design:
         path = folder / DESIGN
         try:
             if not path.exists():
-                if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                if folder.exists() and (not folder.is_dir() or _holds_something(folder)):
                     raise UserError(f"{folder} is not empty and no study; choose another --output")
                 return None
             values = parse_json(path.read_bytes())
@@ -168,6 +175,11 @@ class Design:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{path} is damaged ({error}); choose another --output") from None
+
+
+def _holds_something(folder: Path) -> bool:
+    """Whether there is more than what another process, which begins just now, is about to name."""
+    return not all(path.name.startswith(_PARTIAL) for path in folder.iterdir())
 
 
 def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:

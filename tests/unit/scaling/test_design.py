@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,24 @@ def test_a_study_with_more_launches_goes_on_with_all_of_them(tmp_path: Path) -> 
     more.keep(tmp_path)
     DESIGN.keep(tmp_path)
     assert Design.read(tmp_path) == more
+
+
+def test_a_study_that_another_process_begins_just_now_is_no_stranger(tmp_path: Path) -> None:
+    (tmp_path / ".scale.json.17").touch()
+    assert Design.read(tmp_path) is None
+
+
+def test_where_there_is_no_room_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(UserError, match="No space left"):
+        DESIGN.keep(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_study_is_left_alone(tmp_path: Path) -> None:
