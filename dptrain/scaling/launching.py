@@ -39,6 +39,14 @@ class Launcher:
         """Whether it is Slurm's."""
         return Path(self.words[0]).name == "srun"
 
+    @property
+    def starts_here(self) -> bool:
+        """Whether ranks come from this process, so that their time can be told from others'.
+
+        Those of Slurm come from its daemons, where mpirun was asked for them, too.
+        """
+        return not self.is_srun and "SLURM_JOB_ID" not in os.environ
+
     def command(self, ranks: int, threads: int, program: Sequence[str]) -> list[str]:
         """The whole command, as an argument list."""
         extra: list[str] = []

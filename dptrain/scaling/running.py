@@ -210,7 +210,8 @@ def _launch(
     before, begin = Clock.now(), time.monotonic()
     began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     _run(command, place, f"launch {place.name} of {point.ranks} ranks", stop, display)
-    wall_s, others = time.monotonic() - begin, cores_of_others(before)
+    wall_s = time.monotonic() - begin
+    others = cores_of_others(before) if launcher.starts_here else None
     facts = {"command": command, "began": began, "wall_s": wall_s, "other_cores": others}
     write_whole(place / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
     refuse_small_data(task.folder, Profile.read(place / PROFILE))

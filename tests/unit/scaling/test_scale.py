@@ -38,7 +38,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Path) -> None:
     for name in list(os.environ):
-        if name.startswith(("DPTRAIN_", "FAKE_", "PMI_", "OMPI_")):
+        if name.startswith(("DPTRAIN_", "FAKE_", "PMI_", "OMPI_", "SLURM_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FAKE_PROFILES", str(profiles))
@@ -76,6 +76,21 @@ def test_a_study_from_command_to_files(capsys: pytest.CaptureFixture[str]) -> No
     assert not list(Path("study").glob("prepare*"))
     for name in ("points.csv", "launches.csv", "fits.csv"):
         assert (Path("study") / name).exists()
+
+
+def test_ranks_that_slurm_starts_are_no_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dptrain.scaling.running.cores_of_others", lambda before: 2.0)
+
+    def others(point: str) -> float | None:
+        assert scale("--launches", "1", "--only", point) == 0
+        value: float | None = json.loads(Path(f"study/launches/{point}-1/launch.json").read_text())[
+            "other_cores"
+        ]
+        return value
+
+    assert others("weak-r1-t1") == 2.0
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert others("weak-r2-t1") is None
 
 
 def test_json_is_the_record_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
