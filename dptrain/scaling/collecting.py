@@ -84,10 +84,12 @@ def _about_missing(folders: Sequence[Path]) -> list[str]:
     """Launches that a study has asked for and that nobody has finished."""
     found = []
     for folder in folders:
-        if not (folder / DESIGN).exists():
+        try:
+            design = Design.read(folder) if (folder / DESIGN).exists() else None
+        except UserError:  # What is finished needs no plan.
+            design = None
+        if design is None:
             continue
-        design = Design.read(folder)
-        assert design is not None
         tasks = design.tasks()
         if missing := len(unfinished(folder, tasks)):
             found.append(

@@ -187,13 +187,18 @@ def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
     return [task for task in tasks if not (folder / task.folder / PROFILE).is_file()]
 
 
+_FACTS: Mapping[str, tuple[type, ...]] = {
+    "command": (list,), "began": (str,), "wall_s": (int, float), "other_cores": (int, float),
+}  # fmt: skip
+
+
 def launch_facts(place: Path) -> dict[str, Any]:
     """What was noted of a launch: command, begin, seconds; nothing if somebody else made it."""
     try:
-        facts = parse_json((place / LAUNCHED).read_bytes())
-    except (OSError, ValueError):
+        facts = dict(parse_json((place / LAUNCHED).read_bytes()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return {name: value for name, value in facts.items() if isinstance(value, _FACTS.get(name, ()))}
 
 
 def new_folder(network: str) -> Path:

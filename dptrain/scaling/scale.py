@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import UserError, suggest
+from dptrain.files import writing
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.collecting import collect
 from dptrain.scaling.design import Design, Task, unfinished
@@ -87,7 +88,8 @@ def conclude_study(folders: Sequence[Path], output: Path) -> Study:
     """
     found = collect(folders, output)
     study = analyse(found.launches, commands=found.commands, notes=found.notes)
-    output.mkdir(parents=True, exist_ok=True)
+    with writing(output, "--output"):
+        output.mkdir(parents=True, exist_ok=True)
     write_study(study, output)
     write_report(output)
     return study

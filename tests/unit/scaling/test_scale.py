@@ -192,6 +192,25 @@ def test_what_was_prepared_is_no_launch() -> None:
     assert all(len(point.launches) == 1 for point in points)
 
 
+def test_a_study_is_collected_whatever_lies_beside_its_profiles() -> None:
+    assert scale("--launches", "1") == 0
+    Path("study/launches/weak-r1-t1-1/launch.json").write_text('[1, "x"]')
+    Path("study/launches/weak-r2-t1-1/launch.json").write_text('{"command": 3, "began": 1}')
+    Path("study/scale.json").write_text("{")
+    assert run(["scale", "--collect", "study", "--output", "all"], speaks=True) == 0
+    assert len(Study.read(Path("all/study.json")).points) == 4
+
+
+def test_a_file_in_the_place_of_the_study_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--launches", "1") == 0
+    Path("file").touch()
+    capsys.readouterr()
+    assert run(["scale", "--collect", "study", "--output", "file"], speaks=True) == 2
+    said = capsys.readouterr().err
+    assert "cannot write file" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_collected_studies_lie_apart_from_their_launches() -> None:
     assert scale() == 0
     Path("one").mkdir()
