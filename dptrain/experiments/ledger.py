@@ -48,7 +48,7 @@ class Ledger:
 
         Raises:
             UserError: another question is being answered there, and the message says what differs;
-                or a file of these names lies there that no experiment has left.
+                or `folder` holds something else.
         """
         path = folder / f"{name}.json"
         # As JSON has it: lists, no tuples.
@@ -58,7 +58,8 @@ class Ledger:
         if path.exists():
             _refuse_other(path, asked)
         else:
-            _refuse_foreign(folder, name)
+            with writing(folder, OUTPUT):
+                _refuse_foreign(folder, name)
             write_whole(path, dump_json(asked, indent=1) + "\n", OUTPUT)
         return cls(folder, MetricsFile(folder / f"{name}.jsonl"))
 
@@ -86,10 +87,11 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def _refuse_foreign(folder: Path, name: str) -> None:
-    for path in sorted(folder.glob(f"{name}.*")):
+    """Hidden files do not count: network disks leave some."""
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(
-            f"{path} is there, but no {name}.json that says what it is of; it is not overwritten: "
-            f"choose another {OUTPUT}"
+            f"{folder} is not empty and has no {name}.json; nothing is overwritten: choose another "
+            f"{OUTPUT}"
         )
 
 

@@ -23,7 +23,8 @@ def claim(folder: Path) -> None:
     """Make the folder of a profile that is still to be measured.
 
     Raises:
-        UserError: it holds a profile, which is not overwritten, or it cannot be made.
+        UserError: it holds a profile or a file of its names, which are not overwritten, or it
+            cannot be made.
     """
     if (folder / PROFILE).exists():
         raise UserError(
@@ -31,6 +32,12 @@ def claim(folder: Path) -> None:
         )
     with writing(folder, FLAG):
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (STAGES, KINDS, RANKS, TRACE):
+            if (folder / name).exists():
+                raise UserError(
+                    f"{folder / name} is there without a {PROFILE}, and is not overwritten; remove "
+                    f"it, or choose another {FLAG}"
+                )
 
 
 def write_profile(profile: Profile, folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_another_question_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_what_no_experiment_has_left_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bench.csv").write_text("mine")
-    with pytest.raises(UserError, match=r"bench.csv is there.* choose another --output"):
+    with pytest.raises(UserError, match=r"not empty and has no bench.json.* --output"):
         Ledger.open(tmp_path, "bench", QUESTION)
     assert [path.name for path in tmp_path.iterdir()] == ["bench.csv"]
 

@@ -17,7 +17,7 @@ from dptrain.errors import UserError
 from dptrain.files import parse_json
 from dptrain.measure import profile_tables
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
-from dptrain.measure.profile_files import csv_text
+from dptrain.measure.profile_files import claim, csv_text
 from dptrain.measure.vocabulary import SECTIONS, find_word, vocabulary_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling import ProfileOptions, profile
@@ -199,5 +199,9 @@ def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "p").iterdir()} == {
         "profile.json", "profile.csv", "kinds.csv", "ranks.csv",
     }  # fmt: skip
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/kinds.csv").write_text("of something else")
+    with pytest.raises(UserError, match=r"kinds\.csv is there without a profile\.json"):
+        claim(tmp_path / "other")
     with pytest.raises(UserError, match="holds a profile already"):
         measure("reference", output=tmp_path / "p")
