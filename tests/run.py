@@ -40,8 +40,9 @@ QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
 
-EMULATED = "cuda or cudnn"
-"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one."""
+EMULATED = "(cuda or cudnn) and not nvrtc"
+"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one; those
+that only compile leave more to the other process, so that both take as long."""
 
 BESIDE = ("unit", "emulator")
 """Suites of one process each, which share the cores."""
