@@ -41,8 +41,8 @@ QUIET = ("-p", "no:terminal")
 
 
 EMULATED = "(cuda or cudnn) and not nvrtc"
-"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one; those
-that only compile leave more to the other process, so that both take as long."""
+"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
+Those that only compile are left to the other process, so that both take as long."""
 
 BESIDE = ("unit", "emulator")
 """Suites of one process each, which share the cores."""
