@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 
 from dptrain.comm.world import World
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each rank temporary folders of its own.
+
+    Ranks that removed the folders of earlier runs together would be in each other's way.
+    """
+    if config.option.basetemp is None:
+        folder = tempfile.TemporaryDirectory(prefix="dptrain-rank-")
+        config.add_cleanup(folder.cleanup)
+        config.option.basetemp = folder.name
 
 
 @pytest.fixture(scope="session")
