@@ -201,10 +201,9 @@ def _refuse_taken(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir()):
-        raise UserError(
-            f"run directory {path} is not empty; go on with that run by --resume, "
-            "or choose another --run-dir"
-        )
+        advice = "go on with that run by --resume, or " if (path / CONFIG).exists() else ""
+        found = "is not empty" if advice else "is not empty and holds no run"
+        raise UserError(f"run directory {path} {found}; {advice}choose another --run-dir")
 
 
 def _myself() -> str:

@@ -80,8 +80,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     make(full)
     note = tmp_path / "note"
     note.write_text("mine")
-    for path in (full, note):
-        with pytest.raises(UserError, match=r"--resume.*another --run-dir") as info:
+    for path, advice in ((full, "--resume.*another --run-dir"), (note, "another --run-dir")):
+        with pytest.raises(UserError, match=advice) as info:
             RunDirectory.create(path, network="model0", data="digits", now=NOW)
         one_line(str(info.value))
     assert note.read_text() == "mine"
@@ -204,3 +204,12 @@ def test_a_directory_that_went_away_is_one_line(tmp_path: Path) -> None:
     shutil.rmtree(run.path)
     with pytest.raises(UserError, match=r"cannot write .*No such file"):
         run.write_summary({})
+
+
+def test_a_folder_without_a_run_is_not_advised_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"is not empty and holds no run; choose another --run-dir"):
+        RunDirectory.create(tmp_path, network="model0", data="digits", now=datetime.now())
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(UserError, match="go on with that run by --resume"):
+        RunDirectory.create(tmp_path, network="model0", data="digits", now=datetime.now())
