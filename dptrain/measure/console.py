@@ -10,15 +10,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 PLAIN_WIDTH = 100
 NARROWEST = 60
 """Columns of the narrowest terminal that is written for."""
+
+V = TypeVar("V", bound="Voice")
 
 
 def _launcher() -> int | None:
@@ -76,3 +81,53 @@ def make_console(*, errors: bool = False) -> Console:
         markup=False,
         stderr=errors,
     )
+
+
+class Voice:
+    """What a person sees while something takes long: lines, and on a terminal a bar below them.
+
+    Use it as a context manager; subclasses say what the bar shows. It is drawn only when it is told
+    to: a thread that draws would take a core from what is timed.
+
+    Args:
+        console: None: nothing is said.
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self: V) -> V:
+        if self._console is not None and self._console.is_terminal:
+            from rich.progress import Progress
+
+            self._bar = Progress(
+                *self._columns(), console=self._console, transient=True, auto_refresh=False
+            )
+            self._bar.start()
+            self._task = self._begin(self._bar)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, what: str | Table) -> None:
+        """Print a line, which is never cut, or a table, above the bar."""
+        if self._console is not None:
+            self._console.print(what, soft_wrap=isinstance(what, str))
+
+    def _columns(self) -> list[ProgressColumn]:
+        """Of the bar."""
+        raise NotImplementedError
+
+    def _begin(self, bar: Progress) -> Any:
+        """The bar's task."""
+        raise NotImplementedError

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.console import make_console
+from dptrain.measure.console import Voice, make_console
 from dptrain.scaling.design import Task
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress, ProgressColumn
 
 LINE_EVERY_S = 10.0
 """Where there is no terminal, seconds between lines."""
@@ -28,7 +26,7 @@ def time_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-class StudyDisplay:
+class StudyDisplay(Voice):
     """A bar on a terminal, a line now and then elsewhere.
 
     Args:
@@ -36,44 +34,23 @@ class StudyDisplay:
     """
 
     def __init__(self, *, errors: bool = False) -> None:
-        self._console: Console = make_console(errors=errors)
-        self._bar: Bar | None = None
-        self._task: Any = None
+        super().__init__(make_console(errors=errors))
         self._said = 0.0
         self._left_s, self._left_at = 0.0, monotonic()
         self._what, self._done, self._total = "", 0, 0
 
-    def __enter__(self) -> StudyDisplay:
-        if self._console.is_terminal:
-            from rich.progress import BarColumn, SpinnerColumn, TextColumn
-            from rich.progress import Progress as Bar
+    def _columns(self) -> list[ProgressColumn]:
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
 
-            self._bar = Bar(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[facts]}"),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=None, facts="")
-        return self
+        return [
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[facts]}"),
+        ]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, soft_wrap=True)
+    def _begin(self, bar: Progress) -> Any:
+        return bar.add_task("", total=None, facts="")
 
     def say_now(self, text: str) -> None:
         """What is done now, before launches are counted."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.console import make_console
+from dptrain.measure.console import Voice, make_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
     from rich.table import Table
 
     from dptrain.training.progress import Progress
@@ -19,7 +19,7 @@ LINE_EVERY_S = 10.0
 REFRESH_EVERY_S = 0.1
 
 
-class Display:
+class Display(Voice):
     """Rank 0's voice; on other ranks every call does nothing.
 
     Args:
@@ -38,56 +38,34 @@ class Display:
         *,
         brief: bool = False,
     ) -> None:
-        self._console = make_console() if speaks else None
+        super().__init__(make_console() if speaks else None)
         self._first, self._last = first_step, last_step
-        self._bar: Bar | None = None
         self._start = self._said = self._drawn = monotonic()
         self._name, self._brief = task, brief
-        self._task: Any = None
 
     def __enter__(self) -> Display:
         self._start = self._said = monotonic()
-        if self._console is not None and self._console.is_terminal:
-            self._bar = self._make_bar()
-            self._bar.start()
-            total = self._last - self._first
-            self._task = self._bar.add_task(self._name, total=total, facts="")
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _make_bar(self) -> Bar:
+    def _columns(self) -> list[ProgressColumn]:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
 
-        return Bar(
+        return [
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
-            console=self._console,
-            transient=True,
-            auto_refresh=False,
-        )
+        ]
+
+    def _begin(self, bar: Bar) -> Any:
+        return bar.add_task(self._name, total=self._last - self._first, facts="")
 
     def say(self, what: str | Table) -> None:
-        """Print a line, which is never cut, or a table, above the bar."""
+        """Print a line, which is never cut, or a table, above the bar; nothing if brief."""
         if not self._brief:
-            self._print(what)
-
-    def _print(self, what: str | Table) -> None:
-        if self._console is not None:
-            self._console.print(what, soft_wrap=isinstance(what, str))
+            super().say(what)
 
     def step(self, progress: Progress) -> None:
         """A step is done. Cheap: it draws at most ten times a second."""
@@ -104,7 +82,7 @@ class Display:
         elif now - self._said >= LINE_EVERY_S:
             self._said = now
             left = (now - self._start) / (step - self._first) * (self._last - step)
-            self._print(
+            super().say(
                 f"step {step}/{self._last}  loss {progress.loss:.4f}  {rate:,.0f} images/s  "
                 f"{left:.0f} s left"
             )
