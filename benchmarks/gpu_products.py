@@ -5,7 +5,7 @@
 Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
 graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
 pooling left out, which our stages compute besides. With --tiles every tile is tried on every stage,
-windows left out, and the best three are named.
+windows and kernels for few samples left out, and the best three are named.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,8 +24,9 @@ from unittest import mock
 import click
 import numpy as np
 
-from dptrain.backends.cuda import weighted
+from dptrain.backends.cuda import dense, weighted
 from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.dense import FewSamples
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.sliding import SlidingConvolution
@@ -122,8 +124,11 @@ def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kerne
     if tile is None:
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
         return chosen
-    gathers = mock.patch.object(SlidingConvolution, "suits", return_value=False)
-    with mock.patch.object(weighted, "choose", partial(with_tile, tile)), gathers:
+    with ExitStack() as stack:
+        for special in (SlidingConvolution, FewSamples):
+            stack.enter_context(mock.patch.object(special, "suits", return_value=False))
+        for module in (weighted, dense):
+            stack.enter_context(mock.patch.object(module, "choose", partial(with_tile, tile)))
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

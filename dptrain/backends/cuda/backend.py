@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda import operations, weighted
+from dptrain.backends.cuda import operations
+from dptrain.backends.cuda.dense import FewSamples, FullyConnected
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Operation, vector
@@ -18,6 +19,7 @@ from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tails import TAILS
 from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.cuda.weighted import Convolution
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
@@ -47,8 +49,8 @@ from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
-    Conv2d: weighted.Convolution,
-    Dense: weighted.FullyConnected,
+    Conv2d: Convolution,
+    Dense: FullyConnected,
     MaxPool2d: operations.MaxPooling,
     AveragePool2d: operations.AveragePooling,
     SumPool2d: operations.SumPooling,
@@ -145,8 +147,9 @@ class CudaBackend(Backend):
 
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
         """What computes a group."""
-        if SlidingConvolution.suits(group, setting):
-            return SlidingConvolution
+        for special in (SlidingConvolution, FewSamples):
+            if special.suits(group, setting):
+                return special
         return OPERATIONS[type(group.head.layer)]
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:

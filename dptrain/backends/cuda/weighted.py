@@ -1,4 +1,4 @@
-"""Convolution and dense layers bound to arrays, alone or with what is fused behind them."""
+"""Layers with weights, and convolutions, bound to arrays, with what is fused behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
 from dptrain.backends.cuda.tiles import Tiling, choose, step
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
-from dptrain.network.network import Node
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 NOTHING, RELU, RELU_POOLING = range(3)
@@ -53,7 +52,7 @@ each tap of the convolution. On an H200 a gradient by the input that makes dz to
 as the forward product of the same size; the bound itself was estimated, not measured."""
 
 
-class _Weighted(Operation):
+class Weighted(Operation):
     """What layers with weight and bias have in common: three matrix products.
 
     The gradients of weights are summed over many more terms than they have elements. The sum is
@@ -245,13 +244,7 @@ def computed_pixels(group: Group) -> int:
     return math.prod(group.head.output_maps[1:])
 
 
-def _output_tiling(node: Node, batch_size: int, precision: str) -> Tiling:
-    """Of the product that is the output of a dense layer."""
-    inputs, outputs = math.prod(node.input_shape), node.output_shape[0]
-    return choose(precision, batch_size, outputs, inputs, split=True)
-
-
-class Convolution(_Weighted):
+class Convolution(Weighted):
     """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
 
     Where windows of pooling are two by two and touch, the maps that are pooled are never written,
@@ -373,92 +366,4 @@ class Convolution(_Weighted):
         return self.product(
             "conv2d_backward_input.cu", "conv2d_backward_input", tiling, h * w, c,
             (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,
-        )  # fmt: skip
-
-
-class FullyConnected(_Weighted):
-    """Dense, perhaps with ReLU, perhaps with ReLU and Dropout.
-
-    An output that was dropped or rectified is 0, so backward needs no mask but the output.
-    """
-
-    @classmethod
-    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        n, outputs = setting.batch_size, group.head.output_shape[0]
-        buffers: dict[str, BufferSpec] = {}
-        parts = _output_tiling(group.head, n, setting.precision).parts
-        if parts.count > 1:
-            buffers["forward_partial"] = BufferSpec((parts.count, n * outputs), "float32")
-        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if not setting.training:
-            return GroupNeeds(phases, buffers)
-        cls.add_parts(group, setting, buffers)
-        partial = ("partial",) if "partial" in buffers else ()
-        dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
-        phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
-        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
-        return GroupNeeds(phases, buffers)
-
-    @property
-    def shape(self) -> tuple[np.int32, np.int32]:
-        """Inputs and outputs."""
-        node = self.group.head
-        return np.int32(math.prod(node.input_shape)), np.int32(node.output_shape[0])
-
-    def forward(self) -> Kernel:
-        return self._in_parts() if "forward_partial" in self.arrays else self._at_once()
-
-    def _at_once(self) -> Kernel:
-        a, (inputs, outputs) = self.arrays, self.shape
-        return self.product(
-            "dense.cu", "dense_forward", self.tiling, 1, int(outputs),
-            (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs), behind=self.behind,
-            drops=True,
-        )  # fmt: skip
-
-    @property
-    def tiling(self) -> Tiling:
-        """Of the forward product."""
-        return _output_tiling(self.group.head, self.batch_size, self.precision)
-
-    def _in_parts(self) -> Kernel:
-        """The sum over the inputs by several blocks: few samples alone would keep few busy."""
-        a, (inputs, outputs), parts = self.arrays, self.shape, self.tiling.parts
-        first = self.product(
-            "dense.cu", "dense_forward_part", self.tiling, 1, int(outputs),
-            (a["x"], a["weight"], a["forward_partial"]), (inputs, outputs, np.int32(parts.terms)),
-            behind=self.behind,
-        )  # fmt: skip
-        defines = {**self.defines, "BEHIND": self.behind, "DROPS": int(self.drops)}
-        second = self.device.function("dense.cu", "dense_forward_sum", **defines)
-        args = a["forward_partial"], np.int32(parts.count), a["bias"], a["y"], outputs
-        last = {training: self.dropping(training=training) for training in (False, True)}
-
-        def run(context: Context) -> None:
-            first(context)
-            size = context.n * int(outputs)
-            launch_sum(second, size, *args, np.int32(size), *last[context.training])
-
-        return run
-
-    @property
-    def dz(self) -> tuple[Array, Array, np.float32]:
-        """What kernels make the gradient by the products from."""
-        return self.arrays["dy"], self.arrays["y"], self.factor
-
-    def backward_weight(self) -> Kernel:
-        shape = self.shape
-
-        def rest(samples: int, part: int) -> tuple[np.int32, ...]:
-            return np.int32(samples), *shape, np.int32(part)
-
-        tiling, inputs = self.weight_tiling(self.group, self.setting), (self.arrays["x"], *self.dz)
-        return self.gradient_kernel("dense.cu", "dense_backward_weight", tiling, inputs, rest)
-
-    def backward_input(self) -> Kernel:
-        a, shape = self.arrays, self.shape
-        tiling = choose(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
-        return self.product(
-            "dense.cu", "dense_backward_input", tiling, 1, int(shape[0]),
-            (*self.dz, a["weight"], a["dx"]), shape, behind=self.behind,
         )  # fmt: skip

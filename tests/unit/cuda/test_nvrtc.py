@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dptrain.backends.cuda import nvrtc
+from dptrain.backends.cuda import few, nvrtc
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
@@ -82,6 +83,19 @@ def test_every_tile_compiles_for_a_layer(
     path = KERNELS / f"conv2d_{kernel}.cu"
     code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **behind})
     assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (1, 80), (2, 70)])
+def test_layers_of_few_samples_compile(
+    precision: int, architecture: int, compiler: Compiler
+) -> None:
+    name = "tf32" if precision == 1 else "bf16"
+    forward, backward = few.forward_tiling(name, 32, 33856, 128).tile, few.Few(16, 112, 4)
+    for defines in (forward.defines, replace(backward, sum_first=True).defines):
+        steps = {"IN_STEP": 4, "OUT_STEP": 4, "BEHIND": 1, "DROPS": 1, "EARLY": 1}
+        path = KERNELS / "dense_few.cu"
+        code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
+        assert code.startswith(b"\x7fELF")
 
 
 # The second convolution of solar, and one of 32 filters that is not pooled.

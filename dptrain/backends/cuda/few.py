@@ -1,0 +1,152 @@
+"""How dense layers of few samples are cut; see ``kernels/dense_few.cu``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dptrain.backends.cuda.device import Extent
+from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
+
+SIZES = {"tf32": 4, "bf16": 2}
+"""Bytes of an activation, by precision; there are no such kernels in float32."""
+
+SAMPLES = 32
+"""Of a tile."""
+
+MOST_SAMPLES = 64
+"""Beyond, weights are used often enough that products which slice their sums are faster."""
+
+MULTIPROCESSORS = 132
+"""That all blocks together should fill."""
+
+SHARED_BYTES = 96 << 10
+"""Of a block, so that a large GPU's multiprocessors have room for two, and most GPUs' for one."""
+
+RESIDENT_BYTES = 227 << 10
+"""Of all blocks of a multiprocessor."""
+
+STEP_TERMS = 16
+"""That the terms of a block are a multiple of."""
+
+COLUMNS = (16, 32, 64, 128)
+"""Of a tile."""
+
+WARPS = 8
+"""Of a block."""
+
+ARRIVAL, BLOCK_RATE, RATE = 0.6, 8e4, 4.5e6
+"""Microseconds until what was asked for begins to come; bytes of a block that come in one, and of
+all blocks."""
+
+STEP = 0.05
+"""Microseconds of an instruction along the sum, and what belongs to it."""
+
+SECOND_PASS, ADDING = 1.2, 3e6
+"""Microseconds of adding parts, and bytes of them that are written and read in one."""
+
+
+@dataclass(frozen=True)
+class Few:
+    """What a block computes: all terms of its part at once.
+
+    Attributes:
+        columns: of a tile.
+        terms: of the sum.
+        size: bytes of an activation.
+        sum_first: whether weights lie with terms side by side.
+    """
+
+    columns: int
+    terms: int
+    size: int
+    sum_first: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Of warps that share the columns."""
+        return max(WARPS * 16 // self.columns, 1)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of ``dense_few.cu``."""
+        return {
+            "TILE_M": SAMPLES, "TILE_N": self.columns, "WARP_M": SAMPLES, "WARP_N": 16,
+            "WORDS": 16, "AHEAD": 1, "GROUPS": self.groups, "TERMS": self.terms,
+        }  # fmt: skip
+
+    @property
+    def block(self) -> Extent:
+        """Threads of a block."""
+        return self.columns // 16 * WARP, self.groups, 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Weights and samples, or sums of all groups but the first."""
+        padded = self.columns * (self.terms + 4) if self.sum_first else (
+            self.terms * (self.columns + 8)
+        )  # fmt: skip
+        held = 4 * padded + SAMPLES * (self.terms * self.size + 16)
+        return max(held, 4 * (self.groups - 1) * SAMPLES * self.columns)
+
+    def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
+        """Blocks of a product of rows × columns whose sum is cut into `parts`."""
+        return ceil_div(rows, SAMPLES), ceil_div(columns, self.columns), parts
+
+    def microseconds(self, blocks: int) -> float:
+        """That so many blocks take, by an estimate."""
+        held = MULTIPROCESSORS * max(RESIDENT_BYTES // self.shared_bytes, 1)
+        rounds, nbytes = max(blocks / held, 1.0), self.shared_bytes
+        arriving = max(nbytes / BLOCK_RATE, min(blocks, held) * nbytes / RATE)
+        steps = self.terms * self.size / 32 / self.groups
+        return ARRIVAL + rounds * (arriving + STEP * steps)
+
+
+def _padded(terms: int) -> int:
+    return ceil_div(terms, STEP_TERMS) * STEP_TERMS
+
+
+def suits(precision: str, batch_size: int) -> bool:
+    """Whether there are kernels for products of so many samples."""
+    return precision in SIZES and batch_size <= MOST_SAMPLES
+
+
+def forward_tiling(precision: str, batch_size: int, inputs: int, outputs: int) -> Tiling:
+    """Of the product that is the output, its sum perhaps in parts."""
+
+    def estimate(tiling: Tiling) -> float:
+        few, parts = tiling.tile, tiling.parts
+        assert isinstance(few, Few)
+        time = few.microseconds(math.prod(few.grid(batch_size, outputs, parts.count)))
+        if parts.count > 1:
+            time += SECOND_PASS + 8 * parts.count * batch_size * outputs / ADDING
+        return time
+
+    ways = (
+        Tiling(few, Parts(ceil_div(inputs, few.terms), few.terms))
+        for columns in COLUMNS
+        for few in _cuts(columns, inputs, SIZES[precision])
+    )
+    return min(ways, key=estimate)
+
+
+def _cuts(columns: int, terms: int, size: int) -> Iterator[Few]:
+    """Parts of a sum, from whole to a step, each half as long as the one before or thereabouts."""
+    parts = 1
+    while True:
+        few = Few(columns, _padded(ceil_div(terms, parts)), size)
+        if few.shared_bytes <= SHARED_BYTES:
+            yield few
+        if few.terms == STEP_TERMS:
+            return
+        parts += max(parts // 4, 1)
+
+
+def backward_tile(precision: str, batch_size: int, inputs: int, outputs: int) -> Few | None:
+    """Of the product that is the gradient by the inputs; None where outputs are too many."""
+    ways = (Few(n, _padded(outputs), SIZES[precision], sum_first=True) for n in COLUMNS)
+    return min(
+        (few for few in ways if few.shared_bytes <= SHARED_BYTES),
+        key=lambda few: few.microseconds(math.prod(few.grid(batch_size, inputs))), default=None,
+    )  # fmt: skip

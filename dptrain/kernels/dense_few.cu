@@ -1,0 +1,207 @@
+// Fully connected layers of few samples: products of dense.cu, in tf32 and bf16 alone.
+//
+// A weight is used for a few samples only, so the time goes to bringing weights, and to
+// instructions of threads that have nothing else to do while they wait. So a block asks at once for
+// all that its TERMS of the sum take, by copies that pass no register, and multiplies when all is
+// there: nothing is sliced. Where EARLY, weights are asked for while the kernel before still runs.
+//
+// GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
+// each takes every GROUPS-th instruction along the sum.
+
+#ifndef PRECISION
+#define PRECISION 2  // There are none in float32.
+#endif
+#ifndef TILE_M
+#define TILE_M 32
+#define TILE_N 16
+#define WARP_M 32
+#define WARP_N 16
+#define WORDS 16
+#endif
+// Of the sum, that a block takes; and whether weights may be read before `in_order`.
+#ifndef TERMS
+#define TERMS 64
+#define EARLY 0
+#endif
+
+#include "copy.cuh"
+#include "fused.cuh"
+#include "order.cuh"
+
+static_assert(WARP_M == TILE_M && TERMS % 16 == 0, "warps have all samples, and whole steps");
+
+constexpr int ALL_THREADS = THREADS * GROUPS;
+__device__ inline int thread_of_block() { return threadIdx.y * THREADS + threadIdx.x; }
+
+// Of a row of weights, floats that are copied at once; of a row of x, numbers.
+constexpr int WEIGHT_STEP = OUT_STEP < 4 ? OUT_STEP : 4;
+
+// A: a row is a sample, its terms side by side, as they lie in memory.
+struct Samples {
+    static constexpr int STRIDE = TERMS + RUN;  // What a warp reads lies in different banks.
+
+    Number* numbers;
+
+    __device__ Number* at(int i, int k) const { return numbers + i * STRIDE + k; }
+    __device__ Number element(int i, int k) const { return as_factors(Run<Number>{*at(i, k)}).at[0]; }
+#if __CUDA_ARCH__ >= 800
+    __device__ void words(unsigned (&words)[4], int i, int k) const {
+        const int lane = threadIdx.x % 32;
+        read_matrices(words, at(i + lane % 16, k + lane / 16 * RUN));
+#if PRECISION == 1
+#pragma unroll
+        for (unsigned& word : words) word = __float_as_uint(as_tf32(__uint_as_float(word)));
+#endif
+    }
+#endif
+};
+
+// B: weights as they lie in memory, in float32, rounded as they are read. Rows are (SUM_FIRST) of a
+// column, its terms side by side, or of a term.
+template <bool SUM_FIRST> struct Weights {
+    static constexpr int ROWS = SUM_FIRST ? TILE_N : TERMS, LENGTH = SUM_FIRST ? TERMS : TILE_N;
+    static constexpr int STRIDE = LENGTH + (SUM_FIRST ? 4 : 8);  // As above.
+
+    float* numbers;
+
+    __device__ float at(int column, int k) const {
+        return numbers[SUM_FIRST ? column * STRIDE + k : k * STRIDE + column];
+    }
+    __device__ float element(int column, int k) const {
+#if PRECISION == 1
+        return as_tf32(at(column, k));
+#else
+        return to_float(to_bfloat16(at(column, k)));
+#endif
+    }
+#if __CUDA_ARCH__ >= 800
+    // Of eight columns from j on, for the terms of one instruction from k on.
+    __device__ void words(unsigned (&words)[2], int j, int k) const {
+        const int column = j + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int q = 0; q < 2; ++q) {
+#if PRECISION == 1
+            words[q] = __float_as_uint(as_tf32(at(column, k + t + q * 4)));
+#else
+            const int first = k + t * 2 + q * 8;
+            words[q] = packed(at(column, first), at(column, first + 1));
+#endif
+        }
+    }
+#endif
+
+    // Asks for rows from `top` on, of `rows` that are `length` long, from `left` on.
+    __device__ void ask(const float* w, int top, int rows, int left, int length) const {
+        constexpr int PIECES = LENGTH / WEIGHT_STEP;
+#pragma unroll 8
+        for (int i = thread_of_block(); i < ROWS * PIECES; i += ALL_THREADS) {
+            const int row = i / PIECES, at = i % PIECES * WEIGHT_STEP;
+            const bool there = top + row < rows && left + at < length;
+            bring<WEIGHT_STEP * sizeof(float)>(
+                numbers + row * STRIDE + at,
+                w + (there ? (top + row) * length + left + at : 0), there);
+        }
+    }
+};
+
+// The sums of all groups for the block's tile, which `store` is given as in gemm.cuh. Behind it
+// nothing in shared memory is of use.
+template <class B, class Store>
+__device__ void multiply_at_once(const Samples& a, const B& b, void* memory, const Store& store) {
+    arrived();
+    __syncthreads();
+    Sums sums;
+#if __CUDA_ARCH__ >= 800
+#pragma unroll 4
+    for (int k = threadIdx.y * STEP_K; k < TERMS; k += GROUPS * STEP_K) {
+        unsigned rows[Sums::DOWN][4], columns[Sums::ACROSS][2];
+#pragma unroll
+        for (int i = 0; i < Sums::DOWN; ++i) a.words(rows[i], i * 16, k);
+#pragma unroll
+        for (int j = 0; j < Sums::ACROSS; ++j) b.words(columns[j], Sums::left() + j * 8, k);
+#pragma unroll
+        for (int i = 0; i < Sums::DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < Sums::ACROSS; ++j)
+                multiply_add(sums.c[i][j], rows[i], columns[j][0], columns[j][1]);
+    }
+#else
+    if (threadIdx.y == 0) sums.add_each(a, b, TERMS);
+#endif
+    if (GROUPS > 1) sums.join(reinterpret_cast<float*>(memory));
+    if (threadIdx.y == 0) sums.give(blockIdx.x * TILE_M, blockIdx.y * TILE_N, store);
+}
+
+// Shared memory: weights, then samples.
+template <bool SUM_FIRST> struct Memory {
+    Weights<SUM_FIRST> weights;
+    Samples samples;
+
+    __device__ explicit Memory(char* memory)
+        : weights{reinterpret_cast<float*>(memory)},
+          samples{reinterpret_cast<Number*>(weights.numbers + weights.ROWS * weights.STRIDE)} {}
+};
+
+// The sum over TERMS inputs from `first` on.
+template <class Store>
+__device__ void sum_inputs(const Number* x, const float* w, int first, int samples, int inputs,
+                           int outputs, const Store& store) {
+    extern __shared__ __align__(16) char memory[];
+    const Memory<false> held(memory);
+    const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
+    if (!EARLY) in_order();
+    held.weights.ask(w, first, inputs, left, outputs);
+    if (EARLY) in_order();
+    constexpr int PIECES = TERMS / IN_STEP;
+#pragma unroll 4
+    for (int i = thread_of_block(); i < TILE_M * PIECES; i += ALL_THREADS) {
+        const int row = i / PIECES, k = i % PIECES * IN_STEP;
+        const bool there = top + row < samples && first + k < inputs;
+        bring<IN_STEP * sizeof(Number)>(
+            held.samples.at(row, k), x + (there ? (top + row) * inputs + first + k : 0), there);
+    }
+    multiply_at_once(held.samples, held.weights, memory, store);
+}
+
+// y = x w + b, and what follows.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS)
+    dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
+                  int inputs, int outputs DROPPING) {
+    sum_inputs(x, w, 0, samples, inputs, outputs,
+               StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
+}
+
+// Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part), part being TERMS.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS)
+    dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
+                       int outputs, int part) {
+    sum_inputs(x, w, blockIdx.z * part, samples, inputs, outputs,
+               StorePlain<float, WEIGHT_STEP>{partial + blockIdx.z * samples * outputs, samples,
+                                              outputs});
+}
+
+// dx = dz w^T; TERMS are all outputs.
+extern "C" __global__ void __launch_bounds__(ALL_THREADS)
+    dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
+                         Number* dx, int samples, int inputs, int outputs) {
+    extern __shared__ __align__(16) char memory[];
+    const Memory<true> held(memory);
+    const int top = blockIdx.x * TILE_M;
+    if (!EARLY) in_order();
+    held.weights.ask(w, blockIdx.y * TILE_N, inputs, 0, outputs);
+    if (EARLY) in_order();
+    const Gradient dz{dy, y, factor};
+    constexpr int PIECES = TERMS / RUN;
+#pragma unroll 2
+    for (int i = thread_of_block(); i < TILE_M * PIECES; i += ALL_THREADS) {
+        const int row = i / PIECES, k = i % PIECES * RUN;
+        Gradient::Raw raw = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP)
+            if (top + row < samples && k + v < outputs)
+                dz.piece(raw, v, (top + row) * outputs + k + v, 0);
+        *reinterpret_cast<Run<Number>*>(held.samples.at(row, k)) = dz.value(raw);
+    }
+    multiply_at_once(held.samples, held.weights, memory,
+                     StorePlain<Number, IN_STEP>{dx, samples, inputs});
+}
