@@ -70,7 +70,8 @@ class ProfileOptions:
         roofs: whether to measure what the processor can do.
         trace: whether to write a trace of all steps that count, to `output`.
         nvtx: whether to set marks around stages for NVIDIA's tools. Where stages return before
-            they are done, each is started by itself then in steps that are timed.
+            they are done, steps are captured, and marks are not; so as many more steps are made at
+            the end, each stage started by itself, which are marked and not measured.
     """
 
     steps: int = 50
@@ -115,14 +116,15 @@ def profile(
     job = set_up(config, world, keeps_run=False, recorded_steps=4 * total + TIMED_WARM_UP)
     with ExitStack() as stack:
         stack.enter_context(job.stepper)
-        if ranges is not None:
+        afterwards = ranges is not None and job.replica.memory.asynchronous
+        if ranges is not None and not afterwards:
             annotate(job.replica, job.stepper.gradient_sum, ranges)
-            job.stepper.captures_timed = False
         steps = _Steps.of(job, options)
         display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
         before = clock_offset(world)
-        _make_steps(job, steps, display, trace=options.trace, ranges=ranges)
+        during = None if afterwards else ranges
+        _make_steps(job, steps, display, trace=options.trace, ranges=during)
         measured = gather_measured(
             world, job.recorder, waits=job.replica.memory.asynchronous,
             skip=options.skip, most=options.steps,
@@ -140,6 +142,8 @@ def profile(
                 _write_trace(job, steps, before, output)
             # Last, so that a folder with a profile has all.
             main_only(world, lambda: _write(record, output))
+        if ranges is not None and afterwards:
+            _mark_steps(job, steps.last, options.steps, ranges)
     return record
 
 
@@ -268,6 +272,23 @@ def _make_steps(
                     raise_not_finite(job, result)
                 progress.add(result)
                 display.step(progress)
+
+
+def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
+    """Steps whose stages are started one by one, with marks around them; nobody measures them."""
+    stepper, world = job.stepper, job.world
+    annotate(job.replica, stepper.gradient_sum, ranges)
+    stepper.captures_timed = False
+    stepper.is_timed = lambda number: True
+    last = first + count
+    with open_loader(
+        job, batch_size=job.config.batch_size, rank=world.rank, size=world.size,
+        first=first, last=last,
+    ) as loader:  # fmt: skip
+        batches = waiting(loader, ranges)
+        for number in range(first, last):
+            stepper.take(batches, job.schedule.rate(number))
+        stepper.results(wait=True)
 
 
 def _time_sums(job: Job) -> tuple[SumTime, ...]:

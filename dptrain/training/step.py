@@ -321,9 +321,11 @@ class Stepper:
             before = end
         summed, updated = clock[len(stages)], clock[self._update]
         self.recorder.put(self._update, updated - summed, updated)
-        sums.exposed_ns, sums.calls = summed - before, [(before, summed)]
+        # One rank sums nothing; what lies between is a clock that was read.
+        sums.exposed_ns, sums.calls = 0, []
         under_way = end = 0
         if sums.world.size > 1:
+            sums.exposed_ns, sums.calls = summed - before, [(before, summed)]
             for stage_index, buckets in sorted(self._due.items()):
                 for bucket in buckets:
                     begin = max(clock[stage_index], end)
