@@ -60,7 +60,31 @@ class DeviceMirroredSum(MirroredSum):
     def _do_start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
         self.replica.memory.synchronize()
-        self._sum_everywhere(bucket, self.replica.flat_gradients[start:stop])
+        array = self.replica.flat_gradients[start:stop]
+        self.bytes += array.nbytes
+        sum_in_place(self.world, array, f"the {self.name} sum of gradients")
 
     def _do_finish(self) -> None:
         self._wait()
+
+
+def sum_in_place(world: World, array: Any, what: str) -> None:
+    """Sum an array in a GPU's memory over all ranks, where it lies; done on return.
+
+    Open MPI adds up GPU memory in calls that block, but not in those that do not. So ranks wait for
+    each other first, within the world's patience, and block when all are there.
+
+    Args:
+        world: the ranks; every rank calls this.
+        array: contiguous, of a kind that MPI knows.
+        what: this is, for the error.
+
+    Raises:
+        TimeoutError: another rank did not come.
+
+    Source: Open MPI's documentation, "Open MPI APIs that do not work with CUDA-aware support".
+    """
+    assert world.comm is not None
+    world.wait(world.comm.Ibarrier(), what)
+    for piece in pieces(array):
+        world.comm.Allreduce(MPI.IN_PLACE, piece)
