@@ -3,7 +3,7 @@
 // A weight is used for a few samples only, so the time goes to bringing weights, and to
 // instructions of threads that have nothing else to do while they wait. So a block asks at once for
 // all that its TERMS of the sum take, by copies that pass no register, and multiplies when all is
-// there: nothing is sliced. Where EARLY, weights are asked for while the kernel before still runs.
+// there: nothing is sliced. Where EARLY (gemm.cuh), weights are asked for while the kernel before still runs.
 //
 // GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
 // each takes every GROUPS-th instruction along the sum.
@@ -18,10 +18,9 @@
 #define WARP_N 16
 #define WORDS 16
 #endif
-// Of the sum, that a block takes; and whether weights may be read before `in_order`.
+// Of the sum, that a block takes.
 #ifndef TERMS
 #define TERMS 64
-#define EARLY 0
 #endif
 
 #include "copy.cuh"

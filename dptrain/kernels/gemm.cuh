@@ -36,6 +36,11 @@
 #define GROUPS 1
 #endif
 
+// Whether B is what the kernel before does not write, so that it may be read before `in_order`.
+#ifndef EARLY
+#define EARLY 0
+#endif
+
 constexpr int RUN = 16 / sizeof(Number);
 
 // N elements that are read or written at once.
@@ -131,6 +136,12 @@ struct Loader {
         }
     }
 
+    // Those of all AHEAD steps, from `begin` on.
+    __device__ void fetch_first(int begin, int stop) {
+#pragma unroll
+        for (int step = 0; step < AHEAD; ++step) fetch(step, begin + step * STRIDE_K, stop);
+    }
+
     __device__ void put(int step, Slice<WIDTH, SUM_FIRST>& slice) const {
 #pragma unroll
         for (int q = 0; q < COUNT; ++q)
@@ -155,13 +166,10 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<B, TILE_N> next_b(b, left, begin);
     Sums sums;
     // Where rows and columns lie was worked out while the kernel before still ran.
+    if (EARLY) next_b.fetch_first(begin, stop);
     in_order();
-
-#pragma unroll
-    for (int step = 0; step < AHEAD; ++step) {
-        next_a.fetch(step, begin + step * STRIDE_K, stop);
-        next_b.fetch(step, begin + step * STRIDE_K, stop);
-    }
+    if (!EARLY) next_b.fetch_first(begin, stop);
+    next_a.fetch_first(begin, stop);
     // All groups make as many steps as the first; what they fetch behind `stop` is 0.
     for (int k = first, slice = 0; k < stop;) {
         // Unrolled, so that each step has registers of its own.

@@ -110,11 +110,7 @@ class FullyConnected(Weighted):
 
 
 class FewSamples(FullyConnected):
-    """The same of so few samples that weights, each used for these alone, decide how long it takes.
-
-    Weights are asked for before the kernel in front of this one has ended, where it cannot be the
-    update that writes them: the first group of a step may follow that.
-    """
+    """The same of so few samples that bringing weights, used for these alone, takes longest."""
 
     FILE = "dense_few.cu"
 
@@ -133,12 +129,6 @@ class FewSamples(FullyConnected):
     @classmethod
     def most_parts(cls, group: Group, setting: Setting) -> int:
         return max(super().most_parts(group, setting), cls.few_tiling(group, setting).parts.count)
-
-    @property
-    def defines(self) -> dict[str, int]:
-        stages = self.replica.plan.stages
-        first = next(stage.group for stage in stages if stage.phase is Phase.FORWARD)
-        return {**super().defines, "EARLY": int(self.group.name != first)}
 
     def forward(self) -> Kernel:
         tiling = self.few_tiling(self.group, self.setting)

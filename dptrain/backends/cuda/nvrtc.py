@@ -48,6 +48,9 @@ class Compiler:
 
     def __init__(self, library: str) -> None:
         self.library = library
+        # Some wheels' compiler looks for its second half by name, where nobody finds it.
+        for half in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(half))
         self._functions = ctypes.CDLL(library)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))

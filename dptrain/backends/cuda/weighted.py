@@ -138,6 +138,15 @@ class Weighted(Operation):
         return factor
 
     @property
+    def early(self) -> bool:
+        """Whether a product's kernel may read weights before the kernel in front of it is done.
+
+        That may be the update, which writes them, in front of the first group of a step alone.
+        """
+        stages = self.replica.plan.stages
+        return self.group.name != next(s.group for s in stages if s.phase is Phase.FORWARD)
+
+    @property
     def defines(self) -> dict[str, int]:
         """Macros of every kernel of the layer."""
         inputs, outputs = self.group.head.input_maps[0], self.group.head.output_maps[0]
@@ -217,7 +226,7 @@ class Weighted(Operation):
             drops: whether the kernel is one that drops where the layer does.
         """
         tile, parts = tiling.tile, tiling.parts.count
-        defines = {**tile.defines, **self.defines, "BEHIND": behind}
+        defines = {**tile.defines, **self.defines, "BEHIND": behind, "EARLY": int(self.early)}
         if drops:
             defines["DROPS"] = int(self.drops)
         function = self.device.function(file, name, **defines)
