@@ -118,7 +118,7 @@ class FewSamples(FullyConnected):
     def suits(cls, group: Group, setting: Setting) -> bool:
         """Whether there are kernels for a group."""
         return isinstance(group.head.layer, Dense) and few.suits(
-            setting.precision, setting.batch_size
+            setting.precision, setting.batch_size, math.prod(_shape(group))
         )
 
     @classmethod

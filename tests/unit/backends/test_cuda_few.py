@@ -21,6 +21,12 @@ DEEP = Network(
 )
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of any size have these kernels here."""
+    monkeypatch.setattr(few, "MANY_WEIGHTS", 0)
+
+
 @pytest.mark.parametrize("precision", SIZES)
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_every_cut_gives_the_same(
@@ -77,3 +83,11 @@ def test_few_samples_of_few_weights_take_one_pass_and_many_weights_all_multiproc
 def test_more_outputs_than_a_block_has_room_for_are_not_for_it() -> None:
     assert few.backward_tile("tf32", 32, 100, 384) is not None
     assert few.backward_tile("tf32", 32, 100, 3200) is None
+
+
+def test_they_are_for_few_samples_of_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert few.suits("tf32", 32, 33856 * 128)
+    assert not few.suits("tf32", 32, 2304 * 384)
+    assert not few.suits("bf16", 128, 33856 * 128)
+    assert not few.suits("fp32", 32, 33856 * 128)

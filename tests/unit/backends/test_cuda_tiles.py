@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.cuda import dense, few, weighted
+from dptrain.backends.cuda import dense, weighted
 from dptrain.backends.cuda.tiles import (
     DEPTH,
     SMALLEST_PARTS,
@@ -50,7 +50,6 @@ def test_every_tile_gives_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     shared = replace(tile, groups=2 if tile.block[0] < 128 else 1)
-    monkeypatch.setattr(few, "MOST_SAMPLES", 0)
     for module in (weighted, dense):
         monkeypatch.setattr(
             module, "choose",
