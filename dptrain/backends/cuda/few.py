@@ -19,15 +19,15 @@ MOST_SAMPLES = 64
 """Beyond, weights are used often enough that products which slice their sums are faster."""
 
 MANY_WEIGHTS = 1 << 21
-"""Below, products that slice their sums are faster within a step. One H200, batch 32, tf32 and bf16,
-a step with them over one without: solar (4.3 million weights in a layer) 0.96 and 0.94; cifar (0.9),
-model2, model1 and model0 1.00 to 1.07."""
+"""Below, products that slice their sums are faster within a step. One H200, batch 32, tf32 and
+bf16, a step with them over one without: solar (4.3 million weights in a layer) 0.96 and 0.94; cifar
+(0.9), model2, model1 and model0 1.00 to 1.07."""
 
 MULTIPROCESSORS = 132
 """That all blocks together should fill."""
 
-SHARED_BYTES = 96 << 10
-"""Of a block, so that a large GPU's multiprocessors have room for two, and most GPUs' for one."""
+SHARED_BYTES = 200 << 10
+"""Of a block. GPUs whose multiprocessors have less slice their sums."""
 
 RESIDENT_BYTES = 227 << 10
 """Of all blocks of a multiprocessor."""
@@ -113,7 +113,7 @@ def _padded(terms: int) -> int:
 
 
 def suits(precision: str, batch_size: int, weights: int) -> bool:
-    """Whether there are kernels for products of so many samples and weights, and they are faster."""
+    """Whether there are such kernels for so many samples and weights, and they are faster."""
     return precision in SIZES and batch_size <= MOST_SAMPLES and weights >= MANY_WEIGHTS
 
 
