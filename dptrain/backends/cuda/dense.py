@@ -92,13 +92,17 @@ class FullyConnected(Weighted):
         return self.arrays["dy"], self.arrays["y"], self.factor
 
     def backward_weight(self) -> Kernel:
+        return self.weight_gradient("dense.cu")
+
+    def weight_gradient(self, file: str) -> Kernel:
+        """Stage of the product that is the gradient of weights, by a file's kernel."""
         shape = self.shape
 
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), *shape, np.int32(part)
 
         tiling, inputs = self.weight_tiling(self.group, self.setting), (self.arrays["x"], *self.dz)
-        return self.gradient_kernel("dense.cu", "dense_backward_weight", tiling, inputs, rest)
+        return self.gradient_kernel(file, "dense_backward_weight", tiling, inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
@@ -127,6 +131,11 @@ class FewSamples(FullyConnected):
         return few.forward_tiling(setting.precision, setting.batch_size, *_shape(group))
 
     @classmethod
+    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+        outputs = group.head.output_shape[0]
+        return few.gradient_tiling(setting.precision, setting.batch_size, outputs)
+
+    @classmethod
     def most_parts(cls, group: Group, setting: Setting) -> int:
         return max(super().most_parts(group, setting), cls.few_tiling(group, setting).parts.count)
 
@@ -135,6 +144,9 @@ class FewSamples(FullyConnected):
         if tiling.tile.shared_bytes > self.device.shared_bytes:
             return super().forward()
         return self.output(self.FILE, tiling)
+
+    def backward_weight(self) -> Kernel:
+        return self.weight_gradient("dense_few_backward_weight.cu")
 
     def backward_input(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape

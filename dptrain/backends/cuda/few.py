@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
@@ -106,6 +107,59 @@ class Few:
         arriving = max(nbytes / BLOCK_RATE, min(blocks, held) * nbytes / RATE)
         steps = self.terms * self.size / 32 / self.groups
         return ARRIVAL + rounds * (arriving + STEP * steps)
+
+
+@dataclass(frozen=True)
+class FewGradient:
+    """What a block computes of the gradient of weights: a tile, of all samples at once.
+
+    Attributes:
+        columns: of the tile.
+        samples: as many as a slice has.
+        size: bytes of an activation.
+    """
+
+    columns: int
+    samples: int
+    size: int
+
+    ROWS: ClassVar[int] = 64
+    """Of the tile."""
+
+    OWN: ClassVar[int] = 32
+    """Rows, and columns, of a warp."""
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of ``dense_few_backward_weight.cu``."""
+        return {
+            "TILE_M": self.ROWS, "TILE_N": self.columns, "WARP_M": self.OWN, "WARP_N": self.OWN,
+            "WORDS": self.samples * self.size // 4,
+        }  # fmt: skip
+
+    @property
+    def block(self) -> Extent:
+        """Threads of a block."""
+        return self.ROWS * self.columns // self.OWN**2 * WARP, 1, 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Slices of both factors, or the tile's sums."""
+        slices = self.samples * (self.ROWS + self.columns + 16) * self.size
+        return max(slices, 4 * self.ROWS * (self.columns + 8))
+
+    def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
+        """Blocks of a product of rows × columns; the last row, the bias's, needs no tile."""
+        return ceil_div(rows - 1, self.ROWS), ceil_div(columns, self.columns), parts
+
+
+def gradient_tiling(precision: str, batch_size: int, outputs: int) -> Tiling:
+    """Of the product that is the gradient of weights."""
+    columns = min(ceil_div(outputs, FewGradient.OWN), 4)
+    columns = FewGradient.OWN << (columns - 1).bit_length()
+    samples = ceil_div(batch_size, SAMPLES) * SAMPLES
+    tile = FewGradient(columns, samples, SIZES[precision])
+    return Tiling(tile, Parts(1, batch_size))
 
 
 def _padded(terms: int) -> int:

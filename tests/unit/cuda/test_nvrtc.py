@@ -102,6 +102,10 @@ def test_layers_of_few_samples_compile(
         path = KERNELS / "dense_few.cu"
         code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
         assert code.startswith(b"\x7fELF")
+    gradient = few.gradient_tiling(name, 64, 128).tile.defines
+    path = KERNELS / "dense_few_backward_weight.cu"
+    steps = {"IN_STEP": 4, "OUT_STEP": 2, "BEHIND": 1, "PRECISION": precision}
+    assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
 
 
 # The second convolution of solar, and one of 32 filters that is not pooled.

@@ -1,0 +1,106 @@
+// Gradients of the weights of a fully connected layer, of few samples and many weights, in tf32 and
+// bf16 alone: writing them takes longest. All samples are one slice (mma.cuh), so there is nothing
+// to wait for twice; sums go to shared memory and from there to rows of dw, as they lie, by 16 bytes
+// a thread.
+
+#ifndef PRECISION
+#define PRECISION 2  // There are none in float32.
+#endif
+#ifndef TILE_M
+#define TILE_M 64
+#define TILE_N 128
+#define WARP_M 32
+#define WARP_N 32
+#define WORDS 16
+#endif
+
+#include "fused.cuh"
+#include "order.cuh"
+
+// A sum as it lies in dw, and how many are written at once.
+constexpr int PIECE = OUT_STEP < 4 ? OUT_STEP : 4;
+
+struct Tile {
+    static constexpr int STRIDE = TILE_N + 8;  // Eight rows of a fragment lie in different banks.
+
+    float* sums;
+
+    __device__ void operator()(int row, int column, const float (&values)[4][2]) const {
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+            *reinterpret_cast<Run<float, 2>*>(sums + (row + m * MEMBER_STEP) * STRIDE + column) =
+                {values[m][0], values[m][1]};
+    }
+};
+
+// Runs of a slice, `rows` of `length` of them: fetched by get(row, place), kept as slices are.
+template <int WIDTH, class Get>
+__device__ inline void fill(Slice<WIDTH, false>& slice, const Get& get) {
+    constexpr int BESIDE = WIDTH / RUN, ALL = TILE_K * BESIDE, EACH = ALL / THREADS;
+    static_assert(ALL % THREADS == 0, "every thread has as many");
+    Run<Number> runs[EACH];
+#pragma unroll
+    for (int q = 0; q < EACH; ++q) {
+        const int i = threadIdx.x + q * THREADS;
+        runs[q] = get(i / BESIDE, i % BESIDE * RUN);
+    }
+#pragma unroll
+    for (int q = 0; q < EACH; ++q) {
+        const int i = threadIdx.x + q * THREADS;
+        slice.put(i % BESIDE * RUN, i / BESIDE, runs[q]);
+    }
+}
+
+// dw and db of all samples.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
+                          float* dw, float* db, int samples, int inputs, int outputs, int) {
+    extern __shared__ __align__(16) char memory[];
+    struct Slices {
+        Slice<TILE_M, false> x;
+        Slice<TILE_N, false> dz;
+    };
+    Slices& slices = *reinterpret_cast<Slices*>(memory);
+    const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
+    const Gradient gradient{dy, y, factor};
+    in_order();
+
+    fill(slices.x, [&](int sample, int i) {
+        Run<Number> run = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += IN_STEP)
+            if (sample < samples && top + i + v < inputs)
+                read<IN_STEP>(run, v, x + sample * inputs + top + i + v);
+        return as_factors(run);
+    });
+    fill(slices.dz, [&](int sample, int j) {
+        Gradient::Raw raw = {};
+#pragma unroll
+        for (int v = 0; v < RUN; v += OUT_STEP)
+            if (sample < samples && left + j + v < outputs)
+                gradient.piece(raw, v, sample * outputs + left + j + v, 0);
+        return gradient.value(raw);
+    });
+    __syncthreads();
+    Sums sums;
+    sums.add(slices.x, slices.dz);
+    const int own = threadIdx.x;
+    if (blockIdx.x == 0 && own < TILE_N && left + own < outputs) {
+        float bias = 0.0f;
+        for (int sample = 0; sample < samples; ++sample)
+            bias += to_float(slices.dz.element(own, sample));
+        db[left + own] = bias;
+    }
+    __syncthreads();
+    const Tile tile{reinterpret_cast<float*>(memory)};
+    sums.give(0, 0, tile);
+    __syncthreads();
+    constexpr int PIECES = TILE_N / PIECE;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < TILE_M * PIECES; i += THREADS) {
+        const int row = i / PIECES, column = i % PIECES * PIECE;
+        if (top + row < inputs && left + column < outputs)
+            *reinterpret_cast<Run<float, PIECE>*>(dw + (top + row) * outputs + left + column) =
+                *reinterpret_cast<const Run<float, PIECE>*>(tile.sums + row * tile.STRIDE + column);
+    }
+}
