@@ -9,7 +9,7 @@ import click
 
 from dptrain.backends import BACKENDS
 from dptrain.cli import words
-from dptrain.cli.common import JSON, examples
+from dptrain.cli.common import JSON, STOPPED, examples
 from dptrain.comm.launcher import find_launch
 from dptrain.errors import UserError
 
@@ -72,7 +72,10 @@ def bench(
 
     NETWORK is a name, a .toml file, or perceptrons for all that the zoo has; model0 where left
     out. A case that does not fit into memory is said to, and the others go on. Each figure is kept
-    as soon as it is known: the same command goes on where it was interrupted.
+    as soon as it is known.
+
+    Ctrl-C and SIGTERM end it behind the case under way; the exit code is then 75, and the same
+    command goes on.
     """
     launch = find_launch(os.environ)
     if launch.size > 1:
@@ -109,7 +112,7 @@ def bench(
     found = bench(question, view, output or _folder(chosen), speaks=not as_json)
     if as_json:
         print_values(found, as_json=True)
-    return 0
+    return STOPPED if found["stopped"] else 0
 
 
 def _folder(networks: tuple[str, ...]) -> Path:

@@ -52,8 +52,10 @@ def variants(
 
     The network as it is comes first, then each change alone. All are trained as by `dptrain train`
     with the same settings, and evaluated at the end. A variant that is not possible is shown with
-    the reason. What is known is kept: the same command goes on where it was interrupted, in the
-    middle of a training, too.
+    the reason. What is known is kept.
+
+    Ctrl-C, SIGTERM and SIGUSR1 end it at the next step of a training, with a checkpoint; the exit
+    code is then 75, and the same command goes on.
     """
 
     def action() -> int:

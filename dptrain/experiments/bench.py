@@ -10,6 +10,7 @@ from typing import Any
 
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
+from dptrain.comm.signals import StopRequest
 from dptrain.experiments.cases import Case, Question, list_cases
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.findings import View, by_means, find, rows
@@ -33,7 +34,8 @@ def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) 
         speaks: whether anything is printed.
 
     Returns:
-        What ``--json`` prints: question, view, environment, results and findings.
+        What ``--json`` prints: question, view, environment, results and findings; and ``stopped``,
+        which says that a signal ended the measuring early.
 
     Raises:
         UserError: an unknown name, a backend that cannot run here, or a folder of another bench.
@@ -47,9 +49,11 @@ def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) 
         **question.values(), "layers": _layers(networks), **machine(surroundings),
     })  # fmt: skip
     left = [case for case in cases if case.key not in ledger.records]
-    _measure_all(left, len(cases), question, networks, backends, ledger, speaks=speaks)
-    results = [Result.from_record(ledger.records[case.key]) for case in cases]
-    return _conclude(question, view, surroundings, results, folder, speaks=speaks)
+    stopped = _measure_all(left, len(cases), question, networks, backends, ledger, speaks=speaks)
+    kept = [ledger.records[case.key] for case in cases if case.key in ledger.records]
+    results = [Result.from_record(record) for record in kept]
+    found = _conclude(question, view, surroundings, results, folder, speaks=speaks)
+    return {**found, "stopped": stopped}
 
 
 def _layers(networks: Mapping[str, Network]) -> list[str]:
@@ -67,7 +71,8 @@ def _measure_all(
     ledger: Ledger,
     *,
     speaks: bool,
-) -> None:
+) -> bool:
+    """Measure all that are left; whether a signal ended that early."""
     pace = Pace(networks, question.seconds_per_case)
     for record in ledger.records.values():
         pace.learn(Result.from_record(record))
@@ -79,22 +84,22 @@ def _measure_all(
         return factor * sum(pace.case_s(case) for case in cases[number:])
 
     first_s = [pace.case_s(case) for case in cases]
-    with CaseDisplay(speaks, first_s) as display:
+    with StopRequest() as stop, CaseDisplay(speaks, first_s) as display:
         start = monotonic()
         display.say(_opening(len(cases), total, sum(first_s), ledger.folder))
-        try:
-            for number, case in enumerate(cases):
-                display.begin(_words(case), left_s(number))
-                result = measure(
-                    case, networks[case.network], backends[case.backend], pace,
-                    budget_s=question.seconds_per_case, memory=question.memory,
-                )  # fmt: skip
-                pace.learn(result)
-                ledger.append(case.key, asdict(result))
-                display.end(_outcome(case, result), left_s(number + 1))
-        except KeyboardInterrupt:
-            display.say(f"{number} of {len(cases)} cases are kept; the same command goes on")
-            raise
+        for number, case in enumerate(cases):
+            display.begin(_words(case), left_s(number))
+            result = measure(
+                case, networks[case.network], backends[case.backend], pace,
+                budget_s=question.seconds_per_case, memory=question.memory,
+            )  # fmt: skip
+            pace.learn(result)
+            ledger.append(case.key, asdict(result))
+            display.end(_outcome(case, result), left_s(number + 1))
+            if stop.requested and case is not cases[-1]:
+                display.say("stopped on request; the same command goes on")
+                return True
+    return False
 
 
 def _opening(left: int, total: int, seconds: float, folder: Path) -> str:

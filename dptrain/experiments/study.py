@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
@@ -22,7 +23,7 @@ from dptrain.network.files import write_network
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
-from dptrain.training import train
+from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.setup import main_only, together
 
@@ -138,8 +139,9 @@ def study_variants(
     ledger = main_only(world, lambda: Ledger.open(folder, NAME, question))
     done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
     left = [variant for variant in variants if variant.name not in done]
-    runs = _Runs(config, folder, world, ledger)
-    stopped = _train_all(left, len(variants), runs, folder, speaks=speaks)
+    with StopRequest() as stop:
+        runs = _Runs(config, folder, world, ledger, stop)
+        stopped = _train_all(left, len(variants), runs, folder, speaks=speaks)
     if ledger is None:
         return {"stopped": stopped}
     found = [VariantResult.from_record(r) for r in ledger.records.values()]
@@ -175,12 +177,14 @@ class _Runs:
 
     Attributes:
         ledger: None except on rank 0.
+        stop: heard by all of them, and between them.
     """
 
     config: TrainConfig
     folder: Path
     world: World
     ledger: Ledger | None
+    stop: StopRequest
 
     def train(self, variant: Variant) -> dict[str, Any]:
         """Train a variant, or go on with it; its summary, the same on every rank."""
@@ -193,7 +197,7 @@ class _Runs:
             run_dir=Path(run_dir),
             resume=Path(run_dir) if resumes else None,
         )
-        return train(config, self.world, brief=variant.name)
+        return train_until(self.stop, config, self.world, brief=variant.name)
 
     def _places(self, variant: Variant) -> tuple[str, str, bool]:
         """Network file and run directory, and whether to go on with what lies there."""

@@ -149,6 +149,25 @@ struct Loader {
     }
 };
 
+// Adds what the other groups' threads have, in order, to the sums of the first.
+__device__ inline void join_groups(Sums& sums, float* memory) {
+    constexpr int COUNT = sizeof(sums.c) / sizeof(float);
+    float* own = reinterpret_cast<float*>(sums.c);
+    __syncthreads();
+    if (threadIdx.y > 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            memory[((threadIdx.y - 1) * COUNT + i) * THREADS + threadIdx.x] = own[i];
+    }
+    __syncthreads();
+    if (threadIdx.y > 0) return;
+    for (int group = 0; group < GROUPS - 1; ++group) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            own[i] += memory[(group * COUNT + i) * THREADS + threadIdx.x];
+    }
+}
+
 // Gives `store` the sums over k in [first, stop) of A[i, k] B[k, j] of the tile that blockIdx.x
 // (rows) and blockIdx.y (columns) name: store(row, column, values), values[m][n] being that of row
 // row + m MEMBER_STEP and column column + n. Rows and columns beyond the product's are among them.
@@ -188,7 +207,7 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
             slice ^= 1;
         }
     }
-    if (GROUPS > 1) sums.join(reinterpret_cast<float*>(memory));
+    if (GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
     if (threadIdx.y == 0) sums.give(top, left, store);
 }
 

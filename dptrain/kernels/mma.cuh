@@ -185,25 +185,6 @@ struct Sums {
         }
     }
 
-    // Adds what the other groups' threads have, in order, to the sums of the first.
-    __device__ void join(float* memory) {
-        constexpr int COUNT = sizeof(c) / sizeof(float);
-        float* sums = &c[0][0][0];
-        __syncthreads();
-        if (threadIdx.y > 0) {
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i)
-                memory[((threadIdx.y - 1) * COUNT + i) * THREADS + threadIdx.x] = sums[i];
-        }
-        __syncthreads();
-        if (threadIdx.y > 0) return;
-        for (int group = 0; group < GROUPS - 1; ++group) {
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i)
-                sums[i] += memory[(group * COUNT + i) * THREADS + threadIdx.x];
-        }
-    }
-
     template <class Store>
     __device__ void give(int first_row, int first_column, const Store& store) const {
         constexpr int PAIR = DOWN % 2 ? 1 : 2;

@@ -8,15 +8,17 @@ sizes bytes, rates 10⁹ a second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole
+from dptrain.records import Form
 
-VERSION = 1
-"""Of the file; a reader refuses another."""
+FORM = Form(
+    noun="profile",
+    otherwise="expected what `dptrain profile --output` writes",
+    anew="profile anew",
+)
 
 
 @dataclass(frozen=True)
@@ -205,11 +207,11 @@ class Profile:
         Raises:
             UserError: it cannot be written.
         """
-        write_whole(path, self.text() + "\n", "--output")
+        FORM.write(self, path)
 
     def text(self) -> str:
         """The JSON of the file."""
-        return dump_json({"version": VERSION, **asdict(self)}, indent=1)
+        return FORM.text(self)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
@@ -218,27 +220,15 @@ class Profile:
         Raises:
             UserError: there is no such file, or it is no profile of this version.
         """
-        try:
-            values = parse_json(path.read_bytes())
-            found = values.pop("version")
-            if found == VERSION:
-                read = cls._from(values)
-                if not (read.stages and read.kinds and read.ranks):
-                    raise ValueError("no stage or no rank")
-                return read
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is no profile ({error}); expected what `dptrain profile --output` writes"
-            ) from None
-        raise UserError(f"{path} is of version {found}, this dptrain reads {VERSION}; profile anew")
+        return FORM.read(path, cls._from)
 
     @classmethod
     def _from(cls, values: Mapping[str, Any]) -> Profile:
         def spread(found: Mapping[str, Any]) -> dict[str, Any]:
             return {**found, "time_ms": Spread(**found["time_ms"])}
 
+        if not (values["stages"] and values["kinds"] and values["ranks"]):
+            raise ValueError("no stage or no rank")
         roofs = values["roofs"]
         return cls(
             **{

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, writing
+from dptrain.files import parse_json, writing
+from dptrain.records import Form
 from dptrain.scaling.study import WEAK
 
 DESIGN, LAUNCHES, PREPARE, PROFILE, LOG, LAUNCHED = (
     "scale.json", "launches", "prepare-", "profile.json", "log.txt", "launch.json",
 )  # fmt: skip
-VERSION = 1
+FORM = Form(
+    noun="design of a study", otherwise="choose another --output", anew="choose another --output"
+)
 _PARTIAL = f".{DESIGN}."
 
 
@@ -129,7 +132,7 @@ class Design:
         with writing(path, "--output"):
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                partial.write_text(dump_json({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+                partial.write_text(FORM.text(self) + "\n")
                 kept = self._link(partial, path)
                 if kept is not None and kept.launches < self.launches:
                     partial.replace(path)
@@ -164,17 +167,14 @@ class Design:
                 if folder.exists() and (not folder.is_dir() or _holds_something(folder)):
                     raise UserError(f"{folder} is not empty and no study; choose another --output")
                 return None
-            values = parse_json(path.read_bytes())
-            if values.pop("version") != VERSION:
-                raise ValueError("another version")
-            lists = ("ranks", "threads", "scalings", "launcher")
-            return cls(**{**values, **{name: tuple(values[name]) for name in lists}})
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path} is damaged ({error}); choose another --output") from None
+        return FORM.read(path, cls._from)
+
+    @classmethod
+    def _from(cls, values: dict[str, Any]) -> Design:
+        lists = ("ranks", "threads", "scalings", "launcher")
+        return cls(**{**values, **{name: tuple(values[name]) for name in lists}})
 
 
 def _holds_something(folder: Path) -> bool:

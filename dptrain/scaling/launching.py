@@ -20,6 +20,7 @@ from dptrain.errors import UserError
 
 OPEN_MPI = "Open MPI"
 _GRACE_S = 5.0
+_WORD = "here"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,29 @@ class Launcher:
         else:
             extra = ["-n", str(ranks)]
         return [*self.words, *extra, *program]
+
+    def try_out(self) -> None:
+        """Let it start one rank, which says a word: arguments may be mistyped, too.
+
+        Raises:
+            UserError: no such word came.
+        """
+        speaker = [sys.executable, "-I", "-S", "-c", f"print('{_WORD}')"]
+        try:
+            done = subprocess.run(
+                self.command(1, 1, speaker), capture_output=True, text=True, check=False,
+                stdin=subprocess.DEVNULL, env=child_environment(),
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(f"cannot run {self.words[0]}: {error}") from None
+        if _WORD not in done.stdout.split():
+            lines = (done.stderr + done.stdout).splitlines()
+            said = [line.strip() for line in lines if any(map(str.isalpha, line))]
+            raise UserError(
+                f"--launcher {shlex.join(self.words)} starts no rank: "
+                f"{(said or ['it printed nothing'])[0]}; "
+                "expected auto, mpirun or srun, with arguments if need be"
+            )
 
 
 def find_launcher(words: Sequence[str] = ()) -> Launcher:

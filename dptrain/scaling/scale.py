@@ -65,12 +65,14 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
         False if a signal asked for an end before all were made.
 
     Raises:
-        UserError: no launcher, or the folder cannot be written.
+        UserError: no launcher that starts ranks, or the folder cannot be written.
         LaunchError: a launch failed.
     """
     tasks = chosen.of(design)
     refuse_foreign(folder)
     launcher = find_launcher(design.launcher)
+    # What is kept has started ranks: the study could not go on with another launcher.
+    launcher.try_out()
     design.keep(folder)
     return run_tasks(folder, design, tasks, launcher, display)
 

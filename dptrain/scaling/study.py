@@ -6,18 +6,18 @@ Records of plain numbers, written to ``study.json``; docs/measuring.md defines e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, write_whole
 from dptrain.measure.profile import Parts
+from dptrain.records import Form
 from dptrain.scaling.statistics import Estimate
 
 WEAK, STRONG = "weak", "strong"
-VERSION = 1
-"""Of the file; a reader refuses another."""
+FORM = Form(
+    noun="study", otherwise="expected what `dptrain scale` writes", anew="collect the study anew"
+)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Study:
 
     def text(self) -> str:
         """The JSON of the file."""
-        return dump_json({"version": VERSION, **asdict(self)}, indent=1)
+        return FORM.text(self)
 
     def write(self, path: Path) -> None:
         """Write ``study.json``.
@@ -186,7 +186,7 @@ class Study:
         Raises:
             UserError: it cannot be written.
         """
-        write_whole(path, self.text() + "\n", "--output")
+        FORM.write(self, path)
 
     @classmethod
     def read(cls, path: Path) -> Study:
@@ -195,26 +195,12 @@ class Study:
         Raises:
             UserError: there is no such file, or it is no study of this version.
         """
-        try:
-            values = parse_json(path.read_bytes())
-            found = values.pop("version")
-            if found == VERSION:
-                read = cls._from(values)
-                if not read.points or not all(point.launches for point in read.points):
-                    raise ValueError("no point or no launch")
-                return read
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{path} is no study ({error}); expected what `dptrain scale` writes"
-            ) from None
-        raise UserError(
-            f"{path} is of version {found}, this dptrain reads {VERSION}; collect the study anew"
-        )
+        return FORM.read(path, cls._from)
 
     @classmethod
     def _from(cls, values: Mapping[str, Any]) -> Study:
+        if not values["points"] or not all(point["launches"] for point in values["points"]):
+            raise ValueError("no point or no launch")
         return cls(
             **{
                 **values,

@@ -21,13 +21,12 @@ from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
 
-def train(config: TrainConfig, world: World, *, brief: str | None = None) -> dict[str, Any]:
+def train(config: TrainConfig, world: World) -> dict[str, Any]:
     """Train as `config` says and leave a run directory behind.
 
     Args:
         config: what to train and how.
         world: the ranks; every rank calls this.
-        brief: show how far this is, under this name, and nothing else.
 
     Returns:
         The summary that rank 0 also writes to ``summary.json``. Its ``stopped`` says that a signal
@@ -38,7 +37,21 @@ def train(config: TrainConfig, world: World, *, brief: str | None = None) -> dic
     """
     # A batch system's warning that comes before training is granted after the first step, so that a
     # job that is started again and again gets on. Ctrl-C ends it at once: nothing is lost yet.
-    with StopRequest(signal.SIGUSR1) as stop, ExitStack() as stack:
+    with StopRequest(signal.SIGUSR1) as stop:
+        return train_until(stop, config, world)
+
+
+def train_until(
+    stop: StopRequest, config: TrainConfig, world: World, *, brief: str | None = None
+) -> dict[str, Any]:
+    """`train`, with a wish to stop that may be older; it listens to all `SIGNALS` from now on.
+
+    Args:
+        stop: granted after the first step at the earliest.
+        config, world: as for `train`.
+        brief: show how far this is, under this name, and nothing else.
+    """
+    with ExitStack() as stack:
         job = set_up(config, world)
         if job.run is not None:
             stack.callback(job.run.release)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,21 +21,15 @@ from dptrain.backends.cuda.device import (
     Outbox,
 )
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
+from dptrain.backends.cuda.pinned import PinnedMailbox, PinnedOutbox
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 EVERYWHERE_SHARED_BYTES = 48 << 10
 """Dynamic shared memory that a kernel gets without asking."""
 
-SHORT = 64 << 10
-"""Bytes of a message up to which its copy is part of the step: to start it apart would cost the
-host more than waiting for it costs the GPU."""
-
 TIMED, REPEATS = 10, 5
 """How often work is captured in a row where its time is taken, and how often that is launched."""
-
-PATIENCE_S, NAP_S = 0.02, 50e-6
-"""How long to look without a pause, and the pause then."""
 
 
 class GPU(Device):
@@ -47,6 +40,7 @@ class GPU(Device):
 
     Attributes:
         index: as given.
+        cupy: the module.
         stream: CuPy's, which waits for no other.
         current: the stream that work is enqueued to at present.
         architecture: what kernels are compiled for, such as 90 for ``sm_90``.
@@ -57,7 +51,7 @@ class GPU(Device):
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
-        self._cupy = cupy = import_cupy()
+        self.cupy = cupy = import_cupy()
         present = device_count(cupy)
         if index >= present:
             raise UserError(f"there is no GPU {index}; this node has {present}, numbered from 0")
@@ -81,12 +75,12 @@ class GPU(Device):
     @property
     def free_bytes(self) -> int:
         # What CuPy keeps of arrays that are gone, it gives again or, where that is short, back.
-        kept = self._cupy.get_default_memory_pool().free_bytes()
-        return int(self._cupy.cuda.runtime.memGetInfo()[0] + kept)
+        kept = self.cupy.get_default_memory_pool().free_bytes()
+        return int(self.cupy.cuda.runtime.memGetInfo()[0] + kept)
 
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
         with self.stream:
-            return self._cupy.zeros(shape, dtype)
+            return self.cupy.zeros(shape, dtype)
 
     def upload(self, target: Array, source: NDArray[Any]) -> None:
         # From memory that is not pinned the copy is staged before this returns.
@@ -98,7 +92,7 @@ class GPU(Device):
         return array
 
     def copy(self, target: Array, source: Array) -> None:
-        runtime = self._cupy.cuda.runtime
+        runtime = self.cupy.cuda.runtime
         runtime.memcpyAsync(
             target.data.ptr, source.data.ptr, source.nbytes,
             runtime.memcpyDeviceToDevice, self.current.ptr,
@@ -109,14 +103,14 @@ class GPU(Device):
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Memory of the host that the system does not move, so that copies need no detour."""
-        memory = self._cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+        memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def function(self, file: str, name: str, **defines: int) -> Function:
         unit = file, tuple(sorted(defines.items()))
         if (unit, name) not in self._functions:
             if unit not in self._modules:
-                module = self._cupy.cuda.function.Module()
+                module = self.cupy.cuda.function.Module()
                 module.load(compile_cached(self._compiler, file, self.architecture, defines))
                 self._modules[unit] = module
             self._functions[unit, name] = self._launcher(self._modules[unit].get_function(name))
@@ -128,7 +122,7 @@ class GPU(Device):
 
     def event(self) -> Any:
         """A new event, which keeps no time."""
-        return self._cupy.cuda.Event(disable_timing=True)
+        return self.cupy.cuda.Event(disable_timing=True)
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return Program(self, start).run
@@ -138,7 +132,7 @@ class GPU(Device):
             for _ in range(TIMED):
                 start()
 
-        event, times = self._cupy.cuda.Event, []
+        event, times = self.cupy.cuda.Event, []
         launch = Program(self, repeatedly).run
         launch()  # As it is; the next is captured, and both are warm.
         launch()
@@ -147,7 +141,7 @@ class GPU(Device):
             launch()
             end = self.stream.record(event())
             end.synchronize()
-            times.append(float(self._cupy.cuda.get_elapsed_time(begin, end)) / TIMED)
+            times.append(float(self.cupy.cuda.get_elapsed_time(begin, end)) / TIMED)
         return times
 
     def mailbox(self, memory: Array) -> Mailbox:
@@ -185,21 +179,21 @@ class GPU(Device):
 
     def share(self, nbytes: int) -> tuple[Array, bytes]:
         # What others open is a whole allocation, so it must not be part of CuPy's pool.
-        runtime = self._cupy.cuda.runtime
+        runtime = self.cupy.cuda.runtime
         try:
             address = runtime.malloc(max(nbytes, 1))
             handle = runtime.ipcGetMemHandle(address)
         except runtime.CUDARuntimeError as error:
             raise UserError(f"memory that GPUs share cannot be had: {first_line(error)}") from None
-        memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
-        pointer = self._cupy.cuda.MemoryPointer(memory, 0)
-        return self._cupy.ndarray((nbytes,), "uint8", pointer), bytes(handle)
+        memory = self.cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
+        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
+        return self.cupy.ndarray((nbytes,), "uint8", pointer), bytes(handle)
 
     def unshare(self, memory: Array) -> None:
-        self._cupy.cuda.runtime.free(self.address(memory))
+        self.cupy.cuda.runtime.free(self.address(memory))
 
     def open_shared(self, handle: bytes) -> int:
-        runtime = self._cupy.cuda.runtime
+        runtime = self.cupy.cuda.runtime
         try:
             return int(runtime.ipcOpenMemHandle(handle))
         except runtime.CUDARuntimeError as error:
@@ -208,10 +202,10 @@ class GPU(Device):
             ) from None
 
     def close_shared(self, address: int) -> None:
-        self._cupy.cuda.runtime.ipcCloseMemHandle(address)
+        self.cupy.cuda.runtime.ipcCloseMemHandle(address)
 
     def _launcher(self, kernel: Any) -> Function:
-        driver, allowed = self._cupy.cuda.driver, EVERYWHERE_SHARED_BYTES
+        driver, allowed = self.cupy.cuda.driver, EVERYWHERE_SHARED_BYTES
 
         def launch(
             grid: Extent,
@@ -264,97 +258,6 @@ class Program:
                 # What was captured before an error is dropped, and the stream as it was.
                 self._graph = stream.end_capture()
         self._graph.launch(stream)
-
-
-class PinnedMailbox(Mailbox):
-    """Messages lie in memory that the system does not move.
-
-    A short one is copied where it is fetched. A long one, such as a batch of pictures, travels on a
-    stream of its own as soon as it is posted, beside the step before.
-    """
-
-    def __init__(self, gpu: GPU, memory: Array) -> None:
-        self._gpu = gpu
-        self._cupy = import_cupy()
-        self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self._taken: list[Any] = [None, None]
-        super().__init__(gpu, memory)
-
-    def _make_host(self, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        return self._gpu.pinned(nbytes), self._gpu.pinned(nbytes)
-
-    def open(self) -> int:
-        turn = super().open()
-        if self._taken[turn] is not None:
-            self._taken[turn].synchronize()
-        return turn
-
-    def post(self, nbytes: int) -> None:
-        super().post(nbytes)
-        if nbytes > SHORT:
-            self._copy(self._stream)
-            self._gpu.stream.wait_event(self._stream.record(self._gpu.event()))
-
-    def fetch(self) -> Array:
-        if self._nbytes <= SHORT:
-            self._copy(self._gpu.stream)
-        return self._memory[self.turn]
-
-    def _copy(self, stream: Any) -> None:
-        runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(
-            self._memory[self.turn].data.ptr, self.host[self.turn].ctypes.data, self._nbytes,
-            runtime.memcpyHostToDevice, stream.ptr,
-        )  # fmt: skip
-
-    def taken(self) -> None:
-        self._taken[self.turn] = self._gpu.stream.record(self._gpu.event())
-
-
-class PinnedOutbox(Outbox):
-    """Copies go to memory that the system does not move, beside other work."""
-
-    def __init__(self, gpu: GPU, source: Array) -> None:
-        super().__init__(gpu, source)
-        self._gpu = gpu
-        self._values = [gpu.pinned(source.nbytes).view(source.dtype) for _ in range(2)]
-
-    def bring(self, turn: int) -> None:
-        runtime = import_cupy().cuda.runtime
-        with self._gpu.beside():
-            runtime.memcpyAsync(
-                self._values[turn].ctypes.data, self._source.data.ptr, self._source.nbytes,
-                runtime.memcpyDeviceToHost, self._gpu.current.ptr,
-            )  # fmt: skip
-
-    def coming(self, turn: int) -> Callable[[float], NDArray[Any]]:
-        self._gpu.join()
-        done = self._gpu.stream.record(self._gpu.event())
-
-        def wait(timeout: float) -> NDArray[Any]:
-            wait_for(done, timeout)
-            values: NDArray[Any] = self._values[turn].copy()
-            return values
-
-        return wait
-
-
-def wait_for(event: Any, timeout: float) -> None:
-    """Wait for an event, which may depend on other ranks.
-
-    Raises:
-        TimeoutError: it took longer than so many seconds.
-    """
-    begin = time.monotonic()
-    while not event.done:
-        waited = time.monotonic() - begin
-        if waited > timeout:
-            raise TimeoutError(
-                f"the GPU was not done after {waited:.0f} s: another rank hangs, was stopped or "
-                "has left"
-            )
-        if waited > PATIENCE_S:
-            time.sleep(NAP_S)
 
 
 def import_cupy() -> Any:

@@ -186,11 +186,11 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
 ):
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
-    The range that starts at 0 also writes db.
+    The range with the first input also writes db; more than one may start there, the others empty.
     """
     inputs, outputs = dw.shape
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
-    if start == 0:
+    if start == 0 < stop:
         sum_rows(dy_flat, samples, db)
     if samples == 0:
         dw[start:stop] = 0

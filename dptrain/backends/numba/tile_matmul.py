@@ -178,7 +178,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     left = block[_GATHERED * _BLOCK :].view(np.uint16)
     right = left[_GATHERED // SIDE * _TILE :]
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
-    if start == 0:
+    if start == 0 < stop:
         sum_rows(dy_flat, samples, db)
     if samples == 0:
         dw[start:stop] = 0

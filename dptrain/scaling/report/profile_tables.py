@@ -47,8 +47,8 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
 
     columns = [
         texts("stage" if where == "stages" else "kind", [s.name for s in stages], kind="prose"),
-        spreads("time", "ms (quartiles)", [s.time_ms for s in stages],
-                [f"{a}.time_ms" for a in at]),
+        spreads("mean time", "ms (quartiles)", [s.time_ms for s in stages],
+                [f"{a}.time_ms" for a in at], centre="mean"),
         column("slowest rank", "ms", "slowest_ms"),
         counts("which", [s.slowest_rank for s in stages], [f"{a}.slowest_rank" for a in at]),
         column("share", "%", "share", decimals=1, scale=100),
@@ -62,7 +62,8 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
         columns.append(counts("calls", [s.calls for s in stages], [f"{a}.calls" for a in at]))
     if any(stage.note for stage in stages):
         columns.append(texts("computed by", [stage.note for stage in stages], kind="prose"))
-    return Table(name, title, file, tuple(columns))
+    note = "Times are means over steps and ranks; shares and rates follow from them."
+    return Table(name, title, file, tuple(columns), note)
 
 
 def _ranks(name: str, file: str, profile: Profile) -> Table:
@@ -90,7 +91,7 @@ def _sums(name: str, file: str, profile: Profile) -> Table:
         values("bucket", "MB", [s.bucket_bytes for s in sums], [f"{a}.bucket_bytes" for a in at],
                scale=1e-6),
         counts("buckets", [s.buckets for s in sums], [f"{a}.buckets" for a in at]),
-        spreads("one sum alone", "ms (quartiles)", [s.time_ms for s in sums],
+        spreads("one sum alone", "ms (median, quartiles)", [s.time_ms for s in sums],
                 [f"{a}.time_ms" for a in at]),
     )  # fmt: skip
     return Table(name, "Gradient sums alone", file, columns, "Between barriers, beside no stage.")

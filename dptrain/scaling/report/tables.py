@@ -148,15 +148,18 @@ def estimates(
     return Column(head, unit, tuple(cell(e, s) for e, s in zip(found, sources, strict=True)))
 
 
-def spreads(head: str, unit: str, found: Sequence[Spread], sources: Sequence[str]) -> Column:
-    """A column of medians with their quartiles."""
-    places = decimals_for([spread.median for spread in found])
+def spreads(
+    head: str, unit: str, found: Sequence[Spread], sources: Sequence[str], *, centre: str = "median"
+) -> Column:
+    """A column of medians, or of what else is the `centre`, with quartiles."""
+    centres = [float(getattr(spread, centre)) for spread in found]
+    places = decimals_for(centres)
     return Column(head, unit, tuple(
         (
-            Number(fixed(spread.median, places), spread.median, f"{source}.median"),
+            Number(fixed(value, places), value, f"{source}.{centre}"),
             *_range(spread.q1, spread.q3, places, source, ("q1", "q3")),
         )
-        for spread, source in zip(found, sources, strict=True)
+        for value, spread, source in zip(centres, found, sources, strict=True)
     ))  # fmt: skip
 
 

@@ -112,9 +112,10 @@ def test_backward_weight(kernels, arrays, n):
     dw, db = np.full_like(w, np.nan), np.full_like(b, np.nan)
     scratch = Scratch(kernels.sizes(len(x), *w.shape)[1])
     samples = len(x[:n])
-    # db comes from the range that starts at the first input, empty or not.
     for start, stop, thread in halves(len(w)):
         kernels.backward_weight(start, stop, thread, x, dy, dw, db, scratch.rows, samples)
+        # Of ranges that start at the first input, which run side by side, the one that has it.
+        assert np.isnan(db).all() == (stop == 0)
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
     assert scratch.intact()

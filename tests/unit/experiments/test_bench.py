@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -136,18 +137,22 @@ def test_memory_that_is_not_there_after_all_is_no_crash(monkeypatch: pytest.Monk
     assert "could not be allocated" in result.why
 
 
-def test_an_interrupted_bench_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bench_that_is_stopped_goes_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
-    def interrupted(case: Case, *arguments: Any, **options: Any) -> Result:
-        if len(asked) == 2:
-            raise KeyboardInterrupt
+    def told_to_stop(case: Case, *arguments: Any, **options: Any) -> Result:
         asked.append(case.key)
+        if len(asked) == 2:
+            signal.raise_signal(number)
         return measure(case, *arguments, **options)
 
-    monkeypatch.setattr(module, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        bench(QUESTION, View(), tmp_path, speaks=False)
+    monkeypatch.setattr(module, "measure", told_to_stop)
+    stopped = bench(QUESTION, View(), tmp_path, speaks=False)
+    assert stopped["stopped"]
+    assert len(stopped["results"]) == 2
     kept = (tmp_path / "bench.jsonl").read_text()
 
     def counted(case: Case, *arguments: Any, **options: Any) -> Result:
@@ -156,6 +161,7 @@ def test_an_interrupted_bench_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(module, "measure", counted)
     found = bench(QUESTION, View(), tmp_path, speaks=False)
+    assert not found["stopped"]
     assert len(asked) == len(set(asked)) == len(found["results"]) == 5
     assert (tmp_path / "bench.jsonl").read_text().startswith(kept)
     again = bench(QUESTION, View(within_s=1e-9), tmp_path, speaks=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dptrain.experiments import study as module
 from dptrain.experiments.study import kind_times, study_variants
 from dptrain.experiments.variants import AS_IT_IS, list_variants
 from dptrain.network import Conv2d, MaxPool2d, Network
+from dptrain.training import loop
 
 CONFIG = TrainConfig(network="model-small", data="digits", steps=4, batch_size=8).resolved()
 AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
@@ -115,23 +117,29 @@ def test_kinds_are_sorted_by_time_and_add_up() -> None:
     assert conv.forward_bytes == 40
 
 
-def test_a_study_is_kept_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
+    number: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trained: list[str] = []
-    train = module.train
+    set_up, jobs = loop.set_up, []
 
-    def counted(config: TrainConfig, world: World, *, brief: str) -> dict[str, Any]:
-        if len(trained) == 1:
-            raise KeyboardInterrupt
-        trained.append(brief)
-        return train(config, world, brief=brief)
+    def told_to_stop(*arguments: Any) -> Any:
+        # In the middle of the second variant, but before its first step.
+        jobs.append(set_up(*arguments))
+        if len(jobs) == 2:
+            signal.raise_signal(number)
+        return jobs[-1]
 
-    monkeypatch.setattr(module, "train", counted)
-    with pytest.raises(KeyboardInterrupt):
-        study_variants(CONFIG, AXES, tmp_path, World.single())
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(loop, "set_up", told_to_stop)
+    stopped = study_variants(CONFIG, AXES, tmp_path, World.single())
+    assert stopped["stopped"]
+    assert [result["possible"] for result in stopped["results"]] == [True, False]
     found = study_variants(CONFIG, AXES, tmp_path, World.single())
+    assert not found["stopped"]
+    assert [job.first_step for job in jobs] == [0, 0, 1]
     results = {result["variant"]: result for result in found["results"]}
     assert list(results) == [AS_IT_IS, "stride 2", "first-pool 3/1"]
     assert not results["stride 2"]["possible"]
@@ -178,8 +186,6 @@ def test_a_training_that_was_killed_goes_on_where_it_was(
     class KilledError(Exception):
         pass
 
-    from dptrain.training import loop
-
     save = loop.save_checkpoint
 
     def save_and_die(job: Any, step: int) -> None:
@@ -199,15 +205,15 @@ def test_a_training_that_was_killed_goes_on_where_it_was(
 
 
 def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -> None:
-    train = module.train
+    train_until = module.train_until
 
-    def broken(config: TrainConfig, world: World, *, brief: str) -> dict[str, Any]:
+    def broken(*arguments: Any, brief: str) -> dict[str, Any]:
         if brief != AS_IT_IS:
             raise UserError("the loss is nan at step 3")
-        return train(config, world, brief=brief)
+        return train_until(*arguments, brief=brief)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "train", broken)
+        patch.setattr(module, "train_until", broken)
         found = study_variants(CONFIG, {"filters": ("2",)}, tmp_path, World.single(), speaks=False)
     assert [r["possible"] for r in found["results"]] == [True, False]
     assert found["results"][1]["why"] == "the loss is nan at step 3"

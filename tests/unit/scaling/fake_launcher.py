@@ -1,4 +1,4 @@
-"""Stands in for mpirun: starts nothing, and leaves a profile that was made before.
+"""Stands in for mpirun: leaves a profile that was made before, and starts only what makes none.
 
 What it is told by the environment: `FAKE_PROFILES` is a folder with ``r2-b64.json`` and so on; by
 parts of folders' names, `FAKE_FAIL` fails and `FAKE_HANG` never ends, and says so in the file
@@ -17,6 +17,8 @@ def _after(flag: str, default: str = "") -> str:
 def main() -> None:
     """Do what the command line says."""
     place = _after("--output")
+    if not place:
+        os.execv(sys.executable, sys.argv[sys.argv.index("-n") + 2 :])
     name = os.path.basename(place)  # noqa: PTH119 - pathlib takes longer to import than all else.
     if os.environ.get("FAKE_FAIL", "\0") in name:
         print("some words\ndptrain: rank 1 of 2: the data is missing\nmore words")

@@ -112,6 +112,17 @@ def test_a_study_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> Non
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
+@pytest.mark.parametrize("words", ["mpirum", "ls", "echo", "true", f"{sys.executable} --oops"])
+def test_a_launcher_that_starts_nothing_is_refused_before_anything_is_written(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scale("--launcher", words) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("dptrain: --launcher ")
+    assert "expected auto, mpirun or srun" in said
+    assert not Path("study").exists()
+
+
 def test_more_launches_are_added() -> None:
     assert scale() == 0
     assert run(["scale", "--output", "study", "--launches", "3"], speaks=True) == 0
