@@ -127,7 +127,7 @@ __device__ void multiply_at_once(const Samples& a, const B& b, void* memory, con
 #else
     if (threadIdx.y == 0) sums.add_each(a, b, TERMS);
 #endif
-    if (GROUPS > 1) sums.join(reinterpret_cast<float*>(memory));
+    if (GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
     if (threadIdx.y == 0) sums.give(blockIdx.x * TILE_M, blockIdx.y * TILE_N, store);
 }
 

@@ -55,6 +55,7 @@ __device__ inline void fill(Slice<WIDTH, false>& slice, const Get& get) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int) {
+    in_order();
     extern __shared__ __align__(16) char memory[];
     struct Slices {
         Slice<TILE_M, false> x;
@@ -63,7 +64,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Slices& slices = *reinterpret_cast<Slices*>(memory);
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
     const Gradient gradient{dy, y, factor};
-    in_order();
 
     fill(slices.x, [&](int sample, int i) {
         Run<Number> run = {};

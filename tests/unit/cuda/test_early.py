@@ -20,24 +20,32 @@ KERNEL = re.compile(
 
 def test_every_kernel_waits_for_those_before_it() -> None:
     bodies = {
-        name: body
+        (path.name, name): body
         for path in KERNELS.glob("*.cu")
         for name, body in KERNEL.findall(path.read_text())
     }
     assert len(bodies) == sum(p.read_text().count("__global__") for p in KERNELS.glob("*.cu"))
-    # A product's own part of that is tested below; before it only sizes are worked out.
+    # What these have in front of it is tested below.
+    later = re.compile(r"\b(multiply|sum_inputs)\(|if \(EARLY\) in_order\(\);")
     first = {
-        name
-        for name, body in bodies.items()
-        if not body.lstrip().startswith("in_order();") and "multiply(" not in body
+        key
+        for key, body in bodies.items()
+        if not body.lstrip().startswith("in_order();") and not later.search(body)
     }
     assert first == set()
 
 
-def test_products_wait_before_they_read() -> None:
-    text = (KERNELS / "gemm.cuh").read_text()
-    body = text[text.index("void multiply(") :]
-    assert 0 < body.index("in_order();") < body.index(".fetch(")
+def test_in_front_of_waiting_only_weights_are_read() -> None:
+    gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "dense_few.cu"))
+    body = gemm[gemm.index("void multiply(") :]
+    before = body[: body.index("    in_order();")]
+    assert before.count("fetch") == before.count("if (EARLY) next_b.fetch_first(") == 1
+    # Here the kernel waits at once unless weights may be asked for.
+    for ahead in re.findall(
+        r"if \(!EARLY\) in_order\(\);(.*?)if \(EARLY\) in_order\(\);", few, re.S
+    ):
+        assert re.fullmatch(r"\s*held\.weights\.ask\([^;]*\);\s*", ahead)
+    assert few.count("if (EARLY) in_order();") == 2
 
 
 def test_older_gpus_launch_as_ever() -> None:
