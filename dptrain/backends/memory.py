@@ -63,6 +63,12 @@ class Memory(Protocol):
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy one of its arrays to another of the same shape and dtype."""
 
+    def product(self, size: int, precision: str) -> Callable[[], None] | None:
+        """What starts a product of random square matrices by a library of the processor's maker.
+
+        None where there is none; nothing is trained with it.
+        """
+
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         """What starts, at each call, the very work that `start` starts.
 
@@ -103,6 +109,9 @@ class HostMemory:
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         np.copyto(target, source)
+
+    def product(self, size: int, precision: str) -> Callable[[], None] | None:
+        return None
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
         return start

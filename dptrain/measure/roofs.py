@@ -17,7 +17,7 @@ from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 
-HOST_MATRIX, GPU_MATRIX = 1024, 4096
+HOST_MATRIX, GPU_MATRIX = 1024, 8192
 """Rows and columns of the product; larger ones were no faster."""
 
 HOST_COPIES = (1 << 16, 1 << 20, 1 << 23, 1 << 26)
@@ -28,18 +28,23 @@ GPU_COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 31)
 def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
     """Measure in about a second, with the threads and the arithmetic of `plan`.
 
-    The product is the backend's own best code for one: a fully connected layer of a square matrix,
-    the fastest of its phases. The copy is the library's (`memcpy`, CUDA's), at several sizes, since
-    a stage whose numbers fit into a cache is held to what that cache gives.
+    The product is that of the processor's maker (cuBLAS) where there is one, else the backend's own
+    best code: a fully connected layer of a square matrix, the fastest of its phases. Copies are of
+    several sizes, since a stage whose numbers fit into a cache is held to what that cache gives.
     """
     sizes = GPU_COPIES if memory.on_gpu else HOST_COPIES
     matrix = GPU_MATRIX if memory.on_gpu else HOST_MATRIX
     copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
-    how = (
-        f"product: dense {matrix}×{matrix}, batch {matrix}, by {backend.name} {plan.precision}, "
-        f"best of its phases; copy: of {sizes[-1] / 2**20:g} MiB, read and written"
-    )
-    return Roofs(_product_rate(backend, plan, matrix), copies[-1][1], how, copies)
+    theirs = memory.product(matrix, plan.precision)
+    if theirs is None:
+        rate = _product_rate(backend, plan, matrix)
+        own = f"{backend.name} {plan.precision}"
+        whose = f"dense {matrix}×{matrix}, batch {matrix}, by {own}, best of its phases"
+    else:
+        rate = 2 * matrix**3 / min(memory.times_ms(theirs)) / 1e6
+        whose = f"{matrix}×{matrix} by {matrix}×{matrix}, {plan.precision}, by cuBLAS"
+    how = f"product: {whose}; copy: of {sizes[-1] / 2**20:g} MiB, read and written"
+    return Roofs(rate, copies[-1][1], how, copies)
 
 
 def _product_rate(backend: Backend, plan: Plan, size: int) -> float:

@@ -133,7 +133,7 @@ OTHERS = (
     Word("how", "", "How the roofs were measured."),
     Word("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by the size of source and target "
          "together; a stage is held to the smallest that has room for its bytes."),
-    Word("roofs.gflops", "10⁹/s", "Of the backend's own product of large matrices."),
+    Word("roofs.gflops", "10⁹/s", "Of a product of large matrices, cuBLAS's or our own."),
     Word("memory.parameters", "bytes", "Parameters of one rank."),
     Word("memory.gradients", "bytes", "Gradients of one rank."),
     Word("memory.optimizer", "bytes", "The optimizer's state."),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda import early
+from dptrain.backends.cuda import cublas, early
 from dptrain.backends.cuda.device import (
     SUMS,
     WEIGHTS,
@@ -20,6 +20,7 @@ from dptrain.backends.cuda.device import (
     Mailbox,
     Outbox,
 )
+from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.pinned import PinnedMailbox, PinnedOutbox
 from dptrain.errors import UserError
@@ -92,11 +93,26 @@ class GPU(Device):
         return array
 
     def copy(self, target: Array, source: Array) -> None:
-        runtime = self.cupy.cuda.runtime
-        runtime.memcpyAsync(
-            target.data.ptr, source.data.ptr, source.nbytes,
-            runtime.memcpyDeviceToDevice, self.current.ptr,
-        )  # fmt: skip
+        # By a kernel: the engine that a captured graph has for copies is slower than the memory.
+        # One H200, 2 GiB read and written together: 2.7 TB/s, a kernel 4.2.
+        words = source.nbytes // 16 * 4
+        function = self.function("elementwise.cu", "copy", VECTOR=4)
+        launch(function, words // 4, *(array.view("float32") for array in (source, target)),
+               np.int32(words))  # fmt: skip
+
+    def product(self, size: int, precision: str) -> Callable[[], None] | None:
+        dtype = "uint16" if precision == "bf16" else "float32"
+        a, b, c = (self.zeros((size, size), dtype) for _ in range(3))
+        random = np.random.default_rng(0).standard_normal((size, size), np.float32)
+        for array in (a, b):
+            # The upper halves of numbers are theirs in bfloat16.
+            self.upload(array, random.view("uint32") >> 16 if dtype == "uint16" else random)
+        try:
+            run = cublas.product(self.cupy, self.stream, a, b, c, precision)
+            run()
+        except (ImportError, OSError, RuntimeError):
+            return None
+        return run
 
     def host_copy(self, source: Array) -> NDArray[Any]:
         return self.download(source, self.pinned(source.nbytes).view(source.dtype))
