@@ -12,6 +12,12 @@ from dptrain.backends.cuda import cublas
 from dptrain.backends.memory import as_numbers
 
 
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """The first one."""
+    return load_backend("cuda").device  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("precision", "rounding"), [("fp32", 1e-6), ("tf32", 1e-3), ("bf16", 1e-2)]
 )
