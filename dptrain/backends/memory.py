@@ -63,10 +63,10 @@ class Memory(Protocol):
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         """Copy one of its arrays to another of the same shape and dtype."""
 
-    def product(self, size: int, precision: str) -> Callable[[], None] | None:
-        """What starts a product of random square matrices by a library of the processor's maker.
+    def product_ms(self, size: int, precision: str) -> list[float] | None:
+        """Milliseconds, several times over, of a product by a library of the processor's maker.
 
-        None where there is none; nothing is trained with it.
+        Of random square matrices. None where there is none; nothing is trained with it.
         """
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:
@@ -110,7 +110,7 @@ class HostMemory:
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         np.copyto(target, source)
 
-    def product(self, size: int, precision: str) -> Callable[[], None] | None:
+    def product_ms(self, size: int, precision: str) -> list[float] | None:
         return None
 
     def program(self, start: Callable[[], None]) -> Callable[[], None]:

@@ -35,13 +35,13 @@ def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
     sizes = GPU_COPIES if memory.on_gpu else HOST_COPIES
     matrix = GPU_MATRIX if memory.on_gpu else HOST_MATRIX
     copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
-    theirs = memory.product(matrix, plan.precision)
+    theirs = memory.product_ms(matrix, plan.precision)
     if theirs is None:
         rate = _product_rate(backend, plan, matrix)
         own = f"{backend.name} {plan.precision}"
         whose = f"dense {matrix}×{matrix}, batch {matrix}, by {own}, best of its phases"
     else:
-        rate = 2 * matrix**3 / min(memory.times_ms(theirs)) / 1e6
+        rate = 2 * matrix**3 / min(theirs) / 1e6
         whose = f"{matrix}×{matrix} by {matrix}×{matrix}, {plan.precision}, by cuBLAS"
     how = f"product: {whose}; copy: of {sizes[-1] / 2**20:g} MiB, read and written"
     return Roofs(rate, copies[-1][1], how, copies)

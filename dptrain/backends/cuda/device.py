@@ -187,8 +187,8 @@ class Device(ABC):
         """Enqueue a copy from one array of the device to another of the same shape and dtype."""
         self.upload(target, self.download(source))
 
-    def product(self, size: int, precision: str) -> Callable[[], None] | None:
-        """What enqueues a product of square matrices by the maker's library, if there is one."""
+    def product_ms(self, size: int, precision: str) -> list[float] | None:
+        """Milliseconds of a product of square matrices by the maker's library, if there is one."""
         return None
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
