@@ -4,7 +4,8 @@
     python tests/run.py unit ranks-2    only these suites
     python tests/run.py --list          their names
 
-The suites `unit` and `emulator`, a process each, run beside each other.
+Suites of one process each run in pairs, beside each other: `unit` and `emulator`, `system` and
+`slurm`.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
@@ -39,13 +40,12 @@ PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
+EMULATED = "cuda or cudnn"
+"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one, or
+only compile."""
 
-EMULATED = "(cuda or cudnn) and not nvrtc"
-"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
-Those that only compile are left to the other process, so that both take as long."""
-
-BESIDE = ("unit", "emulator")
-"""Suites of one process each, which share the cores."""
+BESIDE = (("unit", "emulator"), ("system", "slurm"))
+"""Suites that share the cores; the first two take as long, the others wait now and then."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,17 @@ def run_beside(names: Sequence[str], folder: Path) -> list[tuple[dict[str, int],
     return results
 
 
+def together(names: Sequence[str]) -> list[list[str]]:
+    """Suites in the order of `names`, those that run beside each other in one list."""
+    found: list[list[str]] = []
+    for name in names:
+        beside = next((pair for pair in BESIDE if name in pair), (name,))
+        group = [other for other in names if other in beside]
+        if group not in found:
+            found.append(group)
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Run the suites named, or all; 0 if every test passed."""
     known = suites()
@@ -145,16 +156,14 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"no suite '{unknown[0]}'; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    names = arguments or list(known)
-    together = [name for name in names if name in BESIDE]
+    results = []
     with tempfile.TemporaryDirectory() as folder:
-        if together:
-            print(f"\n=== {' and '.join(together)}, beside each other", flush=True)
-        results = run_beside(together, Path(folder)) if together else []
-        for name in names:
-            if name not in together:
-                print(f"\n=== {name}", flush=True)
-                results.append(run_timed(name, Path(folder)))
+        for names in together(arguments or list(known)):
+            print(f"\n=== {', beside '.join(names)}", flush=True)
+            if len(names) > 1:
+                results += run_beside(names, Path(folder))
+            else:
+                results.append(run_timed(names[0], Path(folder)))
     lines = [line for _, line in results]
     total = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
     print("\n=== summary", *lines, sep="\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,14 @@ ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 
 
-def command(*arguments: str, ranks: int = 0) -> list[str]:
+SEVERAL = str(Path(__file__).with_name("several.py"))
+
+
+def command(
+    *arguments: str, ranks: int = 0, program: Sequence[str] = ("-m", "dptrain")
+) -> list[str]:
     """``python -m dptrain …``, under mpirun if there are ranks."""
-    line = [sys.executable, "-m", "dptrain", *arguments]
+    line = [sys.executable, *program, *arguments]
     if not ranks:
         return line
     mpirun = shutil.which("mpirun", path=os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]))
@@ -36,11 +43,16 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def launch(
-    *arguments: Any, ranks: int = 0, cwd: Path | None = None, timeout: float = 120, **variables: str
+    *arguments: Any,
+    ranks: int = 0,
+    program: Sequence[str] = ("-m", "dptrain"),
+    cwd: Path | None = None,
+    timeout: float = 120,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run `dptrain` to its end."""
     return subprocess.run(
-        command(*map(str, arguments), ranks=ranks),
+        command(*map(str, arguments), ranks=ranks, program=program),
         capture_output=True,
         text=True,
         check=False,
@@ -55,6 +67,12 @@ def succeed(*arguments: Any, **options: Any) -> str:
     done = launch(*arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def succeed_together(*commands: Sequence[Any], ranks: int, cwd: Path) -> None:
+    """Run commands that need no processes of their own in the same ones: starting takes longest."""
+    lines = (shlex.join(map(str, words)) for words in commands)
+    succeed(*lines, ranks=ranks, cwd=cwd, program=(SEVERAL,))
 
 
 def descendants(pid: int, word: str) -> list[int]:

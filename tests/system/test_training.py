@@ -21,7 +21,14 @@ from dptrain.measure.vocabulary import find_word
 from dptrain.network.files import write_network
 from dptrain.network.zoo import network
 from dptrain.toml import read_toml
-from tests.system.launch import command, descendants, environment, launch, succeed
+from tests.system.launch import (
+    command,
+    descendants,
+    environment,
+    launch,
+    succeed,
+    succeed_together,
+)
 from tests.unit.measure.test_profile import keys
 
 SMALL = ("train", "--network", "model-small", "--baseline-steps", 0)
@@ -92,22 +99,35 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return state(folder / "run", 50)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "central"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_ranks_train_to_the_parameters_of_the_oracle(
-    tmp_path: Path, oracle: dict[str, np.ndarray], ranks: int, strategy: str
+    tmp_path: Path, oracle: dict[str, np.ndarray], ranks: int
 ) -> None:
-    arguments = ("--steps", 50, "--strategy", strategy, "--run-dir", "run", "--threads", 1)
-    succeed(*SMALL, *arguments, ranks=ranks, cwd=tmp_path)
-    trained = state(tmp_path / "run", 50)
-    assert trained.keys() == oracle.keys()
-    for name, expected in oracle.items():
-        if not name.startswith("parameters/"):
-            continue
-        # One float32 rounding (2⁻²⁴ of its size) of every parameter in every step, on average in
-        # the same direction: many times more than the float32 reference backend shows.
-        bound = 50 * 2.0**-24 * np.linalg.norm(expected)
-        assert np.linalg.norm(trained[name] - expected) <= bound, name
+    def run(strategy: str) -> tuple[Any, ...]:
+        return (
+            *SMALL,
+            "--steps",
+            50,
+            "--strategy",
+            strategy,
+            "--run-dir",
+            strategy,
+            "--threads",
+            1,
+        )
+
+    strategies = "mirrored", "central"
+    succeed_together(*map(run, strategies), ranks=ranks, cwd=tmp_path)
+    for strategy in strategies:
+        trained = state(tmp_path / strategy, 50)
+        assert trained.keys() == oracle.keys()
+        for name, expected in oracle.items():
+            if not name.startswith("parameters/"):
+                continue
+            # One float32 rounding (2⁻²⁴ of its size) of every parameter in every step, on average
+            # in the same direction: many times more than the float32 reference backend shows.
+            bound = 50 * 2.0**-24 * np.linalg.norm(expected)
+            assert np.linalg.norm(trained[name] - expected) <= bound, (strategy, name)
 
 
 def test_minibatches_smaller_than_the_number_of_ranks(tmp_path: Path) -> None:
@@ -127,8 +147,8 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
 ) -> None:
     # 45 steps an epoch: both halves end inside one. Dropout, order and augmentation take part.
     run = (*SMALL, *options, "--flip", "--schedule", "constant")
-    succeed(*run, "--steps", 60, "--run-dir", "whole", ranks=2, cwd=tmp_path)
-    succeed(*run, "--steps", 25, "--run-dir", "parts", ranks=2, cwd=tmp_path)
+    whole = (*run, "--steps", 60, "--run-dir", "whole")
+    succeed_together(whole, (*run, "--steps", 25, "--run-dir", "parts"), ranks=2, cwd=tmp_path)
     resume = ("train", "--resume", "parts", "--steps", 60)
     text = succeed(*resume, ranks=2, cwd=tmp_path)
     assert "resumed after step 25" in text
@@ -227,9 +247,9 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on_exactly(
     assert summary(tmp_path / "run")["stopped"] is True
     assert 0 < stopped_at < 20000
     target = stopped_at + 10
-    succeed("train", "--resume", "run", "--steps", target, ranks=2, cwd=tmp_path)
     again = (*SMALL, "--schedule", "constant", "--steps", target, "--run-dir", "again")
-    succeed(*again, ranks=2, cwd=tmp_path)
+    resume = ("train", "--resume", "run", "--steps", target)
+    succeed_together(resume, again, ranks=2, cwd=tmp_path)
     expected, resumed = state(tmp_path / "again", target), state(tmp_path / "run", target)
     assert all(np.array_equal(expected[name], resumed[name]) for name in expected)
 

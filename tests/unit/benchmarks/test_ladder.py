@@ -1,24 +1,18 @@
-"""Every rung of the ladder computes the same convolution, at shapes that fit no tile."""
+"""Every rung of a direction computes the same of a layer, at shapes that fit no tile."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.gpu_ladder import (
-    FOLDER,
-    LAYERS,
-    Layer,
-    Numbers,
-    bound,
-    climb,
-    error,
-    exact,
-    layer_of,
-    own,
-    rungs,
-)
+from benchmarks.gpu_ladder import LAYERS, climb, own
+from benchmarks.ladder.layer import DIRECTIONS, Layer, Numbers, bound, error, exact, layer_of
+from benchmarks.ladder.rungs import FOLDER, rungs
 from dptrain.backends.cuda.nvrtc import find_compiler
+from dptrain.network.layers import Conv2d, Flatten
+from dptrain.network.losses import MeanSquaredError
+from dptrain.network.network import Network
+from dptrain.plan.lowering import Phase
 from tests.emulator.emulator import Emulator
 
 SHAPES = [
@@ -28,46 +22,88 @@ SHAPES = [
     Layer(2, 2, 13, 6, 18, 2),
 ]
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
+NAMES = {
+    "forward": ["one block", "many blocks", "shared tiles", "implicit"],
+    "weights": ["many blocks", "shared tiles", "implicit", "in parts"],
+    "input": ["many blocks", "shared tiles", "implicit"],
+}
 
 
 def test_exact_is_a_sum_over_windows() -> None:
     layer = SHAPES[2]
     numbers = Numbers.of(layer)
-    y = exact(layer, numbers)
+    y = exact(layer, numbers, Phase.FORWARD)
     assert y.shape == (3, 17, 5, 6)
     padded = np.pad(numbers.x, ((0, 0), (0, 0), (2, 2), (2, 2))).astype(float)
     window = padded[1, :, 4:9, 6:11]
     assert y[1, 16, 2, 3] == pytest.approx((window * numbers.w[16]).sum() + numbers.b[16])
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["in order", "in random order"])
 @pytest.mark.parametrize("layer", SHAPES, ids=str)
-def test_every_rung_computes_the_convolution(layer: Layer, seed: int) -> None:
-    numbers = Numbers.of(layer)
-    wanted = exact(layer, numbers)
+def test_exact_gradients_are_those_of_the_exact_output(layer: Layer) -> None:
+    """The output is linear in x and in w: Σ dy · y of other numbers is Σ dx · x and Σ dw · w."""
+    numbers, random = Numbers.of(layer), np.random.default_rng(1)
+    x, w = random.standard_normal(numbers.x.shape), random.standard_normal(numbers.w.shape)
+    zero = np.zeros_like(numbers.b)
+    for direction, other in ((Phase.BACKWARD_INPUT, x), (Phase.BACKWARD_WEIGHT, w)):
+        by_input = direction is Phase.BACKWARD_INPUT
+        given = (x, numbers.w) if by_input else (numbers.x, w)
+        y = exact(layer, Numbers(*given, zero, numbers.dy), Phase.FORWARD)
+        gradient = exact(layer, numbers, direction)
+        assert gradient.shape == other.shape
+        assert (gradient * other).sum() == pytest.approx((numbers.dy * y).sum())
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["in order", "in random order"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("layer", SHAPES, ids=str)
+def test_every_rung_computes_the_layer(layer: Layer, direction: str, seed: int) -> None:
+    numbers, phase = Numbers.of(layer), DIRECTIONS[direction]
+    wanted = exact(layer, numbers, phase)
     # The emulator finds sources in its own folder, and reports every race and stray access.
-    ladder = rungs(Emulator(seed, FOLDER), layer, numbers, "")
-    ladder.append(own(Emulator(seed), layer, numbers, "fp32"))
-    assert len({rung.name for rung in ladder}) == 5
+    ladder = rungs(Emulator(seed, FOLDER), layer, numbers, phase, "")
+    assert [rung.name for rung in ladder] == NAMES[direction]
+    ladder.append(own(Emulator(seed), layer, numbers, phase, "fp32"))
     for rung in ladder:
         rung.start()
         rung.start()
-        assert error(rung.result(), wanted) <= bound(layer), rung.name
+        assert rung.result().shape == wanted.shape
+        assert error(rung.result(), wanted) <= bound(layer, phase, wanted.size), rung.name
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(direction: str) -> None:
+    layer, phase = SHAPES[2], DIRECTIONS[direction]
+    numbers = Numbers.of(layer)
+    wanted = exact(layer, numbers, phase)
+    rung = own(Emulator(0), layer, numbers, phase, "bf16")
+    rung.start()
+    off = error(rung.result(), wanted)
+    assert bound(layer, phase, wanted.size) < off <= bound(layer, phase, wanted.size, "bf16")
 
 
 def test_a_buffer_serves_one_image_after_another() -> None:
     few, many = SHAPES[0], Layer(9, 3, 7, 5, 5, 3, padding=1)
-    sizes = [[r.extra_bytes for r in rungs(Emulator(0, FOLDER), layer, Numbers.of(layer), "")]
-             for layer in (few, many)]  # fmt: skip
-    assert sizes[0] == sizes[1] == [4 * 27 * 35] * 3 + [0]
+    sizes = [
+        [rung.extra_bytes
+         for phase in DIRECTIONS.values()
+         for rung in rungs(Emulator(0, FOLDER), layer, Numbers.of(layer), phase, "")]
+        for layer in (few, many)
+    ]  # fmt: skip
+    buffer, parts = 4 * 27 * 35, 512 * 4 * 27 * 5
+    assert (
+        sizes[0] == sizes[1] == [buffer] * 3 + [0] + [buffer] * 2 + [0, parts] + [buffer] * 2 + [0]
+    )
 
 
-def test_a_wrong_result_is_noticed() -> None:
-    layer = SHAPES[0]
-    numbers = Numbers.of(layer)
-    wanted = exact(layer, numbers)
-    assert error(wanted + numbers.b[:, None, None], wanted) > bound(layer)
-    assert error(wanted * (1 + 1e-4), wanted) > bound(layer)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_wrong_result_is_noticed(direction: str) -> None:
+    layer, phase = SHAPES[0], DIRECTIONS[direction]
+    wanted = exact(layer, Numbers.of(layer), phase)
+    most = bound(layer, phase, wanted.size)
+    assert error(wanted * (1 + 1e-4), wanted) > most
+    turned = wanted[..., ::-1, :]
+    assert error(turned, wanted) > most
 
 
 @pytest.mark.parametrize("architecture", [70, 90])
@@ -82,24 +118,27 @@ def test_layers_of_networks() -> None:
     assert layer_of("solar:conv2", 2) == Layer(2, 32, 48, 48, 64, 3, 1, 0)
     for name in LAYERS:
         layer = layer_of(name, 4)
-        node = layer.network.nodes[0]
+        conv = Conv2d(layer.filters, layer.kernel, layer.stride, layer.padding)
+        shape = layer.channels, layer.height, layer.width
+        node = Network(shape, [conv, Flatten()], MeanSquaredError(), name).nodes[0]
         assert node.output_shape == (layer.filters, *layer.out)
         assert 4 * node.flops.forward == layer.flops + 4 * layer.filters * layer.pixels
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_climbing_prints_a_line_a_rung(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    direction: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.gpu_ladder.torch_ms", lambda *_: 0.5)
     layer = SHAPES[0]
     device = Emulator(0)
     monkeypatch.setattr(
         "benchmarks.gpu_ladder.rungs",
-        lambda _, layer, numbers: rungs(Emulator(0, FOLDER), layer, numbers, ""),
+        lambda _, *rest: rungs(Emulator(0, FOLDER), *rest, ""),
     )
     monkeypatch.setattr(Emulator, "times_ms", lambda self, start: (start(), [1.0, 2.0, 3.0])[1])
-    climb(device, "a layer", layer, "fp32")
+    climb(device, "a layer", layer, direction, "fp32")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[3:]] == [
-        "one", "many", "shared", "implicit", "dptrain", "PyTorch",
-    ]  # fmt: skip
+    assert lines[1].startswith(f"a layer, {direction}: 2 images 3x7x5 to 5x7x5")
+    names = [name.split()[0] for name in NAMES[direction]]
+    assert [line.split()[0] for line in lines[3:]] == [*names, "dptrain", "PyTorch"]

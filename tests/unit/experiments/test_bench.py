@@ -142,6 +142,7 @@ def test_a_bench_that_is_stopped_goes_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
+    monkeypatch.setattr("dptrain.experiments.plots.plot_bench", lambda *_: [])
 
     def told_to_stop(case: Case, *arguments: Any, **options: Any) -> Result:
         asked.append(case.key)

@@ -17,6 +17,7 @@ import pytest
 
 from dptrain.cli.main import run
 from dptrain.scaling.display import time_text
+from dptrain.scaling.report.files import REPORT, write_report
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, make_profile
 
@@ -42,6 +43,8 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Pat
             monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("FAKE_PROFILES", str(profiles))
+    # A second each, and nothing here looks at it but the first test.
+    monkeypatch.setattr("dptrain.scaling.scale.write_report", lambda folder: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,8 +59,12 @@ def made() -> list[str]:
     return [name for name in names if not name.startswith("t1-b")]
 
 
-def test_a_study_from_command_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_from_command_to_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dptrain.scaling.scale.write_report", write_report)
     assert scale() == 0
+    assert (Path("study") / REPORT).exists()
     said = capsys.readouterr().out
     assert "6 launches, about" in said
     assert "6/6" in said

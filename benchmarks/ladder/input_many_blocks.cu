@@ -1,0 +1,11 @@
+// What an image's unrolled input is to be told, dU (terms, pixels) = W^T dY, of W (filters, terms) and
+// dY (filters, pixels): an element a thread.
+extern "C" __global__ void product(const float* w, const float* dy, float* unrolled, int terms,
+                                   int pixels, int filters) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x;
+    const int row = blockIdx.y * blockDim.y + threadIdx.y;
+    if (row >= terms || column >= pixels) return;
+    float sum = 0;
+    for (int k = 0; k < filters; ++k) sum += w[k * terms + row] * dy[k * pixels + column];
+    unrolled[row * pixels + column] = sum;
+}

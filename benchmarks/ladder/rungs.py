@@ -1,0 +1,207 @@
+"""The rungs below dptrain's own kernels, bound to the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.ladder.layer import Layer, Numbers
+from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.plan.lowering import Phase
+
+FOLDER = Path(__file__).parent
+"""Of the sources."""
+
+TILE = 16
+BLOCK = 256
+"""Threads where they stand in a row."""
+ENOUGH_BLOCKS = 1024
+"""That a large GPU has work for all of its multiprocessors."""
+
+SQUARE = (TILE, TILE, 1)
+ROW = (BLOCK, 1, 1)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A way of computing the layer, bound to memory.
+
+    Attributes:
+        name: of the rung.
+        start: enqueues it.
+        result: as the last start left it, y (N, K, Ho, Wo), dw (K, C, R, S) or dx (N, C, H, W).
+        extra_bytes: memory besides inputs and result.
+    """
+
+    name: str
+    start: Callable[[], None]
+    result: Callable[[], NDArray[Any]]
+    extra_bytes: int = 0
+
+
+def rungs(
+    device: Device, layer: Layer, numbers: Numbers, direction: Phase, folder: str = f"{FOLDER}/"
+) -> list[Rung]:
+    """The rungs of a direction, lowest first.
+
+    Args:
+        device: what computes.
+        layer, numbers: what is computed.
+        direction: forward, or the gradient by weights or by input.
+        folder: of the sources, as the device is to be told.
+    """
+    place = _Place(device, layer, numbers, folder)
+    if direction is Phase.FORWARD:
+        return [
+            place.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
+            place.forward("many blocks", "many_blocks.cu", place.maps, SQUARE),
+            place.forward("shared tiles", "shared_tiles.cu", place.maps, SQUARE),
+            place.implicit(),
+        ]
+    if direction is Phase.BACKWARD_WEIGHT:
+        wide, high, _ = place.filters
+        return [
+            place.by_weights("many blocks", "weights_many_blocks.cu"),
+            place.by_weights("shared tiles", "weights_shared_tiles.cu"),
+            place.implicit_by_weights("implicit", 1),
+            place.implicit_by_weights("in parts", ceil_div(ENOUGH_BLOCKS, wide * high)),
+        ]
+    return [
+        place.by_input("many blocks", "input_many_blocks.cu"),
+        place.by_input("shared tiles", "input_shared_tiles.cu"),
+        place.implicit_by_input(),
+    ]
+
+
+class _Place:
+    """A layer's arrays on a device, and what can be started on them.
+
+    Attributes:
+        maps: blocks over an unrolled image's output, (K, Ho Wo).
+        filters: blocks over the weights, (K, C R S).
+    """
+
+    def __init__(self, device: Device, layer: Layer, numbers: Numbers, folder: str) -> None:
+        self.device, self.layer, self.folder = device, layer, folder
+        self.x, self.w, self.b, self.dy = map(
+            self._uploaded, (numbers.x, numbers.w, numbers.b, numbers.dy)
+        )
+        self.maps = ceil_div(layer.pixels, TILE), ceil_div(layer.filters, TILE), 1
+        self.filters = ceil_div(layer.terms, TILE), ceil_div(layer.filters, TILE), 1
+        channels, height, width, *rest = layer.geometry
+        self.geometry = _ints(channels, height, width, *rest)
+        self.all_geometry = _ints(layer.samples, channels, height, width, layer.filters, *rest)
+
+    def _uploaded(self, values: NDArray[np.float32]) -> Array:
+        array = self.device.zeros(values.shape, "float32")
+        self.device.upload(array, values)
+        return array
+
+    def _function(self, file: str, name: str) -> Function:
+        tiled = "tiles" in file or "implicit" in file
+        return self.device.function(
+            f"{self.folder}{file}", name, **({"TILE": TILE} if tiled else {})
+        )
+
+    def _rung(self, name: str, start: Callable[[], None], result: Array, *extra: Array) -> Rung:
+        extra_bytes = sum(array.nbytes for array in extra)
+        return Rung(name, start, lambda: self.device.download(result), extra_bytes)
+
+    def _buffer(self) -> Array:
+        """Of one unrolled image, used again for each."""
+        return self.device.zeros((self.layer.terms, self.layer.pixels), "float32")
+
+    def forward(
+        self, name: str, file: str, grid: tuple[int, int, int], block: tuple[int, int, int]
+    ) -> Rung:
+        """Image by image: unroll it, then multiply."""
+        layer, buffer = self.layer, self._buffer()
+        y = self.device.zeros(self.dy.shape, "float32")
+        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "product")
+        sizes = _ints(layer.filters, layer.pixels, layer.terms)
+        unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
+
+        def start() -> None:
+            for n in range(layer.samples):
+                unroll(unroll_grid, ROW, [self.x[n], buffer, *self.geometry])
+                product(grid, block, [self.w, buffer, self.b, y[n], *sizes])
+
+        return self._rung(name, start, y, buffer)
+
+    def implicit(self) -> Rung:
+        """All images in one launch, which reads them where they lie."""
+        layer = self.layer
+        y = self.device.zeros(self.dy.shape, "float32")
+        function = self._function("implicit.cu", "convolution")
+        grid = ceil_div(layer.samples * layer.pixels, TILE), ceil_div(layer.filters, TILE), 1
+        args = [self.x, self.w, self.b, y, *self.all_geometry]
+        return self._rung("implicit", lambda: function(grid, SQUARE, args), y)
+
+    def by_weights(self, name: str, file: str) -> Rung:
+        """Image by image: unroll it, then multiply and add to what those before have come to."""
+        layer, buffer = self.layer, self._buffer()
+        dw = self.device.zeros(self.w.shape, "float32")
+        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "product")
+        sizes = _ints(layer.filters, layer.terms, layer.pixels)
+        unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
+
+        def start() -> None:
+            for n in range(layer.samples):
+                unroll(unroll_grid, ROW, [self.x[n], buffer, *self.geometry])
+                product(self.filters, SQUARE, [self.dy[n], buffer, dw, *sizes, np.int32(n > 0)])
+
+        return self._rung(name, start, dw, buffer)
+
+    def implicit_by_weights(self, name: str, parts: int) -> Rung:
+        """One launch for all images, or one for parts of the sum and one that adds them up."""
+        dw = self.device.zeros(self.w.shape, "float32")
+        function = self._function("weights_implicit.cu", "product")
+        partial = dw if parts == 1 else self.device.zeros((parts, dw.size), "float32")
+        args = [self.x, self.dy, partial, *self.all_geometry]
+        grid = (*self.filters[:2], parts)
+        if parts == 1:
+            return self._rung(name, lambda: function(grid, SQUARE, args), dw)
+        add = self._function("sum_parts.cu", "sum_parts")
+        add_args = [partial, dw, *_ints(parts, dw.size)]
+
+        def start() -> None:
+            function(grid, SQUARE, args)
+            add((ceil_div(dw.size, BLOCK), 1, 1), ROW, add_args)
+
+        return self._rung(name, start, dw, partial)
+
+    def by_input(self, name: str, file: str) -> Rung:
+        """Image by image: multiply, then gather what each pixel was told."""
+        layer, buffer = self.layer, self._buffer()
+        dx = self.device.zeros(self.x.shape, "float32")
+        product, gather = self._function(file, "product"), self._function("col2im.cu", "col2im")
+        sizes = _ints(layer.terms, layer.pixels, layer.filters)
+        grid = ceil_div(layer.pixels, TILE), ceil_div(layer.terms, TILE), 1
+        gather_grid = ceil_div(layer.channels * layer.height * layer.width, BLOCK), 1, 1
+
+        def start() -> None:
+            for n in range(layer.samples):
+                product(grid, SQUARE, [self.w, self.dy[n], buffer, *sizes])
+                gather(gather_grid, ROW, [buffer, dx[n], *self.geometry])
+
+        return self._rung(name, start, dx, buffer)
+
+    def implicit_by_input(self) -> Rung:
+        """All images in one launch, as a convolution of dy."""
+        layer = self.layer
+        dx = self.device.zeros(self.x.shape, "float32")
+        function = self._function("input_implicit.cu", "convolution")
+        pixels = layer.samples * layer.height * layer.width
+        grid = ceil_div(pixels, TILE), ceil_div(layer.channels, TILE), 1
+        args = [self.w, self.dy, dx, *self.all_geometry]
+        return self._rung("implicit", lambda: function(grid, SQUARE, args), dx)
+
+
+def _ints(*values: int) -> list[np.int32]:
+    return [np.int32(value) for value in values]
