@@ -83,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
                                              Number* y, int outputs, int size DROPPING) {
     in_order();
-    float total;
+    Floats total;
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     if (!sum_of_parts(partial, parts, size, i, total)) return;
-    const float values[1] = {total};
+    const float values[1] = {total.at[0]};
     int which[1];
     StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.finish(
         i / outputs, i % outputs, values, which);

@@ -67,8 +67,19 @@ struct StoreOutput {
     template <int N>
     __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
 #if BEHIND == 2
-        const int window = window_of(row);
-        if (window >= rows) return;
+        if (window_of(row) < rows) window(window_of(row), column, values);
+#else
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int i = row + m * MEMBER_STEP;
+            if (i < rows) pixel(i, column, values[m]);
+        }
+#endif
+    }
+
+    // Of the four members of a window that is pooled.
+    template <int N>
+    __device__ void window(int i, int column, const float (&values)[4][N]) const {
         float best[N];
         int which[N];
 #pragma unroll
@@ -84,15 +95,14 @@ struct StoreOutput {
                 which[n] = more ? m : which[n];
             }
         }
-        finish(window, column, best, which);
-#else
-#pragma unroll
-        for (int m = 0; m < 4; ++m) {
-            const int i = row + m * MEMBER_STEP;
-            int which[N];
-            if (i < rows) finish(i, column, values[m], which);
-        }
-#endif
+        finish(i, column, best, which);
+    }
+
+    // Of a pixel that is not.
+    template <int N>
+    __device__ void pixel(int i, int column, const float (&values)[N]) const {
+        int which[N];
+        finish(i, column, values, which);
     }
 
     // What follows the product and, where outputs are pooled, the choice of the largest.

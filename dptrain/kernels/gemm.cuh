@@ -280,8 +280,12 @@ struct StorePlain {
 #pragma unroll
         for (int m = 0; m < M; ++m) {
             const int i = row + m * MEMBER_STEP;
-            if (i < rows) write<STEP>(y + i * columns, column, columns, values[m]);
+            if (i < rows) pixel(i, column, values[m]);
         }
+    }
+
+    template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
+        write<STEP>(y + i * columns, column, columns, values);
     }
 };
 

@@ -1,31 +1,55 @@
-// Weights as the main loop of window.cuh takes them: rounded, in slices that lie in memory as they
-// are to lie in shared memory.
+// Weights as the main loop of columns.cuh takes them: rounded, a lane's words of a step side by side.
 
 #include "order.cuh"
-#include "window.cuh"
+#include "columns.cuh"
 
-#ifndef BACKWARD
-#define BACKWARD 0
+// Output lines that are rows of A backward by the input.
+#ifndef BACK_TALL
+#define BACK_TALL 1
 #endif
 
-// w (taps, channels, filters) as B: columns are filters and terms channels, or, BACKWARD, columns
-// channels and terms filters, taps the other way around. Column tile by column tile and tap by tap,
-// plane by plane of RUN terms; one thread a piece, zeros in columns beyond the last.
-extern "C" __global__ void pack_weights(const float* w, Number* packed, int taps, int channels,
-                                        int filters) {
-    in_order();
-    const int terms = BACKWARD ? filters : channels, columns = BACKWARD ? channels : filters;
-    const int tiles = (columns + TILE_N - 1) / TILE_N;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= tiles * taps * (terms / RUN) * TILE_N) return;
-    const int plane = i / TILE_N, k = plane % (terms / RUN) * RUN, tap = plane / (terms / RUN) % taps;
-    const int column = plane / (terms / RUN) / taps * TILE_N + i % TILE_N;
+// A lane's words, i lanes behind the first: sixty-four rows after the other, step by step. Of
+// w (taps, channels, filters), r s taps, rows are filters and terms channels, or, BACKWARD, rows
+// channels and terms filters, taps the other way around. Rows beyond the last are zeros. For the line
+// below, the second of TALL_, taps lie a line lower.
+template <bool BACKWARD, int TALL_, class Rows>
+__device__ inline Run<Number> words_of_lane(const float* w, int i, int r, int s, int channels,
+                                            int filters) {
+    constexpr int UNIT = RUN / 4;  // Numbers of a word.
+    const int terms = BACKWARD ? filters : channels, rows = BACKWARD ? channels : filters;
+    const int taps = (r + TALL_ - 1) * s, steps = terms / STEP_K * taps, step = i / TEAM % steps;
+    const int lane = i % 32, warp = i / 32 % (TEAM / 32);
     Run<float> run = {};
-    if (column < columns) {
 #pragma unroll
-        for (int v = 0; v < RUN; ++v)
-            run.at[v] = BACKWARD ? w[((taps - 1 - tap) * channels + column) * filters + k + v]
-                                 : w[(tap * channels + k + v) * filters + column];
+    for (int v = 0; v < RUN; ++v) {
+        const int word = v / UNIT, at = warp * 16 + lane / 4 + word % 2 * 8;
+        const int row = i / TEAM / steps * Rows::FILTERS + Rows::filter(at);
+        const int term = step / taps * STEP_K + (lane % 4 + word / 2 * 4) * UNIT + v % UNIT;
+        const int down = step % taps / s - Rows::line(at), across = step % taps % s;
+        if (row >= rows || unsigned(down) >= unsigned(r)) continue;
+        const int tap = down * s + across;
+        run.at[v] = BACKWARD ? w[((r * s - 1 - tap) * channels + row) * filters + term]
+                             : w[(tap * channels + term) * filters + row];
     }
-    reinterpret_cast<Run<Number>*>(packed)[i] = as_factors(run);
+    return as_factors(run);
+}
+
+// Weights for `lanes` lanes forward and, behind them, for those backward, `all` together.
+extern "C" __global__ void pack_weights(const float* w, Number* packed, Number* packed_back,
+                                        int lanes, int all, int r, int s, int channels,
+                                        int filters) {
+    // Places where others write may be those of the kernel before; weights are not.
+    if (!EARLY) in_order();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    Run<Number> words = {};
+    if (i < lanes)
+        words = words_of_lane<false, TALL, OwnRows>(w, i, r, s, channels, filters);
+    else if (i < all)
+        words = words_of_lane<true, BACK_TALL, Rows<BACK_TALL, false>>(w, i - lanes, r, s, channels,
+                                                                       filters);
+    if (EARLY) in_order();
+    if (i < lanes)
+        reinterpret_cast<Run<Number>*>(packed)[i] = words;
+    else if (i < all)
+        reinterpret_cast<Run<Number>*>(packed_back)[i - lanes] = words;
 }

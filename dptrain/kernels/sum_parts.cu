@@ -8,10 +8,10 @@ extern "C" __global__ void sum_parts(const float* partial, int parts, float* dw,
                                      float* db, int biases) {
     in_order();
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
-    float total;
+    Floats total;
     if (!sum_of_parts(partial, parts, weights + biases, i, total)) return;
-    if (i < weights)
-        dw[i] = total;
+    if (i < weights / VECTOR)
+        store(dw, i, total);
     else
-        db[i - weights] = total;
+        store(db, i - weights / VECTOR, total);
 }

@@ -7,32 +7,17 @@
 // pads a map below pads the next above. So no instruction of the main loop asks where a map ends, and
 // what is read, made and rounded is so once, not once for each tap.
 //
-// The other operand lies in *planes* of pieces of 16 bytes, RUN numbers each: terms of one column, or
-// columns of one term where it is transposed. That is what wgmma reads by itself (wgmma.cuh), and
-// ldmatrix for mma.sync on other GPUs.
+// Channels lie in runs of 16 bytes, which may be anywhere: those of a pixel side by side, or in
+// *planes*, all pixels' first runs, then all second ones. Then eight pixels side by side are what
+// wgmma calls a core matrix (wgmma.cuh), wherever the first of them lies.
 
 #pragma once
 
 #ifndef PRECISION
 #define PRECISION 2  // There are none in float32.
 #endif
-#ifndef TILE_M
-#define TILE_M 128
-#define TILE_N 64
-#define WARP_M 32
-#define WARP_N 64
-#define WORDS 16
-#endif
-#ifndef RUNS
-#define RUNS 4
-#define STAGES 4
-#define BLOCKS 2
-#endif
-
 #include "conv2d.cuh"
 #include "wgmma.cuh"
-
-static_assert(WARP_N == TILE_N, "a warp has all columns of its rows");
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
 // first `top` rows above it and `left` columns before it.
@@ -86,28 +71,41 @@ template <int N> __device__ inline void arrive() {
 #endif
 }
 
-// fetch(i) for each of the thread's i < all, BATCH of them on their way at a time, then
+// Threads that fill windows, the last of the block, and which of them this is.
+#ifndef FILLERS
+#define FILLERS THREADS
+#endif
+__device__ inline int filler() { return threadIdx.x - (THREADS - FILLERS); }
+
+// fetch(i) for each of a filler's i < all, BATCH of them on their way at a time, then
 // put(i, fetched).
 template <class Raw, int BATCH, class Fetch, class Put>
 __device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
-    for (int begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
+    for (int begin = filler(); begin < all; begin += BATCH * FILLERS) {
         Raw raws[BATCH];
 #pragma unroll
         for (int q = 0; q < BATCH; ++q)
-            if (begin + q * THREADS < all) raws[q] = fetch(begin + q * THREADS);
+            if (begin + q * FILLERS < all) raws[q] = fetch(begin + q * FILLERS);
 #pragma unroll
         for (int q = 0; q < BATCH; ++q)
-            if (begin + q * THREADS < all) put(begin + q * THREADS, raws[q]);
+            if (begin + q * FILLERS < all) put(begin + q * FILLERS, raws[q]);
     }
 }
 
-// Some rows of a map in shared memory.
+// Some rows of a map in shared memory; of each pixel some of its runs.
 struct Window {
     const View& view;
     Number* numbers;
-    int pixel;        // Numbers from a pixel to the next.
-    int samples;      // Behind their maps there is nothing.
-    int first, stop;  // Rows, counted from the first sample's padding on.
+    int pixel, piece;  // Numbers from a pixel to the next, and from a run of a pixel to the next.
+    int samples;       // Behind their maps there is nothing.
+    int first, stop;   // Rows, counted from the first sample's padding on.
+    int from = 0, each = view.channels / RUN;  // Runs of a pixel, from which on and how many.
+
+    // In planes of `pixels` pixels. Eight threads side by side bring pieces to eight different
+    // groups of banks if pixels % 8 == 8 / min(8, planes) % 8.
+    static __device__ Window planes(const View& view, Number* numbers, int pixels, int samples) {
+        return {view, numbers, RUN, pixels * RUN, samples, 0, 0};
+    }
 
     // The row of taps that pixel's patch begins with.
     __device__ int row(const Pixel& p) const { return p.sample * view.down() + p.row; }
@@ -117,24 +115,30 @@ struct Window {
         return ((row(p) - first) * view.across + p.column) * pixel;
     }
 
-    // Runs of all pixels, and where one lies.
-    __device__ int runs() const {
-        return ((stop - first) * view.across + view.s - 1) * (view.channels / RUN);
+    // Pixels and runs of all of them, and where one lies.
+    __device__ int pixels() const { return (stop - first) * view.across + view.s - 1; }
+    __device__ int runs() const { return pixels() * each; }
+    __device__ Run<Number>* run(int at, int q) const {
+        return reinterpret_cast<Run<Number>*>(numbers + at * pixel + q * piece);
     }
-    __device__ Run<Number>* run(int i) const {
-        const int each = view.channels / RUN;
-        return reinterpret_cast<Run<Number>*>(numbers + i / each * pixel + i % each * RUN);
+    __device__ Run<Number>* run(int i) const { return run(i / each, i % each); }
+
+    // Whether a pixel lies in the first rows and columns of a map.
+    __device__ bool covers(int at, int rows, int columns) const {
+        const int y = first + at / view.across, sample = y / view.down();
+        return sample < samples && unsigned(y % view.down() - view.top) < unsigned(rows) &&
+               unsigned(at % view.across - view.left) < unsigned(columns);
     }
 
     // Where the map has a run; -1 outside of it.
     __device__ int source(int i) const {
-        const int each = view.channels / RUN, at = i / each, y = first + at / view.across;
+        const int at = i / each, y = first + at / view.across;
         const int sample = y / view.down(), row = y % view.down() - view.top;
         const int column = at % view.across - view.left;
         const bool inside = sample < samples && unsigned(row) < unsigned(view.height) &&
                             unsigned(column) < unsigned(view.width);
         const int pixels = (sample * view.height + row) * view.width + column;
-        return inside ? pixels * view.channels + i % each * RUN : -1;
+        return inside ? pixels * view.channels + (from + i % each) * RUN : -1;
     }
 };
 
@@ -144,15 +148,18 @@ struct Maps {
     const Number* x;
 
     __device__ void fill(const Window& window) const {
-        for (int i = threadIdx.x; i < window.runs(); i += THREADS) {
+        // Unrolled, so that the addresses of several are worked out side by side.
+#pragma unroll 6
+        for (int i = filler(); i < window.runs(); i += FILLERS) {
             const int at = window.source(i);
             copy_later(window.run(i)->at, x + max(at, 0), at < 0);
         }
     }
     __device__ void settle(const Window& window) const {
 #if PRECISION == 1
-        for (int i = threadIdx.x; i < window.runs(); i += THREADS)
-            *window.run(i) = as_factors(*window.run(i));
+        in_batches<Run<Number>, 6>(
+            window.runs(), [&](int i) { return *window.run(i); },
+            [&](int i, const Run<Number>& run) { *window.run(i) = as_factors(run); });
 #endif
     }
 };
@@ -203,197 +210,67 @@ struct PooledRun {
 };
 #endif
 
+// dz, made of what follows the convolution as it comes to shared memory.
+struct GradientMaps {
+    Gradient dz;
+
+    __device__ void fill(const Window& window) const {
+#if BEHIND == 0
+        Maps{dz.dy}.fill(window);
+#elif BEHIND == 1
+        const auto fetch = [&](int i) {
+            Gradient::Raw raw = {};
+            const int at = window.source(i);
+            if (at >= 0) dz.piece(raw, 0, at, 0);
+            return raw;
+        };
+        in_batches<Gradient::Raw, FILLERS < THREADS ? 6 : 2>(window.runs(), fetch, [&](int i, const Gradient::Raw& raw) {
+            *window.run(i) = dz.value(raw);
+        });
+#else
+        // Each run of dy is read once and goes to four pixels. A map may have a last row or column
+        // that is in no window; it counts as padding here.
+        for (int at = filler(); at < window.pixels(); at += FILLERS)
+            if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
+                for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
+        const View& view = window.view;
+        const int height = view.height / 2, width = view.width / 2, each = window.each;
+        const int begin = line(view, window.first, 0);
+        const int end = min(line(view, window.stop - 1, 1), window.samples * height);
+        const auto fetch = [&](int i) {
+            const int run = window.from + i % each;
+            return PooledRun::read(dz, (begin * width + i / each) * view.channels + run * RUN);
+        };
+        const auto put = [&](int i, PooledRun run) {
+            const int at = begin + i / (width * each), column = i / each % width * 2 + view.left;
+            const int top = at / height * view.down() + at % height * 2 + view.top - window.first;
+            run.scale(dz.factor);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const int at = (top + m / 2) * view.across + column + m % 2;
+                if (unsigned(top + m / 2) < unsigned(window.stop - window.first))
+                    *window.run(at, i % each) = run.member(m);
+            }
+        };
+        in_batches<PooledRun, FILLERS < THREADS ? 8 : 4>((end - begin) * width * each, fetch, put);
+#endif
+    }
+
+    __device__ void settle(const Window& window) const {
+        if (BEHIND == 0) Maps{dz.dy}.settle(window);
+    }
+
+    // Lines of windows, of all samples, that begin above row `y`; or, `with` it, at it.
+    static __device__ int line(const View& view, int y, int with) {
+        const int height = view.height / 2, row = y % view.down() - view.top;
+        const int lines = row < 0 ? 0 : row / 2 + with;
+        return y / view.down() * height + min(lines, height);
+    }
+};
+
 // What this thread wrote to shared memory is seen by tensor cores behind the next barrier.
 __device__ inline void publish() {
 #if WGMMA
     wgmma::publish();
 #endif
-}
-
-// B in planes: pieces of columns (or, TRANSPOSED, of terms) side by side, planes DISTANCE numbers
-// apart.
-template <bool TRANSPOSED_, int DISTANCE>
-struct Planes {
-    static constexpr bool TRANSPOSED = TRANSPOSED_;
-
-    const Number* numbers;
-
-    __device__ Number element(int column, int k) const {
-        const int plane = TRANSPOSED ? column : k, piece = TRANSPOSED ? k : column;
-        return numbers[plane / RUN * DISTANCE + piece * RUN + plane % RUN];
-    }
-    // From term k on.
-    __device__ const Number* from(int k) const {
-        return numbers + (TRANSPOSED ? k * RUN : k / RUN * DISTANCE);
-    }
-#if WGMMA
-    __device__ unsigned long long descriptor(int k) const {
-        constexpr int PLANE = DISTANCE * sizeof(Number), EIGHT = 8 * 16;
-        return TRANSPOSED ? wgmma::descriptor(from(k), EIGHT, PLANE)
-                          : wgmma::descriptor(from(k), PLANE, EIGHT);
-    }
-#elif __CUDA_ARCH__ >= 800
-    // Of columns [j, j + 16): as read_words of a slice.
-    __device__ void words(unsigned (&words)[4], int j, int k) const {
-        const int lane = threadIdx.x % 32;
-        if constexpr (TRANSPOSED) {
-            const int piece = k + lane % 8 + lane / 16 * 8;
-            read_transposed(words, numbers + (j / RUN + lane / 8 % 2) * DISTANCE + piece * RUN);
-        } else {
-            read_matrices(words, from(k) + lane / 16 * DISTANCE + (j + lane % 16) * RUN);
-        }
-    }
-#endif
-};
-
-// sums += A B over DEPTH terms. A gives the words of the terms of one instruction: a.term(k) says
-// which, a.words(words, i) those of the warp's i-th sixteen rows. With wgmma the last instructions
-// may still be under way when this returns, with words of the second half of `words`: so there must
-// be an even number.
-template <int DEPTH, class A, class B>
-__device__ inline void multiply_terms(Sums& sums, A& a, const B& b) {
-    static_assert(DEPTH % (2 * STEP_K) == 0, "instructions take turns with their registers");
-#if WGMMA
-    unsigned words[2][Sums::DOWN][4];
-#pragma unroll
-    for (int k = 0; k < DEPTH; k += STEP_K) {
-        unsigned(&now)[Sums::DOWN][4] = words[k / STEP_K % 2];
-        wgmma::finish<1>();
-        a.term(k);
-#pragma unroll
-        for (int i = 0; i < Sums::DOWN; ++i) a.words(now[i], i);
-        wgmma::start();
-#pragma unroll
-        for (int i = 0; i < Sums::DOWN; ++i)
-            wgmma::multiply_add<B::TRANSPOSED>(sums.c[i], now[i], b.descriptor(k));
-        wgmma::commit();
-    }
-#elif __CUDA_ARCH__ >= 800
-#pragma unroll
-    for (int k = 0; k < DEPTH; k += STEP_K) {
-        unsigned words[Sums::DOWN][4];
-        a.term(k);
-#pragma unroll
-        for (int i = 0; i < Sums::DOWN; ++i) a.words(words[i], i);
-#pragma unroll
-        for (int j = 0; j < Sums::ACROSS; j += 2) {
-            unsigned column[4];
-            b.words(column, j * 8, k);
-#pragma unroll
-            for (int i = 0; i < Sums::DOWN; ++i) {
-                multiply_add(sums.c[i][j], words[i], column[0], column[2]);
-                multiply_add(sums.c[i][j + 1], words[i], column[1], column[3]);
-            }
-        }
-    }
-#else
-    sums.add_each(a, b, DEPTH);
-#endif
-}
-
-// Waits for all products.
-__device__ inline void finish(Sums& sums) {
-#if WGMMA
-    wgmma::finish<0>();
-    // The compiler must not read sums earlier.
-#pragma unroll
-    for (int i = 0; i < Sums::DOWN; ++i)
-#pragma unroll
-        for (int j = 0; j < Sums::ACROSS; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums.c[i][j][e])::"memory");
-#endif
-}
-
-// Pixels as rows of A: patch by patch, term k being channel k of the tap `offset` away.
-template <class Place>
-struct PatchRows {
-    const Number* window;
-    const Place& place;  // Of a row of the tile.
-    int lanes[Sums::DOWN];
-    int offset, now = 0;
-
-    __device__ PatchRows(const Number* window, const Place& place) : window(window), place(place) {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < Sums::DOWN; ++i)
-            lanes[i] = place(Sums::top() + i * 16 + lane % 16) + lane / 16 * RUN;
-    }
-    __device__ Number element(int row, int k) const { return window[place(row) + offset + k]; }
-#if __CUDA_ARCH__ >= 800
-    __device__ void term(int k) { now = offset + k; }
-    __device__ void words(unsigned (&words)[4], int i) const {
-        read_matrices(words, window + lanes[i] + now);
-    }
-#endif
-};
-
-// Convolutions over pixels: rows [0, rows) of the product of patches and `weights`, which are cut
-// into slices of RUNS runs of one tap (pack_weights.cu). Blocks take tile after tile; where there is
-// room for all slices they stay, else they come STAGES - 2 slices ahead.
-//
-//     order(i)        the pixel whose patch is row i; behind the last, that of the last
-//     finished(sums)  what is done to sums before `store` gets them
-template <class Source, class Order, class Finished, class Store>
-__device__ void slide(const View& view, const Source& source, int samples, int rows,
-                      const Number* weights, const Order& order, const Finished& finished,
-                      const Store& store) {
-    constexpr int DEPTH = RUNS * RUN, SLICE = DEPTH * TILE_N;
-    extern __shared__ __align__(16) char memory[];
-    Number* const slots = reinterpret_cast<Number*>(memory);
-    const int parts = view.channels / DEPTH, slices = view.r * view.s * parts;
-    const bool stay = slices <= STAGES;
-    const int tiles = (rows + TILE_M - 1) / TILE_M;
-    const int all = stay ? slices : (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x * slices;
-    weights += blockIdx.y * slices * SLICE;
-
-    const auto fetch = [&](int slice) {
-        if (slice < all) {
-            for (int i = threadIdx.x * RUN; i < SLICE; i += THREADS * RUN)
-                copy_later(slots + slice % STAGES * SLICE + i,
-                           weights + slice % slices * SLICE + i);
-        }
-        close_group();
-    };
-    for (int slice = 0; slice < (stay ? slices : STAGES - 2); ++slice) fetch(slice);
-
-    Window window{view, slots + STAGES * SLICE, view.channels + RUN, samples, 0, 0};
-    int slice = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const int top = tile * TILE_M;
-        __syncthreads();
-        window.first = window.row(order(top));
-        window.stop = window.row(order(top + TILE_M - 1)) + view.r;
-        source.fill(window);
-        close_group();
-        const auto place = [&](int i) { return window.place(order(top + i)); };
-        PatchRows<decltype(place)> patches(window.numbers, place);
-        Sums sums;
-        arrive<0>();
-        source.settle(window);
-        if (stay) {
-            publish();
-            __syncthreads();
-        }
-        for (int tap = 0; tap < view.r * view.s; ++tap) {
-            const int at = (tap / view.s * view.across + tap % view.s) * window.pixel;
-            for (int part = 0; part < parts; ++part, ++slice) {
-                if (!stay) {
-                    arrive<STAGES - 3>();
-                    publish();
-                    __syncthreads();
-                    // All are done with the slice before the last, whose slot this takes.
-                    fetch(slice + STAGES - 2);
-                }
-                const int slot = stay ? tap * parts + part : slice % STAGES;
-                patches.offset = at + part * DEPTH;
-                multiply_terms<DEPTH>(sums, patches,
-                                      Planes<false, TILE_N * RUN>{slots + slot * SLICE});
-            }
-        }
-        finish(sums);
-        finished(sums);
-        sums.give(top, blockIdx.y * TILE_N, store);
-    }
-    arrive<0>();
 }

@@ -102,7 +102,7 @@ class FullyConnected(Weighted):
             return np.int32(samples), *shape, np.int32(part)
 
         tiling, inputs = self.weight_tiling(self.group, self.setting), (self.arrays["x"], *self.dz)
-        return self.gradient_kernel(file, "dense_backward_weight", tiling, inputs, rest)
+        return self.gradient_kernel(file, "dense_backward_weight", tiling, 1, inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape

@@ -18,11 +18,11 @@ def launch(function: Function, threads: int, *args: Any) -> None:
 
 
 SUM_ELEMENTS, SUM_SHARES = 32, 8
-"""Elements of a block, and threads that share an element's parts, as ``parts.cuh`` has them."""
+"""Vectors of a block, and threads that share a vector's parts, as ``parts.cuh`` has them."""
 
 
-def launch_sum(function: Function, elements: int, *args: Any) -> None:
-    """Enqueue a kernel that adds up the parts of so many elements."""
-    if elements:
-        grid = ceil_div(elements, SUM_ELEMENTS), 1, 1
+def launch_sum(function: Function, vectors: int, *args: Any) -> None:
+    """Enqueue a kernel that adds up the parts of so many vectors."""
+    if vectors:
+        grid = ceil_div(vectors, SUM_ELEMENTS), 1, 1
         function(grid, (SUM_ELEMENTS, SUM_SHARES, 1), args)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from dptrain.backends.cuda import windows
 from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.slides import Slide, choose_slide
 from dptrain.backends.cuda.tiles import Parts, Tiling, Work
 from dptrain.backends.cuda.weighted import (
     Convolution,
-    computed_pixels,
     follows,
     pools_in_place,
 )
-from dptrain.backends.cuda.windows import Slide, View
+from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -50,22 +51,8 @@ class SlidingConvolution(Convolution):
         """How a product over pixels is computed; None if as `Convolution` does."""
         view, n = View.forward(group.head), setting.batch_size
         if phase is Phase.BACKWARD_INPUT:
-            return windows.choose_slide(view.backward, setting.precision, n)
-        return windows.choose_slide(view, setting.precision, n, pooled=pools_in_place(group))
-
-    @classmethod
-    def pixel_sum(cls, group: Group, setting: Setting) -> Tiling | None:
-        """How the gradient of weights is computed; None if as `Convolution` does."""
-        terms = setting.batch_size * computed_pixels(group)
-        return windows.choose_pixel_sum(
-            View.forward(group.head), setting.precision, terms, pooled=pools_in_place(group)
-        )
-
-    @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
-        """Of the product as `Convolution` computes it, or, of more parts, as this class does."""
-        gathered, windowed = super().weight_tiling(group, setting), cls.pixel_sum(group, setting)
-        return max(gathered, windowed or gathered, key=lambda tiling: tiling.parts.count)
+            return choose_slide(view.backward, setting.precision, n)
+        return choose_slide(view, setting.precision, n, pooled=pools_in_place(group))
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -73,67 +60,71 @@ class SlidingConvolution(Convolution):
         phases, buffers = dict(needs.phases), dict(needs.buffers)
         for phase, name in PACKED.items():
             slide = cls.slide(group, setting, phase)
-            if slide is not None and phase in phases:
+            wanted = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
+            if slide is not None and wanted:
                 buffers[name] = BufferSpec((slide.packed,), setting.activations)
-                access = phases[phase]
-                phases[phase] = replace(access, writes=(*access.writes, name))
+                first, last = phases[Phase.FORWARD], phases[phase]
+                # All are packed at once, forward.
+                phases[Phase.FORWARD] = replace(first, writes=(*first.writes, name))
+                if phase is not Phase.FORWARD:
+                    phases[phase] = replace(last, reads=(*last.reads, name))
         return GroupNeeds(phases, buffers)
 
     def convolve(self) -> Kernel:
-        slide = self.slide(self.group, self.setting, Phase.FORWARD)
-        if slide is None or not self._has_room(slide):
-            return super().convolve()
-        packed, pack = self._packed(slide, Phase.FORWARD)
-        product = self.product(
-            "window_forward.cu", "window_forward", Tiling(slide, Parts(1, 1)),
-            computed_pixels(self.group), self.group.head.output_shape[0],
-            (self.arrays["x"], packed, self.arrays["bias"], *self.outputs), self.geometry,
-            behind=follows(self.group), drops=True,
-        )  # fmt: skip
-        return _in_turn(pack, product)
+        slide, product = self._fitting(Phase.FORWARD), super().convolve
+        if slide is not None:
+            product = partial(
+                self.product,
+                "window_forward.cu", "window_forward", Tiling(slide, Parts(1, 1)),
+                slide.each, self.group.head.output_maps[0],
+                (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
+                self.geometry, behind=follows(self.group), drops=True,
+            )  # fmt: skip
+        return self._packing(product())
 
     def backward_input(self) -> Kernel:
-        slide = self.slide(self.group, self.setting, Phase.BACKWARD_INPUT)
-        if slide is None or not self._has_room(slide):
+        slide = self._fitting(Phase.BACKWARD_INPUT)
+        if slide is None:
             return super().backward_input()
-        packed, pack = self._packed(slide, Phase.BACKWARD_INPUT)
-        c, h, w = self.group.head.input_shape
-        product = self.product(
+        return self.product(
             "window_backward_input.cu", "window_backward_input", Tiling(slide, Parts(1, 1)),
-            h * w, c, (*self.dz, packed, self.arrays["dx"]), self.geometry, behind=self.behind,
+            slide.each, self.group.head.input_maps[0],
+            (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
+            behind=self.behind,
         )  # fmt: skip
-        return _in_turn(pack, product)
-
-    def backward_weight(self) -> Kernel:
-        tiling = self.pixel_sum(self.group, self.setting)
-        if tiling is None or not self._has_room(tiling.tile):
-            gathered = super().weight_tiling(self.group, self.setting)
-            return self.weight_gradient("conv2d_backward_weight", gathered)
-        return self.weight_gradient("window_backward_weight", tiling)
 
     def _has_room(self, work: Work) -> bool:
         """Whether blocks of this device have enough shared memory."""
         return work.shared_bytes <= self.device.shared_bytes
 
-    def _packed(self, slide: Slide, phase: Phase) -> tuple[object, Kernel]:
-        """Memory of the weights as a kernel takes them, and the stage that brings them there."""
-        defines = {**slide.defines, **self.defines, "BACKWARD": int(phase is Phase.BACKWARD_INPUT)}
+    def _fitting(self, phase: Phase) -> Slide | None:
+        """How a product is computed on this device; None if as `Convolution` does."""
+        slide = self.slide(self.group, self.setting, phase)
+        return slide if slide is not None and self._has_room(slide) else None
+
+    def _packing(self, product: Kernel) -> Kernel:
+        """The product behind a kernel that brings weights into the order of all that want one."""
+        ways = {
+            phase: way for phase, name in PACKED.items()
+            if name in self.arrays and (way := self._fitting(phase)) is not None
+        }  # fmt: skip
+        if not ways:
+            return product
+        forward, back = (ways.get(phase) for phase in PACKED)
+        way = next(iter(ways.values()))
+        defines = {**way.defines, **self.defines, "EARLY": int(self.early)}
+        if back is not None:
+            defines["BACK_TALL"] = back.tall
         function = self.device.function("pack_weights.cu", "pack_weights", **defines)
-        packed, weight = self.arrays[PACKED[phase]], self.arrays["weight"]
-        r, s, channels, filters = weight.shape
-        sizes = np.int32(r * s), np.int32(channels), np.int32(filters)
-        pieces = slide.packed * self.itemsize // windows.PIECE
+        weight, anywhere = self.arrays["weight"], self.arrays[PACKED[next(iter(ways))]]
+        packed = [self.arrays.get(name, anywhere) for name in PACKED.values()]
+        lanes = forward.lanes if forward is not None else 0
+        everything = lanes + (back.lanes if back is not None else 0)
+        args = weight, *packed, *map(np.int32, (lanes, everything, *weight.shape))
 
-        def pack(context: Context) -> None:
+        def run(context: Context) -> None:
             if context.n:
-                launch(function, pieces, weight, packed, *sizes)
+                launch(function, everything, *args)
+            product(context)
 
-        return packed, pack
-
-
-def _in_turn(first: Kernel, second: Kernel) -> Kernel:
-    def run(context: Context) -> None:
-        first(context)
-        second(context)
-
-    return run
+        return run

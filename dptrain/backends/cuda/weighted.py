@@ -11,10 +11,12 @@ import numpy as np
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch_sum
-from dptrain.backends.cuda.operations import Dropping, Kernels, Operation
+from dptrain.backends.cuda.operations import Dropping, Kernels, Operation, vector
+from dptrain.backends.cuda.pixel_sums import PixelSum, choose_pixel_sum
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
 from dptrain.backends.cuda.tiles import Tiling, choose, step
+from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -75,7 +77,12 @@ class Weighted(Operation):
 
     @classmethod
     def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
-        """Of the product that is the gradient of weights, and in a row more that of the bias."""
+        """Of the product that is the gradient of weights."""
+        return cls.gathered_sum(group, setting)
+
+    @classmethod
+    def gathered_sum(cls, group: Group, setting: Setting) -> Tiling:
+        """Of that product by ``gemm.cuh``, in one row more the gradient of the bias."""
         weight, bias = group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         terms = setting.batch_size * cls.summed_pixels(group, setting)
@@ -159,19 +166,19 @@ class Weighted(Operation):
         }
 
     def gradient_kernel(
-        self, file: str, name: str, tiling: Tiling, inputs: tuple[Any, ...], rest: Any
+        self, file: str, name: str, tiling: Tiling, terms: int, inputs: tuple[Any, ...], rest: Any
     ) -> Kernel:
         """Stage of both passes.
 
         Args:
             file, name: of the first pass's kernel.
             tiling: of its product.
+            terms: of the sum, as its parts count them, a sample.
             inputs: x, dy and what undoes what is fused.
             rest: of that kernel's arguments behind the gradients, from samples and terms a part.
         """
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        pixels = self.summed_pixels(self.group, self.setting)
         tile, parts = tiling.tile, tiling.parts
         defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
         first = self.device.function(file, name, **defines)
@@ -187,17 +194,19 @@ class Weighted(Operation):
 
             return run
         partial = self.arrays["partial"].reshape(-1)
-        second = self.device.function("sum_parts.cu", "sum_parts")
+        width = vector(bias.size, 4)
+        second = self.device.function("sum_parts.cu", "sum_parts", VECTOR=width)
+        sizes = np.int32(weight.size), np.int32(bias.size)
 
         def run_parts(context: Context) -> None:
-            used = parts.used(context.n * pixels)
+            used = parts.used(context.n * terms)
             first(
                 tile.grid(rows, columns, used), tile.block,
                 [*inputs, partial, partial[weight.size :], *rest(context.n, parts.terms)],
                 shared_bytes=tile.shared_bytes,
             )  # fmt: skip
-            sizes = np.int32(weight.size), np.int32(bias.size)
-            launch_sum(second, rows * columns, partial, np.int32(used), dw, sizes[0], db, sizes[1])
+            vectors = rows * columns // width
+            launch_sum(second, vectors, partial, np.int32(used), dw, sizes[0], db, sizes[1])
 
         return run_parts
 
@@ -272,6 +281,26 @@ class Convolution(Weighted):
         if cls.spreads(group, setting):
             return math.prod(group.head.output_maps[1:])
         return super().summed_pixels(group, setting)
+
+    @classmethod
+    def pixel_sum(cls, group: Group, setting: Setting) -> PixelSum | None:
+        """How windows of maps are summed up to the gradient of weights; None if it is gathered."""
+        layer = group.head.layer
+        assert isinstance(layer, Conv2d)
+        spread = separate_tail(group) is not None or cls.spreads(group, setting)
+        return choose_pixel_sum(
+            View.forward(group.head), setting.precision, layer.strides,
+            NOTHING if spread else follows(group), setting.batch_size,
+        )  # fmt: skip
+
+    @classmethod
+    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+        """Of two ways the one of more parts: which it is the device decides."""
+        gathered, way = cls.gathered_sum(group, setting), cls.pixel_sum(group, setting)
+        if way is None:
+            return gathered
+        windowed = way.tiling(group.head.output_shape[0], setting.batch_size)
+        return max(gathered, windowed, key=lambda tiling: tiling.parts.count)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -356,18 +385,22 @@ class Convolution(Weighted):
         )  # fmt: skip
 
     def backward_weight(self) -> Kernel:
-        tiling = self.weight_tiling(self.group, self.setting)
-        return self.weight_gradient("conv2d_backward_weight", tiling)
-
-    def weight_gradient(self, name: str, tiling: Tiling) -> Kernel:
-        """Stage of the product that is the gradient of weights, by a kernel of this name."""
-        numbers = self.geometry
+        numbers, inputs = self.geometry, (self.arrays["x"], *self.dz)
 
         def rest(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), np.int32(part), *numbers
 
-        inputs = self.arrays["x"], *self.dz
-        return self.gradient_kernel(f"{name}.cu", name, tiling, inputs, rest)
+        way = self.pixel_sum(self.group, self.setting)
+        if way is None or way.shared_bytes > self.device.shared_bytes:
+            name, tiling = "conv2d_backward_weight", self.gathered_sum(self.group, self.setting)
+            terms = self.summed_pixels(self.group, self.setting)
+        else:
+            name, tiling = (
+                "window_backward_weight",
+                way.tiling(self.group.head.output_shape[0], self.batch_size),
+            )
+            terms = way.strips
+        return self.gradient_kernel(f"{name}.cu", name, tiling, terms, inputs, rest)
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape

@@ -17,8 +17,10 @@ from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
+from dptrain.backends.cuda.pixel_sums import choose_pixel_sum
+from dptrain.backends.cuda.slides import choose_slide
 from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
-from dptrain.backends.cuda.windows import View, choose_pixel_sum, choose_slide
+from dptrain.backends.cuda.windows import View
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -126,15 +128,16 @@ def test_windows_compile_for_a_layer(
     common = {"PRECISION": precision, "BEHIND": 1 + pooled, "IN_STEP": step, "OUT_STEP": step}
     common |= dict(zip(FIXED, layer, strict=True))
     forward = choose_slide(view, name, 2048, pooled=pooled)
-    backward, weight = choose_slide(view.backward, name, 2048), choose_pixel_sum(view, name, 10**6)
+    backward = choose_slide(view.backward, name, 2048)
+    weight = choose_pixel_sum(view, name, (1, 1), 1 + pooled, 2048)
     assert forward is not None
     assert backward is not None
     assert weight is not None
     kernels = {
         "window_forward.cu": forward.defines,
-        "pack_weights.cu": forward.defines,
+        "pack_weights.cu": {**forward.defines, "BACK_TALL": backward.tall},
         "window_backward_input.cu": backward.defines,
-        "window_backward_weight.cu": weight.tile.defines,
+        "window_backward_weight.cu": weight.defines,
     }
     for file, defines in kernels.items():
         code = compiler.compile(KERNELS / file, architecture, {**common, **defines})

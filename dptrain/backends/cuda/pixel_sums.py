@@ -1,0 +1,282 @@
+"""How the gradients of weights of convolutions of stride 1 are cut.
+
+See ``kernels/window_backward_weight.cu``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dptrain.backends.cuda.device import Extent
+from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
+from dptrain.backends.cuda.windows import (
+    MULTIPROCESSORS,
+    PIECE,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    SIZES,
+    View,
+)
+
+ROWS = 64
+"""Filters of a tile: rows of an instruction of four warps."""
+
+MOST_COLUMNS = 320
+"""Of a tile: as many sums as threads have registers for, half as many each."""
+
+STEP, FILL, BYTES = 100, 1500, 30
+"""Cycles that four warps take for a step at least, and that a window takes to come, as such and for
+so many bytes."""
+
+ADDING = 1.2e-3
+"""Cycles for a number of a part of a sum, which is written, read and added."""
+
+MOST_NARROW = 32
+"""Channels that the pixels of a row of taps have together where maps are narrow."""
+
+
+@dataclass(frozen=True)
+class PixelSum:
+    """What a block sums up, and of what it has a window at a time: macros of the kernel.
+
+    Attributes:
+        precision: of the products.
+        behind: what is undone of what follows the convolution.
+        narrow: whether a row of taps is one tap.
+        channels, tap_rows, tap_columns: of the columns of the tile.
+        all_channels, all_rows: of the product.
+        filters: of the tile.
+        lines, segment, width, across: of a strip.
+        apart_down, apart_across: pixels of a position.
+        strips: of a sample.
+        groups: of four warps that share a window, each with steps of its own.
+        buffers: two where a strip comes while the one before is multiplied.
+        helpers: whether four warps more bring it.
+    """
+
+    precision: str
+    behind: int
+    narrow: bool
+    channels: int
+    tap_rows: int
+    tap_columns: int
+    all_channels: int
+    all_rows: int
+    filters: int
+    lines: int
+    segment: int
+    width: int
+    across: int
+    apart_down: int
+    apart_across: int
+    strips: int
+    groups: int = 1
+    buffers: int = 1
+    helpers: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Of the tile."""
+        return self.tap_rows * self.tap_columns * self.channels
+
+    @property
+    def run(self) -> int:
+        """Numbers of a piece."""
+        return PIECE // SIZES[self.precision]
+
+    @property
+    def turns(self) -> int:
+        """Pairs of instructions' depths of a strip."""
+        return ceil_div(self._all_halves, 4)
+
+    @property
+    def _half(self) -> int:
+        """Positions of half a step."""
+        return 1 if self.precision == "tf32" else 8
+
+    @property
+    def _halves(self) -> int:
+        return ceil_div((self.segment - 1) * self.across + self.width, self._half)
+
+    @property
+    def _all_halves(self) -> int:
+        return self.lines // self.segment * self._halves
+
+    @property
+    def _window(self) -> tuple[int, int]:
+        """Rows, and columns as far as anyone reads."""
+        reach = self._halves * self._half + self.tap_columns - 1
+        if self.segment == 1:
+            return self.lines + self.tap_rows - 1, reach
+        reach += (self.lines - self.segment + self.tap_rows - 1) * self.across
+        return ceil_div(reach, self.across), self.across
+
+    @property
+    def _pieces(self) -> int:
+        """Of a window."""
+        rows, columns = self._window
+        if self.precision == "tf32":
+            return columns * (rows * self.channels + 1)
+        each = self.channels // self.run
+        rest = max(8 // each, 1)
+        if self.segment == 1:
+            return rows * each * _more_than_eights(columns, rest)
+        return each * _more_than_eights(rows * columns, rest)
+
+    @property
+    def _raw_pieces(self) -> int:
+        """Of pixels that are put together to positions."""
+        rows, columns = self._window
+        rows, columns = rows + 3 * self.apart_down, columns + 3 * self.apart_across
+        return rows * columns * (self.channels // self.run + 2)
+
+    @property
+    def _dz_bytes(self) -> int:
+        four, size, pooled = self.precision == "tf32", SIZES[self.precision], self.behind == 2
+        rows = self.turns * ((4 if four else 8) if pooled else 4 * PIECE // size)
+        more = 2 if four else 1 if not pooled else 2 if self.filters > 16 else 0
+        pitch = (self.filters + more * self.run) * size
+        marks = self.filters + 16 if pooled else pitch if self.behind else 0
+        return rows * (pitch + marks)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of windows and dz, and of the sums that groups join."""
+        later = self.precision == "tf32" and not self.narrow and self.buffers == 2
+        later = later and not self.helpers
+        pieces = self._pieces + self._raw_pieces if later else self.buffers * self._pieces
+        sums = 4 * 128 * max((self.groups - 1) * self.columns // 2, 2 * self.groups)
+        places = ceil_div(self.turns, 2) * PIECE
+        windows = pieces * PIECE + self.buffers * self._dz_bytes
+        return max(places + windows, sums * (self.groups > 1))
+
+    @property
+    def block(self) -> Extent:
+        """Threads: four warps a group."""
+        return 4 * WARP, self.groups + self.helpers, 1
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor runs at a time."""
+        registers = min(self.columns // 2 + 72, 255)
+        room = SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES)
+        if self.helpers and self.groups == 2 and self.columns > 160:
+            return min(room, 1)
+        threads = math.prod(self.block)
+        return min(room, (1 << 16) // (threads * (-(-registers // 8) * 8)), 16)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of ``window_backward_weight.cu``."""
+        return {
+            "TILE_M": ROWS, "TILE_N": self.columns, "WARP_M": 16, "WARP_N": self.columns,
+            "WORDS": 16, "AHEAD": 1, "GROUPS": self.groups, "BLOCKS": self.blocks,
+            "NARROW": int(self.narrow), "CHANNELS": self.channels, "FILTERS": self.filters,
+            "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns, "LINES": self.lines,
+            "SEGMENT": self.segment, "POSITIONS": self.width, "LINE_STEP": self.across,
+            "APART_DOWN": self.apart_down, "APART_ACROSS": self.apart_across,
+            "BUFFERS": self.buffers, "HELPERS": int(self.helpers),
+        }  # fmt: skip
+
+    def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
+        """Blocks of the sums, cut into `parts`; rows of taps and runs of channels come first."""
+        kinds = ceil_div(self.all_rows, self.tap_rows) * ceil_div(self.all_channels, self.channels)
+        return kinds, ceil_div(columns, ROWS), parts
+
+    def tiling(self, filters: int, samples: int) -> Tiling:
+        """With parts of all strips that all multiprocessors work on."""
+        tiles = math.prod(self.grid(0, filters))
+        wanted = max(MULTIPROCESSORS * self.blocks // tiles, 1)
+        part = max(ceil_div(samples * self.strips, wanted), 1)
+        return Tiling(self, Parts(max(ceil_div(samples * self.strips, part), 1), part))
+
+
+def _more_than_eights(least: int, rest: int) -> int:
+    """The least number from `least` on that is `rest` more than a multiple of eight."""
+    return (least + 7 - rest) // 8 * 8 + rest
+
+
+def suits(view: View, precision: str, strides: tuple[int, int]) -> bool:
+    """Whether there are kernels for a layer."""
+    return precision in SIZES and strides == (1, 1) and any(True for _ in _columns(view))
+
+
+def _columns(view: View) -> Iterator[tuple[bool, int, int, int]]:
+    """Columns of a tile: whether they are narrow, channels, rows and columns of taps."""
+    if view.filters % 16:
+        return
+    if view.channels % 16:
+        together = view.s * view.channels
+        if together <= MOST_NARROW:
+            yield True, 16 if together <= 16 else 32, view.r, 1
+        return
+    for channels in (16,) if view.channels % 32 else (32, 64):
+        for groups in range(1, view.r + 1):
+            rows = ceil_div(view.r, groups)
+            fits = rows * view.s * channels <= MOST_COLUMNS
+            if view.channels % channels == 0 and fits and ceil_div(view.r, rows) == groups:
+                yield False, channels, rows, view.s
+
+
+def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
+    """Ways to compute the gradient of weights."""
+    pooled = behind == 2
+    unit = 2 if pooled else 1
+    height = view.out_height // unit * unit
+    filters = next(n for n in (16, 32, ROWS) if n >= min(view.filters, ROWS))
+    for narrow, channels, tap_rows, tap_columns in _columns(view):
+        for lines, segment, wide, across, down, beside in _strips(view, precision, unit):
+            tall = lines * 4 if down else lines
+            for groups, (buffers, helpers) in itertools.product(
+                (1, 2, 4), ((1, False), (2, False), (2, True))
+            ):
+                way = PixelSum(
+                    precision, behind, narrow, channels, tap_rows, tap_columns,
+                    channels if narrow else view.channels, view.r, filters, lines, segment, wide,
+                    across, down, beside, ceil_div(height, tall), groups, buffers, helpers,
+                )  # fmt: skip
+                if way.blocks:
+                    yield way
+
+
+def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    height, width = (n // unit * unit for n in (view.out_height, view.out_width))
+    for lines in range(unit, height + unit, unit):
+        if precision == "bf16":
+            for segment in range(1, 2 if unit == 2 else lines + 1):
+                if lines % segment == 0:
+                    yield lines, segment, width, max(view.across, width), 0, 0
+            continue
+        quarter = ceil_div(ceil_div(width, 4), unit) * unit
+        yield lines, 1, quarter, quarter, 0, quarter
+        if 4 * (lines - unit) < height:
+            yield lines, 1, width, width, lines, 0
+
+
+@functools.cache
+def choose_pixel_sum(
+    view: View, precision: str, strides: tuple[int, int], behind: int, samples: int
+) -> PixelSum | None:
+    """The way that the gradient of weights takes the least time with, by an estimate of cycles.
+
+    Returns:
+        None where there are no kernels for the layer.
+    """
+    if not suits(view, precision, strides):
+        return None
+
+    def estimate(way: PixelSum) -> float:
+        parts = way.tiling(view.filters, samples).parts
+        blocks = math.prod(way.grid(0, view.filters, parts.count))
+        beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
+        rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
+        products = 2 * way.turns * max(way.columns / 2, STEP / way.groups)
+        strip = max(beside * products, products + FILL + way.shared_bytes / BYTES)
+        elements = view.r * view.s * view.channels * view.filters
+        return parts.terms * rounds * strip + ADDING * parts.count * elements
+
+    return min(pixel_sums(view, precision, behind), key=estimate, default=None)

@@ -1,0 +1,327 @@
+"""How convolutions over the pixels of windows are cut; see ``kernels/columns.cuh``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from dptrain.backends.cuda.device import Extent
+from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.cuda.windows import (
+    MULTIPROCESSORS,
+    PIECE,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    SIZES,
+    View,
+)
+
+TEAM = 128
+"""Threads that multiply together: four warps."""
+
+ROWS = 64
+"""Filters, of one output line or two, that they have."""
+
+MOST_SUMS = 128
+"""Of a thread."""
+
+MOST_COLUMNS = 256
+"""Of a team's segments together, which take so many."""
+
+EIGHTS = (*range(1, 17), 18, 20, 21, 22, 24, 26, 28, 30, 32)
+"""Of columns, that an instruction may have: those that ``wgmma.cuh`` knows."""
+
+MOST_DEPTH, LEAST_DEPTH = 5, 3
+"""Steps that are made while weights for as many are on their way; as many as registers allow."""
+
+FEWEST_REGISTERS, REGISTERS, TURNS_REGISTERS = 40, 44, 56
+"""Of a thread besides its sums and weights: that it can do with, that it uses, and where teams take
+turns."""
+
+REGISTERS_OF_ALL = 1 << 16
+"""Of the threads of a multiprocessor."""
+
+
+PRODUCT, WEIGHTS, FILL, GIVE = 0.66, 0.18, 0.72, 0.54
+"""Cycles of a multiprocessor for a step of a column, 16 bytes of weights, 16 bytes of a window and
+a byte of a column of outputs. These and what follows fit products that were timed on an H200."""
+
+FEWEST_COLUMNS, WASTE = 32, 1.1
+"""Of a segment that is worth trying, and times the fewest columns that it may take for a map."""
+
+INSTRUCTION = 4
+"""Columns that would take as long as an instruction takes besides its own."""
+
+CHUNK, TILE, STEP, LONELY = 810, 1030, 256, 2.0
+"""Cycles that a block waits for a window, at the beginning and the end, and in a step that no other
+covers; and how many times as long it takes where it is the only one of a multiprocessor."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns that one instruction multiplies with.
+
+    Attributes:
+        columns: of them.
+        lines: of the map that they are part of.
+        strip: whether they are eight pixels of each line.
+    """
+
+    columns: int
+    lines: int
+    strip: bool
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A product over pixels: what a block takes at a time.
+
+    Attributes:
+        view: of what is read.
+        size: bytes of a number.
+        pooled: whether windows of two by two outputs are.
+        segment: one of those of a block.
+        segments: of a team.
+        teams: with segments of their own.
+        shares: teams that share the sum over the same segments.
+        chunks: that the channels of a block's window come in.
+        windows: that there is room for, where two teams take turns and others fill the next one;
+            0 where all fill, then multiply.
+    """
+
+    view: View
+    size: int
+    pooled: bool
+    segment: Segment
+    segments: int
+    teams: int
+    shares: int = 1
+    chunks: int = 1
+    windows: int = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is room for it, and its parts are equal."""
+        return (
+            self.segment.columns // 8 in EIGHTS
+            and self.segment.columns * self.segments <= MOST_COLUMNS
+            and self.view.channels * self.size // PIECE // 2 % self.chunks == 0
+            and self.steps % (self.chunks * self.shares) == 0
+            and self.blocks > 0
+            and self.depth > 0
+        )
+
+    @property
+    def tall(self) -> int:
+        """Output lines that are rows of A."""
+        return 2 if self.view.filters <= ROWS // 2 else 1
+
+    @property
+    def lines(self) -> int:
+        """Of `tall` output lines, of a sample."""
+        height = self.view.out_height
+        return ceil_div(height // 2 * 2 if self.pooled else height, self.tall)
+
+    @property
+    def across(self) -> int:
+        """Segments side by side."""
+        width = self.view.out_width
+        return ceil_div(width // 2 * 2 if self.pooled else width, 8) if self.segment.strip else 1
+
+    @property
+    def each(self) -> int:
+        """Segments of a sample."""
+        return self.across * ceil_div(self.lines, self.segment.lines)
+
+    @property
+    def steps(self) -> int:
+        """Instructions that the sum is, for each segment."""
+        taps = (self.view.r + self.tall - 1) * self.view.s
+        return self.view.channels * self.size // PIECE // 2 * taps
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.segments * self.segment.columns // 2
+
+    @property
+    def depth(self) -> int:
+        """Steps whose weights are on their way; 0 where no number divides those that are made."""
+        own = self.steps // (self.chunks * self.shares)
+        # Two sets of them take turns.
+        left = REGISTERS_OF_ALL // max(self.blocks * self.block[0], TEAM * 2) - self.sums
+        most = (left - (TURNS_REGISTERS if self.windows else REGISTERS)) // 8
+        depths = range(2, min(max(most, LEAST_DEPTH), MOST_DEPTH, own // 2) + 1)
+        return max((depth for depth in depths if own % depth == 0), default=0)
+
+    @property
+    def window_rows(self) -> int:
+        """Of a window, wherever its segments begin."""
+        count = self.segments * (1 if self.windows else self.teams)
+        taps = self.segment.lines * self.tall + self.view.r - 1
+        down = ceil_div(self.lines, self.segment.lines)
+        # What lies between the last lines of a map and the first of the next.
+        between = self.view.down - down * self.segment.lines * self.tall
+        lines, samples = _met(count, self.across), _met(count, self.each)
+        return (lines - 1) * self.segment.lines * self.tall + (samples - 1) * max(between, 0) + taps
+
+    @property
+    def pixels(self) -> int:
+        """Of a plane of the window; such that threads write to different banks."""
+        planes = min(8, self.planes)
+        # The last eight columns may begin with the last pixel.
+        needed = self.window_rows * self.view.across + self.view.s - 1 + 8
+        return needed + (8 // planes - needed) % 8
+
+    @property
+    def planes(self) -> int:
+        """Of the window."""
+        return self.view.channels * self.size // PIECE // self.chunks
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the window, or of the sums that are shared."""
+        windows = max(self.windows, 1) * self.planes * self.pixels * PIECE
+        sums = self.block[0] * self.segments * self.segment.columns // 8 * PIECE
+        return windows if self.shares == 1 else max(windows, sums)
+
+    @property
+    def lanes(self) -> int:
+        """That read weights, each `PIECE` bytes of its own: of every team's step."""
+        return ceil_div(self.view.filters * self.tall, ROWS) * self.steps * TEAM
+
+    @property
+    def packed(self) -> int:
+        """Numbers of the weights as they are packed, and of steps behind, which lanes ask for."""
+        return (self.lanes + 2 * MOST_DEPTH * TEAM) * PIECE // self.size
+
+    @cached_property
+    def blocks(self) -> int:
+        """That a multiprocessor runs at a time."""
+        registers = self.sums + 8 * LEAST_DEPTH + FEWEST_REGISTERS
+        threads = REGISTERS_OF_ALL // (self.block[0] * ceil_div(registers, 8) * 8)
+        blocks = min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+        return min(blocks, 1) if self.windows else blocks
+
+    @property
+    def block(self) -> Extent:
+        """Threads."""
+        return TEAM * self.teams * self.shares + self.fillers, 1, 1
+
+    @property
+    def fillers(self) -> int:
+        """Threads that fill windows and do nothing else; few where others need many registers."""
+        if not self.windows:
+            return 0
+        return TEAM if self.segment.columns * self.segments <= 208 else TEAM // 2
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """Macros of ``columns.cuh``."""
+        segment = self.segment
+        return {
+            "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
+            "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
+            "CHUNKS": self.chunks, "TURNS": int(self.windows > 0), "WINDOWS": self.windows,
+            "FILLERS": self.fillers or self.block[0], "POOLED": int(self.pooled),
+            "TALL": self.tall, "DEPTH": self.depth, "PLANES": self.planes, "PIXELS": self.pixels,
+            "BLOCKS": self.blocks,
+        }  # fmt: skip
+
+    def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
+        """Blocks of a product of so many segments and filters."""
+        down = ceil_div(columns * self.tall, ROWS)
+        if self.windows:
+            most = max(MULTIPROCESSORS // down, 1)
+            return min(ceil_div(rows, self.segments), most), down, parts
+        return ceil_div(rows, self.teams * self.segments), down, parts
+
+
+def _met(count: int, size: int) -> int:
+    """Groups of so many neighbours that `count` of them are part of, beginning at a multiple."""
+    if size % count == 0 or count % size == 0:
+        return ceil_div(count, size)
+    return (count - 2) // size + 2
+
+
+def segments(view: View, *, pooled: bool) -> Iterator[Segment]:
+    """Those that a map can be cut into."""
+    unit, tall = 2 if pooled else 1, 2 if view.filters <= ROWS // 2 else 1
+    height, width = view.out_height // unit * unit, view.out_width // unit * unit
+    step = unit // tall or 1
+    for lines in range(step, min(ceil_div(height, tall), MOST_COLUMNS // 8) + 1, step):
+        yield Segment(8 * lines, lines, strip=True)
+        if lines == 1 or (tall == 1 and not pooled):
+            yield Segment(ceil_div((lines - 1) * view.across + width, 8) * 8, lines, strip=False)
+        elif tall == 1 and view.across % 8 == 0:
+            # The second line of a window of pooling is below the first in the same thread.
+            yield Segment(lines * view.across, lines, strip=False)
+
+
+def slides(view: View, precision: str, *, pooled: bool = False) -> Iterator[Slide]:
+    """Ways to compute one product over pixels.
+
+    Args:
+        view: of what is read.
+        precision: of the product.
+        pooled: whether windows of two by two outputs are.
+    """
+    size = SIZES[precision]
+    for segment in good_segments(view, pooled=pooled):
+        for count in range(1, MOST_COLUMNS // segment.columns + 1):
+            for cut in CUTS:
+                way = Slide(view, size, pooled, segment, count, *cut)
+                if way.possible:
+                    yield way
+
+
+def good_segments(view: View, *, pooled: bool) -> list[Segment]:
+    """Those of enough columns, few of which are computed in vain."""
+    found = [s for s in segments(view, pooled=pooled) if s.columns // 8 in EIGHTS]
+    widest = max((s.columns for s in found), default=0)
+    wide = [s for s in found if s.columns >= min(FEWEST_COLUMNS, widest)]
+    columns = {s: Slide(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
+    return [s for s in wide if columns[s] <= WASTE * min(columns.values())]
+
+
+CUTS = [
+    (teams, shares, chunks, 0)
+    for teams in (1, 2, 3, 4)
+    for shares in (1, 2, 4)
+    for chunks in (1, 2, 4)
+    if teams * shares <= 4
+]
+
+
+def choose_slide(view: View, precision: str, samples: int, *, pooled: bool = False) -> Slide | None:
+    """The way that a product over the pixels of so many samples takes the least time with.
+
+    Returns:
+        None where no window has room.
+    """
+    ways = slides(view, precision, pooled=pooled)
+    return min(ways, key=lambda way: cycles(way, samples), default=None)
+
+
+def cycles(way: Slide, samples: int) -> float:
+    """An estimate of what a product over the pixels of so many samples takes.
+
+    Blocks that a multiprocessor runs at a time begin together and so do the same at the same time:
+    what they do adds up.
+    """
+    columns = way.teams * way.segments * (way.segment.columns + INSTRUCTION)
+    product = PRODUCT * columns * way.steps + WEIGHTS * way.teams * TEAM * way.steps
+    window = FILL * way.chunks * way.planes * way.pixels
+    sums = GIVE * columns * way.size / (4 if way.pooled else 1)
+    waiting: float = CHUNK * way.chunks + TILE
+    alone = window + sums + waiting + max(product, STEP * way.steps / way.shares)
+    blocks = math.prod(way.grid(samples * way.each, way.view.filters)) / MULTIPROCESSORS
+    together = min(max(blocks, 1.0), way.blocks)
+    # A block that is alone has nobody who works while it waits.
+    waiting *= LONELY if way.blocks == 1 and blocks > 1.0 else 1.0
+    full = blocks / way.blocks
+    # On average half a round is left over where there are many.
+    rounds = float(math.ceil(full)) if full <= 3.0 else full + 0.5
+    return max(rounds, 1.0) * max(alone, together * (product + window + sums) + waiting)

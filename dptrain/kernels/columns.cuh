@@ -1,0 +1,444 @@
+// Convolutions over pixels that are columns of a product; see window.cuh.
+//
+// Filters (backward by the input: channels) are rows of A, 64 of them, and come straight to registers:
+// pack_weights.cu lays them out so that a lane reads the words of one instruction at once. Pixels are
+// columns of B, which wgmma reads from the planes of a window by itself, a tap of the filter being
+// one distance. So weights cost a load of 16 bytes a lane for up to 256 columns, and nothing in the
+// main loop waits for other warps.
+//
+// A *segment* is what one instruction has as columns: LINES lines of the map, either in a STRIP of
+// eight columns, eights one below the other, or as they follow each other in the window, where
+// columns between them are computed in vain. Four warps have SEGMENTS of them.
+
+#pragma once
+
+// Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
+// and share the sum. CHUNKS of the channels come one after the other. With TURNS two teams take turns,
+// tile after tile: one multiplies while the other gives its sums, and FILLERS, threads of their own,
+// bring those of the WINDOWS that come next.
+#ifndef COLUMNS
+#define COLUMNS 32
+#define LINES 4
+#define STRIP 1
+#define SEGMENTS 1
+#define TEAMS 1
+#define SHARES 1
+#define CHUNKS 1
+#define TURNS 0
+#define WINDOWS 1
+#define FILLERS 128
+#define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
+#define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
+#define DEPTH 2   // Steps of the sum that are made while words of A for as many are on their way.
+#define PLANES 1  // Of a window.
+#define PIXELS 1  // Of a plane.
+#define BLOCKS 1
+#endif
+
+#define TILE_M (64 * TEAMS * SHARES + TURNS * FILLERS / 2)
+#define TILE_N 16
+#define WARP_M 16
+#define WARP_N 16
+#define WORDS 16
+
+#include "window.cuh"
+
+constexpr int TEAM = 128, ROWS = 64;      // Threads; rows of A.
+constexpr int EIGHTS = COLUMNS / 8;       // Of columns, of a segment.
+constexpr int BESIDE = EIGHTS / LINES;    // Of them side by side, where lines begin with one.
+
+// Where a segment begins; `line` counts TALL output lines.
+struct Segment {
+    int sample, line, column;
+};
+
+// The segments of a map.
+struct Segments {
+    int lines, width;  // What they have to cover.
+    int across, each;  // Side by side, and of a sample.
+
+    __device__ explicit Segments(const View& view) {
+        const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
+        lines = (height + TALL - 1) / TALL;
+        width = POOLED ? view.out_width / 2 * 2 : view.out_width;
+        across = STRIP ? (width + 7) / 8 : 1;
+        each = across * ((lines + LINES - 1) / LINES);
+    }
+    __device__ Segment operator()(int i) const {
+        return {i / each, i % each / across * LINES, i % each % across * 8};
+    }
+};
+
+// Channels of two runs and one tap are a step of the sum: all taps of the first two runs, of the
+// next two, and so on.
+struct Steps {
+    const View& view;
+
+    __device__ int taps() const { return (view.r + TALL - 1) * view.s; }
+    __device__ int count(int runs) const { return runs / 2 * taps(); }
+};
+
+// How far a step's pixels lie from those of the first, in pieces; one step after the other.
+struct Walk {
+    const View& view;
+    int row, column, distance;
+
+    __device__ Walk(const View& view, int step) : view(view) {
+        const int taps = Steps{view}.taps(), tap = step % taps;
+        row = tap / view.s, column = tap % view.s;
+        distance = step / taps * 2 * PIXELS + row * view.across + column;
+    }
+    __device__ void next() {
+        ++column, ++distance;
+        if (column < view.s) return;
+        column = 0, ++row, distance += view.across - view.s;
+        if (row < view.r + TALL - 1) return;
+        row = 0, distance += 2 * PIXELS - (view.r + TALL - 1) * view.across;
+    }
+};
+
+// Pixels between eights of columns.
+__device__ inline int eights_apart(const View& view) { return STRIP ? TALL * view.across : 8; }
+
+#if __CUDA_ARCH__ >= 800
+// A lane's words of DEPTH steps, as pack_weights.cu lays them out. Asked for where this stands:
+// compilers would ask when it is too late.
+__device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        Run<unsigned, 4> run;
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(run.at[0]), "=r"(run.at[1]), "=r"(run.at[2]), "=r"(run.at[3])
+                     : "l"(from + d * TEAM * RUN));
+        words[d] = as<Run<Number>>(run);
+    }
+}
+#endif
+
+// Which filter a row of A belongs to, and which of TALL lines. A lane has rows g and g + 8 of its
+// warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window of
+// pooling, both lines of one.
+template <int TALL_, bool MEET>
+struct Rows {
+    static constexpr int FILTERS = ROWS / TALL_;  // Of a tile.
+    static constexpr int OWN = MEET ? 1 : 2;      // Of a lane.
+
+    static __device__ int filter(int row) {
+        const int warp = row / 16, g = row % 8, upper = row % 16 / 8;
+        return MEET ? warp * 8 + g : (warp * 16 + g * 2 + upper) % FILTERS;
+    }
+    static __device__ int line(int row) { return MEET ? row % 16 / 8 : row / FILTERS; }
+};
+using OwnRows = Rows<TALL, POOLED && TALL == 2>;
+
+// A lane's sums of ROWS x COLUMNS: elements 0 and 1 are those of row g, 2 and 3 of row g + 8, of
+// columns 2 t and 2 t + 1 of every eight.
+struct ColumnSums {
+    float c[EIGHTS][4] = {};
+
+#if !WGMMA && __CUDA_ARCH__ >= 800
+    // Of the step whose pixels begin at `b`.
+    __device__ void add(const Run<Number>& a, const Number* b, int apart) {
+        const Run<unsigned, 4> words = as<Run<unsigned, 4>>(a);
+        const int lane = threadIdx.x % 32;
+        b += lane / 8 % 2 * PIXELS * RUN + lane % 8 * RUN;
+#pragma unroll
+        for (int g = 0; g < EIGHTS; g += 2) {
+            // An odd last eight is read twice.
+            const int other = g + 1 < EIGHTS ? lane / 16 : 0;
+            unsigned pixels[4];
+            read_matrices(pixels, b + (g + other) * apart * RUN);
+            multiply_add(c[g], words.at, pixels[0], pixels[1]);
+            if (g + 1 < EIGHTS) multiply_add(c[g + 1], words.at, pixels[2], pixels[3]);
+        }
+    }
+#elif !WGMMA
+    // The same, number by number; `a` is where the lane's words lie, and those of its warp.
+    __device__ void add(const Run<Number>* a, const Number* b, int apart) {
+        constexpr int UNIT = RUN / 4;  // Numbers of a word.
+        const int t = threadIdx.x % 4;
+        for (int k = 0; k < STEP_K; ++k) {
+            const Run<Number> words = a[k / UNIT % 4 - t];
+            const Number* const pixels = b + k / RUN * PIXELS * RUN + k % RUN;
+            for (int h = 0; h < 2; ++h) {
+                const float weight = to_float(words.at[(k / RUN * 2 + h) * UNIT + k % UNIT]);
+                for (int g = 0; g < EIGHTS; ++g)
+                    for (int e = 0; e < 2; ++e)
+                        c[g][h * 2 + e] +=
+                            weight * to_float(pixels[(g * apart + t * 2 + e) * RUN]);
+            }
+        }
+    }
+#endif
+};
+
+// sums[i] += A B_i over `count` steps, from step `first` of the window on, B_i being the columns that
+// begin at piece places[i].
+__device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number* weights,
+                                      const Window& window, const int (&places)[SEGMENTS],
+                                      int first, int count) {
+    Walk walk(window.view, first);
+    const int apart = eights_apart(window.view);
+#if WGMMA
+    // Descriptors of all columns differ in where they begin alone, and that in their lower half.
+    const unsigned long long columns = wgmma::descriptor(window.numbers, PIXELS * 16, apart * 16);
+    const unsigned upper = columns >> 32, lower = columns;
+#endif
+#if __CUDA_ARCH__ >= 800
+    Run<Number> words[2][DEPTH];
+    ask(words[0], weights);
+    // Multiplies by `now` while words for the next steps come to `next`; behind the last ones, too,
+    // where nobody uses them.
+    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH]) {
+#if WGMMA
+        wgmma::start();
+#endif
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d, walk.next())
+#pragma unroll
+            for (int i = 0; i < SEGMENTS; ++i) {
+#if WGMMA
+                const unsigned begin = lower + places[i] + walk.distance;
+                wgmma::multiply_add<false>(sums[i].c, as<Run<unsigned, 4>>(now[d]).at,
+                                           (unsigned long long)upper << 32 | begin);
+#else
+                sums[i].add(now[d], window.numbers + (places[i] + walk.distance) * RUN, apart);
+#endif
+            }
+#if WGMMA
+        wgmma::commit();
+        // Those before are done, and their words free.
+        wgmma::finish<1>();
+#endif
+        weights += DEPTH * TEAM * RUN;
+        ask(next, weights);
+    };
+    // Not unrolled: compilers would take minutes.
+#pragma unroll 1
+    for (int step = 0;;) {
+        multiply(words[0], words[1]);
+        if ((step += DEPTH) == count) break;
+        multiply(words[1], words[0]);
+        if ((step += DEPTH) == count) break;
+    }
+#else
+    for (int step = 0; step < count; ++step, walk.next(), weights += TEAM * RUN)
+        for (int i = 0; i < SEGMENTS; ++i)
+            sums[i].add(reinterpret_cast<const Run<Number>*>(weights),
+                        window.numbers + (places[i] + walk.distance) * RUN, apart);
+#endif
+#if WGMMA
+    wgmma::finish<0>();
+    // The compiler must not read sums earlier.
+#pragma unroll
+    for (int i = 0; i < SEGMENTS; ++i)
+#pragma unroll
+        for (int g = 0; g < EIGHTS; ++g)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i].c[g][e])::"memory");
+#endif
+}
+
+// Eights of columns that are given together: with POOLED, those of a window's lines.
+constexpr int UNITS = POOLED && TALL == 1 ? EIGHTS / 2 : EIGHTS;
+__device__ inline int unit_of(int g) {
+    return UNITS == EIGHTS ? g : g / (2 * BESIDE) * BESIDE + g % BESIDE;
+}
+
+// Gives `store` a segment's outputs, values of a lane's filters from `filter` on:
+// store.pixel(i, filter, values) those of pixel i of all samples, or, POOLED,
+// store.window(i, filter, values) those of the members of window i. Of `turns` threads that have the
+// same ones this is number `turn`.
+template <class Store>
+__device__ void give(const ColumnSums& sums, const Segments& segments, const Segment& at,
+                     const View& view, int samples, int turn, int turns, const Store& store) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % TEAM / 32 * 16 + lane / 4;
+    const int filter = blockIdx.y * OwnRows::FILTERS + OwnRows::filter(row);
+    if (at.sample >= samples) return;
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u) {
+        if (u % turns != turn) continue;
+#if POOLED
+        constexpr int HEIGHT = 2 / TALL;  // Of a window, in lines of segments.
+        const int line = u / BESIDE * HEIGHT, g = line * BESIDE + u % BESIDE;
+        const int y = at.line + line, x = at.column + u % BESIDE * 8 + lane % 4 * 2;
+        if (y >= segments.lines || x >= segments.width) continue;
+        float values[4][OwnRows::OWN];
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+#pragma unroll
+            for (int n = 0; n < OwnRows::OWN; ++n)
+                values[m][n] = TALL == 2 ? sums.c[g][m]
+                                         : sums.c[g + m / 2 * BESIDE][m % 2 + n * 2];
+        const int window = (at.sample * (segments.lines / HEIGHT) + y / HEIGHT);
+        store.window(window * (segments.width / 2) + x / 2, filter, values);
+#else
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int beside = u * 8 + lane % 4 * 2 + e;
+            const int line = STRIP ? u : beside / view.across;
+            const int x = STRIP ? at.column + beside % 8 : beside % view.across;
+            const int y = (at.line + line) * TALL + OwnRows::line(row);
+            const bool inside = line < LINES && y < view.out_height && x < view.out_width;
+            const float values[2] = {sums.c[u][e], sums.c[u][e + 2]};
+            if (inside)
+                store.pixel((at.sample * view.out_height + y) * view.out_width + x, filter,
+                            values);
+        }
+#endif
+    }
+}
+
+// What a block computes: rows of `weights` by the pixels of all samples, to `store`.
+template <class Source, class Store>
+struct Convolution {
+    const View& view;
+    const Source& source;
+    int samples;
+    const Number* weights;
+    const Store& store;
+    Number* memory;
+    Segments segments{view};
+
+    // Segment i of a team's tile.
+    __device__ Segment segment(int tile, int i) const { return segments(tile * SEGMENTS + i); }
+
+    static __device__ Pixel top(const Segment& s) { return {s.sample, s.line * TALL, s.column}; }
+
+    // That segments of tiles [first, last] look at, of a chunk of the channels.
+    __device__ Window window(int first, int last, int chunk, Number* numbers) const {
+        Window window = Window::planes(view, numbers, PIXELS, samples);
+        window.each /= CHUNKS;
+        window.from = chunk * window.each;
+        window.first = window.row(top(segment(first, 0)));
+        window.stop = window.row(top(segment(last, SEGMENTS - 1))) + (LINES - 1) * TALL + view.r +
+                      TALL - 1;
+        return window;
+    }
+
+    // Adds a share of the steps of a window.
+    __device__ void multiply(ColumnSums (&sums)[SEGMENTS], int tile, const Window& window,
+                             int share) const {
+        int places[SEGMENTS];
+#pragma unroll
+        for (int i = 0; i < SEGMENTS; ++i)
+            places[i] = window.place(top(segment(tile, i))) / RUN;
+        const int all = Steps{view}.count(window.each), own = all / SHARES, first = share * own;
+        const int chunk = blockIdx.y * CHUNKS + window.from / window.each;
+        const int lane = (chunk * all + first) * TEAM + threadIdx.x % TEAM;
+        multiply_steps(sums, weights + lane * RUN, window, places, first, own);
+    }
+
+    __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share) const {
+#pragma unroll
+        for (int i = 0; i < SEGMENTS; ++i)
+            give(sums[i], segments, segment(tile, i), view, samples, share, SHARES, store);
+    }
+
+#if !TURNS
+    __device__ void compute() const {
+        const int warpgroup = threadIdx.x / TEAM, team = warpgroup % TEAMS;
+        const int share = warpgroup / TEAMS, first = blockIdx.x * TEAMS, tile = first + team;
+        ColumnSums sums[SEGMENTS];
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            if (chunk > 0) __syncthreads();
+            const Window window = this->window(first, first + TEAMS - 1, chunk, memory);
+            source.fill(window);
+            close_group();
+            arrive<0>();
+            source.settle(window);
+            publish();
+            __syncthreads();
+            multiply(sums, tile, window, share);
+        }
+        if (SHARES > 1) join(sums, team, share);
+        give_all(sums, tile, share);
+    }
+
+    // Adds what those who share a team's sums have, in order: each the eights that it gives.
+    __device__ void join(ColumnSums (&sums)[SEGMENTS], int team, int share) const {
+        Run<float, 4>* const own = reinterpret_cast<Run<float, 4>*>(memory) + threadIdx.x % TEAM;
+        const auto run = [&](int share, int i, int g) {
+            return own + (((share * TEAMS + team) * SEGMENTS + i) * EIGHTS + g) * TEAM;
+        };
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SEGMENTS; ++i)
+#pragma unroll
+            for (int g = 0; g < EIGHTS; ++g)
+                *run(share, i, g) = as<Run<float, 4>>(sums[i].c[g]);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SEGMENTS; ++i)
+#pragma unroll
+            for (int g = 0; g < EIGHTS; ++g) {
+                if (unit_of(g) % SHARES != share) continue;
+                Run<float, 4> total = *run(0, i, g);
+#pragma unroll
+                for (int other = 1; other < SHARES; ++other) {
+                    const Run<float, 4> more = *run(other, i, g);
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) total.at[e] += more.at[e];
+                }
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[i].c[g][e] = total.at[e];
+            }
+    }
+#else
+    // Window `i` of the block, in turn: of chunk i % CHUNKS of its tile i / CHUNKS.
+    __device__ Window turn(int i) const {
+        const int tile = blockIdx.x + i / CHUNKS * gridDim.x;
+        return window(tile, tile, i % CHUNKS, memory + i % WINDOWS * (PLANES * PIXELS * RUN));
+    }
+
+    static __device__ void next_window() { __syncthreads(); }
+
+    __device__ void compute() const {
+        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
+        const int own = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+        const int pairs = (own + 1) / 2, windows = own * CHUNKS, team = threadIdx.x / TEAM;
+        if (team == 2) {
+            fill(windows, (pairs * 2 + 1) * CHUNKS);
+            return;
+        }
+        next_window();
+        for (int c = 0; c < team * CHUNKS; ++c) next_window();
+        for (int pair = 0; pair < pairs; ++pair) {
+            const int mine = pair * 2 + team, tile = blockIdx.x + mine * gridDim.x;
+            ColumnSums sums[SEGMENTS];
+            for (int c = 0; c < CHUNKS; ++c) {
+                if (mine < own) multiply(sums, tile, turn(mine * CHUNKS + c), 0);
+                next_window();
+            }
+            if (mine < own) give_all(sums, tile, 0);
+            for (int c = 0; c < CHUNKS; ++c) next_window();
+        }
+        for (int c = team * CHUNKS; c < CHUNKS; ++c) next_window();
+    }
+
+    // Window i is there when the i-th of `steps` begins.
+    __device__ void fill(int windows, int steps) const {
+        for (int i = 0; i < WINDOWS - 1; ++i) begin_window(i, windows);
+        for (int i = 0; i <= steps; ++i) {
+            arrive<WINDOWS - 2>();
+            if (i < windows) source.settle(turn(i));
+            publish();
+            next_window();
+            // All are done with the window before, whose place this takes.
+            begin_window(i + WINDOWS - 1, windows);
+        }
+    }
+    __device__ void begin_window(int i, int windows) const {
+        if (i < windows) source.fill(turn(i));
+        close_group();
+    }
+#endif
+};
+
+template <class Source, class Store>
+__device__ void convolve(const View& view, const Source& source, int samples,
+                         const Number* weights, const Store& store) {
+    extern __shared__ __align__(16) char memory[];
+    Convolution<Source, Store>{view,    source, samples, weights,
+                               store, reinterpret_cast<Number*>(memory)}.compute();
+}
