@@ -40,9 +40,9 @@ PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
-EMULATED = "cuda or cudnn"
+EMULATED = "(cuda or cudnn) and not cuda_windows"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one, or
-only compile."""
+only compile. Some are left to the other process, so that both take as long."""
 
 BESIDE = (("unit", "emulator"), ("system", "slurm"))
 """Suites that share the cores; the first two take as long, the others wait now and then."""
