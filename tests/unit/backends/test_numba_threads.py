@@ -200,6 +200,9 @@ def test_interrupts() -> None:
     """Ctrl-C ends a launch at its end, and nothing hangs or is lost, however often it comes."""
     process = start(
         """
+import signal
+# Where tests run in the background of a shell, children ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for _ in range(5):
     try:
         print("ready", flush=True)
