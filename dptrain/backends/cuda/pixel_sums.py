@@ -28,12 +28,19 @@ ROWS = 64
 MOST_COLUMNS = 320
 """Of a tile: as many sums as threads have registers for, half as many each."""
 
-STEP, FILL, BYTES = 100, 1500, 30
-"""Cycles that four warps take for a step at least, and that a window takes to come, as such and for
-so many bytes."""
+TURN, SHARED = 424, 1.0
+"""Cycles that four warps take for a turn at least, and how many times as long as their instructions
+products of several blocks take."""
 
-ADDING = 1.2e-3
-"""Cycles for a number of a part of a sum, which is written, read and added."""
+HANDING, ARRIVAL = 400, 2670
+"""Cycles between two strips, where one has come before, and where it has yet to."""
+
+ALONE, BESIDES, HELPED = 107.0, 14.0, 7.3
+"""Bytes a cycle that come with nothing else to do, beside products, and by four warps more."""
+
+ADDING, JOINING = 1.2e-3, 4
+"""Cycles for a number of a part of a sum, which is written, read and added, and for a column that
+groups of a block join."""
 
 MOST_NARROW = 32
 """Channels that the pixels of a row of taps have together where maps are narrow."""
@@ -155,6 +162,11 @@ class PixelSum:
         return max(places + windows, sums * (self.groups > 1))
 
     @property
+    def strip_bytes(self) -> int:
+        """Of a window and its dz."""
+        return self._pieces * PIECE + self._dz_bytes
+
+    @property
     def block(self) -> Extent:
         """Threads: four warps a group."""
         return 4 * WARP, self.groups + self.helpers, 1
@@ -257,6 +269,28 @@ def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, i
             yield lines, 1, width, width, lines, 0
 
 
+def estimate(way: PixelSum, view: View, samples: int) -> float:
+    """Cycles that the gradient of weights takes.
+
+    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide.
+    """
+    parts = way.tiling(view.filters, samples).parts
+    blocks = math.prod(way.grid(0, view.filters, parts.count))
+    beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
+    rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
+    products = way.turns * way.columns
+    own = max(products, TURN * way.turns / way.groups)
+    if way.helpers:
+        strip = max(own + HANDING, ARRIVAL + way.strip_bytes / HELPED)
+    elif way.buffers == 2:
+        strip = own + HANDING + way.strip_bytes / (BESIDES * way.groups)
+    else:
+        strip = own + ARRIVAL + way.strip_bytes / (ALONE * way.groups)
+    elements = view.r * view.s * view.channels * view.filters
+    steps = parts.terms * rounds * max(beside * products * SHARED, strip)
+    return steps + ADDING * parts.count * elements + JOINING * (way.groups - 1) * way.columns
+
+
 @functools.cache
 def choose_pixel_sum(
     view: View, precision: str, strides: tuple[int, int], behind: int, samples: int
@@ -269,14 +303,5 @@ def choose_pixel_sum(
     if not suits(view, precision, strides):
         return None
 
-    def estimate(way: PixelSum) -> float:
-        parts = way.tiling(view.filters, samples).parts
-        blocks = math.prod(way.grid(0, view.filters, parts.count))
-        beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
-        rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
-        products = 2 * way.turns * max(way.columns / 2, STEP / way.groups)
-        strip = max(beside * products, products + FILL + way.shared_bytes / BYTES)
-        elements = view.r * view.s * view.channels * view.filters
-        return parts.terms * rounds * strip + ADDING * parts.count * elements
-
-    return min(pixel_sums(view, precision, behind), key=estimate, default=None)
+    ways = pixel_sums(view, precision, behind)
+    return min(ways, key=lambda way: estimate(way, view, samples), default=None)
