@@ -36,7 +36,6 @@
 #define APART_DOWN 0
 #define APART_ACROSS 8
 #define BUFFERS 1
-#define HELPERS 0
 #define BLOCKS 2
 #endif
 
@@ -88,10 +87,9 @@ constexpr int PITCH =
     FILTERS + (FOURFOLD ? 2 * RUN : BEHIND < 2 ? RUN : FILTERS > 16 ? 2 * RUN : 0);
 constexpr int MARKS = BEHIND == 2 ? FILTERS + 16 : BEHIND ? PITCH : 0;  // Of a row.
 
-// Where there are two BUFFERS, the next strip comes while one is multiplied: four warps more bring it
-// (HELPERS), or those that multiply, in between. Then positions of four pixels are put together when
-// these have come, to RAW pieces of rows.
-constexpr bool LATER = FOURFOLD && !NARROW && BUFFERS == 2 && !HELPERS;
+// Where there are two BUFFERS, the next strip comes while one is multiplied. Then positions of four
+// pixels are put together when these have come, to RAW pieces of rows.
+constexpr bool LATER = FOURFOLD && !NARROW && BUFFERS == 2;
 constexpr int RAW_ROWS = ROWS + 3 * APART_DOWN, RAW_COLUMNS = COLUMNS + 3 * APART_ACROSS;
 constexpr int RAW_PIXEL = RUNS_EACH + 2;  // Pieces: two of each of four pixels lie in different banks.
 constexpr int RAW = LATER ? RAW_ROWS * RAW_COLUMNS * RAW_PIXEL : 0;
@@ -104,7 +102,7 @@ static_assert(!FOURFOLD || SEGMENT == 1, "halves are positions, of any line");
 static_assert(LINES % UNIT == 0 && (UNIT == 1 || SEGMENT == 1), "a strip has whole windows");
 static_assert(UNIT == 1 || !FOURFOLD || POSITIONS % 2 == 0, "so has a quarter");
 
-constexpr int ALL_THREADS = THREADS * (GROUPS + HELPERS), WARPS = ALL_THREADS / 32;
+constexpr int ALL_THREADS = THREADS * GROUPS, WARPS = ALL_THREADS / 32;
 __device__ inline int own_thread() { return threadIdx.y * THREADS + threadIdx.x; }
 __device__ inline int own_warp() { return own_thread() / 32; }
 __device__ inline int own_lane() { return threadIdx.x % 32; }
@@ -560,27 +558,6 @@ __device__ inline void join_totals(float (&totals)[2], float* memory) {
             totals[n] += memory[(group * 2 + n) * THREADS + threadIdx.x];
 }
 
-// Waits for what all threads have brought.
-__device__ inline void await() {
-    arrive<0>();
-    publish();
-    __syncthreads();
-}
-
-// Registers of threads that bring, which those that multiply take over: 3 x 128 x 168 of both are
-// 128 x 80 and 2 x 128 x 216.
-constexpr bool TAKES_OVER = HELPERS && GROUPS == 2 && TILE_N > 160;
-__device__ inline void fewer_registers() {
-#if WGMMA
-    if (TAKES_OVER) asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
-#endif
-}
-__device__ inline void more_registers() {
-#if WGMMA
-    if (TAKES_OVER) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-#endif
-}
-
 // dw and db of the strips [z part, (z + 1) part), z = blockIdx.z, into part z.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     window_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
@@ -619,15 +596,6 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     __syncthreads();
     in_order();
     if (begin < end) bring(begin, own_warp(), WARPS);
-    if (HELPERS && threadIdx.y == GROUPS) {
-        fewer_registers();
-        for (int i = begin; i < end; ++i) {
-            await();
-            if (i + 1 < end) bring(i + 1, threadIdx.x / 32, THREADS / 32);
-        }
-        return;
-    }
-    more_registers();
     Sums sums;
     GradientRows rows{};
     for (int i = begin; i < end; ++i) {
@@ -637,8 +605,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
             __syncthreads();
             Strip::settle(at);
         }
-        await();
-        const bool more = BUFFERS > 1 && !HELPERS && i + 1 < end;
+        arrive<0>();
+        publish();
+        __syncthreads();
+        const bool more = BUFFERS > 1 && i + 1 < end;
         int unit = own_warp();
         const auto meanwhile = [&]() {
             if (!more || unit >= Strip::UNITS) return;

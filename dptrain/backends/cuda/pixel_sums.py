@@ -28,17 +28,17 @@ ROWS = 64
 MOST_COLUMNS = 320
 """Of a tile: as many sums as threads have registers for, half as many each."""
 
-TURN, SHARED = 424, 1.0
+TURN, SHARED = 465, 1.37
 """Cycles that four warps take for a turn at least, and how many times as long as their instructions
 products of several blocks take."""
 
-HANDING, ARRIVAL = 400, 2670
+HANDING, ARRIVAL = 1300, 2560
 """Cycles between two strips, where one has come before, and where it has yet to."""
 
-ALONE, BESIDES, HELPED = 107.0, 14.0, 7.3
-"""Bytes a cycle that come with nothing else to do, beside products, and by four warps more."""
+BESIDES, ALONE = 11.2, 33.9
+"""Bytes a cycle that four warps bring then."""
 
-ADDING, JOINING = 1.2e-3, 4
+ADDING, JOINING = 5.1e-3, 26
 """Cycles for a number of a part of a sum, which is written, read and added, and for a column that
 groups of a block join."""
 
@@ -62,7 +62,6 @@ class PixelSum:
         strips: of a sample.
         groups: of four warps that share a window, each with steps of its own.
         buffers: two where a strip comes while the one before is multiplied.
-        helpers: whether four warps more bring it.
     """
 
     precision: str
@@ -83,7 +82,6 @@ class PixelSum:
     strips: int
     groups: int = 1
     buffers: int = 1
-    helpers: bool = False
 
     @property
     def columns(self) -> int:
@@ -154,7 +152,6 @@ class PixelSum:
     def shared_bytes(self) -> int:
         """Of windows and dz, and of the sums that groups join."""
         later = self.precision == "tf32" and not self.narrow and self.buffers == 2
-        later = later and not self.helpers
         pieces = self._pieces + self._raw_pieces if later else self.buffers * self._pieces
         sums = 4 * 128 * max((self.groups - 1) * self.columns // 2, 2 * self.groups)
         places = ceil_div(self.turns, 2) * PIECE
@@ -169,15 +166,13 @@ class PixelSum:
     @property
     def block(self) -> Extent:
         """Threads: four warps a group."""
-        return 4 * WARP, self.groups + self.helpers, 1
+        return 4 * WARP, self.groups, 1
 
     @property
     def blocks(self) -> int:
         """That a multiprocessor runs at a time."""
         registers = min(self.columns // 2 + 72, 255)
         room = SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES)
-        if self.helpers and self.groups == 2 and self.columns > 160:
-            return min(room, 1)
         threads = math.prod(self.block)
         return min(room, (1 << 16) // (threads * (-(-registers // 8) * 8)), 16)
 
@@ -191,7 +186,7 @@ class PixelSum:
             "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns, "LINES": self.lines,
             "SEGMENT": self.segment, "POSITIONS": self.width, "LINE_STEP": self.across,
             "APART_DOWN": self.apart_down, "APART_ACROSS": self.apart_across,
-            "BUFFERS": self.buffers, "HELPERS": int(self.helpers),
+            "BUFFERS": self.buffers,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
@@ -243,13 +238,11 @@ def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
     for narrow, channels, tap_rows, tap_columns in _columns(view):
         for lines, segment, wide, across, down, beside in _strips(view, precision, unit):
             tall = lines * 4 if down else lines
-            for groups, (buffers, helpers) in itertools.product(
-                (1, 2, 4), ((1, False), (2, False), (2, True))
-            ):
+            for groups, buffers in itertools.product((1, 2, 4), (1, 2)):
                 way = PixelSum(
                     precision, behind, narrow, channels, tap_rows, tap_columns,
                     channels if narrow else view.channels, view.r, filters, lines, segment, wide,
-                    across, down, beside, ceil_div(height, tall), groups, buffers, helpers,
+                    across, down, beside, ceil_div(height, tall), groups, buffers,
                 )  # fmt: skip
                 if way.blocks:
                     yield way
@@ -272,7 +265,9 @@ def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, i
 def estimate(way: PixelSum, view: View, samples: int) -> float:
     """Cycles that the gradient of weights takes.
 
-    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide.
+    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Of 28
+    products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large) the
+    choice took 1.015 times as long as the fastest way in the geometric mean, 1.12 times at worst.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
@@ -280,9 +275,7 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
     rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
     products = way.turns * way.columns
     own = max(products, TURN * way.turns / way.groups)
-    if way.helpers:
-        strip = max(own + HANDING, ARRIVAL + way.strip_bytes / HELPED)
-    elif way.buffers == 2:
+    if way.buffers == 2:
         strip = own + HANDING + way.strip_bytes / (BESIDES * way.groups)
     else:
         strip = own + ARRIVAL + way.strip_bytes / (ALONE * way.groups)
