@@ -28,19 +28,25 @@ ROWS = 64
 MOST_COLUMNS = 320
 """Of a tile: as many sums as threads have registers for, half as many each."""
 
-TURN, SHARED = 465, 1.37
+TURN, SHARED = 527, 1.16
 """Cycles that four warps take for a turn at least, and how many times as long as their instructions
 products of several blocks take."""
 
-HANDING, ARRIVAL = 1300, 2560
+HANDING, ARRIVAL = 1950, 1860
 """Cycles between two strips, where one has come before, and where it has yet to."""
 
-BESIDES, ALONE = 11.2, 33.9
+BESIDES, ALONE = 17.6, 11.5
 """Bytes a cycle that four warps bring then."""
 
-ADDING, JOINING = 5.1e-3, 26
+ADDING, JOINING = 5.1e-3, 22
 """Cycles for a number of a part of a sum, which is written, read and added, and for a column that
 groups of a block join."""
+
+FEWEST_COLUMNS = 160
+"""Of a row of taps by itself, where more would have room."""
+
+SHORT = 16
+"""Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
 
 MOST_NARROW = 32
 """Channels that the pixels of a row of taps have together where maps are narrow."""
@@ -222,11 +228,13 @@ def _columns(view: View) -> Iterator[tuple[bool, int, int, int]]:
             yield True, 16 if together <= 16 else 32, view.r, 1
         return
     for channels in (16,) if view.channels % 32 else (32, 64):
-        for groups in range(1, view.r + 1):
-            rows = ceil_div(view.r, groups)
-            fits = rows * view.s * channels <= MOST_COLUMNS
-            if view.channels % channels == 0 and fits and ceil_div(view.r, rows) == groups:
-                yield False, channels, rows, view.s
+        if view.channels % channels == 0 and view.s * channels <= MOST_COLUMNS:
+            # As many rows as there is room for, cut evenly.
+            groups = ceil_div(view.r, MOST_COLUMNS // (view.s * channels))
+            for count in (groups, view.r):
+                yield False, channels, ceil_div(view.r, count), view.s
+                if groups == view.r or channels * view.s < FEWEST_COLUMNS:
+                    break
 
 
 def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
@@ -238,7 +246,7 @@ def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
     for narrow, channels, tap_rows, tap_columns in _columns(view):
         for lines, segment, wide, across, down, beside in _strips(view, precision, unit):
             tall = lines * 4 if down else lines
-            for groups, buffers in itertools.product((1, 2, 4), (1, 2)):
+            for groups, buffers in itertools.product((1, 2, 4) if narrow else (1, 2), (1, 2)):
                 way = PixelSum(
                     precision, behind, narrow, channels, tap_rows, tap_columns,
                     channels if narrow else view.channels, view.r, filters, lines, segment, wide,
@@ -258,7 +266,7 @@ def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, i
             continue
         quarter = ceil_div(ceil_div(width, 4), unit) * unit
         yield lines, 1, quarter, quarter, 0, quarter
-        if 4 * (lines - unit) < height:
+        if width < SHORT and 4 * (lines - unit) < height:
             yield lines, 1, width, width, lines, 0
 
 
@@ -267,7 +275,7 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
 
     Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Of 28
     products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large) the
-    choice took 1.015 times as long as the fastest way in the geometric mean, 1.12 times at worst.
+    choice took 1.03 times as long as the fastest way in the geometric mean, 1.18 times at worst.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
