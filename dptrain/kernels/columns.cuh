@@ -13,9 +13,7 @@
 #pragma once
 
 // Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
-// and share the sum. CHUNKS of the channels come one after the other. With TURNS two teams take turns,
-// tile after tile: one multiplies while the other gives its sums, and FILLERS, threads of their own,
-// bring those of the WINDOWS that come next.
+// and share the sum. CHUNKS of the channels come one after the other.
 #ifndef COLUMNS
 #define COLUMNS 32
 #define LINES 4
@@ -24,18 +22,14 @@
 #define TEAMS 1
 #define SHARES 1
 #define CHUNKS 1
-#define TURNS 0
-#define WINDOWS 1
-#define FILLERS 128
 #define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
 #define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
 #define DEPTH 2   // Steps of the sum that are made while words of A for as many are on their way.
-#define PLANES 1  // Of a window.
 #define PIXELS 1  // Of a plane.
 #define BLOCKS 1
 #endif
 
-#define TILE_M (64 * TEAMS * SHARES + TURNS * FILLERS / 2)
+#define TILE_M (64 * TEAMS * SHARES)
 #define TILE_N 16
 #define WARP_M 16
 #define WARP_N 16
@@ -335,7 +329,6 @@ struct Convolution {
             give(sums[i], segments, segment(tile, i), view, samples, share, SHARES, store);
     }
 
-#if !TURNS
     __device__ void compute() const {
         const int warpgroup = threadIdx.x / TEAM, team = warpgroup % TEAMS;
         const int share = warpgroup / TEAMS, first = blockIdx.x * TEAMS, tile = first + team;
@@ -384,55 +377,6 @@ struct Convolution {
                 for (int e = 0; e < 4; ++e) sums[i].c[g][e] = total.at[e];
             }
     }
-#else
-    // Window `i` of the block, in turn: of chunk i % CHUNKS of its tile i / CHUNKS.
-    __device__ Window turn(int i) const {
-        const int tile = blockIdx.x + i / CHUNKS * gridDim.x;
-        return window(tile, tile, i % CHUNKS, memory + i % WINDOWS * (PLANES * PIXELS * RUN));
-    }
-
-    static __device__ void next_window() { __syncthreads(); }
-
-    __device__ void compute() const {
-        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
-        const int own = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
-        const int pairs = (own + 1) / 2, windows = own * CHUNKS, team = threadIdx.x / TEAM;
-        if (team == 2) {
-            fill(windows, (pairs * 2 + 1) * CHUNKS);
-            return;
-        }
-        next_window();
-        for (int c = 0; c < team * CHUNKS; ++c) next_window();
-        for (int pair = 0; pair < pairs; ++pair) {
-            const int mine = pair * 2 + team, tile = blockIdx.x + mine * gridDim.x;
-            ColumnSums sums[SEGMENTS];
-            for (int c = 0; c < CHUNKS; ++c) {
-                if (mine < own) multiply(sums, tile, turn(mine * CHUNKS + c), 0);
-                next_window();
-            }
-            if (mine < own) give_all(sums, tile, 0);
-            for (int c = 0; c < CHUNKS; ++c) next_window();
-        }
-        for (int c = team * CHUNKS; c < CHUNKS; ++c) next_window();
-    }
-
-    // Window i is there when the i-th of `steps` begins.
-    __device__ void fill(int windows, int steps) const {
-        for (int i = 0; i < WINDOWS - 1; ++i) begin_window(i, windows);
-        for (int i = 0; i <= steps; ++i) {
-            arrive<WINDOWS - 2>();
-            if (i < windows) source.settle(turn(i));
-            publish();
-            next_window();
-            // All are done with the window before, whose place this takes.
-            begin_window(i + WINDOWS - 1, windows);
-        }
-    }
-    __device__ void begin_window(int i, int windows) const {
-        if (i < windows) source.fill(turn(i));
-        close_group();
-    }
-#endif
 };
 
 template <class Source, class Store>

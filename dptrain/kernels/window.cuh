@@ -71,24 +71,18 @@ template <int N> __device__ inline void arrive() {
 #endif
 }
 
-// Threads that fill windows, the last of the block, and which of them this is.
-#ifndef FILLERS
-#define FILLERS THREADS
-#endif
-__device__ inline int filler() { return threadIdx.x - (THREADS - FILLERS); }
-
-// fetch(i) for each of a filler's i < all, BATCH of them on their way at a time, then
+// fetch(i) for each of the thread's i < all, BATCH of them on their way at a time, then
 // put(i, fetched).
 template <class Raw, int BATCH, class Fetch, class Put>
 __device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
-    for (int begin = filler(); begin < all; begin += BATCH * FILLERS) {
+    for (int begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
         Raw raws[BATCH];
 #pragma unroll
         for (int q = 0; q < BATCH; ++q)
-            if (begin + q * FILLERS < all) raws[q] = fetch(begin + q * FILLERS);
+            if (begin + q * THREADS < all) raws[q] = fetch(begin + q * THREADS);
 #pragma unroll
         for (int q = 0; q < BATCH; ++q)
-            if (begin + q * FILLERS < all) put(begin + q * FILLERS, raws[q]);
+            if (begin + q * THREADS < all) put(begin + q * THREADS, raws[q]);
     }
 }
 
@@ -150,7 +144,7 @@ struct Maps {
     __device__ void fill(const Window& window) const {
         // Unrolled, so that the addresses of several are worked out side by side.
 #pragma unroll 6
-        for (int i = filler(); i < window.runs(); i += FILLERS) {
+        for (int i = threadIdx.x; i < window.runs(); i += THREADS) {
             const int at = window.source(i);
             copy_later(window.run(i)->at, x + max(at, 0), at < 0);
         }
@@ -224,13 +218,13 @@ struct GradientMaps {
             if (at >= 0) dz.piece(raw, 0, at, 0);
             return raw;
         };
-        in_batches<Gradient::Raw, FILLERS < THREADS ? 6 : 2>(window.runs(), fetch, [&](int i, const Gradient::Raw& raw) {
+        in_batches<Gradient::Raw, 2>(window.runs(), fetch, [&](int i, const Gradient::Raw& raw) {
             *window.run(i) = dz.value(raw);
         });
 #else
         // Each run of dy is read once and goes to four pixels. A map may have a last row or column
         // that is in no window; it counts as padding here.
-        for (int at = filler(); at < window.pixels(); at += FILLERS)
+        for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
             if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
                 for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
         const View& view = window.view;
@@ -252,7 +246,7 @@ struct GradientMaps {
                     *window.run(at, i % each) = run.member(m);
             }
         };
-        in_batches<PooledRun, FILLERS < THREADS ? 8 : 4>((end - begin) * width * each, fetch, put);
+        in_batches<PooledRun, 4>((end - begin) * width * each, fetch, put);
 #endif
     }
 

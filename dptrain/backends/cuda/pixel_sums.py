@@ -48,6 +48,14 @@ FEWEST_COLUMNS = 160
 SHORT = 16
 """Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
 
+MANY_PARTS, TOGETHER, TURN_OF_PARTS = 256, 64, 1000
+"""Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
+their own: a guess from two layers of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
+
+FEWEST_PIXELS = 1 << 17
+"""Of pooled maps with few channels, below which products that gather are faster in tf32: with 32
+samples of model0 and model1 they took 6.3 and 9.1 µs on an H200, windows 7.3 and 9.9 at best."""
+
 MOST_NARROW = 32
 """Channels that the pixels of a row of taps have together where maps are narrow."""
 
@@ -273,9 +281,10 @@ def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, i
 def estimate(way: PixelSum, view: View, samples: int) -> float:
     """Cycles that the gradient of weights takes.
 
-    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Of 28
-    products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large) the
-    choice took 1.03 times as long as the fastest way in the geometric mean, 1.18 times at worst.
+    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
+    28 products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large), of which
+    it chooses ways that took 1.03 times as long as the fastest in the geometric mean, 1.18 times at
+    worst; it was not tried on others.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
@@ -289,7 +298,9 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
         strip = own + ARRIVAL + way.strip_bytes / (ALONE * way.groups)
     elements = view.r * view.s * view.channels * view.filters
     steps = parts.terms * rounds * max(beside * products * SHARED, strip)
-    return steps + ADDING * parts.count * elements + JOINING * (way.groups - 1) * way.columns
+    more = max(ceil_div(parts.count - MANY_PARTS, TOGETHER), 0)
+    adding = ADDING * parts.count * elements + TURN_OF_PARTS * more
+    return steps + adding + JOINING * (way.groups - 1) * way.columns
 
 
 @functools.cache
@@ -301,6 +312,10 @@ def choose_pixel_sum(
     Returns:
         None where there are no kernels for the layer.
     """
+    pixels = samples * view.out_height * view.out_width
+    narrow = view.channels % 16 > 0
+    if precision == "tf32" and behind == 2 and narrow and pixels < FEWEST_PIXELS:
+        return None
     if not suits(view, precision, strides):
         return None
 

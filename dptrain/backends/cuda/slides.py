@@ -36,13 +36,11 @@ EIGHTS = (*range(1, 17), 18, 20, 21, 22, 24, 26, 28, 30, 32)
 MOST_DEPTH, LEAST_DEPTH = 5, 3
 """Steps that are made while weights for as many are on their way; as many as registers allow."""
 
-FEWEST_REGISTERS, REGISTERS, TURNS_REGISTERS = 40, 44, 56
-"""Of a thread besides its sums and weights: that it can do with, that it uses, and where teams take
-turns."""
+FEWEST_REGISTERS, REGISTERS = 40, 44
+"""Of a thread besides its sums and weights: that it can do with, and that it uses."""
 
 REGISTERS_OF_ALL = 1 << 16
 """Of the threads of a multiprocessor."""
-
 
 PRODUCT, WEIGHTS, FILL, GIVE = 0.66, 0.18, 0.72, 0.54
 """Cycles of a multiprocessor for a step of a column, 16 bytes of weights, 16 bytes of a window and
@@ -87,8 +85,6 @@ class Slide:
         teams: with segments of their own.
         shares: teams that share the sum over the same segments.
         chunks: that the channels of a block's window come in.
-        windows: that there is room for, where two teams take turns and others fill the next one;
-            0 where all fill, then multiply.
     """
 
     view: View
@@ -99,7 +95,6 @@ class Slide:
     teams: int
     shares: int = 1
     chunks: int = 1
-    windows: int = 0
 
     @property
     def possible(self) -> bool:
@@ -152,14 +147,14 @@ class Slide:
         own = self.steps // (self.chunks * self.shares)
         # Two sets of them take turns.
         left = REGISTERS_OF_ALL // max(self.blocks * self.block[0], TEAM * 2) - self.sums
-        most = (left - (TURNS_REGISTERS if self.windows else REGISTERS)) // 8
+        most = (left - REGISTERS) // 8
         depths = range(2, min(max(most, LEAST_DEPTH), MOST_DEPTH, own // 2) + 1)
         return max((depth for depth in depths if own % depth == 0), default=0)
 
     @property
     def window_rows(self) -> int:
         """Of a window, wherever its segments begin."""
-        count = self.segments * (1 if self.windows else self.teams)
+        count = self.segments * self.teams
         taps = self.segment.lines * self.tall + self.view.r - 1
         down = ceil_div(self.lines, self.segment.lines)
         # What lies between the last lines of a map and the first of the next.
@@ -183,9 +178,9 @@ class Slide:
     @property
     def shared_bytes(self) -> int:
         """Of the window, or of the sums that are shared."""
-        windows = max(self.windows, 1) * self.planes * self.pixels * PIECE
+        window = self.planes * self.pixels * PIECE
         sums = self.block[0] * self.segments * self.segment.columns // 8 * PIECE
-        return windows if self.shares == 1 else max(windows, sums)
+        return window if self.shares == 1 else max(window, sums)
 
     @property
     def lanes(self) -> int:
@@ -202,20 +197,12 @@ class Slide:
         """That a multiprocessor runs at a time."""
         registers = self.sums + 8 * LEAST_DEPTH + FEWEST_REGISTERS
         threads = REGISTERS_OF_ALL // (self.block[0] * ceil_div(registers, 8) * 8)
-        blocks = min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
-        return min(blocks, 1) if self.windows else blocks
+        return min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
 
     @property
     def block(self) -> Extent:
         """Threads."""
-        return TEAM * self.teams * self.shares + self.fillers, 1, 1
-
-    @property
-    def fillers(self) -> int:
-        """Threads that fill windows and do nothing else; few where others need many registers."""
-        if not self.windows:
-            return 0
-        return TEAM if self.segment.columns * self.segments <= 208 else TEAM // 2
+        return TEAM * self.teams * self.shares, 1, 1
 
     @property
     def defines(self) -> dict[str, int]:
@@ -224,18 +211,13 @@ class Slide:
         return {
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
-            "CHUNKS": self.chunks, "TURNS": int(self.windows > 0), "WINDOWS": self.windows,
-            "FILLERS": self.fillers or self.block[0], "POOLED": int(self.pooled),
-            "TALL": self.tall, "DEPTH": self.depth, "PLANES": self.planes, "PIXELS": self.pixels,
-            "BLOCKS": self.blocks,
+            "CHUNKS": self.chunks, "POOLED": int(self.pooled), "TALL": self.tall,
+            "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Blocks of a product of so many segments and filters."""
         down = ceil_div(columns * self.tall, ROWS)
-        if self.windows:
-            most = max(MULTIPROCESSORS // down, 1)
-            return min(ceil_div(rows, self.segments), most), down, parts
         return ceil_div(rows, self.teams * self.segments), down, parts
 
 
@@ -287,7 +269,7 @@ def good_segments(view: View, *, pooled: bool) -> list[Segment]:
 
 
 CUTS = [
-    (teams, shares, chunks, 0)
+    (teams, shares, chunks)
     for teams in (1, 2, 3, 4)
     for shares in (1, 2, 4)
     for chunks in (1, 2, 4)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.cuda import slides as slides_module
 from dptrain.backends.cuda import sliding, weighted, windows
 from dptrain.backends.cuda.slides import Slide, choose_slide, slides
 from dptrain.backends.cuda.sliding import SlidingConvolution
@@ -35,10 +34,10 @@ WIDE = Network(
 
 
 CUTS = (
-    # strip, lines, segments, teams, shares, chunks, windows
-    (True, 2, 1, 2, 1, 1, 0),
-    (False, 3, 2, 1, 2, 2, 0),
-    (True, 4, 1, 2, 1, 2, 3),
+    # strip, lines, segments, teams, shares, chunks
+    (True, 2, 1, 2, 1, 1),
+    (False, 3, 2, 1, 2, 2),
+    (True, 4, 1, 3, 1, 2),
 )
 """Of slides: each way of sharing work, strips and lines, lines that are left over."""
 
@@ -46,7 +45,6 @@ CUTS = (
 def cut(way: Slide) -> tuple[int, ...]:
     return (
         way.segment.strip, way.segment.lines, way.segments, way.teams, way.shares, way.chunks,
-        way.windows,
     )  # fmt: skip
 
 
@@ -78,8 +76,6 @@ def test_every_way_gives_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(sliding, "choose_slide", way(number))
-    # Blocks whose teams take turns have several.
-    monkeypatch.setattr(slides_module, "MULTIPROCESSORS", 3)
     ours = compile(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
