@@ -50,7 +50,7 @@ SHORT = 16
 
 MANY_PARTS, TOGETHER, TURN_OF_PARTS = 256, 64, 1000
 """Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
-their own: a guess from two layers of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
+their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
 
 FEWEST_PIXELS = 1 << 17
 """Of pooled maps with few channels, below which products that gather are faster in tf32: with 32
@@ -282,9 +282,9 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
     """Cycles that the gradient of weights takes.
 
     Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
-    28 products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large), of which
-    it chooses ways that took 1.03 times as long as the fastest in the geometric mean, 1.18 times at
-    worst; it was not tried on others.
+    28 products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large): of
+    their ways it chooses some that took 1.03 times as long as the fastest in the geometric mean,
+    1.18 times at worst. It was not tried on others.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
