@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.pixel_sums import PixelSum, choose_pixel_sum, pixel_sums, suits
+from dptrain.backends.cuda.pixel_sums import (
+    FEWEST_PIXELS,
+    PixelSum,
+    choose_pixel_sum,
+    pixel_sums,
+    suits,
+)
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.cuda.windows import View
 from dptrain.network import Conv2d
@@ -173,7 +179,11 @@ VIEWS = [
 def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> None:
     for view, behind in VIEWS:
         way = choose_pixel_sum(view, precision, (1, 1), behind, samples)
-        assert way is not None
+        few = samples * view.out_height * view.out_width < FEWEST_PIXELS
+        first = view.channels % 16 > 0 and behind == POOLING and precision == "tf32"
+        assert (way is None) == (few and first)
+        if way is None:
+            continue
         tiling = way.tiling(view.filters, samples)
         count, part = tiling.parts.count, tiling.parts.terms
         assert (count - 1) * part < samples * way.strips <= count * part
