@@ -2,7 +2,9 @@
 
 #pragma once
 
-// BYTES, or zeros where `there` is false. `arrived` is for all that the thread has asked for.
+// BYTES, or zeros where `there` is false. Behind them `arrived` waits for all that the thread has asked
+// for; or `close_group` puts together what it has asked for since the last one, and `arrive<N>` waits
+// for all groups but the last N.
 template <int BYTES>
 __device__ inline void bring(void* to, const void* from, bool there = true) {
 #if __CUDA_ARCH__ >= 800
@@ -29,5 +31,16 @@ __device__ inline void bring(void* to, const void* from, bool there = true) {
 __device__ inline void arrived() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+__device__ inline void close_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int N> __device__ inline void arrive() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }

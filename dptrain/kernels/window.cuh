@@ -17,6 +17,7 @@
 #define PRECISION 2  // There are none in float32.
 #endif
 #include "conv2d.cuh"
+#include "copy.cuh"
 #include "wgmma.cuh"
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
@@ -46,29 +47,9 @@ __device__ inline View backward_view(const Geometry& g) {
                    g.height, g.width, g.r, g.s);
 }
 
-// 16 bytes that come to shared memory by themselves, or zeros; `arrive<N>` waits for all groups but
-// the last N.
+// 16 bytes that come to shared memory by themselves, or zeros.
 __device__ inline void copy_later(Number* to, const Number* from, bool zeros = false) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(zeros ? 0 : 16)
-                 : "memory");
-#else
-    Run<Number> run = {};
-    if (!zeros) run = *reinterpret_cast<const Run<Number>*>(from);
-    *reinterpret_cast<Run<Number>*>(to) = run;
-#endif
-}
-__device__ inline void close_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int N> __device__ inline void arrive() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
+    bring<16>(to, from, !zeros);
 }
 
 // fetch(i) for each of the thread's i < all, BATCH of them on their way at a time, then
