@@ -49,7 +49,8 @@ class Compiler:
     def __init__(self, library: str) -> None:
         self.library = library
         # Some wheels' compiler looks for its second half by name, where nobody finds it.
-        for half in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+        folder = Path(library).parent
+        for half in folder.glob("libnvrtc-builtins.so.*") if folder.is_absolute() else ():
             ctypes.CDLL(str(half))
         self._functions = ctypes.CDLL(library)
         major, minor = ctypes.c_int(), ctypes.c_int()
