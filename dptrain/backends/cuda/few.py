@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dptrain.backends.cuda import windows
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
-
-SIZES = {"tf32": 4, "bf16": 2}
-"""Bytes of an activation, by precision; there are no such kernels in float32."""
+from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES
 
 SAMPLES = 32
 """Of a tile."""
@@ -24,14 +23,8 @@ MANY_WEIGHTS = 1 << 21
 bf16, a step with them over one without: solar (4.3 million weights in a layer) 0.96 and 0.94; cifar
 (0.9), model2, model1 and model0 1.00 to 1.07."""
 
-MULTIPROCESSORS = 132
-"""That all blocks together should fill."""
-
 SHARED_BYTES = 200 << 10
 """Of a block. GPUs whose multiprocessors have less slice their sums."""
-
-RESIDENT_BYTES = 227 << 10
-"""Of all blocks of a multiprocessor."""
 
 STEP_TERMS = 16
 """That the terms of a block are a multiple of."""
@@ -102,7 +95,7 @@ class Few:
 
     def microseconds(self, blocks: int) -> float:
         """That so many blocks take, by an estimate."""
-        held = MULTIPROCESSORS * max(RESIDENT_BYTES // self.shared_bytes, 1)
+        held = MULTIPROCESSORS * max(windows.SHARED_BYTES // self.shared_bytes, 1)
         rounds, nbytes = max(blocks / held, 1.0), self.shared_bytes
         arriving = max(nbytes / BLOCK_RATE, min(blocks, held) * nbytes / RATE)
         steps = self.terms * self.size / 32 / self.groups

@@ -102,17 +102,18 @@ class GPU(Device):
 
     def product_ms(self, size: int, precision: str) -> list[float] | None:
         dtype = "uint16" if precision == "bf16" else "float32"
-        a, b, c = (self.zeros((size, size), dtype) for _ in range(3))
         random = np.random.default_rng(0).standard_normal((size, size), np.float32)
-        for array in (a, b):
-            # The upper halves of numbers are theirs in bfloat16.
-            self.upload(array, random.view("uint32") >> 16 if dtype == "uint16" else random)
         try:
+            a, b, c = (self.zeros((size, size), dtype) for _ in range(3))
+            for array in (a, b):
+                # The upper halves of numbers are theirs in bfloat16.
+                self.upload(array, random.view("uint32") >> 16 if dtype == "uint16" else random)
             run = cublas.product(self.cupy, self.stream, a, b, c, precision)
             run()
             # Not captured, which cuBLAS does not always allow: it takes milliseconds.
             return [self._lap_ms(run) for _ in range(REPEATS)]
-        except (ImportError, OSError, RuntimeError):
+        # No cuBLAS, or no room for it.
+        except (ImportError, OSError, RuntimeError, MemoryError):
             return None
 
     def _lap_ms(self, start: Callable[[], object]) -> float:

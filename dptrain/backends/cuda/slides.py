@@ -24,9 +24,6 @@ TEAM = 128
 ROWS = 64
 """Filters, of one output line or two, that they have."""
 
-MOST_SUMS = 128
-"""Of a thread."""
-
 MOST_COLUMNS = 256
 """Of a team's segments together, which take so many."""
 

@@ -6,7 +6,8 @@ import pytest
 
 from dptrain.api import compile
 from dptrain.backends.cuda import few
-from dptrain.backends.cuda.few import COLUMNS, SAMPLES, SHARED_BYTES, SIZES, Few
+from dptrain.backends.cuda.few import COLUMNS, SAMPLES, SHARED_BYTES, Few
+from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
@@ -77,7 +78,7 @@ def test_parts_cover_the_sum_once(precision: str, inputs: int, outputs: int) -> 
 def test_few_samples_of_few_weights_take_one_pass_and_many_weights_all_multiprocessors() -> None:
     small, large = (few.forward_tiling("tf32", 32, n, 100) for n in (100, 30000))
     assert small.parts.count == 1
-    assert large.parts.count * large.tile.grid(32, 100)[1] >= few.MULTIPROCESSORS
+    assert large.parts.count * large.tile.grid(32, 100)[1] >= MULTIPROCESSORS
 
 
 def test_more_outputs_than_a_block_has_room_for_are_not_for_it() -> None:
