@@ -102,7 +102,6 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     from dptrain.scaling.scale import conclude_study, launch_study, missing
 
     display = StudyDisplay(errors=as_json)
-    display.say(f"study: {folder}")
     again = f"dptrain scale --output {shlex.quote(str(folder))}"
     try:
         done = launch_study(folder, design, chosen, display)

@@ -74,6 +74,7 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
     # What is kept has started ranks: the study could not go on with another launcher.
     launcher.try_out()
     design.keep(folder)
+    display.say(f"study: {folder}")
     return run_tasks(folder, design, tasks, launcher, display)
 
 
