@@ -9,13 +9,12 @@
 __device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1) {
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
-        const unsigned low0 = 0xD2511F53u * counter[0], low1 = 0xCD9E8D57u * counter[2];
-        const unsigned high0 = __umulhi(0xD2511F53u, counter[0]);
-        const unsigned high1 = __umulhi(0xCD9E8D57u, counter[2]);
-        counter[0] = high1 ^ counter[1] ^ key0;
-        counter[1] = low1;
-        counter[2] = high0 ^ counter[3] ^ key1;
-        counter[3] = low0;
+        const unsigned long long product0 = 0xD2511F53ull * counter[0];
+        const unsigned long long product1 = 0xCD9E8D57ull * counter[2];
+        counter[0] = unsigned(product1 >> 32) ^ counter[1] ^ key0;
+        counter[1] = unsigned(product1);
+        counter[2] = unsigned(product0 >> 32) ^ counter[3] ^ key1;
+        counter[3] = unsigned(product0);
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }
@@ -43,9 +42,11 @@ __device__ inline unsigned kept_of_block(const Dropout& d, int sample, int block
         unsigned(block), unsigned(d.samples[sample]), __float_as_uint(d.numbers[STEP_NUMBER]),
         d.layer};
     philox(words, d.key0, d.key1);
+    const unsigned threshold = unsigned(d.threshold);
     unsigned kept = 0;
-    for (int k = 0; k < 4; ++k) kept |= unsigned(words[k] >= d.threshold) << k;
-    return kept;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) kept |= unsigned(words[k] >= threshold) << k;
+    return d.threshold >> 32 ? 0 : kept;
 }
 
 // Bit k: element `first` + k of a sample is kept, for the elements of a vector.
