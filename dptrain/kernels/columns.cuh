@@ -1,67 +1,14 @@
-// Convolutions over pixels that are columns of a product; see window.cuh.
+// Convolutions over pixels that are columns of a product; see window.cuh and segments.cuh.
 //
 // Filters (backward by the input: channels) are rows of A, 64 of them, and come straight to registers:
 // pack_weights.cu lays them out so that a lane reads the words of one instruction at once. Pixels are
 // columns of B, which wgmma reads from the planes of a window by itself, a tap of the filter being
 // one distance. So weights cost a load of 16 bytes a lane for up to 256 columns, and nothing in the
 // main loop waits for other warps.
-//
-// A *segment* is what one instruction has as columns: LINES lines of the map, either in a STRIP of
-// eight columns, eights one below the other, or as they follow each other in the window, where
-// columns between them are computed in vain. Four warps have SEGMENTS of them.
 
 #pragma once
 
-// Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
-// and share the sum. CHUNKS of the channels come one after the other.
-#ifndef COLUMNS
-#define COLUMNS 32
-#define LINES 4
-#define STRIP 1
-#define SEGMENTS 1
-#define TEAMS 1
-#define SHARES 1
-#define CHUNKS 1
-#define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
-#define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
-#define DEPTH 2   // Steps of the sum that are made while words of A for as many are on their way.
-#define PIXELS 1  // Of a plane.
-#define BLOCKS 1
-#endif
-
-#define TILE_M (64 * TEAMS * SHARES)
-#define TILE_N 16
-#define WARP_M 16
-#define WARP_N 16
-#define WORDS 16
-
-#include "window.cuh"
-
-constexpr int TEAM = 128, ROWS = 64;      // Threads; rows of A.
-constexpr int EIGHTS = COLUMNS / 8;       // Of columns, of a segment.
-constexpr int BESIDE = EIGHTS / LINES;    // Of them side by side, where lines begin with one.
-
-// Where a segment begins; `line` counts TALL output lines.
-struct Segment {
-    int sample, line, column;
-};
-
-// The segments of a map.
-struct Segments {
-    int lines, width;  // What they have to cover.
-    int across, each;  // Side by side, and of a sample.
-
-    __device__ explicit Segments(const View& view) {
-        const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
-        lines = (height + TALL - 1) / TALL;
-        width = POOLED ? view.out_width / 2 * 2 : view.out_width;
-        across = STRIP ? (width + 7) / 8 : 1;
-        each = across * ((lines + LINES - 1) / LINES);
-    }
-    __device__ Segment operator()(int i) const {
-        return {i / each, i % each / across * LINES, i % each % across * 8};
-    }
-};
+#include "segments.cuh"
 
 // Channels of two runs and one tap are a step of the sum: all taps of the first two runs, of the
 // next two, and so on.
@@ -108,22 +55,6 @@ __device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
     }
 }
 #endif
-
-// Which filter a row of A belongs to, and which of TALL lines. A lane has rows g and g + 8 of its
-// warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window of
-// pooling, both lines of one.
-template <int TALL_, bool MEET>
-struct Rows {
-    static constexpr int FILTERS = ROWS / TALL_;  // Of a tile.
-    static constexpr int OWN = MEET ? 1 : 2;      // Of a lane.
-
-    static __device__ int filter(int row) {
-        const int warp = row / 16, g = row % 8, upper = row % 16 / 8;
-        return MEET ? warp * 8 + g : (warp * 16 + g * 2 + upper) % FILTERS;
-    }
-    static __device__ int line(int row) { return MEET ? row % 16 / 8 : row / FILTERS; }
-};
-using OwnRows = Rows<TALL, POOLED && TALL == 2>;
 
 // A lane's sums of ROWS x COLUMNS: elements 0 and 1 are those of row g, 2 and 3 of row g + 8, of
 // columns 2 t and 2 t + 1 of every eight.
@@ -231,12 +162,6 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #pragma unroll
             for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i].c[g][e])::"memory");
 #endif
-}
-
-// Eights of columns that are given together: with POOLED, those of a window's lines.
-constexpr int UNITS = POOLED && TALL == 1 ? EIGHTS / 2 : EIGHTS;
-__device__ inline int unit_of(int g) {
-    return UNITS == EIGHTS ? g : g / (2 * BESIDE) * BESIDE + g % BESIDE;
 }
 
 // Gives `store` a segment's outputs, values of a lane's filters from `filter` on:
