@@ -164,24 +164,48 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #endif
 }
 
-// Gives `store` a segment's outputs, values of a lane's filters from `filter` on:
-// store.pixel(i, filter, values) those of pixel i of all samples, or, POOLED,
-// store.window(i, filter, values) those of the members of window i. Of `turns` threads that have the
-// same ones this is number `turn`.
+// Units of a segment that a team gives, and of all its segments.
+constexpr int TURNS = (UNITS + SHARES - 1) / SHARES, GIVEN = SEGMENTS * TURNS;
+
+#if DROPS
+static_assert(POOLED && GIVEN * OwnRows::OWN <= 32, "a word has a bit for each output of a lane");
+constexpr int LANES = 4 / OwnRows::OWN;  // That have the four filters of a block of random numbers.
+
+// What dropout keeps of a lane's outputs: bits of its OWN filters for each unit that it gives, in
+// order. Lanes that have the same blocks take turns: each draws for every LANES-th unit, by
+// block(k, mine) for unit k + mine, and tells the others. Units outside of the map are drawn for,
+// too, so that nobody is missing.
+template <class Block> __device__ inline unsigned draw_together(const Block& block) {
+    constexpr unsigned OWN_OF_FOURS = ~0u / 15 * ((1 << OwnRows::OWN) - 1);
+    const int lane = threadIdx.x % 32, mine = lane / 4 % LANES;
+    unsigned drawn = 0, kept = 0;
+#pragma unroll
+    for (int k = 0; k < GIVEN; k += LANES) drawn |= block(k, mine) << k / LANES * 4;
+#pragma unroll
+    for (int other = 0; other < LANES; ++other) {
+        const unsigned theirs = __shfl_sync(~0u, drawn, lane + (other - mine) * 4);
+        kept |= (theirs >> mine * OwnRows::OWN & OWN_OF_FOURS) << other * OwnRows::OWN;
+    }
+    return kept;
+}
+#endif
+
+// Gives `store` the outputs of segment i of a team, values of a lane's filters from `filter` on:
+// store.pixel(pixel, filter, values) those of a pixel, or, POOLED, store.window(window, filter,
+// values, kept) those of the members of a window, both counted over all samples. Of SHARES teams that
+// have the same ones this is number `share`.
 template <class Store>
-__device__ void give(const ColumnSums& sums, const Segments& segments, const Segment& at,
-                     const View& view, int samples, int turn, int turns, const Store& store) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x % TEAM / 32 * 16 + lane / 4;
-    const int filter = blockIdx.y * OwnRows::FILTERS + OwnRows::filter(row);
+__device__ void give(const ColumnSums& sums, const Segments& segments, const Segment& at, int i,
+                     const View& view, int samples, int share, unsigned kept, const Store& store) {
+    const int filter = filter_of_lane();
     if (at.sample >= samples) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-        if (u % turns != turn) continue;
+        if (u % SHARES != share) continue;
 #if POOLED
-        constexpr int HEIGHT = 2 / TALL;  // Of a window, in lines of segments.
-        const int line = u / BESIDE * HEIGHT, g = line * BESIDE + u % BESIDE;
-        const int y = at.line + line, x = at.column + u % BESIDE * 8 + lane % 4 * 2;
-        if (y >= segments.lines || x >= segments.width) continue;
+        const UnitWindow window(segments, at, u);
+        if (!window.inside) continue;
+        const int g = u / BESIDE * UnitWindow::HEIGHT * BESIDE + u % BESIDE;
         float values[4][OwnRows::OWN];
 #pragma unroll
         for (int m = 0; m < 4; ++m)
@@ -189,15 +213,15 @@ __device__ void give(const ColumnSums& sums, const Segments& segments, const Seg
             for (int n = 0; n < OwnRows::OWN; ++n)
                 values[m][n] = TALL == 2 ? sums.c[g][m]
                                          : sums.c[g + m / 2 * BESIDE][m % 2 + n * 2];
-        const int window = (at.sample * (segments.lines / HEIGHT) + y / HEIGHT);
-        store.window(window * (segments.width / 2) + x / 2, filter, values);
+        store.window(at.sample * UnitWindow::count(segments) + window.number, filter, values,
+                     kept >> (i * TURNS + u / SHARES) * OwnRows::OWN);
 #else
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int beside = u * 8 + lane % 4 * 2 + e;
+            const int beside = u * 8 + threadIdx.x % 4 * 2 + e;
             const int line = STRIP ? u : beside / view.across;
             const int x = STRIP ? at.column + beside % 8 : beside % view.across;
-            const int y = (at.line + line) * TALL + OwnRows::line(row);
+            const int y = (at.line + line) * TALL + OwnRows::line(row_of_lane());
             const bool inside = line < LINES && y < view.out_height && x < view.out_width;
             const float values[2] = {sums.c[u][e], sums.c[u][e + 2]};
             if (inside)
@@ -248,21 +272,52 @@ struct Convolution {
         multiply_steps(sums, weights + lane * RUN, window, places, first, own);
     }
 
-    __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share) const {
+    __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share,
+                             unsigned kept) const {
 #pragma unroll
         for (int i = 0; i < SEGMENTS; ++i)
-            give(sums[i], segments, segment(tile, i), view, samples, share, SHARES, store);
+            give(sums[i], segments, segment(tile, i), i, view, samples, share, kept, store);
+    }
+
+    // What dropout keeps of what the thread gives.
+    __device__ unsigned draw(int tile, int share) const {
+#if DROPS
+        unsigned identities[SEGMENTS];
+#pragma unroll
+        for (int i = 0; i < SEGMENTS; ++i) {
+            const int sample = min(segment(tile, i).sample, samples - 1);
+            identities[i] = unsigned(store.dropout.samples[sample]);
+        }
+        const int blocks = store.columns / 4, own = filter_of_lane() / 4;
+        return draw_together([&](int k, int mine) {
+            unsigned identity = 0;
+            int block = 0;
+#pragma unroll
+            for (int other = 0; other < LANES; ++other) {
+                const int at = min(k + other, GIVEN - 1), i = at / TURNS;
+                const UnitWindow window(segments, segment(tile, i), at % TURNS * SHARES + share);
+                if (other == mine) identity = identities[i], block = window.number * blocks + own;
+            }
+            return draw_block(store.dropout, identity, block);
+        });
+#else
+        return 0;
+#endif
     }
 
     __device__ void compute() const {
         const int warpgroup = threadIdx.x / TEAM, team = warpgroup % TEAMS;
-        const int share = warpgroup / TEAMS, first = blockIdx.x * TEAMS, tile = first + team;
+        const int share = SHARES > 1 ? warpgroup / TEAMS : 0;
+        const int first = blockIdx.x * TEAMS, tile = first + team;
         ColumnSums sums[SEGMENTS];
+        unsigned kept = 0;
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
             if (chunk > 0) __syncthreads();
             const Window window = this->window(first, first + TEAMS - 1, chunk, memory);
             source.fill(window);
             close_group();
+            // There is nothing else to do while the window is on its way.
+            if (chunk == 0) kept = draw(tile, share);
             arrive<0>();
             source.settle(window);
             publish();
@@ -270,7 +325,7 @@ struct Convolution {
             multiply(sums, tile, window, share);
         }
         if (SHARES > 1) join(sums, team, share);
-        give_all(sums, tile, share);
+        give_all(sums, tile, share, kept);
     }
 
     // Adds what those who share a team's sums have, in order: each the eights that it gives.

@@ -87,9 +87,8 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     if (!sum_of_parts(partial, parts, size, i, total)) return;
     const float values[1] = {total.at[0]};
-    int which[1];
-    StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.finish(
-        i / outputs, i % outputs, values, which);
+    StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.pixel(
+        i / outputs, i % outputs, values);
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.

@@ -40,19 +40,19 @@ using Mark = Number;
 #define DROPPING_VALUES {}
 #endif
 
-// Times the factor where element `first` + n of a sample is kept, else times 0, so that NaN stays.
-// True for those that are dropped.
+// Bit n: element `first` + n of a sample is kept; the smaller of N and OUT_STEP divides `first`.
 template <int N>
-__device__ inline void drop_outputs(const Dropout& d, int sample, int first, float (&values)[N],
-                                    bool (&dropped)[N]) {
-    unsigned kept = 0;
+__device__ inline unsigned kept_of_outputs(const Dropout& d, int sample, int first) {
+    constexpr int STEP = N < OUT_STEP ? N : OUT_STEP, APART = STEP < 4 ? STEP : 4;
+    unsigned block = 0, kept = 0;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         const int element = first + n;
-        if (n == 0 || element % 4 == 0) kept = kept_of_block(d, sample, element / 4);
-        dropped[n] = !(kept >> element % 4 & 1);
-        values[n] *= dropped[n] ? 0.0f : d.factor;
+        if (n == 0 || (n % APART == 0 && element % 4 == 0))
+            block = kept_of_block(d, sample, element / 4);
+        kept |= (block >> element % 4 & 1) << n;
     }
+    return kept;
 }
 
 // z = value + bias, and what follows, in `rows` rows of outputs, `each` of them a sample's; pooled,
@@ -80,6 +80,11 @@ struct StoreOutput {
     // Of the four members of a window that is pooled.
     template <int N>
     __device__ void window(int i, int column, const float (&values)[4][N]) const {
+        window(i, column, values, draw<N>(i, column));
+    }
+    // Bit n of `kept`: dropout keeps output `column` + n.
+    template <int N>
+    __device__ void window(int i, int column, const float (&values)[4][N], unsigned kept) const {
         float best[N];
         int which[N];
 #pragma unroll
@@ -95,19 +100,24 @@ struct StoreOutput {
                 which[n] = more ? m : which[n];
             }
         }
-        finish(i, column, best, which);
+        finish(i, column, best, which, kept);
     }
 
     // Of a pixel that is not.
     template <int N>
     __device__ void pixel(int i, int column, const float (&values)[N]) const {
         int which[N];
-        finish(i, column, values, which);
+        finish(i, column, values, which, draw<N>(i, column));
+    }
+
+    template <int N> __device__ unsigned draw(int i, int column) const {
+        return DROPS ? kept_of_outputs<N>(dropout, i / each, i % each * columns + column) : 0;
     }
 
     // What follows the product and, where outputs are pooled, the choice of the largest.
     template <int N>
-    __device__ void finish(int i, int column, const float (&values)[N], int (&which)[N]) const {
+    __device__ void finish(int i, int column, const float (&values)[N], int (&which)[N],
+                           unsigned kept) const {
         float z[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
@@ -115,14 +125,12 @@ struct StoreOutput {
             if (!(z[n] > 0.0f)) which[n] = NOBODY;
             // Written so that a NaN stays.
             if (BEHIND && z[n] <= 0.0f) z[n] = 0.0f;
+            if (!DROPS) continue;
+            // Times 0 where it is dropped, so that a NaN stays there, too.
+            const bool keep = kept >> n & 1;
+            z[n] *= keep ? dropout.factor : 0.0f;
+            if (!keep) which[n] = NOBODY;
         }
-#if DROPS
-        bool dropped[N];
-        drop_outputs(dropout, i / each, i % each * columns + column, z, dropped);
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-            if (dropped[n]) which[n] = NOBODY;
-#endif
         write<OUT_STEP>(y + i * columns, column, columns, z);
 #if BEHIND == 2
         write<OUT_STEP>(marks + i * columns, column, columns, which);

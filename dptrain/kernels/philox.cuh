@@ -36,17 +36,22 @@ struct Dropout {
         unsigned layer, unsigned key0, unsigned key1, float factor
 #define DROPOUT_VALUES {samples_of, numbers, threshold, layer, key0, key1, factor}
 
-// Bit k: word k of a block, the k-th of four consecutive elements of a sample, is kept.
-__device__ inline unsigned kept_of_block(const Dropout& d, int sample, int block) {
-    unsigned words[4] = {
-        unsigned(block), unsigned(d.samples[sample]), __float_as_uint(d.numbers[STEP_NUMBER]),
-        d.layer};
+// Bit k: word k of a block, the k-th of four consecutive elements of a sample, is kept. That of an
+// identity, of which the lowest 32 bits are enough.
+__device__ inline unsigned draw_block(const Dropout& d, unsigned identity, int block) {
+    unsigned words[4] = {unsigned(block), identity, __float_as_uint(d.numbers[STEP_NUMBER]),
+                         d.layer};
     philox(words, d.key0, d.key1);
     const unsigned threshold = unsigned(d.threshold);
     unsigned kept = 0;
 #pragma unroll
     for (int k = 0; k < 4; ++k) kept |= unsigned(words[k] >= threshold) << k;
     return d.threshold >> 32 ? 0 : kept;
+}
+
+// That of a sample of the batch.
+__device__ inline unsigned kept_of_block(const Dropout& d, int sample, int block) {
+    return draw_block(d, unsigned(d.samples[sample]), block);
 }
 
 // Bit k: element `first` + k of a sample is kept, for the elements of a vector.

@@ -79,3 +79,30 @@ constexpr int UNITS = POOLED && TALL == 1 ? EIGHTS / 2 : EIGHTS;
 __device__ inline int unit_of(int g) {
     return UNITS == EIGHTS ? g : g / (2 * BESIDE) * BESIDE + g % BESIDE;
 }
+
+// The first of the lane's rows of A, and its filter.
+__device__ inline int row_of_lane() { return threadIdx.x % TEAM / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ inline int filter_of_lane() {
+    return blockIdx.y * OwnRows::FILTERS + OwnRows::filter(row_of_lane());
+}
+
+#if POOLED
+// The lane's window of unit u of the segment that begins at `at`.
+struct UnitWindow {
+    static constexpr int HEIGHT = 2 / TALL;  // Of a window, in lines of segments.
+
+    int number;   // Of a sample's.
+    bool inside;  // The map.
+
+    __device__ UnitWindow(const Segments& segments, const Segment& at, int u) {
+        const int y = at.line + u / BESIDE * HEIGHT;
+        const int x = at.column + u % BESIDE * 8 + threadIdx.x % 4 * 2;
+        number = y / HEIGHT * (segments.width / 2) + x / 2;
+        inside = y < segments.lines && x < segments.width;
+    }
+    // Of a sample.
+    static __device__ int count(const Segments& segments) {
+        return segments.lines / HEIGHT * (segments.width / 2);
+    }
+};
+#endif

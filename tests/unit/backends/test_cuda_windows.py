@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dptrain.api import compile
@@ -12,8 +15,18 @@ from dptrain.backends.cuda.slides import Slide, choose_slide, slides
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Replica
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.network import (
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+)
 from dptrain.network.zoo import network
+from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -48,13 +61,17 @@ def cut(way: Slide) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def way(number: int) -> Any:
-    """`choose_slide` that takes the one most like that of this number of `CUTS`."""
+def sharing(way: Slide) -> tuple[int, ...]:
+    return way.shares, way.segments, way.teams, way.chunks
+
+
+def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]) -> Any:
+    """`choose_slide` that takes the way whose `facts` are nearest, the first of them first."""
 
     def slide(view: View, precision: str, samples: int, *, pooled: bool = False) -> Any:
         return min(
             slides(view, precision, pooled=pooled),
-            key=lambda way: [abs(a - b) for a, b in zip(cut(way), CUTS[number], strict=True)],
+            key=lambda way: [abs(a - b) for a, b in zip(facts(way), wanted, strict=True)],
         )
 
     return slide
@@ -75,7 +92,7 @@ def test_every_way_gives_the_same(
     gathered = gathering(5, precision, monkeypatch)
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    monkeypatch.setattr(sliding, "choose_slide", way(number))
+    monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
     ours = compile(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
@@ -83,6 +100,38 @@ def test_every_way_gives_the_same(
         assert_close(whole.step(ours, n, 0), whole.step(gathered, n, 0), tolerance)
         for name, value in gathered.gradients.items():
             assert_close(ours.gradients[name], value, tolerance, name)
+
+
+@pytest.mark.parametrize(
+    "wanted", [(1, 1, 3, 2), (1, 3, 2, 1), (1, 4, 1, 1), (2, 5, 1, 1), (4, 1, 1, 2)], ids=str
+)
+@pytest.mark.parametrize("filters", [32, 96])
+def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
+    filters: int, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masks of `dropout_keep`; all outputs are 1 before.
+
+    Two lanes share a block of random numbers, with 32 filters four. They take turns in odd and even
+    numbers, not all of which a team's segments have; the last segments are those of no sample.
+    """
+    emulator = Emulator(seed=3)
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
+    monkeypatch.setattr(sliding, "choose_slide", most_like(wanted, sharing))
+    layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
+    network = Network((1, 7, 11), layers, MeanSquaredError())
+    seed, step, samples = 2**40 + 17, 2**31 + 5, np.array([7, 2**33 + 1])
+    replica = compile(network, "cuda", 3, precision="tf32", seed=seed)
+    assert "conv2+relu2+pool1+dropout1.forward" in {stage.name for stage in replica.plan.stages}
+    replica.parameters["conv2.weight"] = np.zeros((filters, 32, 3, 3))
+    replica.parameters["conv2.bias"] = np.ones(filters)
+    node = next(node for node in network.nodes if isinstance(node.layer, Dropout))
+    x, size = np.ones((2, 1, 7, 11), np.float32), math.prod(node.output_shape)
+    replica.forward_backward(x, np.zeros((2, size)), samples=samples, step=step)
+    keep = dropout_keep(0.37, size, seed=seed, step=step, layer=node.index, samples=samples)
+    height, width = node.output_maps[1:]
+    expected = keep.reshape(2, height, width, filters).transpose(0, 3, 1, 2).reshape(2, size)
+    factor = np.float32(1 / (1 - 0.37))
+    np.testing.assert_array_equal(replica.output(), expected * factor)
 
 
 def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:

@@ -120,7 +120,7 @@ WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
 def test_windows_compile_for_a_layer(
     precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
 ) -> None:
-    """With wgmma for sm_90, mma.sync from sm_80 on, and neither before."""
+    """With wgmma for sm_90, mma.sync from sm_80 on, and neither before; dropout behind pooling."""
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
@@ -134,7 +134,7 @@ def test_windows_compile_for_a_layer(
     assert backward is not None
     assert weight is not None
     kernels = {
-        "window_forward.cu": forward.defines,
+        "window_forward.cu": {**forward.defines, "DROPS": int(pooled)},
         "pack_weights.cu": {**forward.defines, "BACK_TALL": backward.tall},
         "window_backward_input.cu": backward.defines,
         "window_backward_weight.cu": weight.defines,
