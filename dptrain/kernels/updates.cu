@@ -27,7 +27,7 @@ extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i);
-    const Floats gradient = load(g, i);
+    const Floats gradient = load_last(g, i);
     const float decay = decay_at(i, stops, decays, runs), rate = numbers[STEP_RATE];
     if (!is_finite(sums[0])) return;
     for (int k = 0; k < VECTOR; ++k)
@@ -42,7 +42,7 @@ extern "C" __global__ void sgd_momentum(
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), velocity = load(v, i);
-    const Floats gradient = load(g, i);
+    const Floats gradient = load_last(g, i);
     const float decay = decay_at(i, stops, decays, runs), rate = numbers[STEP_RATE];
     if (!is_finite(sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
@@ -63,7 +63,7 @@ extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, CO
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);
-    const Floats gradient = load(g, i);
+    const Floats gradient = load_last(g, i);
     const float decay = decay_at(i, stops, decays, runs);
     const float rate = numbers[STEP_RATE], correction = numbers[STEP_CORRECTION];
     if (!is_finite(sums[0])) return;

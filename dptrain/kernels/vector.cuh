@@ -32,6 +32,16 @@ __device__ inline Floats load(const float* x, int i) {
     return result;
 }
 
+// The same of what is not read again soon: it is the first to leave the caches.
+__device__ inline Floats load_last(const float* x, int i) {
+#if VECTOR == 4 && defined(__CUDA_ARCH__)
+    const float4 values = __ldcs(reinterpret_cast<const float4*>(x) + i);
+    return {{values.x, values.y, values.z, values.w}};
+#else
+    return load(x, i);
+#endif
+}
+
 __device__ inline void store(float* y, int i, const Floats& values) {
     Vector<float> result;
     for (int k = 0; k < VECTOR; ++k) result.at[k] = values.at[k];
