@@ -50,8 +50,8 @@ class Step:
         self.replica.announce()
 
     def _enqueue(self) -> None:
-        self.replica.run()
-        self.replica.apply_update()
+        self.replica.run(updating=True)
+        self.replica.apply_update(rest=True)
 
     @property
     def timer(self) -> Timer:

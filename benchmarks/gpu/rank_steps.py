@@ -58,9 +58,9 @@ def time_steps(
             sums.start(due[stage])
 
     def start() -> None:
-        replica.run(after_stage)
+        replica.run(after_stage, updating=sums.alone)
         sums.finish()
-        sums.apply_update()
+        sums.apply_update(rest=sums.alone)
 
     assert isinstance(replica.memory, GPU)
     step, timer = replica.memory.program(start), stream_timer(replica.memory.stream)

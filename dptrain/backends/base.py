@@ -103,8 +103,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def bind_update(self, replica: Replica) -> Kernel:
-        """Update rule over the flat arrays; `Replica.updates` counts the coming update already."""
+    def bind_update(self, replica: Replica, elements: slice) -> Kernel:
+        """Update rule; `Replica.updates` counts the coming update already.
+
+        Args:
+            replica: whose parameters.
+            elements: of the flat arrays, whole slots.
+        """
 
     def place(self, local_rank: int) -> str:
         """Choose the device of this rank, the `local_rank`-th of its node.

@@ -114,7 +114,8 @@ class Replica:
         maps = plan.network.nodes[-1].output_maps[1:] != (1, 1)
         self._reorders = backend.channels_last and maps
         self.stages = self._bind()
-        self._update = backend.bind_update(self) if plan.training else None
+        everything = slice(0, layout.size)
+        self._update = backend.bind_update(self, everything) if plan.training else None
 
     def _view(self, name: str) -> NDArray[Any]:
         buffer = self.plan.buffers[name]
@@ -278,12 +279,20 @@ class Replica:
         else:
             target[:n, 0, 0] = x
 
-    def run(self, listener: Listener | None = None, *, in_order: bool = False) -> None:
+    def run(
+        self,
+        listener: Listener | None = None,
+        *,
+        in_order: bool = False,
+        updating: bool = False,
+    ) -> None:
         """Run forward, loss and (in a training step) backward for the loaded batch.
 
         Args:
             listener: called behind each stage.
             in_order: no stage runs beside another.
+            updating: parameters may be updated as soon as no stage needs them any more, this rank's
+                gradients being the sum. `apply_update` of the rest then belongs to the step.
         """
         context = self.context
         for stage, kernel in self.stages:
@@ -338,8 +347,12 @@ class Replica:
         self.announce()
         self.apply_update()
 
-    def apply_update(self) -> None:
-        """`update` with the rate that the context has, already counted in `updates`."""
+    def apply_update(self, *, rest: bool = False) -> None:
+        """`update` with the rate that the context has, already counted in `updates`.
+
+        Args:
+            rest: only of what `run` was free to update, and did not.
+        """
         if self._update is None:
             raise UserError("this replica was compiled without training")
         self._update(self.context)
@@ -430,14 +443,20 @@ class Replica:
         return None
 
 
-def segments(plan: Plan) -> Sequence[tuple[int, int, float]]:
-    """(start, stop, weight decay) of runs of the flat array that share a weight decay."""
+def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:
+    """(start, stop, weight decay) of runs that share a weight decay, from `elements.start` on.
+
+    Args:
+        plan: has the flat arrays' slots.
+        elements: of the flat arrays, whole slots.
+    """
+    first, last = elements.start, elements.stop
     runs: list[tuple[int, int, float]] = []
-    slots = plan.layout.slots
+    slots = [slot for slot in plan.layout.slots if first <= slot.start < last]
     for i, slot in enumerate(slots):
-        stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        stop = slots[i + 1].start if i + 1 < len(slots) else last
         if runs and runs[-1][2] == slot.parameter.weight_decay:
-            runs[-1] = (runs[-1][0], stop, runs[-1][2])
+            runs[-1] = (runs[-1][0], stop - first, runs[-1][2])
         else:
-            runs.append((slot.start, stop, slot.parameter.weight_decay))
+            runs.append((slot.start - first, stop - first, slot.parameter.weight_decay))
     return runs

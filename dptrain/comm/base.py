@@ -42,6 +42,9 @@ class GradientSum(ABC):
     so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
     """
 
+    alone: ClassVar[bool] = False
+    """Whether this rank's gradients are the sum, so that they may be used as they come."""
+
     def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
         covered = [0, *(bucket.stop for bucket in buckets)]
         assert [bucket.start for bucket in buckets] == covered[:-1], "buckets leave gaps"
@@ -98,9 +101,13 @@ class GradientSum(ABC):
         """Apply the update rule, so that all ranks end with the same parameters."""
         self._update_here(learning_rate)
 
-    def apply_update(self) -> None:
-        """`update` by what the device was told with the batch, without a look at the clock."""
-        self.replica.apply_update()
+    def apply_update(self, *, rest: bool = False) -> None:
+        """`update` by what the device was told with the batch, without a look at the clock.
+
+        Args:
+            rest: as `Replica.apply_update` has it.
+        """
+        self.replica.apply_update(rest=rest)
 
     def time_alone(self, bucket: int) -> int:
         """Nanoseconds from when all ranks are here until a bucket's sum is there, on this rank.

@@ -147,7 +147,7 @@ class EnqueuedCentralSum(EnqueuedSum):
             self.replica.updates += 1
         self.carrier.broadcast(self.replica.flat_parameters)
 
-    def apply_update(self) -> None:
+    def apply_update(self, *, rest: bool = False) -> None:
         if self.world.is_main:
-            super().apply_update()
+            super().apply_update(rest=rest)
         self.carrier.broadcast(self.replica.flat_parameters)

@@ -13,6 +13,7 @@ class NoSum(GradientSum):
     name: ClassVar[str] = "none"
     transport: ClassVar[str] = "none"
     enqueues: ClassVar[bool] = True
+    alone: ClassVar[bool] = True
 
     def _first_under_way(self) -> int | None:
         return None

@@ -1,4 +1,7 @@
-"""Buckets: slices of the flat gradient whose sum over the ranks starts while backward goes on."""
+"""What becomes of gradients while backward goes on: slices of the flat arrays, and from when on.
+
+Buckets are summed over the ranks; what is settled may be updated.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,31 @@ class Bucket:
     start: int
     stop: int
     after: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Elements [0, stop) of the flat arrays, which no stage behind `after` reads or writes."""
+
+    stop: int
+    after: int
+
+
+def settled(plan: Plan) -> tuple[Settled, ...]:
+    """What is settled when, layer by layer: more and more, as backward goes on.
+
+    Slots lie in backward order, so all of them up to a layer's last are settled with that layer.
+    """
+    last_use = {name: stage.index for stage in plan.stages for name in stage.parameters}
+    found: list[Settled] = []
+    slots = plan.layout.slots
+    for i, slot in enumerate(slots):
+        stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        after = max([last_use[slot.name], *(before.after for before in found[-1:])])
+        if found and found[-1].after == after:
+            found.pop()
+        found.append(Settled(stop, after))
+    return tuple(found)
 
 
 def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:

@@ -275,10 +275,11 @@ class Stepper:
 
     def _start(self) -> None:
         self.replica.take()
-        self.replica.run(self._start_due)
+        alone = self.gradient_sum.alone
+        self.replica.run(self._start_due, updating=alone)
         self.gradient_sum.finish()
         self.replica.tell()
-        self.gradient_sum.apply_update()
+        self.gradient_sum.apply_update(rest=alone)
 
     def _start_due(self, stage: int) -> None:
         for bucket in self._due.get(stage, ()):

@@ -191,14 +191,16 @@ class CudaBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Kernel:
+    def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, CudaReplica)
-        rule, state, device = replica.plan.optimizer, replica.flat_state, replica.device
-        w, runs = replica.flat_parameters, segments(replica.plan)
+        rule, device = replica.plan.optimizer, replica.device
+        state = [flat[elements] for flat in replica.flat_state.values()]
+        w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
+        runs = segments(replica.plan, elements)
         bounds = _uploaded(device, np.array([stop for _, stop, _ in runs], np.int32))
         decays = _uploaded(device, np.array([decay for *_, decay in runs], np.float32))
         sums = replica.flat_gradients[replica.plan.layout.size :]
-        arrays = [w, replica.flat_gradients, *state.values(), sums, replica.numbers]
+        arrays = [w, g, *state, sums, replica.numbers]
         common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
         sgd = "sgd_momentum" if rule.state else "sgd"
         name = sgd if isinstance(rule, SGD) else "adam"

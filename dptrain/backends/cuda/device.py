@@ -54,7 +54,8 @@ class Function(Protocol):
 
 
 WEIGHTS, SUMS = "weights", "sums"
-"""Lanes beside a device's main one: gradients of weights, and their sums over the ranks."""
+"""Lanes beside a device's main one: gradients of weights, with what is updated as soon as they are
+there, and their sums over the ranks."""
 
 
 class Mailbox:

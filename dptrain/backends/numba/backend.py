@@ -114,13 +114,14 @@ class NumbaBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Kernel:
+    def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        rule, state, bind = replica.plan.optimizer, replica.flat_state, replica.team.bind
-        w, runs = replica.flat_parameters, segments(replica.plan)
+        rule, bind = replica.plan.optimizer, replica.team.bind
+        state = {name: flat[elements] for name, flat in replica.flat_state.items()}
+        w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
+        runs = segments(replica.plan, elements)
         bounds = np.array([0, *(stop for _, stop, _ in runs)], np.int64)
         decays = np.array([decay for _, _, decay in runs], np.float32)
-        g = replica.flat_gradients[: w.size]
         if not isinstance(rule, SGD):
             launch = bind(
                 updates.adam,

@@ -54,10 +54,10 @@ class ReferenceBackend(Backend):
 
         return run
 
-    def bind_update(self, replica: Replica) -> Kernel:
-        plan, w = replica.plan, replica.flat_parameters
-        g, state = replica.flat_gradients[: w.size], replica.flat_state
-        runs, rule = segments(plan), plan.optimizer
+    def bind_update(self, replica: Replica, elements: slice) -> Kernel:
+        w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
+        state = {name: flat[elements] for name, flat in replica.flat_state.items()}
+        runs, rule = segments(replica.plan, elements), replica.plan.optimizer
 
         def decayed() -> NDArray[Any]:
             d: NDArray[Any] = g.copy()

@@ -15,9 +15,17 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import compile
+from dptrain.backends import load_backend
+from dptrain.backends.cuda import replica as cuda_replica
+from dptrain.backends.cuda.device import Device
+from dptrain.backends.cuda.replica import early_update
 from dptrain.backends.replica import Replica
+from dptrain.comm.none import NoSum
+from dptrain.comm.world import World
 from dptrain.data.augmentation import Augmentation, centred
+from dptrain.data.loader import Batch
 from dptrain.data.stored import MemorySamples
+from dptrain.measure.recorder import StepRecorder
 from dptrain.network import (
     Conv2d,
     Dense,
@@ -29,10 +37,12 @@ from dptrain.network import (
     Network,
     ReLU,
     Sigmoid,
+    zoo,
 )
-from dptrain.plan import SGD, Adam, make_buckets
+from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.plan.plan import INPUT
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
+from dptrain.training.step import Stepper
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -241,7 +251,12 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
     assert replica.first_not_finite() == "the input"
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"])
+every_rule = pytest.mark.parametrize(
+    "optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"]
+)
+
+
+@every_rule
 def test_nothing_is_updated_where_a_loss_is_not_finite(optimizer: SGD | Adam) -> None:
     """The state that broke can be looked at."""
     replica = compile(PLAIN, "cuda", 8, optimizer=optimizer)
@@ -251,13 +266,100 @@ def test_nothing_is_updated_where_a_loss_is_not_finite(optimizer: SGD | Adam) ->
     x[3] = np.inf
     assert not math.isfinite(replica.forward_backward(x, y))
     replica.update(0.01)
-    for kind, arrays in replica_views(replica).items():
-        for name, value in arrays.items():
-            np.testing.assert_array_equal(value, kept[kind][name], f"{kind} {name}")
+    assert_same_bits(replica, kept)
 
 
 def replica_views(replica: Replica) -> dict[str, Any]:
     return {"parameters": replica.parameters, **replica.state}
+
+
+def assert_same_bits(replica: Replica, expected: dict[str, Any]) -> None:
+    for kind, arrays in replica_views(replica).items():
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(value, expected[kind][name], f"{kind} {name}")
+
+
+@pytest.fixture
+def all_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks, too, are updated beside their last stages."""
+    monkeypatch.setattr(cuda_replica, "EARLY_ELEMENTS", 1)
+    monkeypatch.setattr(cuda_replica, "EARLY_FLOPS", 1)
+
+
+def stepper_of(replica: Replica) -> Stepper:
+    """The training loop's, of one rank."""
+    buckets = make_buckets(replica.plan, None)
+    alone = NoSum(World.single(), replica, buckets)
+    return Stepper(replica, alone, buckets, StepRecorder(replica.plan.stages))
+
+
+@every_rule
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.usefixtures("all_is_worth_it")
+def test_an_update_beside_later_stages_gives_the_same_bits(
+    optimizer: SGD | Adam, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As late as may be or at once. Decays differ; the last loss is not finite."""
+    ours, expected = (compile(RICH, "cuda", 8, optimizer=optimizer) for _ in range(2))
+    if not late:
+        monkeypatch.setattr(type(ours.memory), "beside", Device.beside)
+    part = early_update(ours.plan)
+    assert part is not None
+    assert 0 < part.stop < ours.plan.layout.size
+    stepper = stepper_of(ours)
+    for number in range(4):
+        x, y = batch(RICH, 8, seed=number)
+        x[2, 0, 3, 4] = np.inf if number == 3 else 0.0
+        samples = np.arange(8) + 8 * number
+        stepper.recorder.begin()
+        stepper.step(Batch(number, 0, x, y, samples, 8), 0.01)
+        loss = expected.forward_backward(x, y, step=number, samples=samples)
+        expected.update(0.01)
+        np.testing.assert_equal(stepper.results(wait=True)[0].loss, loss)
+        assert math.isfinite(loss) == (number < 3)
+        assert_same_bits(ours, replica_views(expected))
+
+
+@pytest.mark.usefixtures("all_is_worth_it")
+def test_what_is_settled_is_updated_when_the_stages_are_over() -> None:
+    """And nothing else, nor twice; nor anything where that was not asked for."""
+    replica = compile(RICH, "cuda", 8)
+    part = early_update(replica.plan)
+    assert part is not None
+    replica.load(*batch(RICH, 8), learning_rate=0.5)
+    before = {name: np.array(value) for name, value in replica.parameters.items()}
+
+    def changed() -> set[str]:
+        new = replica.parameters
+        return {name for name, value in before.items() if not np.array_equal(value, new[name])}
+
+    replica.run()
+    assert changed() == set()
+    replica.run(updating=True)
+    early = {s.name for s in replica.plan.layout.slots if s.stop <= part.stop}
+    assert changed() == early
+    kept = {name: np.array(replica.parameters[name]) for name in early}
+    replica.apply_update(rest=True)
+    assert changed() == set(before)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(replica.parameters[name], value, name)
+
+
+@pytest.mark.parametrize("batch_size", [32, 2048])
+@pytest.mark.parametrize(("name", "group"), [
+    ("model0", None), ("model1", None), ("model2", None), ("cifar", "dense1"), ("solar", "dense1"),
+    ("mlp-2048-2048", None),
+])  # fmt: skip
+def test_large_layers_are_updated_early_if_there_is_enough_beside(
+    name: str, group: str | None, batch_size: int
+) -> None:
+    """A small layer behind it does not delay that."""
+    plan = make_plan(zoo.network(name), load_backend("cuda"), batch_size, precision="tf32")
+    part = early_update(plan)
+    last = plan.stages[part.after] if part else None
+    assert (last and last.group.split("+")[0]) == group
+    if last:
+        assert last.phase.value == "backward_input"
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -29,6 +29,7 @@ from dptrain.network import (
     ReLU,
 )
 from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, make_buckets, make_plan
+from dptrain.plan.buckets import settled
 from dptrain.plan.flat import ALIGNMENT, SUMS
 from tests.unit.backends import twin
 from tests.unit.plan.networks import networks
@@ -170,6 +171,22 @@ def test_buckets_cover_the_gradient_once_and_wait_for_it(
         assert len(buckets) == 1
     for bucket in buckets[:-1]:
         assert (bucket.stop - bucket.start) * plan.itemsize >= bucket_bytes
+
+
+@every_backend
+@examples
+@given(network=networks())
+def test_what_is_settled_is_needed_by_no_later_stage(backend: str, network: Network) -> None:
+    plan = plan_of(network, backend)
+    parts = settled(plan)
+    stops = [part.stop for part in parts]
+    assert stops == sorted(set(stops))
+    assert stops[-1:] == ([plan.layout.size] if plan.layout.slots else [])
+    assert set(stops) <= {slot.start for slot in plan.layout.slots} | {plan.layout.size}
+    for part in parts:
+        inside = {slot.name for slot in plan.layout.slots if slot.start < part.stop}
+        users = [s.index for s in plan.stages if inside & {*s.parameters}]
+        assert max(users) == part.after
 
 
 @every_backend
