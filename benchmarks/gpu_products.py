@@ -5,7 +5,8 @@
 Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
 graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
 pooling left out, which our stages compute besides. With --tiles every tile is tried on every stage,
-windows and kernels for few samples left out, and the best three are named.
+windows, forward products of narrow maps and kernels for few samples left out, and the best three
+are named.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kerne
     with ExitStack() as stack:
         for special in (SlidingConvolution, FewSamples):
             stack.enter_context(mock.patch.object(special, "suits", return_value=False))
+        stack.enter_context(mock.patch.object(weighted, "choose_narrow", return_value=None))
         for module in (weighted, dense):
             stack.enter_context(mock.patch.object(module, "choose", partial(with_tile, tile)))
         arrays = dict(replica._group_arrays(group))

@@ -23,6 +23,11 @@
 #define DROPS 0
 #endif
 
+// Whether sums began with the bias.
+#ifndef BIAS_INCLUDED
+#define BIAS_INCLUDED 0
+#endif
+
 constexpr unsigned char NOBODY = 255;
 
 // What backward needs to know of an output besides dy; nothing at all if nothing follows.
@@ -121,7 +126,8 @@ struct StoreOutput {
         float z[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            z[n] = values[n] + (column + n < columns ? bias[column + n] : 0.0f);
+            z[n] = values[n];
+            if (!BIAS_INCLUDED) z[n] += column + n < columns ? bias[column + n] : 0.0f;
             if (!(z[n] > 0.0f)) which[n] = NOBODY;
             // Written so that a NaN stays.
             if (BEHIND && z[n] <= 0.0f) z[n] = 0.0f;

@@ -11,11 +11,12 @@ import numpy as np
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch_sum
+from dptrain.backends.cuda.narrow import choose_narrow
 from dptrain.backends.cuda.operations import Dropping, Kernels, Operation, vector
 from dptrain.backends.cuda.pixel_sums import PixelSum, choose_pixel_sum
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Tiling, choose, step
+from dptrain.backends.cuda.tiles import Parts, Tiling, choose, step
 from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
@@ -376,6 +377,16 @@ class Convolution(Weighted):
     def convolve(self) -> Kernel:
         """Stage of the forward product."""
         a, filters = self.arrays, self.group.head.output_shape[0]
+        narrow = choose_narrow(
+            View.forward(self.group.head), self.layer.strides, self.precision, self.batch_size,
+            pooled=pools_in_place(self.group),
+        )  # fmt: skip
+        if narrow is not None:
+            return self.product(
+                "narrow_forward.cu", "narrow_forward", Tiling(narrow, Parts(1, 1)), narrow.strips,
+                filters, (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
+                behind=follows(self.group), drops=True,
+            )  # fmt: skip
         pixels, taps = computed_pixels(self.group), a["weight"].size // filters
         tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
         return self.product(

@@ -16,6 +16,7 @@ from dptrain.backends.cuda import few, nvrtc
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
+from dptrain.backends.cuda.narrow import narrows
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
 from dptrain.backends.cuda.pixel_sums import choose_pixel_sum
 from dptrain.backends.cuda.slides import choose_slide
@@ -141,6 +142,28 @@ def test_windows_compile_for_a_layer(
     }
     for file, defines in kernels.items():
         code = compiler.compile(KERNELS / file, architecture, {**common, **defines})
+        assert code.startswith(b"\x7fELF")
+
+
+# The first convolutions of cifar and of model0.
+NARROW = (24, 24, 3, 24, 24, 64, 5, 5, 1, 1, 2, 2), (32, 32, 3, 32, 32, 16, 3, 3, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("layer", NARROW, ids=["plain", "pooled"])
+@pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
+def test_narrow_maps_compile_for_a_layer(
+    precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
+) -> None:
+    name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
+    height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
+    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    pooled = filters == 16
+    common = {"PRECISION": precision, "BEHIND": 1 + pooled, "OUT_STEP": 16 // size, "IN_STEP": 1}
+    common |= dict(zip(FIXED, layer, strict=True))
+    path = KERNELS / "narrow_forward.cu"
+    ways = list(narrows(view, (1, 1), name, pooled=pooled))
+    for way in ways[:: len(ways) // 3]:
+        code = compiler.compile(path, architecture, {**common, **way.defines})
         assert code.startswith(b"\x7fELF")
 
 

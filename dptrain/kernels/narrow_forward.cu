@@ -1,0 +1,305 @@
+// Convolutions from maps of few channels, such as first ones, forward.
+//
+// A row of a patch, S pixels of C channels, is S C numbers side by side, and so it is in a row of
+// the map. So rows of the map lie in shared memory as they are, zeros beside them included, and a
+// lane reads its words of B, the patches of eight pixels, right there: C numbers lie between a
+// pixel and the next, words of a row follow each other. A word of bfloat16 is two of them and must
+// begin with an even one; so rows have a second copy, a number further on.
+//
+// Filters are rows of A. There are few weights: a warp keeps those of its WARP_M filters in
+// registers for good. Blocks take strips of LINES lines of outputs in turns; the next one's rows
+// are on their way to registers while one is multiplied. Words of A that are no weights are 0, and
+// meet numbers of other pixels: an infinite one makes outputs NaN that it has no part in.
+
+#ifndef LINES
+#define TILE_M 32  // Filters of a block; of WARP_M of them a warp.
+#define WARP_M 32
+#define TILE_N 64  // 16 a warp that has pixels of its own.
+#define WARP_N 16
+#define WORDS 16
+#define LINES 2         // Of outputs, of a strip.
+#define EIGHTS 1        // Of pixels of a line, or of two, that a warp has at a time: its unit.
+#define UNITS_ACROSS 1  // Units side by side.
+#define STEPS 2         // Instructions of tensor cores that the sum is.
+#define ROW_WORDS 3     // Of a row of a patch.
+#define ROWS 4          // Of the map, that patches of a strip are of,
+#define PITCH 32        // and words from one to the next.
+#define PIXEL 1         // Numbers from a pixel to the next, and
+#define COPIES 2        // how often rows lie there.
+#define BLOCKS 1
+#endif
+
+#ifndef PRECISION
+#define PRECISION 2  // There are none in float32.
+#endif
+#define BIAS_INCLUDED 1
+#include "conv2d.cuh"
+
+constexpr int UNIT = 4 / sizeof(Number);   // Numbers of a word.
+constexpr int OWN = WARP_M / 8;            // Filters of a lane, side by side.
+constexpr int SIXTEENS = WARP_M / 16;      // Of a warp.
+constexpr int DOWN = BEHIND == 2 ? 2 : 1;  // Lines of a unit.
+constexpr int WARPS = THREADS / 32;
+
+static_assert(LINES % DOWN == 0, "a strip has whole windows");
+static_assert(COPIES <= UNIT, "a copy for each place in a word");
+static_assert(TILE_M % WARP_M == 0 && WARP_N == 16, "warps share filters and pixels");
+
+__device__ inline int own_lane() { return threadIdx.x % 32; }
+__device__ inline int own_warp() { return threadIdx.x / 32; }
+
+// Lines of outputs of a sample, from `line` on.
+struct Strip {
+    int sample, line;
+};
+
+// Words on their way to shared memory. A warp brings whole rows.
+struct Brought {
+    static constexpr int OF_WARP = (ROWS + WARPS - 1) / WARPS, BATCHES = (PITCH + 31) / 32;
+
+    unsigned words[OF_WARP][BATCHES][COPIES];
+
+    __device__ void fetch(const Number* x, const Geometry& g, const Strip& strip) {
+#pragma unroll
+        for (int i = 0; i < OF_WARP; ++i) {
+            const int row = own_warp() + i * WARPS, y = strip.line * g.down - g.top + row;
+            const bool exists = row < ROWS && unsigned(y) < unsigned(g.height);
+            const int width = g.width * g.channels;
+            const Number* const from = x + (exists ? (strip.sample * g.height + y) * width : 0);
+#pragma unroll
+            for (int batch = 0; batch < BATCHES; ++batch) {
+                Number numbers[UNIT + COPIES - 1] = {};
+#pragma unroll
+                for (int n = 0; n < UNIT + COPIES - 1; ++n) {
+                    const int place = (batch * 32 + own_lane()) * UNIT + n, channel = place % PIXEL;
+                    const int at = place / PIXEL * g.channels + channel - g.left * g.channels;
+                    if (exists && channel < g.channels && unsigned(at) < unsigned(width))
+                        numbers[n] = from[at];
+                }
+#pragma unroll
+                for (int n = 0; n < COPIES; ++n)
+#if PRECISION == 1
+                    words[i][batch][n] = __float_as_uint(numbers[n]);
+#else
+                    words[i][batch][n] = numbers[n].bits | unsigned(numbers[n + 1].bits) << 16;
+#endif
+            }
+        }
+    }
+
+    __device__ void put(unsigned (&rows)[COPIES][ROWS][PITCH]) const {
+#pragma unroll
+        for (int i = 0; i < OF_WARP; ++i)
+#pragma unroll
+            for (int batch = 0; batch < BATCHES; ++batch) {
+                const int row = own_warp() + i * WARPS, at = batch * 32 + own_lane();
+                if (row >= ROWS || at >= PITCH) continue;
+#pragma unroll
+                for (int n = 0; n < COPIES; ++n) rows[n][row][at] = factor(words[i][batch][n]);
+            }
+    }
+
+    static __device__ unsigned factor(unsigned word) {
+#if PRECISION == 1
+        return __float_as_uint(as_tf32(__uint_as_float(word)));
+#else
+        return word;
+#endif
+    }
+};
+
+// Weights and biases of a lane's filters, from `first` on.
+struct Filters {
+    const float *w, *b;
+    Geometry g;
+    int first;
+
+    __device__ Run<float, OWN> bias() const {
+        return *reinterpret_cast<const Run<float, OWN>*>(b + first);
+    }
+
+    // Word q of the sum.
+    __device__ Run<unsigned, OWN> word(int q) const {
+        Run<float, OWN> numbers[UNIT] = {};
+#pragma unroll
+        for (int n = 0; n < UNIT; ++n) {
+            const int row = q / ROW_WORDS, at = q % ROW_WORDS * UNIT + n, width = g.s * g.channels;
+            if (row < g.r && at < width)
+                numbers[n] = *reinterpret_cast<const Run<float, OWN>*>(
+                    w + (row * width + at) * g.filters + first);
+        }
+        Run<unsigned, OWN> words;
+#pragma unroll
+        for (int f = 0; f < OWN; ++f)
+#if PRECISION == 1
+            words.at[f] = __float_as_uint(as_tf32(numbers[0].at[f]));
+#else
+            words.at[f] = packed(numbers[0].at[f], numbers[1].at[f]);
+#endif
+        return words;
+    }
+};
+
+// What a lane keeps of them. For tensor cores words t and t + 4 of each step: of rows g and g + 8
+// of each sixteen filters, which are neighbours in memory.
+struct Kept {
+    Run<float, OWN> bias;
+#if __CUDA_ARCH__ >= 800
+    unsigned words[STEPS][SIXTEENS][4];
+#else
+    Filters filters;
+#endif
+
+    __device__ void read(const Filters& filters) {
+        bias = filters.bias();
+#if __CUDA_ARCH__ >= 800
+#pragma unroll
+        for (int i = 0; i < STEPS * 2; ++i) {
+            const Run<unsigned, OWN> word = filters.word(i * 4 + own_lane() % 4);
+#pragma unroll
+            for (int f = 0; f < OWN; ++f) words[i / 2][f / 2][i % 2 * 2 + f % 2] = word.at[f];
+        }
+#else
+        this->filters = filters;
+#endif
+    }
+};
+
+// Where word q of the sum lies behind the first of a patch. Words behind the last are not used.
+__device__ inline int offset(const Geometry& g, int q) {
+    const int number = q % ROW_WORDS * UNIT;
+    const int place = number / g.channels * PIXEL + number % g.channels;
+    return q < g.r * ROW_WORDS ? q / ROW_WORDS * PITCH + place / UNIT : 0;
+}
+
+// Where the patch of a pixel of the first eight of a line begins.
+__device__ inline int start(const Geometry& g, int column) {
+    const int number = column * g.across * PIXEL;
+    return number % COPIES * (ROWS * PITCH) + number / UNIT;
+}
+
+// A lane's sums of a unit: of each sixteen filters rows g and g + 8, of eight pixels 2 t and 2 t +
+// 1.
+struct NarrowSums {
+    float c[DOWN][EIGHTS][SIXTEENS][4];
+
+    __device__ float& at(int line, int eight, int filter, int pixel) {
+        return c[line][eight][filter / 2][filter % 2 * 2 + pixel];
+    }
+
+    __device__ explicit NarrowSums(const Run<float, OWN>& bias) {
+#pragma unroll
+        for (int i = 0; i < DOWN * EIGHTS * 2; ++i)
+#pragma unroll
+            for (int f = 0; f < OWN; ++f) at(i / 2 / EIGHTS, i / 2 % EIGHTS, f, i % 2) = bias.at[f];
+    }
+
+    // Words from one line, and from eight pixels, to the next.
+    static __device__ int down(const Geometry& g) { return g.down * PITCH; }
+    static __device__ int across(const Geometry& g) { return 8 * g.across * PIXEL / UNIT; }
+
+#if __CUDA_ARCH__ >= 800
+    // Of patches that begin at `from`.
+    __device__ void add(const Kept& kept, const unsigned* from, const Geometry& g) {
+        const int lane = own_lane();
+        from += start(g, lane / 4);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            const int first = offset(g, step * 8 + lane % 4);
+            const int second = offset(g, step * 8 + 4 + lane % 4);
+#pragma unroll
+            for (int i = 0; i < DOWN * EIGHTS; ++i) {
+                const unsigned* const own = from + i / EIGHTS * down(g) + i % EIGHTS * across(g);
+                const unsigned pixels[2] = {own[first], own[second]};
+#pragma unroll
+                for (int m = 0; m < SIXTEENS; ++m)
+                    multiply_add(c[i / EIGHTS][i % EIGHTS][m], kept.words[step][m], pixels[0],
+                                 pixels[1]);
+            }
+        }
+    }
+#else
+    // The same, number by number.
+    __device__ void add(const Kept& kept, const unsigned* from, const Geometry& g) {
+        for (int q = 0; q < STEPS * 8; ++q) {
+            const Run<unsigned, OWN> weights = kept.filters.word(q);
+            for (int i = 0; i < DOWN * EIGHTS * 2; ++i) {
+                const int line = i / 2 / EIGHTS, eight = i / 2 % EIGHTS;
+                const unsigned pixel = from[line * down(g) + eight * across(g) + offset(g, q) +
+                                            start(g, own_lane() % 4 * 2 + i % 2)];
+                for (int f = 0; f < OWN; ++f)
+                    at(line, eight, f, i % 2) += product(weights.at[f], pixel);
+            }
+        }
+    }
+
+    static __device__ float product(unsigned a, unsigned b) {
+#if PRECISION == 1
+        return __uint_as_float(a) * __uint_as_float(b);
+#else
+        return __uint_as_float(a << 16) * __uint_as_float(b << 16) +
+               __uint_as_float(a & 0xFFFF0000u) * __uint_as_float(b & 0xFFFF0000u);
+#endif
+    }
+#endif
+
+    // Gives `store` the outputs of lines from `line` and of columns from `column` on, of filters
+    // from `filter` on.
+    __device__ void give(const Geometry& g, int sample, int line, int column, int filter,
+                         const StoreOutput& store) {
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; ++eight) {
+            const int x = column + eight * 8 + own_lane() % 4 * 2;
+            float values[DOWN * 2][OWN];
+#pragma unroll
+            for (int i = 0; i < DOWN * 2; ++i)
+#pragma unroll
+                for (int f = 0; f < OWN; ++f)
+                    values[i][f] = at(i / 2, eight, f, i % 2);
+#if BEHIND == 2
+            const int height = g.out_height / 2, width = g.out_width / 2;
+            if (line / 2 < height && x / 2 < width)
+                store.window((sample * height + line / 2) * width + x / 2, filter, values);
+#else
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (line < g.out_height && x + i < g.out_width)
+                    store.pixel((sample * g.out_height + line) * g.out_width + x + i, filter,
+                                values[i]);
+#endif
+        }
+    }
+};
+
+// y = convolution + bias and what follows, for `samples` samples.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    narrow_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
+                   int samples, GEOMETRY DROPPING) {
+    const Geometry g = GEOMETRY_VALUES;
+    const int each = (g.out_height / DOWN * DOWN + LINES - 1) / LINES, strips = samples * each;
+    const auto strip = [&](int i) { return Strip{i / each, i % each * LINES}; };
+    const int filter = blockIdx.y * TILE_M + own_warp() / WARPS_N * WARP_M + own_lane() / 4 * OWN;
+    const StoreOutput store{y, marks, b, output_rows(g, samples), g.filters, output_rows(g, 1),
+                            DROPPING_VALUES};
+    __shared__ unsigned rows[COPIES][ROWS][PITCH];
+    Kept kept;
+    if (EARLY) kept.read({w, b, g, filter});
+    in_order();
+    Brought next;
+    next.fetch(x, g, strip(blockIdx.x));
+    if (!EARLY) kept.read({w, b, g, filter});
+    for (int i = blockIdx.x; i < strips; i += gridDim.x) {
+        __syncthreads();
+        next.put(rows);
+        __syncthreads();
+        if (i + gridDim.x < strips) next.fetch(x, g, strip(i + gridDim.x));
+        const Strip own = strip(i);
+#pragma unroll 1
+        for (int unit = own_warp() % WARPS_N; unit < LINES / DOWN * UNITS_ACROSS; unit += WARPS_N) {
+            const int line = unit / UNITS_ACROSS * DOWN, eights = unit % UNITS_ACROSS * EIGHTS;
+            NarrowSums sums(kept.bias);
+            sums.add(kept, rows[0][line * g.down] + eights * NarrowSums::across(g), g);
+            sums.give(g, own.sample, own.line + line, eights * 8, filter, store);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+"""Forward passes of convolutions from few channels on the emulator: every way to cut them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.api import compile
+from dptrain.backends.cuda import narrow, weighted
+from dptrain.backends.cuda.geometry import FIXED, geometry
+from dptrain.backends.cuda.narrow import FILLED, MOST_BYTES, Narrow, choose_narrow, narrows
+from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES, View
+from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, Node, ReLU
+from dptrain.network.zoo import network
+from tests.emulator.emulator import Emulator
+from tests.unit.backends import test_cuda_backend as whole
+from tests.unit.backends.test_cuda_backend import assert_close, rounding
+from tests.unit.backends.twin import ROUNDOFFS
+from tests.unit.cuda.launching import BF16, FP32, ints, launch_in_every_order
+
+NOBODY = 255
+
+
+def node(shape: tuple[int, int, int], layer: Conv2d) -> Node:
+    return Network(shape, [layer, Flatten(), Dense(2)]).nodes[0]
+
+
+CASES = {
+    # Rows of patches of 15 numbers, 9 of which 27 words of three rows are dense, 4, and 6.
+    "5x5, three channels": (node((3, 7, 11), Conv2d(64, 5, padding="same")), False),
+    "5x5, pooled": (node((3, 7, 11), Conv2d(32, 5, padding="same")), True),
+    "one channel, two tiles of filters": (node((1, 6, 20), Conv2d(48, padding="valid")), False),
+    "one channel, pooled": (node((1, 9, 10), Conv2d(32, padding="valid")), True),
+    "two channels, 2x3, pooled": (node((2, 8, 9), Conv2d(16, (2, 3), padding="same")), True),
+    "far apart": (
+        node((3, 11, 10), Conv2d(16, 3, stride=(2, 3), padding=1)), False,
+    ),
+    "16 channels, pooled": (node((16, 5, 8), Conv2d(32, padding="same")), True),
+    "every place a pixel reaches": (node((3, 3, 5), Conv2d(16, (3, 2), padding="full")), False),
+}  # fmt: skip
+
+
+def some(view: View, strides: tuple[int, int], precision: str, *, pooled: bool) -> list[Narrow]:
+    """The first and the last that are tried, and one with warps and lines that fit nothing."""
+    first, *_, last = narrows(view, strides, precision, pooled=pooled)
+    odd = replace(first, filters=16, sharing=1, warps=2, lines=(1 + pooled) * 3, eights=1)
+    return [first, last, odd]
+
+
+def expected(
+    node: Node, x: NDArray[Any], w: NDArray[Any], b: NDArray[Any], *, pooled: bool
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """In float64, (N, Ho, Wo, K) behind the rectifier, and which of a window was the largest."""
+    layer: Any = node.layer
+    pads = layer.pads(node.input_shape)
+    padded = np.pad(x.astype(np.float64), ((0, 0), *pads, (0, 0)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, layer.window, (1, 2))
+    down, across = layer.strides
+    z = np.einsum("nhwcrs,rsck->nhwk", patches[:, ::down, ::across], w.astype(np.float64)) + b
+    if not pooled:
+        return np.maximum(z, 0), np.zeros(0)
+    n, height, width, k = z.shape
+    cells = z[:, : height // 2 * 2, : width // 2 * 2]
+    cells = cells.reshape(n, height // 2, 2, width // 2, 2, k).transpose(0, 1, 3, 5, 2, 4)
+    members = cells.reshape(*cells.shape[:4], 4)
+    largest = members.max(-1)
+    return np.maximum(largest, 0), np.where(largest > 0, members.argmax(-1), NOBODY)
+
+
+@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and blocks in every order, a few blocks taking all strips in turns.
+
+    Factors are eighths, a little less in memory than what they are rounded to; sums of their
+    products are sixty-fourths that float32 has room for. So all is exact but rounding y.
+    """
+    monkeypatch.setattr(narrow, "MULTIPROCESSORS", 1)
+    node, pooled = CASES[case]
+    layer: Any = node.layer
+    view, (k, *_), c = View.forward(node), node.output_shape, node.input_shape[0]
+    kept = BF16 if precision == "bf16" else FP32
+    rng, n = np.random.default_rng(3), 3
+    x, w, b = (
+        rng.integers(-8, 9, size).astype(np.float32) / 8
+        for size in ((n, *node.input_shape[1:], c), (*layer.window, c, k), (k,))
+    )
+    y, marks = expected(node, x, w, b, pooled=pooled)
+    less = np.float32(1 - 2.0 ** -(13 if precision == "tf32" else 10))
+    memory = x * less if precision == "tf32" else kept.store(x)
+    mark, numbers = np.uint8 if pooled else memory.dtype, geometry(node, layer.window)
+    common = {
+        "PRECISION": 2 if precision == "bf16" else 1, "BEHIND": 1 + pooled, "IN_STEP": 1,
+        "OUT_STEP": 16 // SIZES[precision], **dict(zip(FIXED, map(int, numbers), strict=True)),
+    }  # fmt: skip
+    for way in some(view, layer.strides, precision, pooled=pooled):
+        grid = way.grid(n * way.strips, k)
+        got, which = launch_in_every_order(
+            "narrow_forward.cu", "narrow_forward", grid[0] * way.block[0],
+            *[memory, w * less, b, np.zeros(y.shape, memory.dtype), np.zeros_like(y, mark)],
+            *ints(n), *numbers, block=way.block[0], columns=grid[1], **common, **way.defines,
+        )[3:]  # fmt: skip
+        np.testing.assert_array_equal(got, kept.store(y), str(way))
+        if pooled:
+            np.testing.assert_array_equal(which, marks, str(way))
+
+
+LAYERS = [
+    Conv2d(32, 5, padding="same"), ReLU(), MaxPool2d(2), Dropout(0.25), Flatten(), Dense(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", SIZES)
+def test_a_network_trains_as_with_products_that_gather(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums are in another order, so that one in many is rounded to its other neighbour later."""
+    net = Network((3, 9, 10), LAYERS, name="narrow")
+    monkeypatch.setattr(weighted, "choose_narrow", lambda *_, **__: None)
+    gathered = compile(net, "cuda", 5, precision=precision)
+    ways = some(View.forward(net.nodes[0]), (1, 1), precision, pooled=True)
+    monkeypatch.setattr(weighted, "choose_narrow", lambda *_, **__: ways[1])
+    emulator = Emulator(seed=7)
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
+    ours = compile(net, "cuda", 5, precision=precision)
+    tolerance = rounding(net, 5) + 2 * ROUNDOFFS[precision]
+    for n in (5, 2):
+        assert_close(whole.step(ours, n, 0), whole.step(gathered, n, 0), tolerance)
+        for name, value in gathered.gradients.items():
+            assert_close(ours.gradients[name], value, tolerance, name)
+
+
+@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precision: str) -> None:
+    node, pooled = CASES[case]
+    layer: Any = node.layer
+    view, (down, across) = View.forward(node), layer.strides
+    unit, each = 1 + pooled, 4 // SIZES[precision]
+    for way in narrows(view, layer.strides, precision, pooled=pooled):
+        assert way.strips * way.lines >= view.out_height // unit * unit
+        columns = way.across * way.eights * 8
+        assert columns >= view.out_width // unit * unit
+        last = ((columns - 1) * across + view.s - 1) * way.pixel + view.channels - 1
+        assert way.pitch > last // each
+        assert way.rows >= (way.lines - 1) * down + view.r
+        assert way.row_words * each >= view.s * view.channels
+        assert way.steps * 8 >= view.r * way.row_words
+        assert way.bytes <= MOST_BYTES
+        assert way.blocks * math.prod(way.block) * way.registers <= 1 << 16
+        for strips in (1, 7, 10**6):
+            blocks, tiles, _ = way.grid(strips, view.filters)
+            assert 1 <= blocks <= strips
+            assert tiles * way.filters * way.sharing == view.filters
+
+
+@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("name", ["cifar", "solar", "model0", "model1", "model-large"])
+def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> None:
+    node = network(name).nodes[0]
+    pooled = name.startswith("model")
+    few, many = (
+        choose_narrow(View.forward(node), (1, 1), precision, n, pooled=pooled) for n in (32, 2048)
+    )
+    assert few is not None
+    assert many is not None
+    assert many.lines >= few.lines
+    assert 32 * few.strips * few.tiles >= FILLED * MULTIPROCESSORS
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "samples", "expected"),
+    [
+        ((3, 8, 8), Conv2d(16), 1, True), ((3, 8, 8), Conv2d(24), 512, False),
+        ((16, 16, 16), Conv2d(32), 32, False), ((16, 16, 16), Conv2d(32), 512, True),
+        ((32, 16, 16), Conv2d(16), 512, False), ((3, 12, 12), Conv2d(16, 11), 512, False),
+    ],
+)  # fmt: skip
+def test_few_channels_and_many_filters_are_for_it(
+    shape: tuple[int, int, int], layer: Conv2d, samples: int, expected: bool
+) -> None:
+    """Not more weights than a thread has registers for."""
+    view = View.forward(node(shape, layer))
+    assert (choose_narrow(view, (1, 1), "tf32", samples) is not None) == expected
+    assert choose_narrow(view, (1, 1), "fp32", samples) is None
