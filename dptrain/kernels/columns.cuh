@@ -5,6 +5,9 @@
 // columns of B, which wgmma reads from the planes of a window by itself, a tap of the filter being
 // one distance. So weights cost a load of 16 bytes a lane for up to 256 columns, and nothing in the
 // main loop waits for other warps.
+//
+// Loads of weights from global memory wait behind the copies of windows that are asked for early: so
+// the weights are HELD where there is room.
 
 #pragma once
 
@@ -48,9 +51,16 @@ __device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
         Run<unsigned, 4> run;
+        const Number* const at = from + d * TEAM * RUN;
+#if HOLDERS
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(run.at[0]), "=r"(run.at[1]), "=r"(run.at[2]), "=r"(run.at[3])
+                     : "r"(unsigned(__cvta_generic_to_shared(at))));
+#else
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(run.at[0]), "=r"(run.at[1]), "=r"(run.at[2]), "=r"(run.at[3])
-                     : "l"(from + d * TEAM * RUN));
+                     : "l"(at));
+#endif
         words[d] = as<Run<Number>>(run);
     }
 }
@@ -248,14 +258,15 @@ struct Convolution {
 
     static __device__ Pixel top(const Segment& s) { return {s.sample, s.line * TALL, s.column}; }
 
-    // That segments of tiles [first, last] look at, of a chunk of the channels.
-    __device__ Window window(int first, int last, int chunk, Number* numbers) const {
+    // That the segments of all teams look at, of a chunk of the channels; tile `first` is the first
+    // team's.
+    __device__ Window window(int first, int chunk, Number* numbers) const {
         Window window = Window::planes(view, numbers, PIXELS, samples);
         window.each /= CHUNKS;
         window.from = chunk * window.each;
         window.first = window.row(top(segment(first, 0)));
-        window.stop = window.row(top(segment(last, SEGMENTS - 1))) + (LINES - 1) * TALL + view.r +
-                      TALL - 1;
+        window.stop = window.row(top(segment(first + TEAMS - 1, SEGMENTS - 1))) +
+                      (LINES - 1) * TALL + view.r + TALL - 1;
         return window;
     }
 
@@ -267,10 +278,14 @@ struct Convolution {
         for (int i = 0; i < SEGMENTS; ++i)
             places[i] = window.place(top(segment(tile, i))) / RUN;
         const int all = Steps{view}.count(window.each), own = all / SHARES, first = share * own;
-        const int chunk = blockIdx.y * CHUNKS + window.from / window.each;
-        const int lane = (chunk * all + first) * TEAM + threadIdx.x % TEAM;
-        multiply_steps(sums, weights + lane * RUN, window, places, first, own);
+        const int lane = (window.from / window.each * all + first) * TEAM + threadIdx.x % TEAM;
+        const Number* const words = (HOLDERS ? memory : own_weights()) + lane * RUN;
+        multiply_steps(sums, words, window, places, first, own);
     }
+
+    // Of the block's rows, and the lanes that read them.
+    __device__ const Number* own_weights() const { return weights + blockIdx.y * lanes() * RUN; }
+    __device__ int lanes() const { return Steps{view}.count(view.channels / RUN) * TEAM; }
 
     __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share,
                              unsigned kept) const {
@@ -305,28 +320,77 @@ struct Convolution {
 #endif
     }
 
+    // One tile of each team; or, LATER, one after the other, the next window being on its way while
+    // the sums of the present one are made and given.
     __device__ void compute() const {
-        const int warpgroup = threadIdx.x / TEAM, team = warpgroup % TEAMS;
+        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
+        const int each = TEAMS * (ALL_THREADS / THREADS), begin = blockIdx.x * each;
+        const int ahead = threadIdx.y * TEAMS;  // Of the block's tiles, those of others.
+        if (HOLDERS)
+            for (int i = threadIdx.y * THREADS + threadIdx.x; i < lanes(); i += ALL_THREADS)
+                bring<16>(memory + i * RUN, own_weights() + i * RUN);
+        if (LATER) source.ask(window(begin + ahead, 0, numbers(0)), raw());
+        if (HOLDERS) {
+            arrived();
+            __syncthreads();
+        }
+        int own = 0;  // Of two windows.
+#pragma unroll 1
+        for (int at = begin; at < tiles; at += gridDim.x * each) {
+            own = compute(at + ahead, gridDim.x * each, tiles, own);
+            if (!LATER) break;
+        }
+    }
+
+    // A tile of each team, `step` before the next. Returns which window comes next. What is outside of
+    // the maps is computed, and not given.
+    __device__ int compute(int first, int step, int tiles, int own) const {
+        const int warpgroup = threadIdx.x / TEAM, tile = first + warpgroup % TEAMS;
         const int share = SHARES > 1 ? warpgroup / TEAMS : 0;
-        const int first = blockIdx.x * TEAMS, tile = first + team;
         ColumnSums sums[SEGMENTS];
         unsigned kept = 0;
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-            if (chunk > 0) __syncthreads();
-            const Window window = this->window(first, first + TEAMS - 1, chunk, memory);
-            source.fill(window);
-            close_group();
+            const Window window = this->window(first, chunk, numbers(own));
+            if (!LATER && chunk > 0) meet();
+            if (!LATER) source.ask(window, nullptr);
             // There is nothing else to do while the window is on its way.
             if (chunk == 0) kept = draw(tile, share);
-            arrive<0>();
-            source.settle(window);
+            arrived();
+            // Where there is one window, everybody has to be done with what it was.
+            if (LATER && !Source::TWO) meet();
+            source.make(window, raw());
             publish();
-            __syncthreads();
+            meet();
+            if (LATER) {
+                own ^= Source::TWO;
+                const bool more = chunk + 1 < CHUNKS;
+                const int next = more ? first : first + step;
+                if (next < tiles)
+                    source.ask(this->window(next, more ? chunk + 1 : 0, numbers(own)), raw());
+            }
             multiply(sums, tile, window, share);
         }
-        if (SHARES > 1) join(sums, team, share);
+        if (SHARES > 1) join(sums, warpgroup % TEAMS, share);
         give_all(sums, tile, share, kept);
+        return own;
     }
+
+    // Waits for all who share a window.
+    static __device__ void meet() {
+#if HOLDERS && defined(__CUDA_ARCH__)
+        asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.y) + 1), "n"(THREADS) : "memory");
+#else
+        __syncthreads();
+#endif
+    }
+
+    // Where windows lie, behind the weights: one after the other, or what one is made of behind it.
+    __device__ Number* numbers(int i) const {
+        const int all = WINDOW_BYTES / int(sizeof(Number));
+        return memory + (HOLDERS ? lanes() * RUN + threadIdx.y * all : 0) +
+               i * (view.channels / CHUNKS * PIXELS);
+    }
+    __device__ Number* raw() const { return LATER ? numbers(1) : nullptr; }
 
     // Adds what those who share a team's sums have, in order: each the eights that it gives.
     __device__ void join(ColumnSums (&sums)[SEGMENTS], int team, int share) const {

@@ -8,7 +8,10 @@
 #pragma once
 
 // Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
-// and share the sum. CHUNKS of the channels come one after the other.
+// and share the sum. CHUNKS of the channels come one after the other. With LATER they go from tile to
+// tile, and ask for a window before they need it. HOLDERS, each of them what else is a block, with
+// tiles and windows of its own, keep the weights of all rows in shared memory together then; 0: they
+// are read as they are needed.
 #ifndef COLUMNS
 #define COLUMNS 32
 #define LINES 4
@@ -19,8 +22,11 @@
 #define CHUNKS 1
 #define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
 #define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
+#define LATER 0
+#define HOLDERS 0
 #define DEPTH 2   // Steps of the sum that are made while words of A for as many are on their way.
 #define PIXELS 1  // Of a plane.
+#define WINDOW_BYTES 16  // Of all windows of a holder.
 #define BLOCKS 1
 #endif
 
@@ -33,6 +39,7 @@
 #include "window.cuh"
 
 constexpr int TEAM = 128, ROWS = 64;    // Threads; rows of A.
+constexpr int ALL_THREADS = THREADS * (HOLDERS ? HOLDERS : 1);
 constexpr int EIGHTS = COLUMNS / 8;     // Of columns, of a segment.
 constexpr int BESIDE = EIGHTS / LINES;  // Of them side by side, where lines begin with one.
 

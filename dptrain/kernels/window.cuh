@@ -117,12 +117,15 @@ struct Window {
     }
 };
 
-// Maps as they lie in memory. Their copies are under way when `fill` returns; when they have arrived,
-// `settle` rounds what the thread has brought, as tensor cores would cut it off.
+// Maps as they lie in memory. Their copies are under way when `ask` returns; when they have arrived,
+// `make` rounds what the thread has brought, as tensor cores would cut it off.
 struct Maps {
+    // Whether windows come as they are, so that one may while another is read.
+    static constexpr bool TWO = true;
+
     const Number* x;
 
-    __device__ void fill(const Window& window) const {
+    __device__ void ask(const Window& window, Number*) const {
         // Unrolled, so that the addresses of several are worked out side by side.
 #pragma unroll 6
         for (int i = threadIdx.x; i < window.runs(); i += THREADS) {
@@ -130,7 +133,7 @@ struct Maps {
             copy_later(window.run(i)->at, x + max(at, 0), at < 0);
         }
     }
-    __device__ void settle(const Window& window) const {
+    __device__ void make(const Window& window, const Number*) const {
 #if PRECISION == 1
         in_batches<Run<Number>, 6>(
             window.runs(), [&](int i) { return *window.run(i); },
@@ -145,11 +148,9 @@ struct PooledRun {
     Run<Number> dy;
     Run<unsigned, RUN / 4> marks;
 
-    __device__ static PooledRun read(const Gradient& from, int at) {
-        PooledRun run;
-        run.dy = *reinterpret_cast<const Run<Number>*>(from.dy + at);
-        run.marks = *reinterpret_cast<const Run<unsigned, RUN / 4>*>(from.marks + at);
-        return run;
+    __device__ static PooledRun read(const Number* dy, const Mark* marks) {
+        return {*reinterpret_cast<const Run<Number>*>(dy),
+                *reinterpret_cast<const Run<unsigned, RUN / 4>*>(marks)};
     }
 
     __device__ void scale(float factor) {
@@ -183,15 +184,73 @@ struct PooledRun {
         return as<Run<Number>>(dz);
     }
 };
+
+// Windows of pooling that a window of the map has pixels of: whole lines of them, run by run.
+struct Pooled {
+    const Window& window;
+    int height, width;
+    int begin, runs;  // The first line, counted from the first sample's; of all lines.
+
+    __device__ explicit Pooled(const Window& window)
+        : window(window), height(window.view.height / 2), width(window.view.width / 2),
+          begin(line(window.first, 0)) {
+        const int end = min(line(window.stop - 1, 1), window.samples * height);
+        runs = max(end - begin, 0) * width * window.each;
+    }
+
+    // Lines of windows, of all samples, that begin above row `y`; or, `with` it, at it.
+    __device__ int line(int y, int with) const {
+        const View& view = window.view;
+        const int row = y % view.down() - view.top, lines = row < 0 ? 0 : row / 2 + with;
+        return y / view.down() * height + min(lines, height);
+    }
+
+    // Where run i lies in dy.
+    __device__ int source(int i) const {
+        const int run = window.from + i % window.each;
+        return (begin * width + i / window.each) * window.view.channels + run * RUN;
+    }
+
+    // To those of the window's four pixels that are here.
+    __device__ void put(int i, const PooledRun& run) const {
+        const View& view = window.view;
+        const int q = i % window.each, at = begin + i / (width * window.each);
+        const int column = i / window.each % width * 2 + view.left;
+        const int top = at / height * view.down() + at % height * 2 + view.top - window.first;
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+            if (unsigned(top + m / 2) < unsigned(window.stop - window.first))
+                *window.run((top + m / 2) * view.across + column + m % 2, q) = run.member(m);
+    }
+};
 #endif
 
-// dz, made of what follows the convolution as it comes to shared memory.
-struct GradientMaps {
+// dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
+// lie in memory.
+template <bool RAW> struct GradientMaps {
+    static constexpr bool TWO = BEHIND == 0;
+
     Gradient dz;
 
-    __device__ void fill(const Window& window) const {
+    __device__ void ask(const Window& window, Number* raw) const {
 #if BEHIND == 0
-        Maps{dz.dy}.fill(window);
+        Maps{dz.dy}.ask(window, raw);
+#elif BEHIND == 2
+        if (!RAW) return;
+        const Pooled pooled(window);
+        Mark* const marks = reinterpret_cast<Mark*>(raw + pooled.runs * RUN);
+#pragma unroll 4
+        for (int i = threadIdx.x; i < pooled.runs; i += THREADS) {
+            const int at = pooled.source(i);
+            bring<16>(raw + i * RUN, dz.dy + at);
+            bring<RUN>(marks + i * RUN, dz.marks + at);
+        }
+#endif
+    }
+
+    __device__ void make(const Window& window, const Number* raw) const {
+#if BEHIND == 0
+        Maps{dz.dy}.make(window, raw);
 #elif BEHIND == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};
@@ -203,43 +262,22 @@ struct GradientMaps {
             *window.run(i) = dz.value(raw);
         });
 #else
-        // Each run of dy is read once and goes to four pixels. A map may have a last row or column
-        // that is in no window; it counts as padding here.
+        // A map may have a last row or column that is in no window; it counts as padding here.
         for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
             if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
                 for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
-        const View& view = window.view;
-        const int height = view.height / 2, width = view.width / 2, each = window.each;
-        const int begin = line(view, window.first, 0);
-        const int end = min(line(view, window.stop - 1, 1), window.samples * height);
+        const Pooled pooled(window);
+        const Mark* const marks = reinterpret_cast<const Mark*>(raw + pooled.runs * RUN);
         const auto fetch = [&](int i) {
-            const int run = window.from + i % each;
-            return PooledRun::read(dz, (begin * width + i / each) * view.channels + run * RUN);
+            if (RAW) return PooledRun::read(raw + i * RUN, marks + i * RUN);
+            return PooledRun::read(dz.dy + pooled.source(i), dz.marks + pooled.source(i));
         };
-        const auto put = [&](int i, PooledRun run) {
-            const int at = begin + i / (width * each), column = i / each % width * 2 + view.left;
-            const int top = at / height * view.down() + at % height * 2 + view.top - window.first;
+        // Each run of dy is read once and goes to four pixels.
+        in_batches<PooledRun, 4>(pooled.runs, fetch, [&](int i, PooledRun run) {
             run.scale(dz.factor);
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-                const int at = (top + m / 2) * view.across + column + m % 2;
-                if (unsigned(top + m / 2) < unsigned(window.stop - window.first))
-                    *window.run(at, i % each) = run.member(m);
-            }
-        };
-        in_batches<PooledRun, 4>((end - begin) * width * each, fetch, put);
+            pooled.put(i, run);
+        });
 #endif
-    }
-
-    __device__ void settle(const Window& window) const {
-        if (BEHIND == 0) Maps{dz.dy}.settle(window);
-    }
-
-    // Lines of windows, of all samples, that begin above row `y`; or, `with` it, at it.
-    static __device__ int line(const View& view, int y, int with) {
-        const int height = view.height / 2, row = y % view.down() - view.top;
-        const int lines = row < 0 ? 0 : row / 2 + with;
-        return y / view.down() * height + min(lines, height);
     }
 };
 

@@ -4,7 +4,7 @@
 static_assert(POOLED == (BEHIND == 2), "what follows is pooled here");
 
 // y = convolution + bias and what follows, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     window_forward(const Number* x, const Number* weights, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
     in_order();

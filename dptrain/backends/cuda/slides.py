@@ -82,6 +82,10 @@ class Slide:
         teams: with segments of their own.
         shares: teams that share the sum over the same segments.
         chunks: that the channels of a block's window come in.
+        early: whether blocks go from tile to tile, and ask for what a window is made of before they
+            need it.
+        undone: whether that is pooled, and a window's pixels are made of it.
+        holders: of the weights in shared memory, each with tiles of its own; 0 if nobody keeps them.
     """
 
     view: View
@@ -92,6 +96,9 @@ class Slide:
     teams: int
     shares: int = 1
     chunks: int = 1
+    early: bool = False
+    undone: bool = False
+    holders: int = 0
 
     @property
     def possible(self) -> bool:
@@ -101,6 +108,8 @@ class Slide:
             and self.segment.columns * self.segments <= MOST_COLUMNS
             and self.view.channels * self.size // PIECE // 2 % self.chunks == 0
             and self.steps % (self.chunks * self.shares) == 0
+            and not (self.early and self.shares > 1)
+            and not (self.holders and not self.early)
             and self.blocks > 0
             and self.depth > 0
         )
@@ -143,7 +152,7 @@ class Slide:
         """Steps whose weights are on their way; 0 where no number divides those that are made."""
         own = self.steps // (self.chunks * self.shares)
         # Two sets of them take turns.
-        left = REGISTERS_OF_ALL // max(self.blocks * self.block[0], TEAM * 2) - self.sums
+        left = REGISTERS_OF_ALL // max(self.blocks * self.threads, TEAM * 2) - self.sums
         most = (left - REGISTERS) // 8
         depths = range(2, min(max(most, LEAST_DEPTH), MOST_DEPTH, own // 2) + 1)
         return max((depth for depth in depths if own % depth == 0), default=0)
@@ -173,11 +182,28 @@ class Slide:
         return self.view.channels * self.size // PIECE // self.chunks
 
     @property
-    def shared_bytes(self) -> int:
-        """Of the window, or of the sums that are shared."""
+    def window_bytes(self) -> int:
+        """Of a window, and of the next one, or what that is made of, where it comes early."""
         window = self.planes * self.pixels * PIECE
-        sums = self.block[0] * self.segments * self.segment.columns // 8 * PIECE
-        return window if self.shares == 1 else max(window, sums)
+        if not self.early:
+            return window
+        return window + (self._raw_bytes if self.undone else window)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of windows, of weights that are kept, or of the sums that are shared."""
+        if self.holders:
+            # Lanes ask for more weights than there are, of what lies behind.
+            behind = max(self.holders * self.window_bytes, 2 * MOST_DEPTH * TEAM * PIECE)
+            return self.steps * TEAM * PIECE + behind
+        sums = self.threads * self.segments * self.segment.columns // 8 * PIECE
+        return self.window_bytes if self.shares == 1 else max(self.window_bytes, sums)
+
+    @property
+    def _raw_bytes(self) -> int:
+        """Of what the pixels of a window are made of: pooled gradients, and a byte for each."""
+        runs = (self.window_rows // 2 + 1) * (self.view.width // 2) * self.planes
+        return ceil_div(runs * (PIECE + PIECE // self.size), PIECE) * PIECE
 
     @property
     def lanes(self) -> int:
@@ -193,13 +219,18 @@ class Slide:
     def blocks(self) -> int:
         """That a multiprocessor runs at a time."""
         registers = self.sums + 8 * LEAST_DEPTH + FEWEST_REGISTERS
-        threads = REGISTERS_OF_ALL // (self.block[0] * ceil_div(registers, 8) * 8)
+        threads = REGISTERS_OF_ALL // (self.threads * ceil_div(registers, 8) * 8)
         return min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return math.prod(self.block)
 
     @property
     def block(self) -> Extent:
         """Threads."""
-        return TEAM * self.teams * self.shares, 1, 1
+        return TEAM * self.teams * self.shares, max(self.holders, 1), 1
 
     @property
     def defines(self) -> dict[str, int]:
@@ -208,14 +239,18 @@ class Slide:
         return {
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
-            "CHUNKS": self.chunks, "POOLED": int(self.pooled), "TALL": self.tall,
+            "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
+            "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Blocks of a product of so many segments and filters."""
         down = ceil_div(columns * self.tall, ROWS)
-        return ceil_div(rows, self.teams * self.segments), down, parts
+        tiles = ceil_div(rows, max(self.holders, 1) * self.teams * self.segments)
+        if self.early:
+            tiles = min(tiles, max(MULTIPROCESSORS * self.blocks // (down * parts), 1))
+        return tiles, down, parts
 
 
 def _met(count: int, size: int) -> int:
@@ -239,21 +274,25 @@ def segments(view: View, *, pooled: bool) -> Iterator[Segment]:
             yield Segment(lines * view.across, lines, strip=False)
 
 
-def slides(view: View, precision: str, *, pooled: bool = False) -> Iterator[Slide]:
+def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0) -> Iterator[Slide]:
     """Ways to compute one product over pixels.
 
     Args:
         view: of what is read.
         precision: of the product.
         pooled: whether windows of two by two outputs are.
+        behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
     """
     size = SIZES[precision]
     for segment in good_segments(view, pooled=pooled):
         for count in range(1, MOST_COLUMNS // segment.columns + 1):
             for cut in CUTS:
-                way = Slide(view, size, pooled, segment, count, *cut)
-                if way.possible:
-                    yield way
+                for early, holders in EARLY[: 1 if behind == 1 else None]:
+                    way = Slide(
+                        view, size, pooled, segment, count, *cut, early, behind == 2, holders
+                    )
+                    if way.possible:
+                        yield way
 
 
 def good_segments(view: View, *, pooled: bool) -> list[Segment]:
@@ -274,13 +313,18 @@ CUTS = [
 ]
 
 
-def choose_slide(view: View, precision: str, samples: int, *, pooled: bool = False) -> Slide | None:
+EARLY = ((False, 0), (True, 0), *((True, holders) for holders in (1, 2, 3, 4, 5, 6)))
+
+
+def choose_slide(
+    view: View, precision: str, samples: int, *, pooled: bool = False, behind: int = 0
+) -> Slide | None:
     """The way that a product over the pixels of so many samples takes the least time with.
 
     Returns:
         None where no window has room.
     """
-    ways = slides(view, precision, pooled=pooled)
+    ways = slides(view, precision, pooled=pooled, behind=behind)
     return min(ways, key=lambda way: cycles(way, samples), default=None)
 
 

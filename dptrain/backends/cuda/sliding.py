@@ -13,9 +13,11 @@ from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.slides import Slide, choose_slide
 from dptrain.backends.cuda.tiles import Parts, Tiling, Work
 from dptrain.backends.cuda.weighted import (
+    NOTHING,
     Convolution,
     follows,
     pools_in_place,
+    separate_tail,
 )
 from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Context, Kernel
@@ -47,11 +49,16 @@ class SlidingConvolution(Convolution):
         return False
 
     @classmethod
+    def undone(cls, group: Group) -> int:
+        """What kernels undo as they read dy."""
+        return NOTHING if separate_tail(group) is not None else follows(group)
+
+    @classmethod
     def slide(cls, group: Group, setting: Setting, phase: Phase) -> Slide | None:
         """How a product over pixels is computed; None if as `Convolution` does."""
         view, n = View.forward(group.head), setting.batch_size
         if phase is Phase.BACKWARD_INPUT:
-            return choose_slide(view.backward, setting.precision, n)
+            return choose_slide(view.backward, setting.precision, n, behind=cls.undone(group))
         return choose_slide(view, setting.precision, n, pooled=pools_in_place(group))
 
     @classmethod

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.cuda import sliding, weighted, windows
-from dptrain.backends.cuda.slides import Slide, choose_slide, slides
+from dptrain.backends.cuda import slides, sliding, weighted, windows
+from dptrain.backends.cuda.slides import Slide, choose_slide
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Replica
@@ -47,17 +47,20 @@ WIDE = Network(
 
 
 CUTS = (
-    # strip, lines, segments, teams, shares, chunks
-    (True, 2, 1, 2, 1, 1),
-    (False, 3, 2, 1, 2, 2),
-    (True, 4, 1, 3, 1, 2),
+    # holders, early, strip, lines, segments, teams, shares, chunks
+    (0, False, True, 2, 1, 2, 1, 1),
+    (0, False, False, 3, 2, 1, 2, 2),
+    (0, True, True, 4, 1, 3, 1, 2),
+    (3, True, False, 1, 1, 1, 1, 1),
+    (2, True, True, 2, 1, 1, 1, 2),
 )
 """Of slides: each way of sharing work, strips and lines, lines that are left over."""
 
 
 def cut(way: Slide) -> tuple[int, ...]:
     return (
-        way.segment.strip, way.segment.lines, way.segments, way.teams, way.shares, way.chunks,
+        way.holders, way.early, way.segment.strip, way.segment.lines, way.segments, way.teams,
+        way.shares, way.chunks,
     )  # fmt: skip
 
 
@@ -68,9 +71,9 @@ def sharing(way: Slide) -> tuple[int, ...]:
 def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]) -> Any:
     """`choose_slide` that takes the way whose `facts` are nearest, the first of them first."""
 
-    def slide(view: View, precision: str, samples: int, *, pooled: bool = False) -> Any:
+    def slide(view: View, precision: str, samples: int, **known: Any) -> Any:
         return min(
-            slides(view, precision, pooled=pooled),
+            slides.slides(view, precision, **known),
             key=lambda way: [abs(a - b) for a, b in zip(facts(way), wanted, strict=True)],
         )
 
@@ -78,7 +81,7 @@ def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(len(CUTS)))
 def test_every_way_gives_the_same(
     number: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,8 @@ def test_every_way_gives_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
+    # So few blocks that they go from tile to tile, where they do.
+    monkeypatch.setattr(slides, "MULTIPROCESSORS", 1)
     ours = compile(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
@@ -186,7 +191,7 @@ def test_maps_without_room_are_gathered() -> None:
 def test_segments_cover_the_map_and_windows_their_segments(
     view: View, pooled: bool, precision: str
 ) -> None:
-    found = list(slides(view, precision, pooled=pooled))
+    found = list(slides.slides(view, precision, pooled=pooled))
     assert found
     height, width = view.out_height, view.out_width
     needed = height // 2 * 2 * (width // 2 * 2) if pooled else height * width
