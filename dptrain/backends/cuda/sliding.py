@@ -10,8 +10,9 @@ import numpy as np
 
 from dptrain.backends.cuda import windows
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.slides import Slide, choose_slide
-from dptrain.backends.cuda.tiles import Parts, Tiling, Work
+from dptrain.backends.cuda.slide_times import choose_slide
+from dptrain.backends.cuda.slides import Slide
+from dptrain.backends.cuda.tiles import Parts, Tiling
 from dptrain.backends.cuda.weighted import (
     NOTHING,
     Convolution,
@@ -19,7 +20,7 @@ from dptrain.backends.cuda.weighted import (
     pools_in_place,
     separate_tail,
 )
-from dptrain.backends.cuda.windows import View
+from dptrain.backends.cuda.windows import SHARED_BYTES, View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -32,8 +33,8 @@ class SlidingConvolution(Convolution):
     """Conv2d of stride 1 between maps of many channels, and what `Convolution` has behind it.
 
     Every phase reads each pixel once, so what was pooled is undone as it is read. Plans are made
-    without a GPU: on one whose blocks have too little shared memory, a phase is computed as
-    `Convolution` does.
+    without a GPU: on one whose blocks have less shared memory a phase is cut to fit, and computed
+    as `Convolution` does where nothing fits.
     """
 
     @classmethod
@@ -54,12 +55,16 @@ class SlidingConvolution(Convolution):
         return NOTHING if separate_tail(group) is not None else follows(group)
 
     @classmethod
-    def slide(cls, group: Group, setting: Setting, phase: Phase) -> Slide | None:
+    def slide(
+        cls, group: Group, setting: Setting, phase: Phase, room: int = SHARED_BYTES
+    ) -> Slide | None:
         """How a product over pixels is computed; None if as `Convolution` does."""
-        view, n = View.forward(group.head), setting.batch_size
+        view, choose = View.forward(group.head), partial(choose_slide, room=room)
         if phase is Phase.BACKWARD_INPUT:
-            return choose_slide(view.backward, setting.precision, n, behind=cls.undone(group))
-        return choose_slide(view, setting.precision, n, pooled=pools_in_place(group))
+            view, choose = view.backward, partial(choose, behind=cls.undone(group))
+        else:
+            choose = partial(choose, pooled=pools_in_place(group))
+        return choose(view, setting.precision, setting.batch_size)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -100,14 +105,9 @@ class SlidingConvolution(Convolution):
             behind=self.behind,
         )  # fmt: skip
 
-    def _has_room(self, work: Work) -> bool:
-        """Whether blocks of this device have enough shared memory."""
-        return work.shared_bytes <= self.device.shared_bytes
-
     def _fitting(self, phase: Phase) -> Slide | None:
         """How a product is computed on this device; None if as `Convolution` does."""
-        slide = self.slide(self.group, self.setting, phase)
-        return slide if slide is not None and self._has_room(slide) else None
+        return self.slide(self.group, self.setting, phase, self.device.shared_bytes)
 
     def _packing(self, product: Kernel) -> Kernel:
         """The product behind a kernel that brings weights into the order of all that want one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from dptrain.api import compile
 from dptrain.backends.cuda import slides, sliding, weighted, windows
-from dptrain.backends.cuda.slides import Slide, choose_slide
+from dptrain.backends.cuda.slide_times import choose_slide
+from dptrain.backends.cuda.slides import Slide
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.windows import View
 from dptrain.backends.replica import Replica
@@ -198,7 +200,7 @@ def test_segments_cover_the_map_and_windows_their_segments(
     for way in found[:: max(len(found) // 40, 1)]:
         assert way.each * way.segment.columns * way.tall >= needed
         assert way.steps % (way.shares * way.chunks * way.depth) == 0
-        assert way.blocks * way.block[0] * (way.segments * way.segment.columns // 2) <= 1 << 16
+        assert way.blocks * way.threads * (way.segments * way.segment.columns // 2) <= 1 << 16
         count = way.teams * way.segments
         for first in range(0, 3 * way.each, count):
             rows = [
@@ -217,3 +219,32 @@ def test_few_samples_share_sums_and_many_do_not() -> None:
     assert few is not None
     assert many is not None
     assert few.shares > many.shares == 1
+
+
+def test_many_samples_keep_weights_where_there_is_room() -> None:
+    solar = VIEWS[1]
+    few, many = (choose_slide(solar, "bf16", n, pooled=True) for n in (32, 2048))
+    small = choose_slide(solar, "bf16", 2048, pooled=True, room=48 << 10)
+    assert few is not None
+    assert many is not None
+    assert small is not None
+    assert (few.early, many.early) == (False, True)
+    assert few.holders == small.holders == 0 < many.holders
+    assert small.shared_bytes <= 48 << 10 < many.shared_bytes
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_what_pooled_maps_are_made_of_has_room(view: View, precision: str) -> None:
+    """Lines of windows that a window of the map has rows of, wherever it begins."""
+    height, width = view.height // 2, view.width // 2
+    found = [way for way in slides.slides(view, precision, behind=2) if way.early]
+    for way in found[:: max(len(found) // 20, 1)]:
+        raw = way.window_bytes - way.planes * way.pixels * windows.PIECE
+        for first in range(2 * view.down):
+            rows = (y % view.down - view.top for y in range(first, first + way.window_rows))
+            whole = [row // 2 for row in rows if 0 <= row < height * 2]
+            # A line begins with its first row, and at most two samples meet in few rows.
+            lines = 1 + sum(a != b for a, b in itertools.pairwise(whole))
+            runs = lines * width * way.planes
+            assert runs * (windows.PIECE + windows.PIECE // way.size) <= raw

@@ -19,7 +19,7 @@ from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.narrow import narrows
 from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
 from dptrain.backends.cuda.pixel_sums import choose_pixel_sum
-from dptrain.backends.cuda.slides import choose_slide
+from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
 from dptrain.backends.cuda.windows import View
 from dptrain.errors import UserError
