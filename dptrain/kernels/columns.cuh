@@ -6,8 +6,8 @@
 // one distance. So weights cost a load of 16 bytes a lane for up to 256 columns, and nothing in the
 // main loop waits for other warps.
 //
-// Loads of weights from global memory wait behind the copies of windows that are asked for early: so
-// the weights are HELD where there is room.
+// Loads of weights from global memory wait behind the copies of windows that are asked for early, so
+// then weights are held in shared memory where there is room.
 
 #pragma once
 

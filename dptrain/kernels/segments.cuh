@@ -8,10 +8,9 @@
 #pragma once
 
 // Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
-// and share the sum. CHUNKS of the channels come one after the other. With LATER they go from tile to
-// tile, and ask for a window before they need it. HOLDERS, each of them what else is a block, with
-// tiles and windows of its own, keep the weights of all rows in shared memory together then; 0: they
-// are read as they are needed.
+// and share the sum. CHUNKS of the channels come one after the other. With LATER blocks go from tile
+// to tile and ask for windows before they need them; then HOLDERS, each with tiles and windows of its
+// own as else a block, may hold the weights in shared memory together (0: nobody does).
 #ifndef COLUMNS
 #define COLUMNS 32
 #define LINES 4

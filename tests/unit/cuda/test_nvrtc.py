@@ -129,7 +129,7 @@ def test_windows_compile_for_a_layer(
     common = {"PRECISION": precision, "BEHIND": 1 + pooled, "IN_STEP": step, "OUT_STEP": step}
     common |= dict(zip(FIXED, layer, strict=True))
     forward = choose_slide(view, name, 2048, pooled=pooled)
-    backward = choose_slide(view.backward, name, 2048)
+    backward = choose_slide(view.backward, name, 2048, behind=1 + pooled)
     weight = choose_pixel_sum(view, name, (1, 1), 1 + pooled, 2048)
     assert forward is not None
     assert backward is not None
