@@ -73,7 +73,7 @@ def sharing(way: Slide) -> tuple[int, ...]:
 def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]) -> Any:
     """`choose_slide` that takes the way whose `facts` are nearest, the first of them first."""
 
-    def slide(view: View, precision: str, samples: int, **known: Any) -> Any:
+    def slide(view: View, precision: str, samples: int, *, room: int, **known: Any) -> Any:
         return min(
             slides.slides(view, precision, **known),
             key=lambda way: [abs(a - b) for a, b in zip(facts(way), wanted, strict=True)],
@@ -151,7 +151,7 @@ def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replic
 
 def test_blocks_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = gathering(3, "tf32", monkeypatch)
-    monkeypatch.setattr(Emulator, "shared_bytes", 1 << 10)
+    monkeypatch.setattr(Emulator, "shared_bytes", 1 << 8)
     ours = compile(WIDE, "cuda", 3, precision="tf32")
     assert whole.step(ours, 3, 0) == whole.step(gathered, 3, 0)
     for name, value in gathered.gradients.items():
