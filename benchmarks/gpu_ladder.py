@@ -56,9 +56,12 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     replica.parameters[f"{group}.bias"] = numbers.b
     targets = np.zeros((layer.samples, 1), np.float32) if training else None
     replica.load(numbers.x, targets, training=training)
+    stages = {stage.phase: kernel for stage, kernel in replica.stages if stage.group == group}
     if training:
+        # This brings weights into the order of the way back, too.
+        stages[Phase.FORWARD](replica.context)
         _give(replica, f"d{group}", numbers.dy)
-    kernel = next(k for s, k in replica.stages if s.group == group and s.phase is direction)
+    kernel = stages[direction]
 
     def result() -> NDArray[Any]:
         if direction is Phase.BACKWARD_WEIGHT:

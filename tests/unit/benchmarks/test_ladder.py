@@ -21,6 +21,8 @@ SHAPES = [
     Layer(3, 5, 9, 11, 17, 5, stride=2, padding=2),
     Layer(2, 2, 13, 6, 18, 2),
 ]
+WIDE = Layer(2, 32, 6, 7, 32, 3, padding=1)
+"""Between so many channels weights are brought into an order of their own first."""
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
 NAMES = {
     "forward": ["one block", "many blocks", "shared tiles", "implicit"],
@@ -71,9 +73,12 @@ def test_every_rung_computes_the_layer(layer: Layer, direction: str, seed: int) 
         assert error(rung.result(), wanted) <= bound(layer, phase, wanted.size), rung.name
 
 
+@pytest.mark.parametrize("layer", [SHAPES[2], WIDE], ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(direction: str) -> None:
-    layer, phase = SHAPES[2], DIRECTIONS[direction]
+def test_our_own_kernels_are_given_what_they_keep_in_fewer_bits(
+    direction: str, layer: Layer
+) -> None:
+    phase = DIRECTIONS[direction]
     numbers = Numbers.of(layer)
     wanted = exact(layer, numbers, phase)
     rung = own(Emulator(0), layer, numbers, phase, "bf16")
