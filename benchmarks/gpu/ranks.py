@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.progress import Progress
+from dptrain.errors import UserError
+from dptrain.scaling.launching import find_launcher
 
 TIMEOUT_S = 100
 STEPS = 400
@@ -82,7 +83,7 @@ def measure_ranks(
         progress.step(case)
         try:
             start()
-        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        except (RuntimeError, OSError, UserError, subprocess.TimeoutExpired) as error:
             failed[case] = f"{type(error).__name__}: {error}"
 
     for _ in range(launches):
@@ -119,12 +120,9 @@ def _steps(results: list[RankResult], precision: str) -> None:
 def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> list[float]:
     """Microseconds of dptrain's steps for each case, by `benchmarks.gpu.rank_steps`."""
     words = [f"{result.network}:{result.batch_size}" for result in results]
-    arguments = [
-        find_mpirun(), "-n", str(ranks), sys.executable, "-m", "benchmarks.gpu.rank_steps",
-        precision, "auto", *words,
-    ]  # fmt: skip
+    program = [sys.executable, "-m", "benchmarks.gpu.rank_steps", precision, "auto", *words]
     done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=TIMEOUT_S,
+        launched(ranks, program), capture_output=True, text=True, timeout=TIMEOUT_S,
         env=environment(DPTRAIN_ALLOW_SINGLE="1"),
     )  # fmt: skip
     if done.returncode:
@@ -135,26 +133,22 @@ def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> l
 
 def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
     """What a user types to train, `batch_size` being that of a GPU."""
-    return [
-        find_mpirun(), "-n", str(ranks), sys.executable, "-m", "dptrain", "train",
+    return launched(ranks, [
+        sys.executable, "-m", "dptrain", "train",
         "--network", network, "--data", f"synthetic?samples={ranks * batch_size * 8}",
         "--backend", "cuda", "--precision", precision, "--batch-size", str(ranks * batch_size),
         "--steps", str(STEPS), "--baseline-steps", str(STEPS // 4), "--evaluate-every", "0",
         "--learning-rate", "1e-6", "--run-dir", str(run),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
-def find_mpirun() -> str:
-    """The one beside this Python, else the system's.
+def launched(ranks: int, program: Sequence[str]) -> list[str]:
+    """The command that starts a program on so many ranks, as ``launch/gpus.sh`` does.
 
     Raises:
-        FileNotFoundError: there is none.
+        UserError: there is nothing that starts ranks.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise FileNotFoundError("no mpirun; install one with: pip install '.[mpi]'")
-    return mpirun
+    return replace(find_launcher(), binds=False).command(ranks, 1, program)
 
 
 def train(network: str, ranks: int, batch_size: int, precision: str) -> dict[str, Any]:

@@ -30,10 +30,13 @@ class Launcher:
     Attributes:
         words: program and arguments, ``("/usr/bin/srun", "--mpi=pmi2")``.
         is_open_mpi: whether it is Open MPI's, which needs to be asked for more ranks than cores.
+        binds: whether a rank of one thread may be bound to one core, as Open MPI does. One that
+            leaves computing to a GPU reads data ahead meanwhile.
     """
 
     words: tuple[str, ...]
     is_open_mpi: bool
+    binds: bool = True
 
     @property
     def is_srun(self) -> bool:
@@ -56,7 +59,7 @@ class Launcher:
         elif self.is_open_mpi:
             # It binds a rank to one core, where the rank's threads would all have to run.
             extra = ["-n", str(ranks), "--oversubscribe"]
-            extra += ["--bind-to", "none"] * (threads > 1)
+            extra += ["--bind-to", "none"] * (threads > 1 or not self.binds)
         else:
             extra = ["-n", str(ranks)]
         return [*self.words, *extra, *program]

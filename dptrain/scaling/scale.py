@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dptrain.backends import load_backend
 from dptrain.errors import UserError, suggest
 from dptrain.files import writing
 from dptrain.scaling.analysis import analyse
@@ -70,7 +71,8 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
     """
     tasks = chosen.of(design)
     refuse_foreign(folder)
-    launcher = find_launcher(design.launcher)
+    computes_itself = load_backend(str(design.settings["backend"])).threaded
+    launcher = replace(find_launcher(design.launcher), binds=computes_itself)
     # What is kept has started ranks: the study could not go on with another launcher.
     launcher.try_out()
     design.keep(folder)

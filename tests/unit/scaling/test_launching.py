@@ -21,6 +21,10 @@ PROGRAM = ["python", "-m", "dptrain", "profile"]
         (Launcher(("/bin/mpirun",), False), 2, ["/bin/mpirun", "-n", "4"]),
         (Launcher(("/bin/mpirun",), True), 1, ["/bin/mpirun", "-n", "4", "--oversubscribe"]),
         (
+            Launcher(("/bin/mpirun",), True, binds=False), 1,
+            ["/bin/mpirun", "-n", "4", "--oversubscribe", "--bind-to", "none"],
+        ),
+        (
             Launcher(("/bin/mpirun", "--host", "a b"), True), 2,
             ["/bin/mpirun", "--host", "a b", "-n", "4", "--oversubscribe", "--bind-to", "none"],
         ),
