@@ -82,21 +82,25 @@ def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]
     return slide
 
 
+@pytest.fixture
+def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and threads are, on an emulator that reports races."""
+    emulator = Emulator(seed=5)
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("number", range(len(CUTS)))
 def test_every_way_gives_the_same(
-    number: int, precision: str, monkeypatch: pytest.MonkeyPatch
+    number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks and threads in a random order, on an emulator that reports races.
+    """Beside products that gather their patches, which round the same factors.
 
-    Beside products that gather their patches, which round the same factors: a value may be rounded
-    the other way where sums in another order differ, in each layer, there and back. Gradients of
-    the last biases are sums over samples that nearly cancel; those of weights round dz before they
-    scale it by what dropout keeps, products that gather behind it.
+    A value may be rounded the other way where sums in another order differ, in each layer, there
+    and back. Gradients of the last biases are sums over samples that nearly cancel; those of
+    weights round dz before they scale it by what dropout keeps, products that gather behind it.
     """
     gathered = gathering(5, precision, monkeypatch)
-    emulator = Emulator(seed=5)
-    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
     # So few blocks that they go from tile to tile, where they do.
     monkeypatch.setattr(slides, "MULTIPROCESSORS", 1)
@@ -114,15 +118,13 @@ def test_every_way_gives_the_same(
 )
 @pytest.mark.parametrize("filters", [32, 96])
 def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
-    filters: int, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    filters: int, wanted: tuple[int, ...], in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The masks of `dropout_keep`; all outputs are 1 before.
 
     Two lanes share a block of random numbers, with 32 filters four. They take turns in odd and even
     numbers, not all of which a team's segments have; the last segments are those of no sample.
     """
-    emulator = Emulator(seed=3)
-    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(sliding, "choose_slide", most_like(wanted, sharing))
     layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
     network = Network((1, 7, 11), layers, MeanSquaredError())
