@@ -29,6 +29,7 @@ def test_every_kernel_waits_for_those_before_it() -> None:
     later = re.compile(
         r"\b(multiply|sum_inputs)\(|if \(EARLY\) in_order\(\);"
         r"|clear\(places\(i\)\);\s*__syncthreads\(\);\s*in_order\(\);"
+        r"|if \(EARLY\) kept\.read\(\{w, b, g, filter\}\);\s*in_order\(\);"
     )
     first = {
         key
@@ -49,6 +50,11 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
     ):
         assert re.fullmatch(r"\s*held\.weights\.ask\([^;]*\);\s*", ahead)
     assert few.count("if (EARLY) in_order();") == 2
+    narrow = (KERNELS / "narrow_forward.cu").read_text()
+    before = narrow[narrow.index("    narrow_forward(") :]
+    before = before[: before.index("    in_order();")]
+    assert before.count("read") == before.count("if (EARLY) kept.read({w, b, g, filter});") == 1
+    assert "fetch" not in before
 
 
 def test_older_gpus_launch_as_ever() -> None:
