@@ -22,6 +22,8 @@ from dptrain.scaling.launching import find_launcher
 
 TIMEOUT_S = 100
 STEPS = 400
+LEAST_STEPS, SAMPLES = 8, 1 << 14
+"""Of an epoch: steps at least, and samples where these are more."""
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP", "dptrain train")
 """The first three make steps of a batch that stays; the last is the command, data included."""
@@ -132,13 +134,18 @@ def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> l
 
 
 def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
-    """What a user types to train, `batch_size` being that of a GPU."""
+    """What a user types to train, `batch_size` being that of a GPU.
+
+    Epochs are as long as their data may be, and there is one checkpoint, at the end: the ends of
+    short epochs would be much of what is timed.
+    """
+    samples = max(ranks * batch_size * LEAST_STEPS, SAMPLES)
     return launched(ranks, [
         sys.executable, "-m", "dptrain", "train",
-        "--network", network, "--data", f"synthetic?samples={ranks * batch_size * 8}",
+        "--network", network, "--data", f"synthetic?samples={samples}",
         "--backend", "cuda", "--precision", precision, "--batch-size", str(ranks * batch_size),
         "--steps", str(STEPS), "--baseline-steps", str(STEPS // 4), "--evaluate-every", "0",
-        "--learning-rate", "1e-6", "--run-dir", str(run),
+        "--learning-rate", "1e-6", "--checkpoint-every", str(STEPS), "--run-dir", str(run),
     ])  # fmt: skip
 
 

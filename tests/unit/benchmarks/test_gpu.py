@@ -318,6 +318,10 @@ def test_the_command_trains_with_the_samples_of_all_gpus(tmp_path: Path) -> None
     words = ranks.command("model0", 4, 32, "tf32", tmp_path)
     assert words[words.index("-n") + 1] == "4"
     assert words[words.index("--batch-size") + 1] == "128"
+    # Epochs of many steps, or of some where steps are long.
+    assert words[words.index("--data") + 1] == "synthetic?samples=16384"
+    words = ranks.command("model0", 4, 1024, "tf32", tmp_path)
+    assert words[words.index("--data") + 1] == "synthetic?samples=32768"
 
 
 def test_ranks_inherit_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
