@@ -44,6 +44,11 @@ class Launcher:
         return Path(self.words[0]).name == "srun"
 
     @property
+    def says_where(self) -> bool:
+        """Whether its arguments bind ranks already: Open MPI refuses to be told twice."""
+        return any("bind-to" in word or "PE=" in word.upper() for word in self.words[1:])
+
+    @property
     def starts_here(self) -> bool:
         """Whether ranks come from this process, so that their time can be told from others'.
 
@@ -59,7 +64,8 @@ class Launcher:
         elif self.is_open_mpi:
             # It binds a rank to one core, where the rank's threads would all have to run.
             extra = ["-n", str(ranks), "--oversubscribe"]
-            extra += ["--bind-to", "none"] * (threads > 1 or not self.binds)
+            one_core = self.binds and threads == 1
+            extra += [] if one_core or self.says_where else ["--bind-to", "none"]
         else:
             extra = ["-n", str(ranks)]
         return [*self.words, *extra, *program]

@@ -29,6 +29,14 @@ PROGRAM = ["python", "-m", "dptrain", "profile"]
             ["/bin/mpirun", "--host", "a b", "-n", "4", "--oversubscribe", "--bind-to", "none"],
         ),
         (
+            Launcher(("/bin/mpirun", "--bind-to", "none"), True, binds=False), 1,
+            ["/bin/mpirun", "--bind-to", "none", "-n", "4", "--oversubscribe"],
+        ),
+        (
+            Launcher(("/bin/mpirun", "--map-by", "slot:PE=2"), True), 2,
+            ["/bin/mpirun", "--map-by", "slot:PE=2", "-n", "4", "--oversubscribe"],
+        ),
+        (
             Launcher(("/bin/srun", "--mpi=pmi2"), False), 2,
             ["/bin/srun", "--mpi=pmi2", "--ntasks", "4", "--cpus-per-task", "2"],
         ),
