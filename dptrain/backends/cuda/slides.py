@@ -275,11 +275,11 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         pooled: whether windows of two by two outputs are.
         behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
     """
-    size = SIZES[precision]
+    size, cuts = SIZES[precision], [(*cut, False, 0) for cut in CUTS]
+    # Where a rectifier alone follows, kernels have no way of asking early.
+    cuts += HOLDINGS if behind != 1 else []
     for segment in good_segments(view, pooled=pooled):
         for count in range(1, MOST_COLUMNS // segment.columns + 1):
-            most = len(HOLDINGS) if behind != 1 else 0
-            cuts = [*((*cut, False, 0) for cut in CUTS), *HOLDINGS[:most]]
             for teams, shares, chunks, early, holders in cuts:
                 way = Slide(
                     view, size, pooled, segment, count, teams, shares, chunks, early, behind == 2,
