@@ -20,7 +20,6 @@ CHUNK, TILE, STEP, LONELY = 810, 1030, 256, 2.0
 """Cycles that a block waits for a window, at the beginning and the end, and in a step that no other
 covers; and how many times as long it takes where it is the only one of a multiprocessor."""
 
-
 FEWEST_ROUNDS = 5
 """Tiles of a block from which on it may go from one to the next."""
 
