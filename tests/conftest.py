@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Hear of Ctrl-C, which tests send, though a script that runs them behind `&` ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
