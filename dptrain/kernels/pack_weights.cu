@@ -1,17 +1,18 @@
-// Weights as the main loop of columns.cuh takes them: rounded, a lane's words of a step side by side.
+// Weights as the main loop of column_sums.cuh takes them: rounded, a lane's words of a step side by
+// side.
 
 #include "order.cuh"
-#include "columns.cuh"
+#include "column_sums.cuh"
 
 // Output lines that are rows of A backward by the input.
 #ifndef BACK_TALL
 #define BACK_TALL 1
 #endif
 
-// A lane's words, i lanes behind the first: sixty-four rows after the other, step by step. Of
-// w (taps, channels, filters), r s taps, rows are filters and terms channels, or, BACKWARD, rows
-// channels and terms filters, taps the other way around. Rows beyond the last are zeros. For the line
-// below, the second of TALL_, taps lie a line lower.
+// A lane's words, i lanes behind the first: sixty-four rows after the other, step by step. Of w
+// (taps, channels, filters), r s taps, rows are filters and terms channels, or, BACKWARD, rows
+// channels and terms filters, taps the other way around. Rows beyond the last are zeros. For the
+// line below, the second of TALL_, taps lie a line lower.
 template <bool BACKWARD, int TALL_, class Rows>
 __device__ inline Run<Number> words_of_lane(const float* w, int i, int r, int s, int channels,
                                             int filters) {

@@ -1,5 +1,5 @@
 // Where the columns of a product over pixels lie in the maps, and its rows among filters; see
-// columns.cuh.
+// column_sums.cuh and columns.cuh.
 //
 // A *segment* is what one instruction has as columns: LINES lines of the map, either in a STRIP of
 // eight columns, eights one below the other, or as they follow each other in the window, where
@@ -7,10 +7,11 @@
 
 #pragma once
 
-// Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same ones
-// and share the sum. CHUNKS of the channels come one after the other. With LATER blocks go from tile
-// to tile and ask for windows before they need them; then HOLDERS, each with tiles and windows of its
-// own as else a block, may hold the weights in shared memory together (0: nobody does).
+// Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same
+// ones and share the sum. CHUNKS of the channels come one after the other. With LATER blocks go
+// from tile to tile and ask for windows before they need them; then HOLDERS, each with tiles and
+// windows of its own as else a block, may hold the weights in shared memory together (0: nobody
+// does).
 #ifndef COLUMNS
 #define COLUMNS 32
 #define LINES 4
@@ -65,8 +66,8 @@ struct Segments {
 };
 
 // Which filter a row of A belongs to, and which of TALL lines. A lane has rows g and g + 8 of its
-// warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window of
-// pooling, both lines of one.
+// warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window
+// of pooling, both lines of one.
 template <int TALL_, bool MEET>
 struct Rows {
     static constexpr int FILTERS = ROWS / TALL_;  // Of a tile.

@@ -1,4 +1,4 @@
-"""How convolutions over the pixels of windows may be cut; see ``kernels/columns.cuh``."""
+"""How convolutions over the pixels of windows may be cut; see ``kernels/columns.cuh`` and ``segments.cuh``."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class Slide:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``columns.cuh``."""
+        """Macros of ``segments.cuh``."""
         segment = self.segment
         return {
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
