@@ -1,7 +1,7 @@
 // Convolution as a matrix product that reads its patches where they lie (implicit GEMM).
 //
-// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what fused.cuh makes of it. With rows
-// of the product in front:
+// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what fused.cuh makes of it. With
+// rows of the product in front:
 //
 //     forward           z[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
 //     backward_weight   dw[(r, s, c), k] = sum over pixels of patch[pixel, (r, s, c)] dz[pixel, k]

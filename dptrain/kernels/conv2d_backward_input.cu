@@ -43,7 +43,8 @@ struct Gradients {
 #pragma unroll
         for (int v = 0; v < RUN; v += OUT_STEP) {
             const FilterTap& t = taps.at[v / OUT_STEP];
-            // Input row h met tap r of the patch in output row (h + top - r) / down, if that exists.
+            // Input row h met tap r of the patch in output row (h + top - r) / down, if that
+            // exists.
             const int below = p.row - t.row, beyond = p.column - t.column;
             if (below < 0 || beyond < 0 || below % g.down || beyond % g.across) continue;
             const int row = below / g.down, column = beyond / g.across;

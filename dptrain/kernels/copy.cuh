@@ -2,9 +2,9 @@
 
 #pragma once
 
-// BYTES, or zeros where `there` is false. Behind them `arrived` waits for all that the thread has asked
-// for; or `close_group` puts together what it has asked for since the last one, and `arrive<N>` waits
-// for all groups but the last N.
+// BYTES, or zeros where `there` is false. Behind them `arrived` waits for all that the thread has
+// asked for; or `close_group` puts together what it has asked for since the last one, and
+// `arrive<N>` waits for all groups but the last N.
 template <int BYTES>
 __device__ inline void bring(void* to, const void* from, bool there = true) {
 #if __CUDA_ARCH__ >= 800

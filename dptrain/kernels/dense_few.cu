@@ -3,7 +3,8 @@
 // A weight is used for a few samples only, so the time goes to bringing weights, and to
 // instructions of threads that have nothing else to do while they wait. So a block asks at once for
 // all that its TERMS of the sum take, by copies that pass no register, and multiplies when all is
-// there: nothing is sliced. Where EARLY (gemm.cuh), weights are asked for while the kernel before still runs.
+// there: nothing is sliced. Where EARLY (gemm.cuh), weights are asked for while the kernel before
+// still runs.
 //
 // GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
 // each takes every GROUPS-th instruction along the sum.
@@ -42,7 +43,9 @@ struct Samples {
     Number* numbers;
 
     __device__ Number* at(int i, int k) const { return numbers + i * STRIDE + k; }
-    __device__ Number element(int i, int k) const { return as_factors(Run<Number>{*at(i, k)}).at[0]; }
+    __device__ Number element(int i, int k) const {
+        return as_factors(Run<Number>{*at(i, k)}).at[0];
+    }
 #if __CUDA_ARCH__ >= 800
     __device__ void words(unsigned (&words)[4], int i, int k) const {
         const int lane = threadIdx.x % 32;

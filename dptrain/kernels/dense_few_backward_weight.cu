@@ -1,7 +1,7 @@
 // Gradients of the weights of a fully connected layer, of few samples and many weights, in tf32 and
 // bf16 alone: writing them takes longest. All samples are one slice (mma.cuh), so there is nothing
-// to wait for twice; sums go to shared memory and from there to rows of dw, as they lie, by 16 bytes
-// a thread.
+// to wait for twice; sums go to shared memory and from there to rows of dw, as they lie, by 16
+// bytes a thread.
 
 #ifndef PRECISION
 #define PRECISION 2  // There are none in float32.

@@ -1,5 +1,5 @@
-// Dropout. A mask (N, ceil(size / 8)) holds a bit for each of eight elements of a sample, the lowest
-// for the first: 1 where the element is kept. A thread takes a byte of it.
+// Dropout. A mask (N, ceil(size / 8)) holds a bit for each of eight elements of a sample, the
+// lowest for the first: 1 where the element is kept. A thread takes a byte of it.
 
 #include "order.cuh"
 #include "philox.cuh"

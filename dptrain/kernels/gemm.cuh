@@ -3,13 +3,13 @@
 // A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K terms at
 // a time: all threads bring a slice of A and of B into shared memory, and each adds its share of
 // the products to sums that it holds in registers. There are two slices of each, so that one is
-// filled while the other is used and one barrier a step is enough; what the next AHEAD steps need is
-// on its way from global memory to registers meanwhile. How slices lie, and who multiplies what, is
-// the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
+// filled while the other is used and one barrier a step is enough; what the next AHEAD steps need
+// is on its way from global memory to registers meanwhile. How slices lie, and who multiplies what,
+// is the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
 //
 // Few blocks keep a GPU busy only if each has many warps. So a block may have GROUPS of threads
-// (threadIdx.y) that share its tile: each takes every GROUPS-th step along the sum, in slices of its
-// own, and in the end the first adds what the others have.
+// (threadIdx.y) that share its tile: each takes every GROUPS-th step along the sum, in slices of
+// its own, and in the end the first adds what the others have.
 //
 // A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
 // of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
@@ -22,9 +22,9 @@
 //     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
 //     value(raw)              its RUN elements, as slices hold them
 //
-// so that nothing waits for memory before value() is asked for, AHEAD steps later. The order in which an
-// element's products are added depends on the kernel and the tile alone: results are the same in
-// every run.
+// so that nothing waits for memory before value() is asked for, AHEAD steps later. The order in
+// which an element's products are added depends on the kernel and the tile alone: results are the
+// same in every run.
 
 #pragma once
 

@@ -1,10 +1,12 @@
-// A message to the device (dptrain/backends/cuda/replica.py) becomes what the stages of a step read.
+// A message to the device (dptrain/backends/cuda/replica.py) becomes what the stages of a step
+// read.
 
 #include "number.cuh"
 #include "order.cuh"
 
 // Copies of `count` 4-byte words.
-__device__ inline void copy_words(const unsigned* from, unsigned* to, int count, int i, int threads) {
+__device__ inline void copy_words(const unsigned* from, unsigned* to, int count, int i,
+                                  int threads) {
     for (; i < count; i += threads) to[i] = from[i];
 }
 

@@ -2,8 +2,8 @@
 // scale = 1 / samples of the global minibatch, sums[1] = number of correct answers, sums[2] = the
 // wish to stop, from `numbers` (step.cuh). dz is written only where `backward` says so.
 //
-// LANES threads, a part of a warp, take a sample. A block adds up its own, the block that comes last
-// adds up the blocks, each in an order that is always the same: the same bits in every run.
+// LANES threads, a part of a warp, take a sample. A block adds up its own, the block that comes
+// last adds up the blocks, each in an order that is always the same: the same bits in every run.
 
 #include "number.cuh"
 #include "order.cuh"

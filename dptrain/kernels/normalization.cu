@@ -156,8 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
 }
 
-// With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It normalises the rows
-// that these look at into shared memory, which takes 4 bytes an element.
+// With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It
+// normalises the rows that these look at into shared memory, which takes 4 bytes an element.
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
     const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
     GEOMETRY) {

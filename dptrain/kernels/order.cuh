@@ -4,10 +4,10 @@
 
 #pragma once
 
-// The first statement of every kernel (`multiply` of gemm.cuh has it for products): memory is touched
-// behind it only. It waits until all that was enqueued before is done and seen, and lets the next
-// kernel's blocks come. When they come, all kernels but the last one before are done: so what that
-// one does not write, such as weights, may be read in front of this.
+// The first statement of every kernel (`multiply` of gemm.cuh has it for products): memory is
+// touched behind it only. It waits until all that was enqueued before is done and seen, and lets
+// the next kernel's blocks come. When they come, all kernels but the last one before are done: so
+// what that one does not write, such as weights, may be read in front of this.
 //
 // Every thread passes here, those with nothing to do included: only so does the end of this kernel
 // mean that those before it have ended, too.

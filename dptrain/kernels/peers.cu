@@ -1,11 +1,11 @@
 // Sums over GPUs that write into each other's memory.
 //
-// Every rank has an inbox that the others write into. A word of it is EMPTY until a number comes, so
-// each number is its own flag and needs no fence behind it; whoever takes it leaves EMPTY behind.
-// Sums of one channel take turns with two halves of their part of the inbox. A half is never written
-// too early: who sends into it has taken all of the sum before, so the receiver has begun that sum,
-// and has taken, and emptied, all of the one before that. (Where numbers go one way only, another
-// channel's that come back see to the same.)
+// Every rank has an inbox that the others write into. A word of it is EMPTY until a number comes,
+// so each number is its own flag and needs no fence behind it; whoever takes it leaves EMPTY
+// behind. Sums of one channel take turns with two halves of their part of the inbox. A half is
+// never written too early: who sends into it has taken all of the sum before, so the receiver has
+// begun that sum, and has taken, and emptied, all of the one before that. (Where numbers go one way
+// only, another channel's that come back see to the same.)
 //
 // Block b takes the same numbers on all ranks and waits for blocks b alone; RANKS is how many there
 // are. A wait has an end: behind `patience_ns` of it `gave_up` is set, nobody waits any more, and
@@ -104,7 +104,8 @@ struct Channel {
             }
     }
 
-    // y = Σ_r x_r over ranks below `givers`, in their order, so that whoever adds gets the same bits.
+    // y = Σ_r x_r over ranks below `givers`, in their order, so that whoever adds gets the same
+    // bits.
     __device__ Words sum(const Words& mine, int givers, long long each, int i) {
         Words got[RANKS], total;
         take(got, givers, each, i);

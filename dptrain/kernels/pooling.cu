@@ -1,8 +1,8 @@
 // Pooling of maps x (N, H, W, C) to y (N, Ho, Wo, C).
 //
 // Forward, a thread computes a vector of channels of y. Backward, a cell of dx as large as the
-// distance of windows: it gathers what the windows that hold its pixels give them, in order, so that
-// no two threads add to one element, and reads each of those windows once.
+// distance of windows: it gathers what the windows that hold its pixels give them, in order, so
+// that no two threads add to one element, and reads each of those windows once.
 
 #include "order.cuh"
 #include "philox.cuh"

@@ -1,9 +1,10 @@
 // Strips of maps, of x and of dz, as window_backward_weight.cu takes them: how they lie in shared
 // memory, and bringing them there.
 //
-// A strip of a map is taken at a time: LINES lines of POSITIONS positions. Halves of an instruction's
-// terms are HALF positions side by side, wherever they begin: in tf32 a position, column by column; in
-// bf16 eight, line by line, but in SEGMENT lines on through what lies between lines, where dz is 0.
+// A strip of a map is taken at a time: LINES lines of POSITIONS positions. Halves of an
+// instruction's terms are HALF positions side by side, wherever they begin: in tf32 a position,
+// column by column; in bf16 eight, line by line, but in SEGMENT lines on through what lies between
+// lines, where dz is 0.
 //
 // Where a map has few channels (NARROW), the channels of a pixel here are those of S pixels in a
 // row, so that a row of taps is one tap.
@@ -83,10 +84,12 @@ constexpr int MARKS = BEHIND == 2 ? FILTERS + 16 : BEHIND ? PITCH : 0;  // Of a 
 // pixels are put together when these have come, to RAW pieces of rows.
 constexpr bool LATER = FOURFOLD && !NARROW && BUFFERS == 2;
 constexpr int RAW_ROWS = ROWS + 3 * APART_DOWN, RAW_COLUMNS = COLUMNS + 3 * APART_ACROSS;
-constexpr int RAW_PIXEL = RUNS_EACH + 2;  // Pieces: two of each of four pixels lie in different banks.
+// Pieces: two of each of four pixels lie in different banks.
+constexpr int RAW_PIXEL = RUNS_EACH + 2;
 constexpr int RAW = LATER ? RAW_ROWS * RAW_COLUMNS * RAW_PIXEL : 0;
 constexpr int WINDOWS = LATER ? 1 : BUFFERS;
-constexpr int DZ = DZ_ROWS * PITCH * sizeof(Number), DZ_BUFFER = DZ + DZ_ROWS * MARKS * sizeof(Mark);
+constexpr int DZ = DZ_ROWS * PITCH * sizeof(Number);
+constexpr int DZ_BUFFER = DZ + DZ_ROWS * MARKS * sizeof(Mark);
 
 static_assert(TILE_M == 64 && WARP_M == 16 && WARP_N == TILE_N, "a warp has sixteen filters");
 static_assert(TILE_N == TAP_ROWS * TAP_COLUMNS * CHANNELS, "all taps of a block");
@@ -233,8 +236,8 @@ struct Strip {
         return down / SEGMENT * HALVES * HALF + down % SEGMENT * LINE_STEP + beside;
     }
 
-    // A line of gradients by the outputs, or by pooling windows, or of what says who gets them, by a
-    // warp. What lies between lines and behind the last is 0 for good.
+    // A line of gradients by the outputs, or by pooling windows, or of what says who gets them, by
+    // a warp. What lies between lines and behind the last is 0 for good.
     template <int PIECE, class T>
     __device__ void bring_line(const T* from, int i, T* to, int pitch) const {
         constexpr int PIECES_EACH = FILTERS / PIECE, STEP = 32 / PIECES_EACH;

@@ -2,8 +2,8 @@
 //
 // The instruction is mma.sync's of four warps at once: each gives the words of its own 16 rows of A
 // and holds their sums of C as for mma.sync (mma.cuh), while B, up to 256 columns, is read from
-// shared memory by the tensor cores themselves. It lies there in pieces of 16 bytes; eight pieces in
-// a row, of neighbouring columns (of terms where B is transposed), are what the hardware calls a
+// shared memory by the tensor cores themselves. It lies there in pieces of 16 bytes; eight pieces
+// in a row, of neighbouring columns (of terms where B is transposed), are what the hardware calls a
 // core matrix, and a descriptor says how far apart core matrices are.
 //
 // Products run on while the warps do something else. Until they are done nobody may touch the

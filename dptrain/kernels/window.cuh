@@ -4,8 +4,8 @@
 // window of the map that its pixels look at in shared memory, zeros around the map included, and a
 // tap of the filter is one distance between addresses, the same for all pixels. Rows of pixels
 // follow each other without a gap: what pads a row on its right pads the next on its left, and what
-// pads a map below pads the next above. So no instruction of the main loop asks where a map ends, and
-// what is read, made and rounded is so once, not once for each tap.
+// pads a map below pads the next above. So no instruction of the main loop asks where a map ends,
+// and what is read, made and rounded is so once, not once for each tap.
 //
 // Channels lie in runs of 16 bytes, which may be anywhere: those of a pixel side by side, or in
 // *planes*, all pixels' first runs, then all second ones. Then eight pixels side by side are what
@@ -117,8 +117,8 @@ struct Window {
     }
 };
 
-// Maps as they lie in memory. Their copies are under way when `ask` returns; when they have arrived,
-// `make` rounds what the thread has brought, as tensor cores would cut it off.
+// Maps as they lie in memory. Their copies are under way when `ask` returns; when they have
+// arrived, `make` rounds what the thread has brought, as tensor cores would cut it off.
 struct Maps {
     // Whether windows come as they are, so that one may while another is read.
     static constexpr bool TWO = true;

@@ -60,7 +60,8 @@ struct GradientRows {
 #pragma unroll
         for (int q = 0; q < 8; ++q) words[q / 4][q % 4] = 0;
         if (threadIdx.x / 32 * 16 >= FILTERS) return;
-        const int t = threadIdx.x % 4, row = turn * TURN_ROWS + t * (BEHIND < 2 && !FOURFOLD ? 2 : 1);
+        const int t = threadIdx.x % 4, apart = BEHIND < 2 && !FOURFOLD ? 2 : 1;
+        const int row = turn * TURN_ROWS + t * apart;
         const Number* const own = dy + row * PITCH + first();
 #if BEHIND
         const Mark* const mark = marks + row * MARKS + first();
@@ -142,8 +143,8 @@ struct GradientRows {
 #endif
 };
 
-// Where the halves of a step begin in a window: pieces, and, in the upper half, how many further the
-// second one does. Halves come in such an order that these are never less than none.
+// Where the halves of a step begin in a window: pieces, and, in the upper half, how many further
+// the second one does. Halves come in such an order that these are never less than none.
 __device__ inline unsigned step_place(int turn, int z) {
     int at[2];
 #pragma unroll
