@@ -1,4 +1,4 @@
-"""How convolutions over the pixels of windows may be cut; see ``kernels/columns.cuh`` and ``segments.cuh``."""
+"""How convolutions over the pixels of windows may be cut; see ``kernels/columns.cuh``."""
 
 from __future__ import annotations
 
