@@ -1,13 +1,11 @@
 // Sums of products whose columns are pixels of a window: what a lane has, and a step of them.
 //
-// Filters (backward by the input: channels) are rows of A, 64 of them, and come straight to
-// registers: pack_weights.cu lays them out so that a lane reads the words of one instruction at
-// once. Pixels are columns of B, which wgmma reads from the planes of a window by itself, a tap of
-// the filter being one distance. So weights cost a load of 16 bytes a lane for up to 256 columns,
-// and nothing in the main loop waits for other warps.
-//
-// Loads of weights from global memory wait behind the copies of windows that are asked for early,
-// so then weights are held in shared memory where there is room.
+// Filters (backward by the input: channels) are rows of A, 64 of them. Pixels are columns of B,
+// which wgmma reads from the slabs of a window by itself, a tap of the filter being one distance.
+// pack_weights.cu lays weights out in one of two orders. Where a block has one tile, they come
+// straight to registers: a lane reads the words of one instruction at once, and nothing in the main
+// loop waits for other warps. Where it goes from tile to tile, they lie in shared memory, and wgmma
+// reads them there, too.
 
 #pragma once
 
@@ -25,41 +23,64 @@ struct Steps {
 // How far a step's pixels lie from those of the first, in pieces; one step after the other.
 struct Walk {
     const View& view;
-    int row, column, distance;
+    int run, row, column, distance;
 
     __device__ Walk(const View& view, int step) : view(view) {
         const int taps = Steps{view}.taps(), tap = step % taps;
-        row = tap / view.s, column = tap % view.s;
-        distance = step / taps * 2 * PIXELS + row * view.across + column;
+        run = step / taps * 2, row = tap / view.s, column = tap % view.s;
+        distance = run / SLAB * (PIXELS * SLAB) + run % SLAB + (row * view.across + column) * SLAB;
     }
     __device__ void next() {
-        ++column, ++distance;
+        ++column, distance += SLAB;
         if (column < view.s) return;
-        column = 0, ++row, distance += view.across - view.s;
+        column = 0, ++row, distance += (view.across - view.s) * SLAB;
         if (row < view.r + TALL - 1) return;
-        row = 0, distance += 2 * PIXELS - (view.r + TALL - 1) * view.across;
+        row = 0, run += 2, distance += 2 - (view.r + TALL - 1) * view.across * SLAB;
+        if (run % SLAB == 0) distance += (PIXELS - 1) * SLAB;
     }
 };
 
 // Pixels between eights of columns.
 __device__ inline int eights_apart(const View& view) { return STRIP ? TALL * view.across : 8; }
 
-#if __CUDA_ARCH__ >= 800
-// A lane's words of DEPTH steps, as pack_weights.cu lays them out. Asked for where this stands:
-// compilers would ask when it is too late.
+// A lane's row of its warp's sixteen and word of a row: those of word 0 of an instruction's four.
+// Words 1 and 3 are eight rows below, words 2 and 3 four words further.
+struct Place {
+    int row, word;
+};
+__device__ inline Place place_of_lane(int lane, int word) {
+    return {lane / 32 * 16 + lane % 32 / 4 + word % 2 * 8, lane % 4 + word / 2 * 4};
+}
+// Of a word of a piece: eight rows' first pieces lie side by side, then their second ones.
+__device__ inline Place place_in_piece(int piece, int word) {
+    return {piece / 16 * 8 + piece % 8, piece / 8 % 2 * 4 + word};
+}
+// Which piece has a word.
+__device__ inline int piece_of(const Place& p) { return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8; }
+
+#if __CUDA_ARCH__ >= 800 && !(WGMMA && LATER)
+// A lane's words of DEPTH steps, asked for where this stands: compilers would ask when it is too
+// late.
 __device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
         Run<unsigned, 4> run;
         const Number* const at = from + d * TEAM * RUN;
-#if HOLDERS
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(run.at[0]), "=r"(run.at[1]), "=r"(run.at[2]), "=r"(run.at[3])
-                     : "r"(unsigned(__cvta_generic_to_shared(at))));
+#if LATER && RING == 0
+        const int lane = threadIdx.x % 32;
+        const Place place = {threadIdx.x % TEAM / 32 * 16 + lane / 8 % 2 * 8 + lane % 8,
+                             lane / 16 * 4};
+        read_matrices(run.at, at + piece_of(place) * RUN);
+#elif LATER
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const Place place = place_of_lane(threadIdx.x % TEAM, q);
+            run.at[q] = reinterpret_cast<const unsigned*>(at)[piece_of(place) * 4 + place.word % 4];
+        }
 #else
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(run.at[0]), "=r"(run.at[1]), "=r"(run.at[2]), "=r"(run.at[3])
-                     : "l"(at));
+                     : "l"(at + threadIdx.x % TEAM * RUN));
 #endif
         words[d] = as<Run<Number>>(run);
     }
@@ -72,52 +93,83 @@ struct ColumnSums {
     float c[EIGHTS][4] = {};
 
 #if !WGMMA && __CUDA_ARCH__ >= 800
-    // Of the step whose pixels begin at `b`.
-    __device__ void add(const Run<Number>& a, const Number* b, int apart) {
+    // Of the step whose pixels begin at piece `b` of a window.
+    __device__ void add(const Run<Number>& a, const Number* numbers, int b, int apart) {
         const Run<unsigned, 4> words = as<Run<unsigned, 4>>(a);
         const int lane = threadIdx.x % 32;
-        b += lane / 8 % 2 * PIXELS * RUN + lane % 8 * RUN;
+        b += lane / 8 % 2 + lane % 8 * SLAB;
 #pragma unroll
         for (int g = 0; g < EIGHTS; g += 2) {
             // An odd last eight is read twice.
             const int other = g + 1 < EIGHTS ? lane / 16 : 0;
             unsigned pixels[4];
-            read_matrices(pixels, b + (g + other) * apart * RUN);
+            read_matrices(pixels, numbers + swizzled(b + (g + other) * apart * SLAB) * RUN);
             multiply_add(c[g], words.at, pixels[0], pixels[1]);
             if (g + 1 < EIGHTS) multiply_add(c[g + 1], words.at, pixels[2], pixels[3]);
         }
     }
 #elif !WGMMA
-    // The same, number by number; `a` is where the lane's words lie, and those of its warp.
-    __device__ void add(const Run<Number>* a, const Number* b, int apart) {
+    // The same, number by number, of a step's pieces of weights.
+    __device__ void add(const Run<Number>* a, const Number* numbers, int b, int apart) {
         constexpr int UNIT = RUN / 4;  // Numbers of a word.
-        const int t = threadIdx.x % 4;
-        for (int k = 0; k < STEP_K; ++k) {
-            const Run<Number> words = a[k / UNIT % 4 - t];
-            const Number* const pixels = b + k / RUN * PIXELS * RUN + k % RUN;
+        const int lane = threadIdx.x % TEAM, t = lane % 4;
+        for (int k = 0; k < STEP_K; ++k)
             for (int h = 0; h < 2; ++h) {
-                const float weight = to_float(words.at[(k / RUN * 2 + h) * UNIT + k % UNIT]);
+                const Place place = {place_of_lane(lane, h).row, k / UNIT};
+                const Run<Number> words =
+                    a[LATER ? piece_of(place) : lane - t + place.word % 4];
+                const int word = LATER ? place.word % 4 : place.word / 4 * 2 + h;
+                const float weight = to_float(words.at[word * UNIT + k % UNIT]);
                 for (int g = 0; g < EIGHTS; ++g)
-                    for (int e = 0; e < 2; ++e)
-                        c[g][h * 2 + e] +=
-                            weight * to_float(pixels[(g * apart + t * 2 + e) * RUN]);
+                    for (int e = 0; e < 2; ++e) {
+                        const int pixel = g * apart + t * 2 + e;
+                        const int piece = swizzled(b + k / RUN + pixel * SLAB);
+                        c[g][h * 2 + e] += weight * to_float(numbers[piece * RUN + k % RUN]);
+                    }
             }
-        }
     }
 #endif
 };
 
+// The compiler must not read sums earlier than products are done.
+__device__ inline void keep_behind(ColumnSums (&sums)[SEGMENTS]) {
+#if WGMMA
+#pragma unroll
+    for (int i = 0; i < SEGMENTS; ++i)
+#pragma unroll
+        for (int g = 0; g < EIGHTS; ++g)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i].c[g][e])::"memory");
+#endif
+}
+
+#if WGMMA
+// Descriptors of a window's columns differ in where they begin alone, and that in their lower half.
+struct Columns {
+    unsigned lower, upper;
+
+    __device__ explicit Columns(const Window& window) {
+        const int across = eights_apart(window.view) * SLAB * 16;
+        const auto all = wgmma::swizzled_descriptor<SLAB>(window.numbers, across);
+        lower = unsigned(all), upper = unsigned(all >> 32);
+    }
+    __device__ unsigned long long from(int piece) const {
+        return (unsigned long long)upper << 32 | (lower + piece);
+    }
+};
+#endif
+
 // sums[i] += A B_i over `count` steps, from step `first` of the window on, B_i being the columns
-// that begin at piece places[i].
+// that begin at piece places[i]; `weights` those of the first.
+#if !(WGMMA && LATER)
 __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number* weights,
                                       const Window& window, const int (&places)[SEGMENTS],
                                       int first, int count) {
     Walk walk(window.view, first);
-    const int apart = eights_apart(window.view);
 #if WGMMA
-    // Descriptors of all columns differ in where they begin alone, and that in their lower half.
-    const unsigned long long columns = wgmma::descriptor(window.numbers, PIXELS * 16, apart * 16);
-    const unsigned upper = columns >> 32, lower = columns;
+    const Columns columns(window);
+#else
+    const int apart = eights_apart(window.view);
 #endif
 #if __CUDA_ARCH__ >= 800
     Run<Number> words[2][DEPTH];
@@ -133,11 +185,10 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #pragma unroll
             for (int i = 0; i < SEGMENTS; ++i) {
 #if WGMMA
-                const unsigned begin = lower + places[i] + walk.distance;
                 wgmma::multiply_add<false>(sums[i].c, as<Run<unsigned, 4>>(now[d]).at,
-                                           (unsigned long long)upper << 32 | begin);
+                                           columns.from(places[i] + walk.distance));
 #else
-                sums[i].add(now[d], window.numbers + (places[i] + walk.distance) * RUN, apart);
+                sums[i].add(now[d], window.numbers, places[i] + walk.distance, apart);
 #endif
             }
 #if WGMMA
@@ -159,17 +210,12 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #else
     for (int step = 0; step < count; ++step, walk.next(), weights += TEAM * RUN)
         for (int i = 0; i < SEGMENTS; ++i)
-            sums[i].add(reinterpret_cast<const Run<Number>*>(weights),
-                        window.numbers + (places[i] + walk.distance) * RUN, apart);
+            sums[i].add(reinterpret_cast<const Run<Number>*>(weights), window.numbers,
+                        places[i] + walk.distance, apart);
 #endif
 #if WGMMA
     wgmma::finish<0>();
-    // The compiler must not read sums earlier.
-#pragma unroll
-    for (int i = 0; i < SEGMENTS; ++i)
-#pragma unroll
-        for (int g = 0; g < EIGHTS; ++g)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i].c[g][e])::"memory");
 #endif
+    keep_behind(sums);
 }
+#endif

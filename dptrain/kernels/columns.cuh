@@ -3,9 +3,9 @@
 
 #pragma once
 
-#include "column_sums.cuh"
+#include "held_weights.cuh"
 
-static_assert(!LATER || SHARES == 1, "teams would add where the next window comes");
+static_assert(!LATER || TEAMS * SHARES == 1, "what goes from tile to tile is a group of four warps");
 
 // Units of a segment that a team gives, and of all its segments.
 constexpr int TURNS = (UNITS + SHARES - 1) / SHARES, GIVEN = SEGMENTS * TURNS;
@@ -94,31 +94,27 @@ struct Convolution {
     // That the segments of all teams look at, of a chunk of the channels; tile `first` is the first
     // team's.
     __device__ Window window(int first, int chunk, Number* numbers) const {
-        Window window = Window::planes(view, numbers, PIXELS, samples);
-        window.each /= CHUNKS;
-        window.from = chunk * window.each;
-        window.first = window.row(top(segment(first, 0)));
-        window.stop = window.row(top(segment(first + TEAMS - 1, SEGMENTS - 1))) +
-                      (LINES - 1) * TALL + view.r + TALL - 1;
-        return window;
+        const int each = view.channels / RUN / CHUNKS;
+        const int stop = window_row(segment(first + TEAMS - 1, SEGMENTS - 1));
+        return {view, numbers, samples, chunk * each, each, window_row(segment(first, 0)),
+                stop + (LINES - 1) * TALL + view.r + TALL - 1};
+    }
+    __device__ int window_row(const Segment& s) const {
+        return s.sample * view.down() + s.line * TALL;
     }
 
-    // Adds a share of the steps of a window.
-    __device__ void multiply(ColumnSums (&sums)[SEGMENTS], int tile, const Window& window,
-                             int share) const {
-        int places[SEGMENTS];
+    // Where segments begin in a window, in pieces.
+    __device__ void find(int (&places)[SEGMENTS], int tile, const Window& window) const {
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i)
-            places[i] = window.place(top(segment(tile, i))) / RUN;
-        const int all = Steps{view}.count(window.each), own = all / SHARES, first = share * own;
-        const int lane = (window.from / window.each * all + first) * TEAM + threadIdx.x % TEAM;
-        const Number* const words = (HOLDERS ? memory : own_weights()) + lane * RUN;
-        multiply_steps(sums, words, window, places, first, own);
+        for (int i = 0; i < SEGMENTS; ++i) places[i] = window.place(top(segment(tile, i)));
     }
 
-    // Of the block's rows, and the lanes that read them.
-    __device__ const Number* own_weights() const { return weights + blockIdx.y * lanes() * RUN; }
-    __device__ int lanes() const { return Steps{view}.count(view.channels / RUN) * TEAM; }
+    // Steps of a chunk.
+    __device__ int steps() const { return Steps{view}.count(view.channels / RUN / CHUNKS); }
+
+    // Of the block's rows, and pieces of 16 bytes that they are.
+    __device__ const Number* own_weights() const { return weights + blockIdx.y * pieces() * RUN; }
+    __device__ int pieces() const { return CHUNKS * steps() * TEAM; }
 
     __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share,
                              unsigned kept) const {
@@ -153,77 +149,149 @@ struct Convolution {
 #endif
     }
 
-    // One tile of each team; or, LATER, one after the other, the next window being on its way while
-    // the sums of the present one are made and given.
-    __device__ void compute() const {
-        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
-        const int each = TEAMS * (ALL_THREADS / THREADS), begin = blockIdx.x * each;
-        const int ahead = threadIdx.y * TEAMS;  // Of the block's tiles, those of others.
-        if (HOLDERS)
-            for (int i = threadIdx.y * THREADS + threadIdx.x; i < lanes(); i += ALL_THREADS)
-                bring<16>(memory + i * RUN, own_weights() + i * RUN);
-        if (LATER) source.ask(window(begin + ahead, 0, numbers(0)), raw());
-        if (HOLDERS) {
-            arrived();
-            __syncthreads();
-        }
-        int own = 0;  // Of two windows.
-#pragma unroll 1
-        for (int at = begin; at < tiles; at += gridDim.x * each) {
-            own = compute(at + ahead, gridDim.x * each, tiles, own);
-            if (!LATER) break;
-        }
-    }
-
-    // A tile of each team, `step` before the next. Returns which window comes next. What is outside
-    // of the maps is computed, and not given.
-    __device__ int compute(int first, int step, int tiles, int own) const {
-        const int warpgroup = threadIdx.x / TEAM, tile = first + warpgroup % TEAMS;
-        const int share = SHARES > 1 ? warpgroup / TEAMS : 0;
+#if !LATER
+    // One tile of each team. What is outside of the maps is computed, and not given.
+    __device__ void compute_one() const {
+        const int warpgroup = threadIdx.x / TEAM, first = blockIdx.x * TEAMS;
+        const int tile = first + warpgroup % TEAMS, share = SHARES > 1 ? warpgroup / TEAMS : 0;
+        const int own = steps() / SHARES;
+        Barrier& come = barriers().windows[0][0];
+        begin(come);
         ColumnSums sums[SEGMENTS];
         unsigned kept = 0;
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-            const Window window = this->window(first, chunk, numbers(own));
-            if (!LATER && chunk > 0) meet();
-            if (!LATER) source.ask(window, nullptr);
+            const Window window = this->window(first, chunk, memory);
+            if (chunk > 0) __syncthreads();
+            source.ask(window, nullptr, &come);
             // There is nothing else to do while the window is on its way.
             if (chunk == 0) kept = draw(tile, share);
-            arrived();
-            // Where there is one window, everybody has to be done with what it was.
-            if (LATER && !Source::TWO) meet();
-            source.make(window, raw());
-            publish();
-            meet();
-            if (LATER) {
-                own ^= Source::TWO;
-                const bool more = chunk + 1 < CHUNKS;
-                const int next = more ? first : first + step;
-                if (next < tiles)
-                    source.ask(this->window(next, more ? chunk + 1 : 0, numbers(own)), raw());
-            }
-            multiply(sums, tile, window, share);
+            make(window, nullptr, come, chunk);
+            int places[SEGMENTS];
+            find(places, tile, window);
+            const int step = chunk * steps() + share * own;
+            multiply_steps(sums, own_weights() + step * TEAM * RUN, window, places, share * own,
+                           own);
         }
         if (SHARES > 1) join(sums, warpgroup % TEAMS, share);
         give_all(sums, tile, share, kept);
-        return own;
+    }
+
+#else
+    // One tile after the other. Two windows take turns, one on its way while the other is read; or
+    // what the next is made of is on its way.
+    __device__ void compute() const {
+        Barrier(&come)[2] = barriers().windows[threadIdx.y];
+        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
+        const int ahead = threadIdx.y, step = gridDim.x * HOLDERS;  // To the next tile.
+        const int begin_tile = blockIdx.x * HOLDERS;
+        const int rounds = (tiles - begin_tile + step - 1) / step, all = rounds * CHUNKS;
+        // Window i of all that the group takes.
+        const auto window = [&](int i) {
+            return this->window(begin_tile + ahead + i / CHUNKS * step, i % CHUNKS,
+                                numbers(Source::TWO ? i % 2 : 0));
+        };
+        const auto ask = [&](int i) {
+            if (i < all) source.ask(window(i), numbers(1), &come[i % 2]);
+            close_group();
+        };
+        begin(come[0]), begin(come[1]);
+#if WGMMA
+        HeldWeights held{memory, own_weights(), barriers().weights, pieces() / HeldWeights::STAGE,
+                         all * steps() / DEPTH};
+        if (threadIdx.x == 0 && threadIdx.y == 0) held.begin();
+        __syncthreads();
+        if (threadIdx.x == 0 && threadIdx.y == 0) held.ask();
+#elif RING == 0
+        for (int i = threadIdx.y * THREADS + threadIdx.x; i < pieces(); i += ALL_THREADS)
+            bring<16>(memory + i * RUN, own_weights() + i * RUN);
+        arrived();
+        __syncthreads();
+#endif
+        ask(0);
+        if (Source::TWO) ask(1);
+#if WGMMA
+        if (RING == 0) held.wait();
+#endif
+        int next = 0;
+#pragma unroll 1
+        for (int tile = begin_tile + ahead; next < all; tile += step) {
+            ColumnSums sums[SEGMENTS];
+            const unsigned kept = draw(tile, 0);
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS; ++chunk, ++next) {
+                const Window window = this->window(tile, chunk, numbers(Source::TWO ? next % 2 : 0));
+                make(window, numbers(1), come[next % 2], next / 2);
+                if (!Source::TWO) ask(next + 1);
+                int places[SEGMENTS];
+                find(places, tile, window);
+#if WGMMA
+                held.multiply(sums, window, places, chunk * steps(), steps() / DEPTH);
+#else
+                multiply_steps(sums,
+                               (RING ? own_weights() : memory) + chunk * steps() * TEAM * RUN,
+                               window, places, 0, steps());
+#endif
+                // Nobody reads the window any more.
+                meet();
+                if (Source::TWO) ask(next + 2);
+            }
+            give_all(sums, tile, 0, kept);
+        }
+    }
+#endif
+
+    // By all who share a barrier.
+    static __device__ void begin(Barrier& come) {
+#if MAPPED
+        if (threadIdx.x == 0) come.begin();
+        if (!LATER) __syncthreads();
+#endif
+    }
+
+    // Waits until a window has come, and makes it of what came.
+    __device__ void make(const Window& window, const Number* raw, const Barrier& come,
+                         int phase) const {
+#if MAPPED
+        come.wait(phase);
+#else
+        // The one after it may be on its way.
+        if (LATER && Source::TWO)
+            arrive<1>();
+        else
+            arrived();
+        source.make(window, raw);
+        publish();
+        meet();
+#endif
     }
 
     // Waits for all who share a window.
     static __device__ void meet() {
-#if HOLDERS && defined(__CUDA_ARCH__)
+#if LATER && defined(__CUDA_ARCH__)
         asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.y) + 1), "n"(THREADS) : "memory");
 #else
         __syncthreads();
 #endif
     }
 
-    // Where windows lie, behind the weights: one after the other, or what one is made of behind it.
+    // Bytes of weights in shared memory, windows behind them: one after the other, or what one is
+    // made of behind it.
+    __device__ int held_bytes() const { return (RING ? RING * DEPTH * TEAM : pieces()) * 16; }
     __device__ Number* numbers(int i) const {
-        const int all = WINDOW_BYTES / int(sizeof(Number));
-        return memory + (HOLDERS ? lanes() * RUN + threadIdx.y * all : 0) +
-               i * (view.channels / CHUNKS * PIXELS);
+        char* const own = reinterpret_cast<char*>(memory) + held_bytes() + threadIdx.y * WINDOW_BYTES;
+        return reinterpret_cast<Number*>(own) + i * (view.channels / CHUNKS * PIXELS);
     }
-    __device__ Number* raw() const { return LATER ? numbers(1) : nullptr; }
+    // Behind all else in shared memory.
+    struct Barriers {
+        Barrier windows[LATER ? HOLDERS : 1][2];
+#if LATER && WGMMA
+        HeldWeights::Shared weights;
+#endif
+    };
+    __device__ Barriers& barriers() const {
+        const int windows = LATER ? held_bytes() + HOLDERS * WINDOW_BYTES : WINDOW_BYTES;
+        return *reinterpret_cast<Barriers*>(reinterpret_cast<char*>(memory) + windows);
+    }
 
     // Adds what those who share a team's sums have, in order: each the eights that it gives.
     __device__ void join(ColumnSums (&sums)[SEGMENTS], int team, int share) const {
@@ -259,7 +327,12 @@ struct Convolution {
 template <class Source, class Store>
 __device__ void convolve(const View& view, const Source& source, int samples,
                          const Number* weights, const Store& store) {
-    extern __shared__ __align__(16) char memory[];
-    Convolution<Source, Store>{view,    source, samples, weights,
-                               store, reinterpret_cast<Number*>(memory)}.compute();
+    extern __shared__ __align__(1024) char memory[];
+    const Convolution<Source, Store> convolution{
+        view, source, samples, weights, store, reinterpret_cast<Number*>(memory)};
+#if LATER
+    convolution.compute();
+#else
+    convolution.compute_one();
+#endif
 }

@@ -1,5 +1,5 @@
-// Weights as the main loop of column_sums.cuh takes them: rounded, a lane's words of a step side by
-// side.
+// Weights as the main loop of column_sums.cuh takes them, rounded: a lane's words of a step side by
+// side, or, where they come to shared memory, eight rows' pieces of 16 bytes, as wgmma reads them.
 
 #include "order.cuh"
 #include "column_sums.cuh"
@@ -7,25 +7,27 @@
 // Output lines that are rows of A backward by the input.
 #ifndef BACK_TALL
 #define BACK_TALL 1
+#define BACK_LATER 0  // LATER there.
 #endif
 
-// A lane's words, i lanes behind the first: sixty-four rows after the other, step by step. Of w
-// (taps, channels, filters), r s taps, rows are filters and terms channels, or, BACKWARD, rows
-// channels and terms filters, taps the other way around. Rows beyond the last are zeros. For the
-// line below, the second of TALL_, taps lie a line lower.
-template <bool BACKWARD, int TALL_, class Rows>
-__device__ inline Run<Number> words_of_lane(const float* w, int i, int r, int s, int channels,
+// Run i: sixty-four rows after the other, step by step. Of w (taps, channels, filters), r s taps,
+// rows are filters and terms channels, or, BACKWARD, rows channels and terms filters, taps the other
+// way around. Rows beyond the last are zeros. For the line below, the second of TALL_, taps lie a
+// line lower.
+template <bool BACKWARD, int TALL_, bool PIECES, class Rows>
+__device__ inline Run<Number> packed_run(const float* w, int i, int r, int s, int channels,
                                             int filters) {
     constexpr int UNIT = RUN / 4;  // Numbers of a word.
     const int terms = BACKWARD ? filters : channels, rows = BACKWARD ? channels : filters;
     const int taps = (r + TALL_ - 1) * s, steps = terms / STEP_K * taps, step = i / TEAM % steps;
-    const int lane = i % 32, warp = i / 32 % (TEAM / 32);
     Run<float> run = {};
 #pragma unroll
     for (int v = 0; v < RUN; ++v) {
-        const int word = v / UNIT, at = warp * 16 + lane / 4 + word % 2 * 8;
+        const Place place = PIECES ? place_in_piece(i % TEAM, v / UNIT)
+                                   : place_of_lane(i % TEAM, v / UNIT);
+        const int at = place.row;
         const int row = i / TEAM / steps * Rows::FILTERS + Rows::filter(at);
-        const int term = step / taps * STEP_K + (lane % 4 + word / 2 * 4) * UNIT + v % UNIT;
+        const int term = step / taps * STEP_K + place.word * UNIT + v % UNIT;
         const int down = step % taps / s - Rows::line(at), across = step % taps % s;
         if (row >= rows || unsigned(down) >= unsigned(r)) continue;
         const int tap = down * s + across;
@@ -44,10 +46,10 @@ extern "C" __global__ void pack_weights(const float* w, Number* packed, Number* 
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     Run<Number> words = {};
     if (i < lanes)
-        words = words_of_lane<false, TALL, OwnRows>(w, i, r, s, channels, filters);
+        words = packed_run<false, TALL, LATER, OwnRows>(w, i, r, s, channels, filters);
     else if (i < all)
-        words = words_of_lane<true, BACK_TALL, Rows<BACK_TALL, false>>(w, i - lanes, r, s, channels,
-                                                                       filters);
+        words = packed_run<true, BACK_TALL, BACK_LATER, Rows<BACK_TALL, false>>(
+            w, i - lanes, r, s, channels, filters);
     if (EARLY) in_order();
     if (i < lanes)
         reinterpret_cast<Run<Number>*>(packed)[i] = words;

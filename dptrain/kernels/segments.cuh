@@ -9,9 +9,9 @@
 
 // Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same
 // ones and share the sum. CHUNKS of the channels come one after the other. With LATER blocks go
-// from tile to tile and ask for windows before they need them; then HOLDERS, each with tiles and
-// windows of its own as else a block, may hold the weights in shared memory together (0: nobody
-// does).
+// from tile to tile, ask for windows before they need them, and have weights in shared memory:
+// HOLDERS, each with tiles and windows of its own as else a block, have them together, all of them,
+// or RING stages of DEPTH steps, which come again and again.
 #ifndef COLUMNS
 #define COLUMNS 32
 #define LINES 4
@@ -24,9 +24,12 @@
 #define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
 #define LATER 0
 #define HOLDERS 0
-#define DEPTH 2   // Steps of the sum that are made while words of A for as many are on their way.
-#define PIXELS 1  // Of a plane.
-#define WINDOW_BYTES 16  // Of all windows of a holder.
+#define RING 0
+#define DEPTH 2   // Steps that are started together; else, while words of A for as many come.
+#define SLAB 2    // Runs of a pixel side by side.
+#define PIXELS 32  // Of a slab.
+#define MAPPED 0
+#define WINDOW_BYTES 1024  // Of all windows of a holder.
 #define BLOCKS 1
 #endif
 

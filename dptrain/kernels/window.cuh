@@ -7,9 +7,12 @@
 // pads a map below pads the next above. So no instruction of the main loop asks where a map ends,
 // and what is read, made and rounded is so once, not once for each tap.
 //
-// Channels lie in runs of 16 bytes, which may be anywhere: those of a pixel side by side, or in
-// *planes*, all pixels' first runs, then all second ones. Then eight pixels side by side are what
-// wgmma calls a core matrix (wgmma.cuh), wherever the first of them lies.
+// Channels lie in runs of 16 bytes. SLAB runs of a pixel are side by side, then the same of the next
+// pixel, and so on: a *slab*; behind it lies the slab of the next runs. Within 128 bytes runs change
+// places as the bits above say, so that eight pixels' runs of the same channels are in different
+// banks, wherever the first of the pixels lies: what CUDA calls a swizzle of as many bytes as a
+// pixel has in a slab. wgmma reads pixels so, and the engine for bulk copies writes them so
+// (bulk.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
 
 #pragma once
 
@@ -17,8 +20,14 @@
 #define PRECISION 2  // There are none in float32.
 #endif
 #include "conv2d.cuh"
+#include "bulk.cuh"
 #include "copy.cuh"
-#include "wgmma.cuh"
+
+#ifndef SLAB
+#define SLAB 8     // Runs of a pixel side by side: 8, 4 or 2.
+#define PIXELS 8   // Of a slab.
+#define MAPPED 0   // Whether maps come by tensor maps.
+#endif
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
 // first `top` rows above it and `left` columns before it.
@@ -32,8 +41,11 @@ struct View {
 
 __device__ inline View view_of(int height, int width, int channels, int top, int left,
                                int out_height, int out_width, int r, int s) {
-    // As many pixels as keep the right padding of a row clear of its map.
-    const int across = width + max(left, out_width + s - 1 - width - left);
+    // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples of
+    // 128 bytes.
+    constexpr int WHOLE = 8 / SLAB;
+    const int padded = width + max(left, out_width + s - 1 - width - left);
+    const int across = (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height, width, channels, top, left, out_height, out_width, r, s, across};
 }
 
@@ -67,34 +79,31 @@ __device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
     }
 }
 
+// Where a piece of 16 bytes lies that would be number `piece` of a slab.
+__device__ inline int swizzled(int piece) { return piece ^ (piece >> 3 & (SLAB - 1)); }
+
 // Some rows of a map in shared memory; of each pixel some of its runs.
 struct Window {
     const View& view;
     Number* numbers;
-    int pixel, piece;  // Numbers from a pixel to the next, and from a run of a pixel to the next.
-    int samples;       // Behind their maps there is nothing.
-    int first, stop;   // Rows, counted from the first sample's padding on.
-    int from = 0, each = view.channels / RUN;  // Runs of a pixel, from which on and how many.
-
-    // In planes of `pixels` pixels. Eight threads side by side bring pieces to eight different
-    // groups of banks if pixels % 8 == 8 / min(8, planes) % 8.
-    static __device__ Window planes(const View& view, Number* numbers, int pixels, int samples) {
-        return {view, numbers, RUN, pixels * RUN, samples, 0, 0};
-    }
+    int samples;      // Behind their maps there is nothing.
+    int from, each;   // Runs of a pixel, from which on and how many.
+    int first, stop;  // Rows, counted from the first sample's padding on.
 
     // The row of taps that pixel's patch begins with.
     __device__ int row(const Pixel& p) const { return p.sample * view.down() + p.row; }
 
-    // Where a pixel's patch begins.
+    // Where a pixel's patch begins, in pieces of a slab that is not swizzled.
     __device__ int place(const Pixel& p) const {
-        return ((row(p) - first) * view.across + p.column) * pixel;
+        return ((row(p) - first) * view.across + p.column) * SLAB;
     }
 
     // Pixels and runs of all of them, and where one lies.
     __device__ int pixels() const { return (stop - first) * view.across + view.s - 1; }
     __device__ int runs() const { return pixels() * each; }
     __device__ Run<Number>* run(int at, int q) const {
-        return reinterpret_cast<Run<Number>*>(numbers + at * pixel + q * piece);
+        const int piece = swizzled(at * SLAB + q % SLAB) + q / SLAB * (PIXELS * SLAB);
+        return reinterpret_cast<Run<Number>*>(numbers) + piece;
     }
     __device__ Run<Number>* run(int i) const { return run(i / each, i % each); }
 
@@ -122,10 +131,30 @@ struct Window {
 struct Maps {
     // Whether windows come as they are, so that one may while another is read.
     static constexpr bool TWO = true;
+    // Whether a barrier tells of them, and nothing is left to be made.
+    static constexpr bool BULK = MAPPED;
 
     const Number* x;
+    const TensorMap* map;
 
-    __device__ void ask(const Window& window, Number*) const {
+#if MAPPED
+    // A row a lane of the first warp; what is outside of the map comes as zeros.
+    __device__ void ask(const Window& window, Number*, Barrier* barrier) const {
+        if (threadIdx.x >= 32) return;
+        const View& view = window.view;
+        const int width = view.out_width + view.s - 1, slabs = window.each / SLAB;
+        if (threadIdx.x == 0)
+            barrier->expect((window.stop - window.first) * slabs * width * SLAB * 16);
+        __syncwarp();
+        for (int y = window.first + threadIdx.x; y < window.stop; y += 32) {
+            Number* const row = window.numbers + (y - window.first) * view.across * SLAB * RUN;
+            for (int q = 0; q < slabs; ++q)
+                bring_box(row + q * (PIXELS * SLAB * RUN), map, (window.from + q * SLAB) * RUN,
+                          -view.left, y % view.down() - view.top, y / view.down(), barrier);
+        }
+    }
+#else
+    __device__ void ask(const Window& window, Number*, Barrier*) const {
         // Unrolled, so that the addresses of several are worked out side by side.
 #pragma unroll 6
         for (int i = threadIdx.x; i < window.runs(); i += THREADS) {
@@ -133,8 +162,9 @@ struct Maps {
             copy_later(window.run(i)->at, x + max(at, 0), at < 0);
         }
     }
+#endif
     __device__ void make(const Window& window, const Number*) const {
-#if PRECISION == 1
+#if PRECISION == 1 && !MAPPED
         in_batches<Run<Number>, 6>(
             window.runs(), [&](int i) { return *window.run(i); },
             [&](int i, const Run<Number>& run) { *window.run(i) = as_factors(run); });
@@ -228,13 +258,14 @@ struct Pooled {
 // dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
 // lie in memory.
 template <bool RAW> struct GradientMaps {
-    static constexpr bool TWO = BEHIND == 0;
+    static constexpr bool TWO = BEHIND == 0, BULK = MAPPED;
 
     Gradient dz;
+    const TensorMap* map;
 
-    __device__ void ask(const Window& window, Number* raw) const {
+    __device__ void ask(const Window& window, Number* raw, Barrier* barrier) const {
 #if BEHIND == 0
-        Maps{dz.dy}.ask(window, raw);
+        Maps{dz.dy, map}.ask(window, raw, barrier);
 #elif BEHIND == 2
         if (!RAW) return;
         const Pooled pooled(window);
@@ -250,7 +281,7 @@ template <bool RAW> struct GradientMaps {
 
     __device__ void make(const Window& window, const Number* raw) const {
 #if BEHIND == 0
-        Maps{dz.dy}.make(window, raw);
+        Maps{dz.dy, map}.make(window, raw);
 #elif BEHIND == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};

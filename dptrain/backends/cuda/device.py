@@ -180,6 +180,22 @@ class Device(ABC):
             defines: macros that the source is compiled with.
         """
 
+    def tensor_map(
+        self, maps: Array, shape: Shape, box: Shape, precision: str
+    ) -> np.void | None:
+        """What the device's engine for copies knows of maps.
+
+        Args:
+            maps: of activations.
+            shape: (N, H, W, C), as they lie in memory.
+            box: of each dimension how many are brought at once; of the last, 32, 64 or 128 bytes.
+            precision: of products; numbers of tf32 are rounded on their way.
+
+        Returns:
+            An argument for kernels, or None where there is no such engine.
+        """
+        return None
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything enqueued is done."""

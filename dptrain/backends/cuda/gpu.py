@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda import cublas, early
+from dptrain.backends.cuda import cublas, early, tensor_maps
 from dptrain.backends.cuda.device import (
     SUMS,
     WEIGHTS,
@@ -70,6 +70,7 @@ class GPU(Device):
         capability = int(device.compute_capability)
         self.architecture = best_architecture(capability, self._compiler.architectures)
         self._launch_early = early.find_launch(self.architecture)
+        self._encode = tensor_maps.find_encoder(self.architecture)
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}
 
@@ -142,6 +143,13 @@ class GPU(Device):
                 self._modules[unit] = module
             self._functions[unit, name] = self._launcher(self._modules[unit].get_function(name))
         return self._functions[unit, name]
+
+    def tensor_map(
+        self, maps: Array, shape: Shape, box: Shape, precision: str
+    ) -> np.void | None:
+        if self._encode is None or self._launch_early is None:
+            return None
+        return self._encode(self.address(maps), shape, box, precision)
 
     def synchronize(self) -> None:
         self.join()

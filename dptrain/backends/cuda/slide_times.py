@@ -61,8 +61,7 @@ def _goes_on(way: Slide, samples: int) -> bool:
     In TF32 windows that come as they are keep weights from coming, unless these are held: of nine
     layers at 2048 samples one gained, no more than by held weights, and the others lost 2 to 25%.
     """
-    waits = way.size == 4 and not way.undone and not way.holders
-    return way.together > 1 and not waits and rounds(way, samples) >= FEWEST_ROUNDS
+    return way.together > 1 and rounds(way, samples) >= FEWEST_ROUNDS
 
 
 def rounds(way: Slide, samples: int) -> float:
@@ -79,22 +78,31 @@ def cycles_of_many(way: Slide, samples: int) -> float:
     model-large: beside the fastest of all that were timed, those that it takes for the fastest take
     1.04 times as long in the geometric mean, 1.14 times at worst.
     """
+    if way.early:
+        return cycles_of_early(way, samples)
     columns = way.teams * way.segments * (way.segment.columns + INSTRUCTION)
     pieces, maps = way.chunks * way.planes * way.pixels, not way.undone
     cycles = MANY_PRODUCT * columns * way.steps
     cycles += MANY_GIVE * columns * way.size / (4 if way.pooled else 1)
-    if not way.early:
-        cycles += (MANY_FILL if maps else MANY_UNDO) * pieces
-    else:
-        cycles += (EARLY_FILL if maps else EARLY_UNDO) * pieces
-        cycles += ROUNDING * pieces if maps and way.size == 4 else 0
-        cycles += EARLY_WEIGHTS * TEAM * way.steps if maps and not way.holders else 0
-    alone = EARLY_FILL * pieces if way.early and maps else 0.0
-    alone += MANY_CHUNK * way.chunks + MANY_TILE
+    cycles += (MANY_FILL if maps else MANY_UNDO) * pieces
+    alone = MANY_CHUNK * way.chunks + MANY_TILE
     full = rounds(way, samples)
     # Blocks that follow each other begin when one is done: half a round is left over on average.
-    full = full + 0.5 if not way.early and full > 3.0 else float(math.ceil(full))
+    full = full + 0.5 if full > 3.0 else float(math.ceil(full))
     return full * (way.together * cycles + alone)
+
+
+def cycles_of_early(way: Slide, samples: int) -> float:
+    """The same where blocks go from tile to tile."""
+    # An instruction reads its pixels and its weights from shared memory.
+    instruction = max(way.segment.columns / 2, 16 + way.segment.columns / 4)
+    product = way.segments * way.steps * instruction
+    give = 6.0 * way.segments * way.segment.columns * way.size / (4 if way.pooled else 1)
+    pieces = way.chunks * way.planes * way.pixels
+    undo = 1.5 * pieces if way.undone else 0.0
+    alone = product + give + undo + 300 * way.chunks + 600
+    together = way.together * (product + 0.3 * (give + undo))
+    return math.ceil(rounds(way, samples)) * max(alone, together)
 
 
 def cycles(way: Slide, samples: int) -> float:

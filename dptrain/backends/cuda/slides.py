@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.tiles import ceil_div
@@ -32,6 +32,21 @@ EIGHTS = (*range(1, 17), 18, 20, 21, 22, 24, 26, 28, 30, 32)
 
 MOST_DEPTH, LEAST_DEPTH = 5, 3
 """Steps that are made while weights for as many are on their way; as many as registers allow."""
+
+MOST_TOGETHER = 6
+"""Steps that are started together where weights are in shared memory."""
+
+SLABS = (8, 4, 2)
+"""Runs of a pixel that may lie side by side in shared memory."""
+
+PATTERN = 1 << 10
+"""Bytes after which the order of runs in shared memory repeats, from a multiple of as many on."""
+
+BARRIER_BYTES = 512
+"""Of shared memory, for barriers."""
+
+MOST_ACROSS = 256
+"""Columns of a box that the engine for bulk copies brings."""
 
 FEWEST_REGISTERS, REGISTERS = 40, 44
 """Of a thread besides its sums and weights: that it can do with, and that it uses."""
@@ -71,10 +86,10 @@ class Slide:
         teams: with segments of their own.
         shares: teams that share the sum over the same segments.
         chunks: that the channels of a block's window come in.
-        early: whether blocks go from tile to tile, and ask for what a window is made of before they
-            need it.
-        undone: whether that is pooled, and a window's pixels are made of it.
-        holders: of the weights in shared memory, each with tiles of its own, or 0.
+        holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
+            to tile, and ask for what a window is made of before they need it. 0: they do not.
+        ring: stages of weights that are there at a time, or 0 for all of them.
+        undone: whether windows are made of what was pooled.
     """
 
     view: View
@@ -85,9 +100,9 @@ class Slide:
     teams: int
     shares: int = 1
     chunks: int = 1
-    early: bool = False
-    undone: bool = False
     holders: int = 0
+    ring: int = 0
+    undone: bool = False
 
     @property
     def possible(self) -> bool:
@@ -99,7 +114,28 @@ class Slide:
             and self.steps % (self.chunks * self.shares) == 0
             and self.blocks > 0
             and self.depth > 0
+            and self.ring * self.depth < self.steps
         )
+
+    @property
+    def early(self) -> bool:
+        """Whether blocks go from tile to tile."""
+        return self.holders > 0
+
+    @property
+    def slab(self) -> int:
+        """Runs of a pixel that lie side by side."""
+        return slab(self.planes)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether windows may come by tensor maps."""
+        return not self.undone and self.box <= MOST_ACROSS
+
+    @property
+    def box(self) -> int:
+        """Columns of a window's row that anybody looks at."""
+        return self.view.out_width + self.view.s - 1
 
     @property
     def tall(self) -> int:
@@ -136,8 +172,13 @@ class Slide:
 
     @property
     def depth(self) -> int:
-        """Steps whose weights are on their way; 0 where no number divides those that are made."""
+        """Steps whose weights are on their way, or that are started together.
+
+        0 where no number divides those that are made.
+        """
         own = self.steps // (self.chunks * self.shares)
+        if self.early:
+            return max(d for d in range(1, MOST_TOGETHER + 1) if own % d == 0)
         # Two sets of them take turns.
         left = REGISTERS_OF_ALL // max(self.blocks * self.threads, TEAM * 2) - self.sums
         most = (left - REGISTERS) // 8
@@ -157,15 +198,15 @@ class Slide:
 
     @property
     def pixels(self) -> int:
-        """Of a plane of the window; such that threads write to different banks."""
-        planes = min(8, self.planes)
+        """Of a slab of the window."""
         # The last eight columns may begin with the last pixel.
         needed = self.window_rows * self.view.across + self.view.s - 1 + 8
-        return needed + (8 // planes - needed) % 8
+        whole = PATTERN // (self.slab * PIECE)
+        return ceil_div(needed, whole) * whole
 
     @property
     def planes(self) -> int:
-        """Of the window."""
+        """Runs of a pixel of the window."""
         return self.view.channels * self.size // PIECE // self.chunks
 
     @property
@@ -174,23 +215,23 @@ class Slide:
         window = self.planes * self.pixels * PIECE
         if not self.early:
             return window
-        return window + (self._raw_bytes if self.undone else window)
+        return window + (ceil_div(self._raw_bytes, PATTERN) * PATTERN if self.undone else window)
 
     @property
     def shared_bytes(self) -> int:
         """Of windows, of weights that are kept, or of the sums that are shared."""
-        if self.holders:
-            # Lanes ask for more weights than there are, of what lies behind.
-            behind = max(self.holders * self.window_bytes, 2 * MOST_DEPTH * TEAM * PIECE)
-            return self.steps * TEAM * PIECE + behind
+        if self.early:
+            steps = self.ring * self.depth or self.steps
+            return steps * TEAM * PIECE + self.holders * self.window_bytes + BARRIER_BYTES
+        window = self.window_bytes + BARRIER_BYTES
         sums = self.threads * self.segments * self.segment.columns // 8 * PIECE
-        return self.window_bytes if self.shares == 1 else max(self.window_bytes, sums)
+        return window if self.shares == 1 else max(window, sums)
 
     @property
     def _raw_bytes(self) -> int:
         """Of what the pixels of a window are made of: pooled gradients, and a byte for each."""
         runs = (self.window_rows // 2 + 1) * (self.view.width // 2) * self.planes
-        return ceil_div(runs * (PIECE + PIECE // self.size), PIECE) * PIECE
+        return runs * (PIECE + PIECE // self.size)
 
     @property
     def lanes(self) -> int:
@@ -200,12 +241,12 @@ class Slide:
     @property
     def packed(self) -> int:
         """Numbers of the weights as they are packed, and of steps behind, which lanes ask for."""
-        return (self.lanes + 2 * MOST_DEPTH * TEAM) * PIECE // self.size
+        return (self.lanes + 2 * MOST_TOGETHER * TEAM) * PIECE // self.size
 
     @cached_property
     def blocks(self) -> int:
         """That a multiprocessor runs at a time."""
-        registers = self.sums + 8 * LEAST_DEPTH + FEWEST_REGISTERS
+        registers = self.sums + FEWEST_REGISTERS + (0 if self.early else 8 * LEAST_DEPTH)
         threads = REGISTERS_OF_ALL // (self.threads * ceil_div(registers, 8) * 8)
         return min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
 
@@ -232,7 +273,7 @@ class Slide:
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
             "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
-            "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
+            "RING": self.ring, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
@@ -275,27 +316,37 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         pooled: whether windows of two by two outputs are.
         behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
     """
-    size, cuts = SIZES[precision], [(*cut, False, 0) for cut in CUTS]
+    size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
     # Where a rectifier alone follows, kernels have no way of asking early.
     cuts += HOLDINGS if behind != 1 else []
-    for segment in good_segments(view, pooled=pooled):
-        for count in range(1, MOST_COLUMNS // segment.columns + 1):
-            for teams, shares, chunks, early, holders in cuts:
+    for teams, shares, chunks, holders, ring in cuts:
+        runs = view.channels * size // PIECE
+        if runs % (chunks * SLABS[-1]):
+            continue
+        aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
+        for segment in good_segments(aligned, pooled=pooled):
+            for count in range(1, MOST_COLUMNS // segment.columns + 1):
                 way = Slide(
-                    view, size, pooled, segment, count, teams, shares, chunks, early, behind == 2,
-                    holders,
+                    aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
+                    behind == 2,
                 )  # fmt: skip
                 if way.possible:
                     yield way
 
 
-def good_segments(view: View, *, pooled: bool) -> list[Segment]:
+def slab(runs: int) -> int:
+    """Of so many runs of a pixel, those that lie side by side."""
+    return next(count for count in SLABS if runs % count == 0)
+
+
+@cache
+def good_segments(view: View, *, pooled: bool) -> tuple[Segment, ...]:
     """Those of enough columns, few of which are computed in vain."""
     found = [s for s in segments(view, pooled=pooled) if s.columns // 8 in EIGHTS]
     widest = max((s.columns for s in found), default=0)
     wide = [s for s in found if s.columns >= min(FEWEST_COLUMNS, widest)]
     columns = {s: Slide(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
-    return [s for s in wide if columns[s] <= WASTE * min(columns.values())]
+    return tuple(s for s in wide if columns[s] <= WASTE * min(columns.values()))
 
 
 CUTS = [
@@ -307,5 +358,10 @@ CUTS = [
 ]
 
 
-HOLDINGS = [(1, 1, chunks, True, holders) for chunks in (1, 2, 4) for holders in (0, 1, 2, 3, 4)]
-"""The same where blocks ask early, and how many hold the weights."""
+HOLDINGS = [
+    (1, 1, chunks, holders, ring)
+    for chunks in (1, 2, 4)
+    for holders in (1, 2, 3, 4)
+    for ring in (0, 3, 6)
+]
+"""The same where blocks go from tile to tile, how many have weights, and how many stages of them."""

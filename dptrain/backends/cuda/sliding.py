@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from dptrain.backends.cuda import windows
+from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.slides import Slide
@@ -20,7 +21,7 @@ from dptrain.backends.cuda.weighted import (
     pools_in_place,
     separate_tail,
 )
-from dptrain.backends.cuda.windows import SHARED_BYTES, View
+from dptrain.backends.cuda.windows import PIECE, SHARED_BYTES, View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -91,6 +92,7 @@ class SlidingConvolution(Convolution):
                 slide.each, self.group.head.output_maps[0],
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
                 self.geometry, behind=follows(self.group), drops=True,
+                maps=self._maps(slide, self.arrays["x"]),
             )  # fmt: skip
         return self._packing(product())
 
@@ -102,8 +104,16 @@ class SlidingConvolution(Convolution):
             "window_backward_input.cu", "window_backward_input", Tiling(slide, Parts(1, 1)),
             slide.each, self.group.head.input_maps[0],
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
-            behind=self.behind,
+            behind=self.behind, maps=self._maps(slide, self.dz[0]),
         )  # fmt: skip
+
+    def _maps(self, slide: Slide, maps: Array) -> np.void | None:
+        """What the device's engine for copies knows of maps that windows are of, if it has one."""
+        if not slide.mapped:
+            return None
+        view, runs = slide.view, slide.slab * PIECE // slide.size
+        shape = self.batch_size, view.height, view.width, view.channels
+        return self.device.tensor_map(maps, shape, (1, 1, slide.box, runs), self.precision)
 
     def _fitting(self, phase: Phase) -> Slide | None:
         """How a product is computed on this device; None if as `Convolution` does."""
@@ -121,7 +131,7 @@ class SlidingConvolution(Convolution):
         way = next(iter(ways.values()))
         defines = {**way.defines, **self.defines, "EARLY": int(self.early)}
         if back is not None:
-            defines["BACK_TALL"] = back.tall
+            defines |= {"BACK_TALL": back.tall, "BACK_LATER": int(back.early)}
         function = self.device.function("pack_weights.cu", "pack_weights", **defines)
         weight, anywhere = self.arrays["weight"], self.arrays[PACKED[next(iter(ways))]]
         packed = [self.arrays.get(name, anywhere) for name in PACKED.values()]

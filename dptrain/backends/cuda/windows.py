@@ -35,6 +35,7 @@ class View:
         top, left: zeros above and before it.
         out_height, out_width, filters: of the output.
         r, s: of the patches.
+        align: what pixels from a row to the next are a multiple of.
     """
 
     height: int
@@ -47,6 +48,7 @@ class View:
     filters: int
     r: int
     s: int
+    align: int = 1
 
     @classmethod
     def forward(cls, node: Node) -> View:
@@ -67,7 +69,8 @@ class View:
     @property
     def across(self) -> int:
         """Pixels from a row to the next."""
-        return self.width + max(self.left, self.out_width + self.s - 1 - self.width - self.left)
+        padded = max(self.left, self.out_width + self.s - 1 - self.width - self.left)
+        return -(-(self.width + padded) // self.align) * self.align
 
     @property
     def down(self) -> int:

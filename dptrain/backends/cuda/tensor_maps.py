@@ -1,0 +1,67 @@
+"""Tensor maps: what the engine for bulk copies of sm_90 knows of maps (``kernels/bulk.cuh``).
+
+Source: CUDA Driver API, ``cuTensorMapEncodeTiled``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+ARCHITECTURE = 90
+"""That kernels take them for, beside ``wgmma``."""
+
+MAP_BYTES, ALIGNMENT = 128, 64
+"""Of a tensor map, and of where it is made."""
+
+NUMBERS = {"tf32": (11, 4), "bf16": (9, 2)}
+"""``CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`` and ``_BFLOAT16``, and bytes of a number."""
+
+SWIZZLES = {32: 1, 64: 2, 128: 3}
+"""``CU_TENSOR_MAP_SWIZZLE_32B`` and so on, by bytes of a box's innermost dimension."""
+
+PROMOTION = 2
+"""``CU_TENSOR_MAP_L2_PROMOTION_L2_128B``: what the cache of the second level fetches at once."""
+
+Encode = Callable[[int, Sequence[int], Sequence[int], str], np.void]
+"""Makes a tensor map: of an address, a shape, a box and a precision."""
+
+
+def find_encoder(architecture: int) -> Encode | None:
+    """A way of making tensor maps; None where GPU or driver has none.
+
+    Args:
+        architecture: what kernels are compiled for, such as 90.
+    """
+    if architecture != ARCHITECTURE:
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError):
+        return None
+
+    def encode(address: int, shape: Sequence[int], box: Sequence[int], precision: str) -> np.void:
+        kind, size = NUMBERS[precision]
+        rank = len(shape)
+        memory = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
+        offset = -memory.ctypes.data % ALIGNMENT
+        # The innermost dimension is the first here, and its numbers lie side by side.
+        sizes = [int(length) for length in reversed(shape)]
+        strides = np.cumprod(sizes[:-1]) * size
+        error = driver(
+            ctypes.c_void_p(memory.ctypes.data + offset),
+            ctypes.c_int(kind), ctypes.c_uint(rank), ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*sizes),
+            (ctypes.c_uint64 * rank)(*(int(stride) for stride in strides)),
+            (ctypes.c_uint * rank)(*reversed(box)),
+            (ctypes.c_uint * rank)(*[1] * rank),
+            ctypes.c_int(0), ctypes.c_int(SWIZZLES[box[-1] * size]), ctypes.c_int(PROMOTION),
+            ctypes.c_int(0),
+        )  # fmt: skip
+        if error:
+            raise RuntimeError(f"cuTensorMapEncodeTiled refused a map with CUDA error {error}")
+        return np.void(memory[offset : offset + MAP_BYTES].tobytes())
+
+    return encode

@@ -1,0 +1,93 @@
+// Weights in shared memory, for blocks that go from tile to tile: all of them, or, where there is no
+// room, RING stages of DEPTH steps, each of which makes way for the one RING stages further when all
+// groups of warps are done with it. Nobody waits to fill a stage: who is done last asks for what
+// comes next. So groups may be RING stages apart, and one multiplies while another writes its tile.
+
+#pragma once
+
+#include "column_sums.cuh"
+
+#if LATER && WGMMA
+struct HeldWeights {
+    static constexpr int STAGE = DEPTH * TEAM;  // Pieces of 16 bytes.
+    static constexpr int STAGES = RING ? RING : 1;
+    static constexpr int WARPS = ALL_THREADS / 32;
+
+    // Of a block, behind what else it has in shared memory.
+    struct Shared {
+        Barrier come[STAGES];
+        unsigned done[STAGES];  // Warps that have been done with the stage, of all times.
+    };
+
+    const Number* memory;
+    const Number* weights;
+    Shared& shared;
+    int all, total;  // Stages of the weights, and of all that the block's groups take.
+    int stage = 0;   // The next one, of all that the group takes.
+
+    // By one thread of the block, before a barrier.
+    __device__ void begin() const {
+        for (int i = 0; i < STAGES; ++i) {
+            shared.come[i].begin();
+            shared.done[i] = 0;
+        }
+    }
+    // By the same behind it.
+    __device__ void ask() const {
+        if (RING == 0)
+            bring(0, all * STAGE);
+        else
+            for (int i = 0; i < RING && i < total; ++i) bring(i, STAGE);
+    }
+    __device__ void wait() const { shared.come[0].wait(0); }
+
+    // sums[i] += A B_i over `count` stages, from step `first` of the window on.
+    __device__ void multiply(ColumnSums (&sums)[SEGMENTS], const Window& window,
+                             const int (&places)[SEGMENTS], int first, int count) {
+        const Columns columns(window);
+        Walk walk(window.view, 0);
+        // Eights of rows lie behind each other, each with its two pieces.
+        unsigned long long rows = wgmma::descriptor(memory + (RING ? 0 : first * TEAM * RUN), 128, 256);
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+            const int slot = stage % STAGES;
+            if (RING) shared.come[slot].wait(stage / STAGES);
+            wgmma::start();
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d, walk.next())
+#pragma unroll
+                for (int j = 0; j < SEGMENTS; ++j)
+                    wgmma::multiply_add(sums[j].c, rows + (RING ? slot : i) * STAGE + d * TEAM,
+                                        columns.from(places[j] + walk.distance));
+            wgmma::commit();
+            if (RING && i > 0) {
+                wgmma::finish<1>();
+                release(stage - 1);
+            }
+            if (RING) ++stage;
+        }
+        wgmma::finish<0>();
+        if (RING) release(stage - 1);
+        keep_behind(sums);
+    }
+
+   private:
+    // Stage i of all that the block takes, or several, to where it has its place.
+    __device__ void bring(int i, int pieces) const {
+        Barrier& barrier = shared.come[i % STAGES];
+        barrier.expect(pieces * 16);
+        bring_bulk(const_cast<Number*>(memory) + i % STAGES * STAGE * RUN,
+                   weights + i % all * STAGE * RUN, pieces * 16, &barrier);
+    }
+    // This warp is done with stage i.
+    __device__ void release(int i) const {
+        if (threadIdx.x % 32) return;
+        unsigned before;
+        asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "r"(unsigned(__cvta_generic_to_shared(&shared.done[i % STAGES])))
+                     : "memory");
+        if (before + 1 == (i / STAGES + 1) * WARPS && i + STAGES < total) bring(i + STAGES, STAGE);
+    }
+};
+#endif
