@@ -68,7 +68,7 @@ __device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
         const Number* const at = from + d * TEAM * RUN;
 #if LATER && RING == 0
         const int lane = threadIdx.x % 32;
-        const Place place = {threadIdx.x % TEAM / 32 * 16 + lane / 8 % 2 * 8 + lane % 8,
+        const Place place = {int(threadIdx.x) % TEAM / 32 * 16 + lane / 8 % 2 * 8 + lane % 8,
                              lane / 16 * 4};
         read_matrices(run.at, at + piece_of(place) * RUN);
 #elif LATER
