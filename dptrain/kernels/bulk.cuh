@@ -25,11 +25,14 @@ struct alignas(64) TensorMap {
 };
 
 #if MAPPED
-#define MAP_PARAMETER const __grid_constant__ TensorMap map,
-#define MAP_ADDRESS &map
+struct TensorMaps {
+    TensorMap at[MAPPED];
+};
+#define MAPS_PARAMETER const __grid_constant__ TensorMaps maps,
+#define MAPS maps.at
 #else
-#define MAP_PARAMETER
-#define MAP_ADDRESS nullptr
+#define MAPS_PARAMETER
+#define MAPS nullptr
 #endif
 
 // Of shared memory. Its *phase* is over when all have told so who were to, and all bytes that were

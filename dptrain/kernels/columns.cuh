@@ -95,13 +95,12 @@ struct Convolution {
     // team's.
     __device__ Window window(int first, int chunk, Number* numbers) const {
         const int each = view.channels / RUN / CHUNKS;
-        const int stop = window_row(segment(first + TEAMS - 1, SEGMENTS - 1));
-        return {view, numbers, samples, chunk * each, each, window_row(segment(first, 0)),
-                stop + (LINES - 1) * TALL + view.r + TALL - 1};
+        const Segment begin = segment(first, 0);
+        const Segment end = NARROW ? begin : segment(first + TEAMS - 1, SEGMENTS - 1);
+        return {view, numbers, samples, chunk * each, each, row(begin),
+                row(end) + (LINES - 1) * TALL + view.r + TALL - 1, NARROW ? begin.column : 0};
     }
-    __device__ int window_row(const Segment& s) const {
-        return s.sample * view.down() + s.line * TALL;
-    }
+    __device__ int row(const Segment& s) const { return s.sample * view.down() + s.line * TALL; }
 
     // Where segments begin in a window, in pieces.
     __device__ void find(int (&places)[SEGMENTS], int tile, const Window& window) const {
@@ -253,16 +252,17 @@ struct Convolution {
                          int phase) const {
 #if MAPPED
         come.wait(phase);
+        if (Source::TWO) return;
 #else
         // The one after it may be on its way.
         if (LATER && Source::TWO)
             arrive<1>();
         else
             arrived();
+#endif
         source.make(window, raw);
         publish();
         meet();
-#endif
     }
 
     // Waits for all who share a window.

@@ -26,7 +26,10 @@
 #ifndef SLAB
 #define SLAB 8     // Runs of a pixel side by side: 8, 4 or 2.
 #define PIXELS 8   // Of a slab.
-#define MAPPED 0   // Whether maps come by tensor maps.
+#define MAPPED 0   // Tensor maps by which maps come, or none.
+#endif
+#ifndef NARROW
+#define NARROW 0   // Columns of windows that have no more than their segments look at.
 #endif
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
@@ -45,7 +48,7 @@ __device__ inline View view_of(int height, int width, int channels, int top, int
     // 128 bytes.
     constexpr int WHOLE = 8 / SLAB;
     const int padded = width + max(left, out_width + s - 1 - width - left);
-    const int across = (padded + WHOLE - 1) / WHOLE * WHOLE;
+    const int across = NARROW ? NARROW : (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height, width, channels, top, left, out_height, out_width, r, s, across};
 }
 
@@ -89,13 +92,14 @@ struct Window {
     int samples;      // Behind their maps there is nothing.
     int from, each;   // Runs of a pixel, from which on and how many.
     int first, stop;  // Rows, counted from the first sample's padding on.
+    int column;       // Of the patches that begin in the first one.
 
     // The row of taps that pixel's patch begins with.
     __device__ int row(const Pixel& p) const { return p.sample * view.down() + p.row; }
 
     // Where a pixel's patch begins, in pieces of a slab that is not swizzled.
     __device__ int place(const Pixel& p) const {
-        return ((row(p) - first) * view.across + p.column) * SLAB;
+        return ((row(p) - first) * view.across + p.column - column) * SLAB;
     }
 
     // Pixels and runs of all of them, and where one lies.
@@ -111,17 +115,17 @@ struct Window {
     __device__ bool covers(int at, int rows, int columns) const {
         const int y = first + at / view.across, sample = y / view.down();
         return sample < samples && unsigned(y % view.down() - view.top) < unsigned(rows) &&
-               unsigned(at % view.across - view.left) < unsigned(columns);
+               unsigned(at % view.across + column - view.left) < unsigned(columns);
     }
 
     // Where the map has a run; -1 outside of it.
     __device__ int source(int i) const {
         const int at = i / each, y = first + at / view.across;
         const int sample = y / view.down(), row = y % view.down() - view.top;
-        const int column = at % view.across - view.left;
+        const int x = at % view.across + column - view.left;
         const bool inside = sample < samples && unsigned(row) < unsigned(view.height) &&
-                            unsigned(column) < unsigned(view.width);
-        const int pixels = (sample * view.height + row) * view.width + column;
+                            unsigned(x) < unsigned(view.width);
+        const int pixels = (sample * view.height + row) * view.width + x;
         return inside ? pixels * view.channels + (from + i % each) * RUN : -1;
     }
 };
@@ -131,26 +135,26 @@ struct Window {
 struct Maps {
     // Whether windows come as they are, so that one may while another is read.
     static constexpr bool TWO = true;
-    // Whether a barrier tells of them, and nothing is left to be made.
-    static constexpr bool BULK = MAPPED;
 
     const Number* x;
     const TensorMap* map;
 
 #if MAPPED
-    // A row a lane of the first warp; what is outside of the map comes as zeros.
+    // What is outside of the map comes as zeros: a window at once, or a row a lane of the first warp.
     __device__ void ask(const Window& window, Number*, Barrier* barrier) const {
-        if (threadIdx.x >= 32) return;
+        if (threadIdx.x >= (NARROW ? 1 : 32)) return;
         const View& view = window.view;
-        const int width = view.out_width + view.s - 1, slabs = window.each / SLAB;
-        if (threadIdx.x == 0)
-            barrier->expect((window.stop - window.first) * slabs * width * SLAB * 16);
-        __syncwarp();
-        for (int y = window.first + threadIdx.x; y < window.stop; y += 32) {
-            Number* const row = window.numbers + (y - window.first) * view.across * SLAB * RUN;
+        const int rows = window.stop - window.first, slabs = window.each / SLAB;
+        const int width = NARROW ? view.across : view.out_width + view.s - 1;
+        if (threadIdx.x == 0) barrier->expect(rows * slabs * width * SLAB * 16);
+        if (!NARROW) __syncwarp();
+        for (int i = threadIdx.x; i < (NARROW ? 1 : rows); i += 32) {
+            const int y = window.first + i;
+            Number* const row = window.numbers + i * view.across * SLAB * RUN;
             for (int q = 0; q < slabs; ++q)
                 bring_box(row + q * (PIXELS * SLAB * RUN), map, (window.from + q * SLAB) * RUN,
-                          -view.left, y % view.down() - view.top, y / view.down(), barrier);
+                          window.column - view.left, y % view.down() - view.top, y / view.down(),
+                          barrier);
         }
     }
 #else
@@ -253,35 +257,88 @@ struct Pooled {
                 *window.run((top + m / 2) * view.across + column + m % 2, q) = run.member(m);
     }
 };
+
+// Those of a NARROW window, of one sample: a box of them, where what is outside of the pooled map is
+// zeros. What the box has comes run by run, behind it the marks.
+struct PooledBox {
+    const Window& window;
+    int sample, line, column;  // The first one; may be outside.
+    int top, left;             // Where its first pixel would be in the window.
+    int lines, across;
+
+    __device__ explicit PooledBox(const Window& window) : window(window) {
+        const View& view = window.view;
+        const int row = window.first % view.down() - view.top, x = window.column - view.left;
+        sample = window.first / view.down(), line = row >> 1, column = x >> 1;
+        top = line * 2 - row, left = column * 2 - x;
+        lines = (window.stop - window.first) / 2 + 1, across = view.across / 2 + 1;
+    }
+    __device__ int runs() const { return lines * across * window.each; }
+
+    // Where marks lie behind the runs.
+    __device__ Mark* marks(Number* raw) const {
+        return reinterpret_cast<Mark*>(raw) + (runs() * 16 + 127) / 128 * 128;
+    }
+
+    // Where run i lies in dy; -1 outside.
+    __device__ int source(int i) const {
+        const View& view = window.view;
+        const int y = line + i / (across * window.each), x = column + i / window.each % across;
+        const int height = view.height / 2, width = view.width / 2;
+        if (sample >= window.samples || unsigned(y) >= unsigned(height) ||
+            unsigned(x) >= unsigned(width))
+            return -1;
+        const int run = window.from + i % window.each;
+        return ((sample * height + y) * width + x) * view.channels + run * RUN;
+    }
+
+    // To those of its four pixels that are here.
+    __device__ void put(int i, const PooledRun& run) const {
+        const int q = i % window.each, pixel = i / window.each, width = window.view.across;
+        const int y = pixel / across * 2 + top, x = pixel % across * 2 + left;
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+            if (unsigned(y + m / 2) < unsigned(window.stop - window.first) &&
+                unsigned(x + m % 2) < unsigned(width))
+                *window.run((y + m / 2) * width + x + m % 2, q) = run.member(m);
+    }
+};
 #endif
 
 // dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
 // lie in memory.
 template <bool RAW> struct GradientMaps {
-    static constexpr bool TWO = BEHIND == 0, BULK = MAPPED;
+    static constexpr bool TWO = BEHIND == 0;
 
     Gradient dz;
-    const TensorMap* map;
+    const TensorMap* maps;  // Of dz; or of dy and of the marks.
 
     __device__ void ask(const Window& window, Number* raw, Barrier* barrier) const {
 #if BEHIND == 0
-        Maps{dz.dy, map}.ask(window, raw, barrier);
+        Maps{dz.dy, maps}.ask(window, raw, barrier);
 #elif BEHIND == 2
         if (!RAW) return;
-        const Pooled pooled(window);
-        Mark* const marks = reinterpret_cast<Mark*>(raw + pooled.runs * RUN);
+        const PooledBox box(window);
+        Mark* const marks = box.marks(raw);
+#if MAPPED
+        if (threadIdx.x > 0) return;
+        barrier->expect(box.runs() * (16 + RUN));
+        bring_box(raw, maps, window.from * RUN, box.column, box.line, box.sample, barrier);
+        bring_box(marks, maps + 1, window.from * RUN, box.column, box.line, box.sample, barrier);
+#else
 #pragma unroll 4
-        for (int i = threadIdx.x; i < pooled.runs; i += THREADS) {
-            const int at = pooled.source(i);
-            bring<16>(raw + i * RUN, dz.dy + at);
-            bring<RUN>(marks + i * RUN, dz.marks + at);
+        for (int i = threadIdx.x; i < box.runs(); i += THREADS) {
+            const int at = box.source(i);
+            bring<16>(raw + i * RUN, dz.dy + max(at, 0), at >= 0);
+            bring<RUN>(marks + i * RUN, dz.marks + max(at, 0), at >= 0);
         }
+#endif
 #endif
     }
 
     __device__ void make(const Window& window, const Number* raw) const {
 #if BEHIND == 0
-        Maps{dz.dy, map}.make(window, raw);
+        Maps{dz.dy, maps}.make(window, raw);
 #elif BEHIND == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};
@@ -293,21 +350,28 @@ template <bool RAW> struct GradientMaps {
             *window.run(i) = dz.value(raw);
         });
 #else
-        // A map may have a last row or column that is in no window; it counts as padding here.
-        for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
-            if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
-                for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
-        const Pooled pooled(window);
-        const Mark* const marks = reinterpret_cast<const Mark*>(raw + pooled.runs * RUN);
-        const auto fetch = [&](int i) {
-            if (RAW) return PooledRun::read(raw + i * RUN, marks + i * RUN);
-            return PooledRun::read(dz.dy + pooled.source(i), dz.marks + pooled.source(i));
+        const auto put_all = [&](const auto& pooled, int runs, const auto& fetch) {
+            // Each run of dy is read once and goes to four pixels.
+            in_batches<PooledRun, 4>(runs, fetch, [&](int i, PooledRun run) {
+                run.scale(dz.factor);
+                pooled.put(i, run);
+            });
         };
-        // Each run of dy is read once and goes to four pixels.
-        in_batches<PooledRun, 4>(pooled.runs, fetch, [&](int i, PooledRun run) {
-            run.scale(dz.factor);
-            pooled.put(i, run);
-        });
+        if constexpr (RAW) {
+            const PooledBox box(window);
+            const Mark* const marks = box.marks(const_cast<Number*>(raw));
+            put_all(box, box.runs(),
+                    [&](int i) { return PooledRun::read(raw + i * RUN, marks + i * RUN); });
+        } else {
+            // A map may have a last row or column that is in no window; it counts as padding here.
+            for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
+                if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
+                    for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
+            const Pooled pooled(window);
+            put_all(pooled, pooled.runs, [&](int i) {
+                return PooledRun::read(dz.dy + pooled.source(i), dz.marks + pooled.source(i));
+            });
+        }
 #endif
     }
 };

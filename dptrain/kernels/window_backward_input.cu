@@ -3,11 +3,11 @@
 
 // dx from dy, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
-    window_backward_input(MAP_PARAMETER const Number* dy, const Mark* marks, float factor,
+    window_backward_input(MAPS_PARAMETER const Number* dy, const Mark* marks, float factor,
                           const Number* weights, Number* dx, int samples, GEOMETRY) {
     in_order();
     const Geometry g = GEOMETRY_VALUES;
     const int pixels = samples * g.height * g.width;
-    convolve(backward_view(g), GradientMaps<LATER>{{dy, marks, factor}, MAP_ADDRESS}, samples, weights,
+    convolve(backward_view(g), GradientMaps<LATER>{{dy, marks, factor}, MAPS}, samples, weights,
              StorePlain<Number, IN_STEP>{dx, pixels, g.channels});
 }

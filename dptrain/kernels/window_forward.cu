@@ -5,11 +5,11 @@ static_assert(POOLED == (BEHIND == 2), "what follows is pooled here");
 
 // y = convolution + bias and what follows, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
-    window_forward(MAP_PARAMETER const Number* x, const Number* weights, const float* b, Number* y,
+    window_forward(MAPS_PARAMETER const Number* x, const Number* weights, const float* b, Number* y,
                    Mark* marks, int samples, GEOMETRY DROPPING) {
     in_order();
     const Geometry g = GEOMETRY_VALUES;
-    convolve(forward_view(g), Maps{x, MAP_ADDRESS}, samples, weights,
+    convolve(forward_view(g), Maps{x, MAPS}, samples, weights,
              StoreOutput{y, marks, b, output_rows(g, samples), g.filters, output_rows(g, 1),
                          DROPPING_VALUES});
 }

@@ -181,15 +181,17 @@ class Device(ABC):
         """
 
     def tensor_map(
-        self, maps: Array, shape: Shape, box: Shape, precision: str
+        self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
     ) -> np.void | None:
-        """What the device's engine for copies knows of maps.
+        """What the device's engine for bulk copies knows of maps.
 
         Args:
-            maps: of activations.
+            maps: of activations, or marks of pooling.
             shape: (N, H, W, C), as they lie in memory.
-            box: of each dimension how many are brought at once; of the last, 32, 64 or 128 bytes.
-            precision: of products; numbers of tf32 are rounded on their way.
+            box: of each dimension how many come at once.
+            kind: precision of products, or ``marks``.
+            as_factors: whether they come as tensor cores take them: in an order for which C of the
+                box is 32, 64 or 128 bytes, numbers of tf32 rounded.
 
         Returns:
             An argument for kernels, or None where there is no such engine.

@@ -145,11 +145,11 @@ class GPU(Device):
         return self._functions[unit, name]
 
     def tensor_map(
-        self, maps: Array, shape: Shape, box: Shape, precision: str
+        self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
     ) -> np.void | None:
         if self._encode is None or self._launch_early is None:
             return None
-        return self._encode(self.address(maps), shape, box, precision)
+        return self._encode(self.address(maps), shape, box, kind, as_factors)
 
     def synchronize(self) -> None:
         self.join()

@@ -45,8 +45,11 @@ PATTERN = 1 << 10
 BARRIER_BYTES = 512
 """Of shared memory, for barriers."""
 
-MOST_ACROSS = 256
-"""Columns of a box that the engine for bulk copies brings."""
+MOST_BOX = 256
+"""Of each extent of a box that the engine for bulk copies brings."""
+
+Extents = tuple[int, int, int, int]
+"""Samples, rows, columns and channels."""
 
 FEWEST_REGISTERS, REGISTERS = 40, 44
 """Of a thread besides its sums and weights: that it can do with, and that it uses."""
@@ -89,6 +92,7 @@ class Slide:
         holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
             to tile, and ask for what a window is made of before they need it. 0: they do not.
         ring: stages of weights that are there at a time, or 0 for all of them.
+        narrow: whether windows have no more columns than a group's strips, side by side, look at.
         undone: whether windows are made of what was pooled.
     """
 
@@ -102,6 +106,7 @@ class Slide:
     chunks: int = 1
     holders: int = 0
     ring: int = 0
+    narrow: bool = False
     undone: bool = False
 
     @property
@@ -115,6 +120,10 @@ class Slide:
             and self.blocks > 0
             and self.depth > 0
             and self.ring * self.depth < self.steps
+            and not (self.narrow and (not self.segment.strip or self.across % self.segments))
+            # What comes of pooled maps is narrow, and 16 marks and more side by side.
+            and not (self.early and self.undone and not self.narrow)
+            and not (self.early and self.undone and self.planes * PIECE // self.size % PIECE)
         )
 
     @property
@@ -128,14 +137,21 @@ class Slide:
         return slab(self.planes)
 
     @property
-    def mapped(self) -> bool:
-        """Whether windows may come by tensor maps."""
-        return not self.undone and self.box <= MOST_ACROSS
+    def mapped(self) -> int:
+        """Tensor maps that windows may come by, or what they are made of."""
+        if self.undone:
+            return 2 if self.early else 0
+        return int(self.box[2] <= MOST_BOX)
 
     @property
-    def box(self) -> int:
-        """Columns of a window's row that anybody looks at."""
-        return self.view.out_width + self.view.s - 1
+    def box(self) -> Extents:
+        """Samples, rows, columns and numbers that come at once: a window, or all of its row."""
+        run = PIECE // self.size
+        if self.undone:
+            return 1, *self._pooled, self.planes * run
+        if self.narrow:
+            return 1, self.window_rows, self.window_across, self.slab * run
+        return 1, 1, self.view.out_width + self.view.s - 1, self.slab * run
 
     @property
     def tall(self) -> int:
@@ -188,6 +204,8 @@ class Slide:
     @property
     def window_rows(self) -> int:
         """Of a window, wherever its segments begin."""
+        if self.narrow:
+            return self.segment.lines * self.tall + self.view.r - 1
         count = self.segments * self.teams
         taps = self.segment.lines * self.tall + self.view.r - 1
         down = ceil_div(self.lines, self.segment.lines)
@@ -197,10 +215,16 @@ class Slide:
         return (lines - 1) * self.segment.lines * self.tall + (samples - 1) * max(between, 0) + taps
 
     @property
+    def window_across(self) -> int:
+        """Pixels from a row to the next."""
+        return self.segments * 8 + self.view.s - 1 if self.narrow else self.view.across
+
+    @property
     def pixels(self) -> int:
         """Of a slab of the window."""
         # The last eight columns may begin with the last pixel.
-        needed = self.window_rows * self.view.across + self.view.s - 1 + 8
+        behind = 0 if self.narrow else self.view.s - 1 + 8
+        needed = self.window_rows * self.window_across + behind
         whole = PATTERN // (self.slab * PIECE)
         return ceil_div(needed, whole) * whole
 
@@ -228,10 +252,15 @@ class Slide:
         return window if self.shares == 1 else max(window, sums)
 
     @property
+    def _pooled(self) -> tuple[int, int]:
+        """Lines and columns of pooled outputs that a narrow window is made of."""
+        return self.window_rows // 2 + 1, self.window_across // 2 + 1
+
+    @property
     def _raw_bytes(self) -> int:
-        """Of what the pixels of a window are made of: pooled gradients, and a byte for each."""
-        runs = (self.window_rows // 2 + 1) * (self.view.width // 2) * self.planes
-        return runs * (PIECE + PIECE // self.size)
+        """Of what that is: pooled gradients, from a multiple of 128 on, and a byte for each."""
+        runs = math.prod(self._pooled) * self.planes
+        return ceil_div(runs * PIECE, 128) * 128 + runs * PIECE // self.size
 
     @property
     def lanes(self) -> int:
@@ -273,7 +302,8 @@ class Slide:
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
             "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
-            "RING": self.ring, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
+            "RING": self.ring,
+            "NARROW": self.window_across if self.narrow else 0, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
@@ -316,19 +346,19 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         pooled: whether windows of two by two outputs are.
         behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
     """
-    size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
+    size, cuts = SIZES[precision], [(*cut, 0, 0, False) for cut in CUTS]
     # Where a rectifier alone follows, kernels have no way of asking early.
     cuts += HOLDINGS if behind != 1 else []
-    for teams, shares, chunks, holders, ring in cuts:
+    for teams, shares, chunks, holders, ring, narrow in cuts:
         runs = view.channels * size // PIECE
         if runs % (chunks * SLABS[-1]):
             continue
-        aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
+        aligned = view if narrow else replace(view, align=SLABS[0] // slab(runs // chunks))
         for segment in good_segments(aligned, pooled=pooled):
             for count in range(1, MOST_COLUMNS // segment.columns + 1):
                 way = Slide(
                     aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
-                    behind == 2,
+                    narrow, behind == 2,
                 )  # fmt: skip
                 if way.possible:
                     yield way
@@ -359,9 +389,11 @@ CUTS = [
 
 
 HOLDINGS = [
-    (1, 1, chunks, holders, ring)
+    (1, 1, chunks, holders, ring, narrow)
     for chunks in (1, 2, 4)
     for holders in (1, 2, 3, 4)
     for ring in (0, 3, 6)
+    for narrow in (False, True)
 ]
-"""The same where blocks go from tile to tile, how many have weights, and how many stages of them."""
+"""The same where blocks go from tile to tile, how many have weights and how many stages of them, and
+whether windows are narrow."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -104,16 +104,19 @@ class SlidingConvolution(Convolution):
             "window_backward_input.cu", "window_backward_input", Tiling(slide, Parts(1, 1)),
             slide.each, self.group.head.input_maps[0],
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
-            behind=self.behind, maps=self._maps(slide, self.dz[0]),
+            behind=self.behind, maps=self._maps(slide, *self.dz[:2]),
         )  # fmt: skip
 
-    def _maps(self, slide: Slide, maps: Array) -> np.void | None:
-        """What the device's engine for copies knows of maps that windows are of, if it has one."""
-        if not slide.mapped:
-            return None
-        view, runs = slide.view, slide.slab * PIECE // slide.size
-        shape = self.batch_size, view.height, view.width, view.channels
-        return self.device.tensor_map(maps, shape, (1, 1, slide.box, runs), self.precision)
+    def _maps(self, slide: Slide, maps: Array, marks: Array | None = None) -> Sequence[np.void]:
+        """What the device's engine for copies knows of what windows are of, if it has one."""
+        view, unit = slide.view, 2 if slide.undone else 1
+        shape = self.batch_size, view.height // unit, view.width // unit, view.channels
+        kinds = [(maps, self.precision), (marks, "marks")] if slide.undone else [(maps, self.precision)]
+        found = [
+            self.device.tensor_map(array, shape, slide.box, kind, as_factors=not slide.undone)
+            for array, kind in kinds[: slide.mapped]
+        ]
+        return [known for known in found if known is not None]
 
     def _fitting(self, phase: Phase) -> Slide | None:
         """How a product is computed on this device; None if as `Convolution` does."""

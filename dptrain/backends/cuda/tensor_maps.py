@@ -16,8 +16,9 @@ ARCHITECTURE = 90
 MAP_BYTES, ALIGNMENT = 128, 64
 """Of a tensor map, and of where it is made."""
 
-NUMBERS = {"tf32": (11, 4), "bf16": (9, 2)}
-"""``CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`` and ``_BFLOAT16``, and bytes of a number."""
+NUMBERS = {"tf32": (11, 7, 4), "bf16": (9, 9, 2), "marks": (0, 0, 1)}
+"""``CU_TENSOR_MAP_DATA_TYPE_TFLOAT32``, which rounds, ``_BFLOAT16`` or ``_UINT8``; the same of what
+comes as it is, where ``_FLOAT32`` is for the first; and bytes of a number."""
 
 SWIZZLES = {32: 1, 64: 2, 128: 3}
 """``CU_TENSOR_MAP_SWIZZLE_32B`` and so on, by bytes of a box's innermost dimension."""
@@ -25,8 +26,8 @@ SWIZZLES = {32: 1, 64: 2, 128: 3}
 PROMOTION = 2
 """``CU_TENSOR_MAP_L2_PROMOTION_L2_128B``: what the cache of the second level fetches at once."""
 
-Encode = Callable[[int, Sequence[int], Sequence[int], str], np.void]
-"""Makes a tensor map: of an address, a shape, a box and a precision."""
+Encode = Callable[[int, Sequence[int], Sequence[int], str, bool], np.void]
+"""Makes a tensor map: of an address and of what `Device.tensor_map` is told."""
 
 
 def find_encoder(architecture: int) -> Encode | None:
@@ -42,9 +43,12 @@ def find_encoder(architecture: int) -> Encode | None:
     except (OSError, AttributeError):
         return None
 
-    def encode(address: int, shape: Sequence[int], box: Sequence[int], precision: str) -> np.void:
-        kind, size = NUMBERS[precision]
-        rank = len(shape)
+    def encode(
+        address: int, shape: Sequence[int], box: Sequence[int], kind: str, as_factors: bool
+    ) -> np.void:
+        rounded, plain, size = NUMBERS[kind]
+        number, rank = rounded if as_factors else plain, len(shape)
+        swizzle = SWIZZLES[box[-1] * size] if as_factors else 0
         memory = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
         offset = -memory.ctypes.data % ALIGNMENT
         # The innermost dimension is the first here, and its numbers lie side by side.
@@ -52,12 +56,12 @@ def find_encoder(architecture: int) -> Encode | None:
         strides = np.cumprod(sizes[:-1]) * size
         error = driver(
             ctypes.c_void_p(memory.ctypes.data + offset),
-            ctypes.c_int(kind), ctypes.c_uint(rank), ctypes.c_void_p(address),
+            ctypes.c_int(number), ctypes.c_uint(rank), ctypes.c_void_p(address),
             (ctypes.c_uint64 * rank)(*sizes),
             (ctypes.c_uint64 * rank)(*(int(stride) for stride in strides)),
             (ctypes.c_uint * rank)(*reversed(box)),
             (ctypes.c_uint * rank)(*[1] * rank),
-            ctypes.c_int(0), ctypes.c_int(SWIZZLES[box[-1] * size]), ctypes.c_int(PROMOTION),
+            ctypes.c_int(0), ctypes.c_int(swizzle), ctypes.c_int(PROMOTION),
             ctypes.c_int(0),
         )  # fmt: skip
         if error:

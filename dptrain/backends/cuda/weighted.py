@@ -223,7 +223,7 @@ class Weighted(Operation):
         *,
         behind: int,
         drops: bool = False,
-        maps: np.void | None = None,
+        maps: Sequence[np.void] = (),
     ) -> Kernel:
         """Stage of one product with `rows` rows a sample.
 
@@ -235,15 +235,15 @@ class Weighted(Operation):
             rest: arguments behind the number of samples.
             behind: what it computes, or undoes, behind the product.
             drops: whether the kernel is one that drops where the layer does.
-            maps: a tensor map, the first of all arguments where there is one.
+            maps: tensor maps, together the first of all arguments where there are any.
         """
         tile, parts = tiling.tile, tiling.parts.count
         defines = {**tile.defines, **self.defines, "BEHIND": behind, "EARLY": int(self.early)}
         if drops:
             defines["DROPS"] = int(self.drops)
-        if maps is not None:
-            defines["MAPPED"] = 1
-            arrays = maps, *arrays
+        if maps:
+            defines["MAPPED"] = len(maps)
+            arrays = np.void(b"".join(map(bytes, maps))), *arrays
         function = self.device.function(file, name, **defines)
         last = {
             training: self.dropping(training=training) if drops else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,20 +48,20 @@ WIDE = Network(
 
 
 CUTS = (
-    # holders, ring, strip, lines, segments, teams, shares, chunks
-    (0, 0, True, 2, 1, 2, 1, 1),
-    (0, 0, False, 3, 2, 1, 2, 2),
-    (0, 0, True, 4, 1, 3, 1, 2),
-    (1, 3, True, 4, 2, 1, 1, 2),
-    (3, 0, False, 1, 1, 1, 1, 1),
-    (2, 0, True, 2, 1, 1, 1, 2),
+    # holders, ring, narrow, strip, lines, segments, teams, shares, chunks
+    (0, 0, False, True, 2, 1, 2, 1, 1),
+    (0, 0, False, False, 3, 2, 1, 2, 2),
+    (0, 0, False, True, 4, 1, 3, 1, 2),
+    (1, 3, True, True, 4, 2, 1, 1, 2),
+    (3, 0, False, False, 1, 1, 1, 1, 1),
+    (2, 0, True, True, 2, 1, 1, 1, 1),
 )
 """Of slides: each way of sharing work, strips and lines, lines that are left over."""
 
 
 def cut(way: Slide) -> tuple[int, ...]:
     return (
-        way.holders, way.ring, way.segment.strip, way.segment.lines, way.segments, way.teams,
+        way.holders, way.ring, way.narrow, way.segment.strip, way.segment.lines, way.segments, way.teams,
         way.shares, way.chunks,
     )  # fmt: skip
 
@@ -205,6 +204,11 @@ def test_segments_cover_the_map_and_windows_their_segments(
         assert way.steps % (way.shares * way.chunks * way.depth) == 0
         assert way.blocks * way.threads * (way.segments * way.segment.columns // 2) <= 1 << 16
         count = way.teams * way.segments
+        if way.narrow:
+            # Side by side.
+            assert way.across % count == 0
+            assert way.window_rows * way.window_across <= way.pixels
+            continue
         for first in range(0, 3 * way.each, count):
             rows = [
                 i // way.each * view.down
@@ -213,7 +217,7 @@ def test_segments_cover_the_map_and_windows_their_segments(
             ]
             needed_rows = max(rows) - min(rows) + way.segment.lines * way.tall + view.r - 1
             # The last eights of columns begin in the last row, and end behind it.
-            assert needed_rows * view.across + view.s - 1 + 8 <= way.pixels
+            assert needed_rows * way.view.across + view.s - 1 + 8 <= way.pixels
 
 
 def test_few_samples_share_sums_and_many_do_not() -> None:
@@ -238,16 +242,15 @@ def test_many_samples_keep_weights_where_there_is_room() -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_what_pooled_maps_are_made_of_has_room(view: View, precision: str) -> None:
-    """Lines of windows that a window of the map has rows of, wherever it begins."""
-    height, width = view.height // 2, view.width // 2
+def test_boxes_of_pooled_maps_cover_their_windows(view: View, precision: str) -> None:
+    """Wherever these begin, at an odd line or column, too."""
     found = [way for way in slides.slides(view, precision, behind=2) if way.early]
     for way in found[:: max(len(found) // 20, 1)]:
+        assert way.narrow
+        _, lines, columns, channels = way.box
         raw = way.window_bytes - way.planes * way.pixels * windows.PIECE
-        for first in range(2 * view.down):
-            rows = (y % view.down - view.top for y in range(first, first + way.window_rows))
-            whole = [row // 2 for row in rows if 0 <= row < height * 2]
-            # A line begins with its first row, and at most two samples meet in few rows.
-            lines = 1 + sum(a != b for a, b in itertools.pairwise(whole))
-            runs = lines * width * way.planes
-            assert runs * (windows.PIECE + windows.PIECE // way.size) <= raw
+        runs = lines * columns * channels * way.size // windows.PIECE
+        assert runs * windows.PIECE + runs * windows.PIECE // way.size <= raw
+        for odd in (0, 1):
+            assert lines * 2 - odd >= way.window_rows
+            assert columns * 2 - odd >= way.window_across
