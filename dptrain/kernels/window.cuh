@@ -350,30 +350,35 @@ template <bool RAW> struct GradientMaps {
             *window.run(i) = dz.value(raw);
         });
 #else
-        const auto put_all = [&](const auto& pooled, int runs, const auto& fetch) {
-            // Each run of dy is read once and goes to four pixels.
-            in_batches<PooledRun, 4>(runs, fetch, [&](int i, PooledRun run) {
-                run.scale(dz.factor);
-                pooled.put(i, run);
-            });
-        };
         if constexpr (RAW) {
             const PooledBox box(window);
             const Mark* const marks = box.marks(const_cast<Number*>(raw));
-            put_all(box, box.runs(),
-                    [&](int i) { return PooledRun::read(raw + i * RUN, marks + i * RUN); });
+            put(box, box.runs(),
+                [&](int i) { return PooledRun::read(raw + i * RUN, marks + i * RUN); });
         } else {
             // A map may have a last row or column that is in no window; it counts as padding here.
             for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
                 if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
                     for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
             const Pooled pooled(window);
-            put_all(pooled, pooled.runs, [&](int i) {
+            put(pooled, pooled.runs, [&](int i) {
                 return PooledRun::read(dz.dy + pooled.source(i), dz.marks + pooled.source(i));
             });
         }
 #endif
     }
+
+#if BEHIND == 2
+   private:
+    // Each run of dy is read once and goes to four pixels.
+    template <class Places, class Fetch>
+    __device__ void put(const Places& places, int runs, const Fetch& fetch) const {
+        in_batches<PooledRun, 4>(runs, fetch, [&](int i, PooledRun run) {
+            run.scale(dz.factor);
+            places.put(i, run);
+        });
+    }
+#endif
 };
 
 // What this thread wrote to shared memory is seen by tensor cores behind the next barrier.
