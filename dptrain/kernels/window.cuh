@@ -296,11 +296,16 @@ struct PooledBox {
     __device__ void put(int i, const PooledRun& run) const {
         const int q = i % window.each, pixel = i / window.each, width = window.view.across;
         const int y = pixel / across * 2 + top, x = pixel % across * 2 + left;
+        // Eight threads write 128 bytes at once: where those are of several windows of pooling, some
+        // write the right pixel where others write the left one, so that all banks are different.
+        const int other = SLAB == 8 ? 0 : pixel / (4 / SLAB) % 2;
 #pragma unroll
-        for (int m = 0; m < 4; ++m)
-            if (unsigned(y + m / 2) < unsigned(window.stop - window.first) &&
-                unsigned(x + m % 2) < unsigned(width))
-                *window.run((y + m / 2) * width + x + m % 2, q) = run.member(m);
+        for (int m = 0; m < 4; ++m) {
+            const int down = m / 2, beside = m % 2 ^ other;
+            if (unsigned(y + down) < unsigned(window.stop - window.first) &&
+                unsigned(x + beside) < unsigned(width))
+                *window.run((y + down) * width + x + beside, q) = run.member(down * 2 + beside);
+        }
     }
 };
 #endif

@@ -7,7 +7,7 @@ import math
 
 from dptrain.backends.cuda.slides import ROWS, TEAM, Slide, slides
 from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import MULTIPROCESSORS, SHARED_BYTES, View
+from dptrain.backends.cuda.windows import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
 
 PRODUCT, WEIGHTS, FILL, GIVE = 0.66, 0.18, 0.72, 0.54
 """Cycles of a multiprocessor for a step of a column, 16 bytes of weights, 16 bytes of a window and
@@ -24,12 +24,14 @@ FEWEST_ROUNDS = 5
 """Tiles of a block from which on it may go from one to the next."""
 
 MANY_PRODUCT, MANY_GIVE, MANY_FILL, MANY_UNDO = 0.46, 3.6, 1.82, 0.66
-EARLY_FILL, EARLY_UNDO, ROUNDING, EARLY_WEIGHTS = 0.76, 0.59, 0.42, 0.15
 MANY_CHUNK, MANY_TILE = 446, 915
 """The same where there are many samples: of a step of a column, a byte of outputs, 16 bytes of a
-window that comes as it is, or of one that is made of what was pooled; of those and of 16 bytes that
-are rounded, and 16 bytes of weights, where windows come early; of a chunk and of a tile."""
+window that comes as it is, or of one that is made of what was pooled; of a chunk and of a tile."""
 
+EARLY_GIVE, EARLY_FILL, EARLY_FILL_MADE, EARLY_UNDO, RING = 0.9, 0.2, 0.13, 0.24, 1.23
+EARLY_CHUNK, EARLY_TILE = 413, 1137
+"""The same where blocks go from tile to tile; of 16 bytes of a window on their way to shared memory,
+made of what was pooled or not; and times as long as products take where not all weights are held."""
 
 @functools.cache
 def choose_slide(
@@ -56,11 +58,7 @@ def choose_slide(
 
 
 def _goes_on(way: Slide, samples: int) -> bool:
-    """Whether blocks go from tile to tile for long enough, and others work while one waits.
-
-    In TF32 windows that come as they are keep weights from coming, unless these are held: of nine
-    layers at 2048 samples one gained, no more than by held weights, and the others lost 2 to 25%.
-    """
+    """Whether blocks go from tile to tile for long enough, and others work while one waits."""
     return way.together > 1 and rounds(way, samples) >= FEWEST_ROUNDS
 
 
@@ -94,15 +92,16 @@ def cycles_of_many(way: Slide, samples: int) -> float:
 
 def cycles_of_early(way: Slide, samples: int) -> float:
     """The same where blocks go from tile to tile."""
-    # An instruction reads its pixels and its weights from shared memory.
-    instruction = max(way.segment.columns / 2, 16 + way.segment.columns / 4)
-    product = way.segments * way.steps * instruction
-    give = 6.0 * way.segments * way.segment.columns * way.size / (4 if way.pooled else 1)
+    columns, instructions = way.segment.columns, way.segments * way.steps
     pieces = way.chunks * way.planes * way.pixels
-    undo = 1.5 * pieces if way.undone else 0.0
-    alone = product + give + undo + 300 * way.chunks + 600
-    together = way.together * (product + 0.3 * (give + undo))
-    return math.ceil(rounds(way, samples)) * max(alone, together)
+    # Tensor cores multiply half a column a cycle; shared memory gives 128 bytes.
+    reads = instructions * (ROWS * 2 * PIECE + columns * 2 * PIECE) / 128
+    fills = pieces * (EARLY_FILL_MADE if way.undone else EARLY_FILL)
+    cycles = max(instructions * columns / 2, reads + fills) * (RING if way.ring else 1.0)
+    cycles += EARLY_GIVE * way.segments * columns * way.size / (4 if way.pooled else 1)
+    cycles += EARLY_UNDO * pieces if way.undone else 0.0
+    alone = EARLY_CHUNK * way.chunks + EARLY_TILE
+    return math.ceil(rounds(way, samples)) * (way.together * cycles + alone)
 
 
 def cycles(way: Slide, samples: int) -> float:
