@@ -127,7 +127,7 @@ struct StoreOutput {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             z[n] = values[n];
-            if (!BIAS_INCLUDED) z[n] += column + n < columns ? bias[column + n] : 0.0f;
+            if (!BIAS_INCLUDED) z[n] += column + n < columns ? __ldg(bias + column + n) : 0.0f;
             if (!(z[n] > 0.0f)) which[n] = NOBODY;
             // Written so that a NaN stays.
             if (BEHIND && z[n] <= 0.0f) z[n] = 0.0f;

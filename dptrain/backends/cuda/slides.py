@@ -392,7 +392,7 @@ HOLDINGS = [
     (1, 1, chunks, holders, ring, narrow)
     for chunks in (1, 2, 4)
     for holders in (1, 2, 3, 4)
-    for ring in (0, 3, 6)
+    for ring in (0, 3, 6, 9)
     for narrow in (False, True)
 ]
 """The same where blocks go from tile to tile, how many have weights and how many stages of them, and
