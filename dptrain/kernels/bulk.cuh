@@ -35,6 +35,16 @@ struct TensorMaps {
 #define MAPS nullptr
 #endif
 
+// Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may stand
+// in front of what waits for the kernel before.
+__device__ inline void prepare(const TensorMap* maps) {
+#if MAPPED
+    if (threadIdx.x > 0 || threadIdx.y > 0) return;
+    for (int i = 0; i < MAPPED; ++i)
+        asm volatile("prefetch.tensormap [%0];" ::"l"(maps + i) : "memory");
+#endif
+}
+
 // Of shared memory. Its *phase* is over when all have told so who were to, and all bytes that were
 // to be expected have come. Phases are counted from 0.
 struct Barrier {

@@ -5,6 +5,7 @@
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     window_backward_input(MAPS_PARAMETER const Number* dy, const Mark* marks, float factor,
                           const Number* weights, Number* dx, int samples, GEOMETRY) {
+    prepare(MAPS);
     in_order();
     const Geometry g = GEOMETRY_VALUES;
     const int pixels = samples * g.height * g.width;

@@ -7,6 +7,7 @@ static_assert(POOLED == (BEHIND == 2), "what follows is pooled here");
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     window_forward(MAPS_PARAMETER const Number* x, const Number* weights, const float* b, Number* y,
                    Mark* marks, int samples, GEOMETRY DROPPING) {
+    prepare(MAPS);
     in_order();
     const Geometry g = GEOMETRY_VALUES;
     convolve(forward_view(g), Maps{x, MAPS}, samples, weights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from dptrain.backends.cuda.slides import ROWS, TEAM, Slide, slides
+from dptrain.backends.cuda.slides import ROWS, SLABS, TEAM, Slide, slides
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.cuda.windows import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
 
@@ -23,15 +23,19 @@ covers; and how many times as long it takes where it is the only one of a multip
 FEWEST_ROUNDS = 5
 """Tiles of a block from which on it may go from one to the next."""
 
-MANY_PRODUCT, MANY_GIVE, MANY_FILL, MANY_UNDO = 0.46, 3.6, 1.82, 0.66
-MANY_CHUNK, MANY_TILE = 446, 915
-"""The same where there are many samples: of a step of a column, a byte of outputs, 16 bytes of a
-window that comes as it is, or of one that is made of what was pooled; of a chunk and of a tile."""
+MANY_PRODUCT, MANY_FILL, MANY_UNDO = 0.61, 0.44, 0.48
+MANY_CHUNK, MANY_TILE = 1540, 3110
+"""The same where there are many samples: of a step of a column, of 16 bytes of a window that comes
+by bulk copies, or is made of what was pooled; of a chunk and of a tile."""
 
-EARLY_GIVE, EARLY_FILL, EARLY_FILL_MADE, EARLY_UNDO, RING = 0.9, 0.2, 0.13, 0.24, 1.23
-EARLY_CHUNK, EARLY_TILE = 413, 1137
-"""The same where blocks go from tile to tile; of 16 bytes of a window on their way to shared memory,
-made of what was pooled or not; and times as long as products take where not all weights are held."""
+EARLY_INSTRUCTION, EARLY_FILL, EARLY_UNDO, SMALL_SLAB = 12, 0.17, 0.22, 0.4
+EARLY_GIVE, EARLY_WAIT, EARLY_CHUNK, EARLY_TILE = 1.1, 0.69, 340, 1800
+"""The same where blocks go from tile to tile: columns of an instruction besides its own; cycles of
+shared memory for 16 bytes of a window, brought or made, and how much more with half a slab; of a
+byte of outputs; and what a group waits for 16 bytes to be made, a chunk and a tile."""
+
+RING = 1.2
+"""Times as long as it takes where weights come again and again."""
 
 @functools.cache
 def choose_slide(
@@ -72,17 +76,16 @@ def rounds(way: Slide, samples: int) -> float:
 def cycles_of_many(way: Slide, samples: int) -> float:
     """An estimate for so many samples that blocks follow each other, or go from tile to tile.
 
-    Fitted to 214 products of 2048 samples timed on an H200, of layers of solar, cifar, model2 and
-    model-large: beside the fastest of all that were timed, those that it takes for the fastest take
-    1.04 times as long in the geometric mean, 1.14 times at worst.
+    Fitted to 1491 products of 2048 samples timed on an H200, of layers of solar, cifar and
+    model-large, 1790 cycles a microsecond: beside the fastest of all that were timed, those that it
+    takes for the fastest take 1.02 times as long in the geometric mean, 1.07 times at worst.
     """
     if way.early:
-        return cycles_of_early(way, samples)
+        return _cycles_of_early(way, samples)
     columns = way.teams * way.segments * (way.segment.columns + INSTRUCTION)
-    pieces, maps = way.chunks * way.planes * way.pixels, not way.undone
+    pieces = way.chunks * way.planes * way.pixels
     cycles = MANY_PRODUCT * columns * way.steps
-    cycles += MANY_GIVE * columns * way.size / (4 if way.pooled else 1)
-    cycles += (MANY_FILL if maps else MANY_UNDO) * pieces
+    cycles += (MANY_UNDO if way.undone else MANY_FILL) * pieces
     alone = MANY_CHUNK * way.chunks + MANY_TILE
     full = rounds(way, samples)
     # Blocks that follow each other begin when one is done: half a round is left over on average.
@@ -90,18 +93,20 @@ def cycles_of_many(way: Slide, samples: int) -> float:
     return full * (way.together * cycles + alone)
 
 
-def cycles_of_early(way: Slide, samples: int) -> float:
-    """The same where blocks go from tile to tile."""
+def _cycles_of_early(way: Slide, samples: int) -> float:
     columns, instructions = way.segment.columns, way.segments * way.steps
     pieces = way.chunks * way.planes * way.pixels
     # Tensor cores multiply half a column a cycle; shared memory gives 128 bytes.
-    reads = instructions * (ROWS * 2 * PIECE + columns * 2 * PIECE) / 128
-    fills = pieces * (EARLY_FILL_MADE if way.undone else EARLY_FILL)
-    cycles = max(instructions * columns / 2, reads + fills) * (RING if way.ring else 1.0)
+    product = instructions * (columns + EARLY_INSTRUCTION) / 2
+    reads = instructions * (ROWS + columns) * 2 * PIECE / 128
+    fills = pieces * (EARLY_UNDO if way.undone else EARLY_FILL)
+    fills *= 1 + SMALL_SLAB * (SLABS[0] / way.slab - 1)
+    cycles = max(product, reads + fills)
     cycles += EARLY_GIVE * way.segments * columns * way.size / (4 if way.pooled else 1)
-    cycles += EARLY_UNDO * pieces if way.undone else 0.0
     alone = EARLY_CHUNK * way.chunks + EARLY_TILE
-    return math.ceil(rounds(way, samples)) * (way.together * cycles + alone)
+    alone += EARLY_WAIT * pieces if way.undone else 0.0
+    together = way.together * cycles * (RING if way.ring else 1.0)
+    return math.ceil(rounds(way, samples)) * (together + alone)
 
 
 def cycles(way: Slide, samples: int) -> float:

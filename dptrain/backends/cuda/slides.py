@@ -92,7 +92,6 @@ class Slide:
         holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
             to tile, and ask for what a window is made of before they need it. 0: they do not.
         ring: stages of weights that are there at a time, or 0 for all of them.
-        narrow: whether windows have no more columns than a group's strips, side by side, look at.
         undone: whether windows are made of what was pooled.
     """
 
@@ -106,7 +105,6 @@ class Slide:
     chunks: int = 1
     holders: int = 0
     ring: int = 0
-    narrow: bool = False
     undone: bool = False
 
     @property
@@ -120,7 +118,8 @@ class Slide:
             and self.blocks > 0
             and self.depth > 0
             and self.ring * self.depth < self.steps
-            and not (self.narrow and (not self.segment.strip or self.across % self.segments))
+            # Strips lie side by side.
+            and not (self.narrow and self.across % self.segments)
             # What comes of pooled maps is narrow, and 16 marks and more side by side.
             and not (self.early and self.undone and not self.narrow)
             and not (self.early and self.undone and self.planes * PIECE // self.size % PIECE)
@@ -130,6 +129,11 @@ class Slide:
     def early(self) -> bool:
         """Whether blocks go from tile to tile."""
         return self.holders > 0
+
+    @property
+    def narrow(self) -> bool:
+        """Whether windows have no more columns than a group's strips, side by side, look at."""
+        return self.early and self.segment.strip
 
     @property
     def slab(self) -> int:
@@ -303,7 +307,7 @@ class Slide:
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
             "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
             "RING": self.ring,
-            "NARROW": self.window_across if self.narrow else 0, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
+            "NARROW": self.window_across * self.narrow, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
@@ -346,19 +350,19 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         pooled: whether windows of two by two outputs are.
         behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
     """
-    size, cuts = SIZES[precision], [(*cut, 0, 0, False) for cut in CUTS]
+    size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
     # Where a rectifier alone follows, kernels have no way of asking early.
     cuts += HOLDINGS if behind != 1 else []
-    for teams, shares, chunks, holders, ring, narrow in cuts:
+    for teams, shares, chunks, holders, ring in cuts:
         runs = view.channels * size // PIECE
         if runs % (chunks * SLABS[-1]):
             continue
-        aligned = view if narrow else replace(view, align=SLABS[0] // slab(runs // chunks))
+        aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
         for segment in good_segments(aligned, pooled=pooled):
             for count in range(1, MOST_COLUMNS // segment.columns + 1):
                 way = Slide(
                     aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
-                    narrow, behind == 2,
+                    behind == 2,
                 )  # fmt: skip
                 if way.possible:
                     yield way
@@ -389,11 +393,10 @@ CUTS = [
 
 
 HOLDINGS = [
-    (1, 1, chunks, holders, ring, narrow)
+    (1, 1, chunks, holders, ring)
     for chunks in (1, 2, 4)
-    for holders in (1, 2, 3, 4)
-    for ring in (0, 3, 6, 9)
-    for narrow in (False, True)
+    for holders in (4, 3, 2, 1)
+    for ring in (0, 9, 6, 3)
 ]
-"""The same where blocks go from tile to tile, how many have weights and how many stages of them, and
-whether windows are narrow."""
+"""The same where blocks go from tile to tile: how many have weights, and how many stages of them. Of
+those that are estimated to be as fast the first is taken: many stages let groups be far apart."""

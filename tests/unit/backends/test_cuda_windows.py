@@ -48,20 +48,20 @@ WIDE = Network(
 
 
 CUTS = (
-    # holders, ring, narrow, strip, lines, segments, teams, shares, chunks
-    (0, 0, False, True, 2, 1, 2, 1, 1),
-    (0, 0, False, False, 3, 2, 1, 2, 2),
-    (0, 0, False, True, 4, 1, 3, 1, 2),
-    (1, 3, True, True, 4, 2, 1, 1, 2),
-    (3, 0, False, False, 1, 1, 1, 1, 1),
-    (2, 0, True, True, 2, 1, 1, 1, 1),
+    # holders, ring, strip, lines, segments, teams, shares, chunks
+    (0, 0, True, 2, 1, 2, 1, 1),
+    (0, 0, False, 3, 2, 1, 2, 2),
+    (0, 0, True, 4, 1, 3, 1, 2),
+    (1, 3, True, 4, 2, 1, 1, 2),
+    (3, 0, False, 1, 1, 1, 1, 1),
+    (2, 0, True, 2, 1, 1, 1, 1),
 )
 """Of slides: each way of sharing work, strips and lines, lines that are left over."""
 
 
 def cut(way: Slide) -> tuple[int, ...]:
     return (
-        way.holders, way.ring, way.narrow, way.segment.strip, way.segment.lines, way.segments, way.teams,
+        way.holders, way.ring, way.segment.strip, way.segment.lines, way.segments, way.teams,
         way.shares, way.chunks,
     )  # fmt: skip
 
