@@ -122,9 +122,11 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #if __CUDA_ARCH__ >= 800
     Run<Number> words[2][DEPTH];
     ask(words[0], weights);
-    // Multiplies by `now` while words for the next steps come to `next`; behind the last ones, too,
-    // where nobody uses them.
-    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH]) {
+    // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones nobody
+    // uses what comes: from global memory whatever lies there; held, where windows that others write
+    // would be next, the same words again.
+    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH],
+                              bool last) {
 #if WGMMA
         wgmma::start();
 #endif
@@ -145,16 +147,15 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
         // Those before are done, and their words free.
         wgmma::finish<1>();
 #endif
-        weights += DEPTH * TEAM * RUN;
+        if (!HOLDERS || !last) weights += DEPTH * TEAM * RUN;
         ask(next, weights);
+        return last;
     };
     // Not unrolled: compilers would take minutes.
 #pragma unroll 1
-    for (int step = 0;;) {
-        multiply(words[0], words[1]);
-        if ((step += DEPTH) == count) break;
-        multiply(words[1], words[0]);
-        if ((step += DEPTH) == count) break;
+    for (int step = 2 * DEPTH;; step += 2 * DEPTH) {
+        if (multiply(words[0], words[1], step - DEPTH == count)) break;
+        if (multiply(words[1], words[0], step == count)) break;
     }
 #else
     for (int step = 0; step < count; ++step, walk.next(), weights += TEAM * RUN)

@@ -180,9 +180,7 @@ class Slide:
     def shared_bytes(self) -> int:
         """Of windows, of weights that are kept, or of the sums that are shared."""
         if self.holders:
-            # Lanes ask for more weights than there are, of what lies behind.
-            behind = max(self.holders * self.window_bytes, 2 * MOST_DEPTH * TEAM * PIECE)
-            return self.steps * TEAM * PIECE + behind
+            return self.steps * TEAM * PIECE + self.holders * self.window_bytes
         sums = self.threads * self.segments * self.segment.columns // 8 * PIECE
         return self.window_bytes if self.shares == 1 else max(self.window_bytes, sums)
 
