@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
@@ -154,18 +153,12 @@ class Loader:
         self._lent: deque[_Slot] = deque()
         self._end: BaseException | None = None
         self._closed = threading.Event()
-        self._wait_ns = 0
         self._batches = self._read_batches()
         self._thread: threading.Thread | None = None
         if depth:
             # A daemon: a read that never returns must not keep the process from ending.
             self._thread = threading.Thread(target=self._run, name="dptrain-loader", daemon=True)
             self._thread.start()
-
-    @property
-    def wait_ns(self) -> int:
-        """Nanoseconds that the last batch took the caller."""
-        return self._wait_ns
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -175,9 +168,7 @@ class Loader:
             raise self._end
         if len(self._lent) == max(self._depth, 1):
             self._free.put(self._lent.popleft())
-        start = time.perf_counter_ns()
         item = self._ready.get() if self._depth else self._make()
-        self._wait_ns = time.perf_counter_ns() - start
         if isinstance(item, BaseException):
             self._end = item
             raise item
@@ -195,6 +186,8 @@ class Loader:
         self._ready.put(StopIteration())
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+        else:
+            self._batches.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -214,7 +207,8 @@ class Loader:
             item = self._make()
             self._ready.put(item)
             if isinstance(item, BaseException):
-                return
+                break
+        self._batches.close()
 
     def _make(self) -> tuple[Batch, _Slot | None] | BaseException:
         """The next batch, or what is raised in its place."""
@@ -223,7 +217,7 @@ class Loader:
         except BaseException as error:
             return error
 
-    def _read_batches(self) -> Iterator[tuple[Batch, _Slot | None]]:
+    def _read_batches(self) -> Generator[tuple[Batch, _Slot | None], None, None]:
         if isinstance(self._kept, MemorySamples):
             yield from self._place_batches(self._kept)
             return
