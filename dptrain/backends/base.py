@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dptrain.backends.replica import Arrays, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.network.initial import draw
-from dptrain.network.layers import Layer, Parameter
+from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.lowering import (
     Group,
@@ -64,9 +64,9 @@ class Backend(ABC):
         """Whether these layers, which match one of `fusions`, are computed as one group."""
         return True
 
-    def staged_bytes(self, network: Network, setting: Setting) -> int:
-        """Room for what a step is told, as it comes to memory; 0 where nothing is staged."""
-        return 0
+    def staged(self, network: Network, setting: Setting) -> Shape:
+        """Messages to steps that may be under way, and bytes of each; () where steps get none."""
+        return ()
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """How a parameter is stored; canonical unless a backend says otherwise."""

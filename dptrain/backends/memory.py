@@ -69,10 +69,14 @@ class Memory(Protocol):
         Of random square matrices. None where there is none; nothing is trained with it.
         """
 
-    def program(self, start: Callable[[], None]) -> Callable[[], None]:
+    def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
         """What starts, at each call, the very work that `start` starts.
 
         `start` may be called at the first calls only, and no more than started again later.
+
+        Args:
+            start: enqueues work.
+            warm: such work was done before, but for where it reads and writes.
         """
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
@@ -113,7 +117,7 @@ class HostMemory:
     def product_ms(self, size: int, precision: str) -> list[float] | None:
         return None
 
-    def program(self, start: Callable[[], None]) -> Callable[[], None]:
+    def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
         return start
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:

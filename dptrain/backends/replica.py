@@ -79,6 +79,8 @@ class Replica:
         sums: of the loss and the number of correct answers, and the wish to stop; the end of
             `host_gradients`.
         updates: number of updates made; Adam's bias correction reads it.
+        ahead: steps that may be under way when the next one is begun; 0 where stages are done when
+            they return.
         notes: what a backend has to say of how stages are computed, by their names.
     """
 
@@ -86,6 +88,7 @@ class Replica:
         self.backend, self.plan, self.memory = backend, plan, memory
         self.context = Context(seed=seed)
         self.updates = 0
+        self.ahead = int(memory.asynchronous)
         self.notes: dict[str, str] = {}
         layout, dtype = plan.layout, plan.dtype
         self.flat_parameters = memory.zeros((layout.size,), dtype)
@@ -245,15 +248,15 @@ class Replica:
         """Bring the batch that was loaded, and what the context says, to where stages read it."""
 
     def tell(self) -> None:
-        """Begin to bring a copy of `sums` to the host; what waits for it is had from `begun`."""
+        """Bring a copy of `sums` to the host; what waits for it is had from `begun`."""
 
-    def begun(self) -> Callable[[float], NDArray[Any]]:
+    def begun(self) -> Callable[[float], list[float]]:
         """All that reads the batch is started, and so is `tell`, if it is.
 
         Returns:
             What waits for the sums, at most so many seconds (`TimeoutError`).
         """
-        values = self.sums.copy()
+        values: list[float] = self.sums.tolist()
         return lambda timeout: values
 
     def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:

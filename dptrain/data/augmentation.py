@@ -86,7 +86,7 @@ class Augmentation:
 
         Args:
             x: float32 (n, C, H, W), contiguous.
-            draws: (8, n), what `draw` gave for these pictures.
+            draws: (8, n) or (4, n), what `draw` gave for these pictures.
             source: float32 (m, C, H', W'), contiguous: with `moves`, pictures of any size, whose
                 centres are what would be seen without a change; `x` is then only written.
             rows: int64 (n,), place of each picture in `source`.
@@ -105,14 +105,15 @@ class Augmentation:
         x += mean + shift
 
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Eight numbers in [0, 1) for each sample, (8, n).
+        """Numbers in [0, 1) for each sample, eight or, if colours stay, the first four: (8, n).
 
         Many samples at once cost little more than one: generating is a few dozen array operations.
         """
-        blocks = np.arange(2, dtype=np.uint64)[:, None]
+        count = 2 if self.recolours else 1
+        blocks = np.arange(count, dtype=np.uint64)[:, None]
         key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
         words = philox((blocks, samples.astype(np.uint64)[None, :], epoch, _STREAM), key)
-        return np.stack([word[block] / 2.0**32 for block in range(2) for word in words])
+        return np.stack([word[block] / 2.0**32 for block in range(count) for word in words])
 
     @property
     def recolours(self) -> bool:
@@ -130,7 +131,7 @@ class Augmentation:
 
         Args:
             seen: (C, H, W) of what is seen.
-            draws: (8, n), what `draw` gave.
+            draws: (8, n) or (4, n), what `draw` gave.
             canvas: (C, H', W') of the pictures.
             rows: int64 (n,), number of each picture.
 

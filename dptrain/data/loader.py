@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,11 @@ from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
-DRAWN_TOGETHER, PLACED_TOGETHER = 16, 64
-"""Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90. More
-where places are all that a batch is, for then a step may take no longer than that."""
+DRAWN_TOGETHER = 16
+"""Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """This rank's shard of one global minibatch; it may be empty.
 
     Attributes:
@@ -50,12 +47,27 @@ class Batch:
     places: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True)
-class _Slot:
+class _Slot(NamedTuple):
     """Memory of one batch."""
 
     x: NDArray[np.float32]
     y: NDArray[Any]
+
+
+class _Placed(NamedTuple):
+    """Shards of some steps of an epoch whose minibatches are equally large.
+
+    Attributes:
+        first: the first of these steps, counted from the epoch's.
+        shared: samples of a minibatch, all ranks together.
+        samples, targets, places: (steps, n, …), as `Batch` has them.
+    """
+
+    first: int
+    shared: int
+    samples: NDArray[np.int64]
+    targets: NDArray[Any]
+    places: NDArray[np.int64]
 
 
 def can_be_kept(samples: Samples, augmentation: Augmentation | None) -> bool:
@@ -137,22 +149,16 @@ class Loader:
         for _ in range(max(2 * depth, 1)):
             x = np.zeros((rows if reads else 0, *input_shape), np.float32)
             self._free.put(_Slot(x, np.zeros((rows, *target_shape), dtype)))
-        self._ready: SimpleQueue[tuple[Batch, _Slot] | BaseException] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[Batch, _Slot | None] | BaseException] = SimpleQueue()
         self._lent: deque[_Slot] = deque()
         self._end: BaseException | None = None
         self._closed = threading.Event()
-        self._wait_ns = 0
         self._batches = self._read_batches()
         self._thread: threading.Thread | None = None
         if depth:
             # A daemon: a read that never returns must not keep the process from ending.
             self._thread = threading.Thread(target=self._run, name="dptrain-loader", daemon=True)
             self._thread.start()
-
-    @property
-    def wait_ns(self) -> int:
-        """Nanoseconds that the last batch took the caller."""
-        return self._wait_ns
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -162,14 +168,13 @@ class Loader:
             raise self._end
         if len(self._lent) == max(self._depth, 1):
             self._free.put(self._lent.popleft())
-        start = time.perf_counter_ns()
         item = self._ready.get() if self._depth else self._make()
-        self._wait_ns = time.perf_counter_ns() - start
         if isinstance(item, BaseException):
             self._end = item
             raise item
         batch, slot = item
-        self._lent.append(slot)
+        if slot is not None:
+            self._lent.append(slot)
         return batch
 
     def close(self) -> None:
@@ -181,6 +186,8 @@ class Loader:
         self._ready.put(StopIteration())
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+        else:
+            self._batches.close()
 
     def __enter__(self) -> Loader:
         return self
@@ -200,23 +207,27 @@ class Loader:
             item = self._make()
             self._ready.put(item)
             if isinstance(item, BaseException):
-                return
+                break
+        self._batches.close()
 
-    def _make(self) -> tuple[Batch, _Slot] | BaseException:
+    def _make(self) -> tuple[Batch, _Slot | None] | BaseException:
         """The next batch, or what is raised in its place."""
         try:
             return next(self._batches)
         except BaseException as error:
             return error
 
-    def _read_batches(self) -> Iterator[tuple[Batch, _Slot]]:
+    def _read_batches(self) -> Generator[tuple[Batch, _Slot | None], None, None]:
+        if isinstance(self._kept, MemorySamples):
+            yield from self._place_batches(self._kept)
+            return
         for epoch, steps in self._epochs():
             order = epoch_order(len(self._samples), self._seed, epoch)
-            together = PLACED_TOGETHER if self._kept is not None else DRAWN_TOGETHER
-            for start in range(0, len(steps), together):
+            for start in range(steps.start, steps.stop, DRAWN_TOGETHER):
                 if self._closed.is_set():
                     return
-                yield from self._fill(epoch, order, steps[start : start + together])
+                together = range(start, min(start + DRAWN_TOGETHER, steps.stop))
+                yield from self._fill(epoch, order, together)
 
     def _epochs(self) -> Iterator[tuple[int, range]]:
         """Epochs and the steps of each that are asked for."""
@@ -228,47 +239,72 @@ class Loader:
             yield epoch, range(first, stop)
             first = stop
 
+    def _place_batches(self, kept: MemorySamples) -> Iterator[tuple[Batch, None]]:
+        """Batches that are places only.
+
+        They come in no time, and whoever waits for one keeps a device waiting; so those of a whole
+        epoch are made at once, the next one's beside the present one's use.
+        """
+        each = steps_per_epoch(len(self._samples), self._batch_size)
+        with ThreadPoolExecutor(1, "dptrain-places") as beside:
+            coming: Future[list[_Placed]] | None = None
+            for epoch, steps in self._epochs():
+                groups = self._place(kept, epoch) if coming is None else coming.result()
+                coming = beside.submit(self._place, kept, epoch + 1)
+                for first, shared, samples, targets, places in groups:
+                    begin = epoch * each + first
+                    stop = min(steps.stop, begin + len(samples))
+                    for step in range(max(steps.start, begin), stop):
+                        i = step - begin
+                        batch = Batch(step, epoch, None, targets[i], samples[i], shared, places[i])
+                        yield batch, None
+
+    def _place(self, kept: MemorySamples, epoch: int) -> list[_Placed]:
+        """This rank's shards of an epoch: those of whole minibatches, and of what is left."""
+        order, size = epoch_order(len(self._samples), self._seed, epoch), self._batch_size
+        whole = len(order) // size
+        cut = whole * size
+        parts = (0, order[:cut].reshape(whole, size)), (whole, order[None, cut:])
+        return [self._placed(kept, epoch, first, ids) for first, ids in parts if ids.size]
+
+    def _placed(
+        self, kept: MemorySamples, epoch: int, first: int, everyone: NDArray[np.int64]
+    ) -> _Placed:
+        count = everyone.shape[1]
+        mine = np.ascontiguousarray(everyone[:, shard(count, self._rank, self._size)])
+        rows = kept.rows(mine.reshape(-1))
+        change, seen, canvas = self._augmentation, self._input_shape, kept.canvas
+        targets = np.empty((len(rows), *self._target_shape), self._target_dtype)
+        kept.read_targets(rows, targets)
+        if change is None:
+            places = centred(seen, canvas, rows)
+        else:
+            draws = change.draw(self._seed, epoch, mine.reshape(-1))
+            places = change.places(seen, draws, canvas, rows)
+        shape = mine.shape
+        return _Placed(
+            first, count, mine, targets.reshape(*shape, *self._target_shape),
+            places.reshape(*shape, *places.shape[1:]),
+        )  # fmt: skip
+
     def _fill(
         self, epoch: int, order: NDArray[np.int64], steps: range
     ) -> Iterator[tuple[Batch, _Slot]]:
         """Make the batches of steps of an epoch, until the loader is closed."""
         everyone = [order[minibatch_span(len(order), self._batch_size, step)] for step in steps]
         mine = [ids[shard(len(ids), self._rank, self._size)] for ids in everyone]
-        together = np.concatenate(mine)
         draws, place = None, 0
         if self._augmentation is not None:
-            draws = self._augmentation.draw(self._seed, epoch, together)
-        # What a batch is made of where pictures stay is little, and made of many at once.
-        kept = self._kept
-        places, targets = (
-            self._places(kept, together, draws) if isinstance(kept, MemorySamples) else (None, None)
-        )
+            draws = self._augmentation.draw(self._seed, epoch, np.concatenate(mine))
         for step, ids, shared in zip(steps, mine, everyone, strict=True):
             slot = self._free.get()
             if self._closed.is_set():
                 return
+            x, y = slot.x[: len(ids)], slot.y[: len(ids)]
             span = slice(place, place + len(ids))
             place = span.stop
-            if places is not None and targets is not None:
-                yield Batch(step, epoch, None, targets[span], ids, len(shared), places[span]), slot
-            else:
-                x, y = slot.x[: len(ids)], slot.y[: len(ids)]
-                self._read(ids, x, y, None if draws is None else draws[:, span])
-                yield Batch(step, epoch, x, y, ids, len(shared)), slot
-
-    def _places(
-        self,
-        samples: MemorySamples,
-        mine: NDArray[np.int64],
-        draws: NDArray[np.float64] | None,
-    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        rows = samples.rows(mine)
-        change, seen, canvas = self._augmentation, self._input_shape, samples.canvas
-        targets = np.empty((len(rows), *self._target_shape), self._target_dtype)
-        samples.read_targets(rows, targets)
-        if change is None or draws is None:
-            return centred(seen, canvas, rows), targets
-        return change.places(seen, draws, canvas, rows), targets
+            self._read(ids, x, y, None if draws is None else draws[:, span])
+            yield Batch(step, epoch, x, y, ids, len(shared)), slot
 
     def _read(
         self,

@@ -3,8 +3,8 @@
 //
 // A box of a map is asked for by a *tensor map*, which the host makes
 // (dptrain/backends/cuda/tensor_maps.py): it says how the map lies in memory, how large boxes are,
-// and that their 16 bytes change places in shared memory. What a box has outside of the map comes as
-// zeros. Maps of tf32 are rounded on their way, to the nearest, halves to even.
+// and that runs of 16 bytes change places in shared memory (window.cuh). What a box has outside of
+// the map comes as zeros. Maps of tf32 are rounded on their way, to the nearest, halves to even.
 //
 // Source: PTX ISA, "Asynchronous copy", "Tensor Swizzling modes", and "mbarrier".
 
@@ -35,8 +35,8 @@ struct TensorMaps {
 #define MAPS nullptr
 #endif
 
-// Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may stand
-// in front of what waits for the kernel before.
+// Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may
+// stand in front of what waits for the kernel before.
 __device__ inline void prepare(const TensorMap* maps) {
 #if MAPPED
     if (threadIdx.x > 0 || threadIdx.y > 0) return;

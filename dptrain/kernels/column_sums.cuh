@@ -56,7 +56,9 @@ __device__ inline Place place_in_piece(int piece, int word) {
     return {piece / 16 * 8 + piece % 8, piece / 8 % 2 * 4 + word};
 }
 // Which piece has a word.
-__device__ inline int piece_of(const Place& p) { return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8; }
+__device__ inline int piece_of(const Place& p) {
+    return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8;
+}
 
 #if __CUDA_ARCH__ >= 800 && !(WGMMA && LATER)
 // A lane's words of DEPTH steps, asked for where this stands: compilers would ask when it is too
@@ -174,9 +176,11 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #if __CUDA_ARCH__ >= 800
     Run<Number> words[2][DEPTH];
     ask(words[0], weights);
-    // Multiplies by `now` while words for the next steps come to `next`; behind the last ones, too,
-    // where nobody uses them.
-    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH]) {
+    // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones nobody
+    // uses what comes: from global memory whatever lies there; held, where windows that others write
+    // would be next, the same words again.
+    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH],
+                              bool last) {
 #if WGMMA
         wgmma::start();
 #endif
@@ -196,16 +200,15 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
         // Those before are done, and their words free.
         wgmma::finish<1>();
 #endif
-        weights += DEPTH * TEAM * RUN;
+        if (!HOLDERS || !last) weights += DEPTH * TEAM * RUN;
         ask(next, weights);
+        return last;
     };
     // Not unrolled: compilers would take minutes.
 #pragma unroll 1
-    for (int step = 0;;) {
-        multiply(words[0], words[1]);
-        if ((step += DEPTH) == count) break;
-        multiply(words[1], words[0]);
-        if ((step += DEPTH) == count) break;
+    for (int step = 2 * DEPTH;; step += 2 * DEPTH) {
+        if (multiply(words[0], words[1], step - DEPTH == count)) break;
+        if (multiply(words[1], words[0], step == count)) break;
     }
 #else
     for (int step = 0; step < count; ++step, walk.next(), weights += TEAM * RUN)

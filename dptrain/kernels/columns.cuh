@@ -5,7 +5,7 @@
 
 #include "held_weights.cuh"
 
-static_assert(!LATER || TEAMS * SHARES == 1, "what goes from tile to tile is a group of four warps");
+static_assert(!LATER || TEAMS * SHARES == 1, "four warps go from tile to tile");
 
 // Units of a segment that a team gives, and of all its segments.
 constexpr int TURNS = (UNITS + SHARES - 1) / SHARES, GIVEN = SEGMENTS * TURNS;
@@ -218,7 +218,8 @@ struct Convolution {
             const unsigned kept = draw(tile, 0);
 #pragma unroll 1
             for (int chunk = 0; chunk < CHUNKS; ++chunk, ++next) {
-                const Window window = this->window(tile, chunk, numbers(Source::TWO ? next % 2 : 0));
+                Number* const own = numbers(Source::TWO ? next % 2 : 0);
+                const Window window = this->window(tile, chunk, own);
                 make(window, numbers(1), come[next % 2], next / 2);
                 if (!Source::TWO) ask(next + 1);
                 int places[SEGMENTS];
@@ -278,8 +279,9 @@ struct Convolution {
     // made of behind it.
     __device__ int held_bytes() const { return (RING ? RING * DEPTH * TEAM : pieces()) * 16; }
     __device__ Number* numbers(int i) const {
-        char* const own = reinterpret_cast<char*>(memory) + held_bytes() + threadIdx.y * WINDOW_BYTES;
-        return reinterpret_cast<Number*>(own) + i * (view.channels / CHUNKS * PIXELS);
+        const int own = held_bytes() + threadIdx.y * WINDOW_BYTES;
+        return reinterpret_cast<Number*>(reinterpret_cast<char*>(memory) + own) +
+               i * (view.channels / CHUNKS * PIXELS);
     }
     // Behind all else in shared memory.
     struct Barriers {

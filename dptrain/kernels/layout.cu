@@ -1,14 +1,9 @@
 // A message to the device (dptrain/backends/cuda/replica.py) becomes what the stages of a step
-// read.
+// read. It may lie in memory of the host, from where words take as long to come as a kernel, and 28
+// ns each if many threads ask: so they ask for little, and for all of it before they wait for any.
 
 #include "number.cuh"
 #include "order.cuh"
-
-// Copies of `count` 4-byte words.
-__device__ inline void copy_words(const unsigned* from, unsigned* to, int count, int i,
-                                  int threads) {
-    for (; i < count; i += threads) to[i] = from[i];
-}
 
 // What the kernels here take besides the batch: targets, sample numbers and the step's numbers.
 //
@@ -19,11 +14,38 @@ __device__ inline void copy_words(const unsigned* from, unsigned* to, int count,
         unsigned *kept_samples, int sample_words, const unsigned *numbers,                     \
         unsigned *kept_numbers, const float *sums, int always
 #define TAKE_MESSAGE                                                                           \
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;                                       \
-    if (!always && !is_finite(sums[0])) return;                                                \
-    copy_words(targets, target, target_words, i, gridDim.x * blockDim.x);                      \
-    copy_words(samples, kept_samples, sample_words, i, gridDim.x * blockDim.x);                \
-    copy_words(numbers, kept_numbers, 4, i, gridDim.x * blockDim.x)
+    const bool taken = always || is_finite(sums[0]);                                           \
+    take_words({targets, target, target_words}, {samples, kept_samples, sample_words},         \
+               {numbers, kept_numbers, 4}, taken)
+
+// Words of 4 bytes and where they go.
+struct Words {
+    const unsigned* from;
+    unsigned* to;
+    int count;
+};
+
+__device__ inline int own_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+__device__ inline void take_words(const Words& one, const Words& other, const Words& third,
+                                  bool taken) {
+    const int most = max(max(one.count, other.count), third.count);
+    for (int i = own_index(); i < most; i += gridDim.x * blockDim.x) {
+        const unsigned a = i < one.count ? one.from[i] : 0;
+        const unsigned b = i < other.count ? other.from[i] : 0;
+        const unsigned c = i < third.count ? third.from[i] : 0;
+        if (!taken) continue;
+        if (i < one.count) one.to[i] = a;
+        if (i < other.count) other.to[i] = b;
+        if (i < third.count) third.to[i] = c;
+    }
+}
+
+// A step's shared sums to memory of the host.
+extern "C" __global__ void tell(const float* sums, float* told, int count) {
+    in_order();
+    if (threadIdx.x < count) told[threadIdx.x] = sums[threadIdx.x];
+}
 
 // x (n, C, H·W) as it came into input (n, H·W, C). Neighbouring threads read from few places, since
 // images have few channels.
@@ -31,26 +53,51 @@ extern "C" __global__ void take_batch(const float* x, Number* input, int n, int 
                                       int pixels, MESSAGE) {
     in_order();
     TAKE_MESSAGE;
-    if (i >= n * channels * pixels) return;
+    const int i = own_index();
+    if (!taken || i >= n * channels * pixels) return;
     const int channel = i % channels, pixel = i / channels % pixels, sample = i / channels / pixels;
     input[i] = from_float<Number>(x[(sample * channels + channel) * pixels + pixel]);
 }
 
-// Parts of pictures (M, C, rows, columns) into input (n, H, W, C): places (n, 4) have the picture,
-// the row and the column where its part begins, and whether that is mirrored; 0 lies outside.
-extern "C" __global__ void take_places(const float* pictures, const int* places, Number* input,
-                                       int n, int channels, int height, int width, int rows,
-                                       int columns, MESSAGE) {
+// A part of a picture: where it begins, and whether it is mirrored.
+struct alignas(16) Place {
+    int picture, row, column, mirrored;
+};
+
+// Parts of pictures (M, C, rows, columns) into input (n, H, W, C), a block each; 0 lies outside of a
+// picture.
+extern "C" __global__ void __launch_bounds__(1024)
+    take_places(const float* pictures, const int* places, Number* input, int n, int channels,
+                int height, int width, int rows, int columns, MESSAGE) {
     in_order();
+    __shared__ Place place;
+    const int sample = blockIdx.x, size = channels * height * width;
+    Place own = {};
+    if (threadIdx.x == 0 && sample < n) own = reinterpret_cast<const Place*>(places)[sample];
     TAKE_MESSAGE;
-    if (i >= n * channels * height * width) return;
-    const int channel = i % channels, pixel = i / channels, line = pixel / width;
-    const int* place = places + line / height * 4;
-    const int along = pixel % width;
-    const int row = place[1] + line % height;
-    const int column = place[2] + (place[3] ? width - 1 - along : along);
-    const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
-    const int line_of_picture = (place[0] * channels + channel) * rows + row;
-    input[i] = from_float<Number>(inside ? pictures[(long long)line_of_picture * columns + column]
-                                         : 0.0f);
+    if (threadIdx.x == 0) place = own;
+    __syncthreads();
+    if (!taken || sample >= n) return;
+    const auto pixel = [&](int i) {
+        const int channel = i % channels, at = i / channels, along = at % width;
+        const int row = place.row + at / width;
+        const int column = place.column + (place.mirrored ? width - 1 - along : along);
+        const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
+        const long long line = (place.picture * channels + channel) * rows + row;
+        return inside ? pictures[line * columns + column] : 0.0f;
+    };
+    constexpr int BATCH = 4;  // Numbers of a thread that are on their way at a time.
+    for (int begin = threadIdx.x; begin < size; begin += BATCH * blockDim.x) {
+        float values[BATCH];
+#pragma unroll
+        for (int q = 0; q < BATCH; ++q) {
+            const int i = begin + q * blockDim.x;
+            values[q] = i < size ? pixel(i) : 0.0f;
+        }
+#pragma unroll
+        for (int q = 0; q < BATCH; ++q) {
+            const int i = begin + q * blockDim.x;
+            if (i < size) input[sample * size + i] = from_float<Number>(values[q]);
+        }
+    }
 }

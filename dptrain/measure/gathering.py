@@ -14,7 +14,7 @@ MOST_BYTES = 1 << 27
 
 
 def gather_measured(
-    world: World, recorder: StepRecorder, *, waits: bool, skip: int = 0, most: int | None = None
+    world: World, recorder: StepRecorder, *, ahead: int, skip: int = 0, most: int | None = None
 ) -> Measured | None:
     """Rows of all ranks' steps that had a whole minibatch.
 
@@ -22,9 +22,9 @@ def gather_measured(
         world: the ranks; every rank calls this, after the same steps, of which there is one at
             least.
         recorder: of this rank.
-        waits: whether stages return before they are done, so that only some steps are timed stage
-            by stage. Such a step tells nothing of how long others take, nor does the one behind it,
-            which finds the device at rest.
+        ahead: steps that may be under way when the next one is begun, so that only some are timed
+            stage by stage. Such a step tells nothing of how long others take, nor do so many behind
+            it, which find the device at rest. 0 where stages are done when they return.
         skip: leave out so many steps at the start.
         most: take the last so many of each sort of steps; where left out, all that rank 0 has room
             for.
@@ -38,13 +38,13 @@ def gather_measured(
     whole = (samples == samples.max()) & (numbers >= skip)
     # Of two sorts of steps, one may be missing in a short run.
     ordinary, by_stage = whole, whole
-    if waits:
-        behind = np.concatenate([[False], timed[:-1]])
-        undisturbed = whole & ~timed & ~behind
+    if ahead:
+        since = np.convolve(timed, np.ones(ahead + 1))[: len(timed)]
+        undisturbed = whole & (since == 0)
         by_stage = whole & timed if (whole & timed).any() else whole
         ordinary = undisturbed if undisturbed.any() else whole
     first = _of_all_ranks(world, rows[ordinary], most)
-    second = _of_all_ranks(world, rows[by_stage], most) if waits else first
+    second = _of_all_ranks(world, rows[by_stage], most) if ahead else first
     means = world.gather_json(recorder.mean_samples(int(samples.max())))
     if first is None or second is None or means is None:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter_ns
 
 import numpy as np
@@ -42,8 +44,33 @@ class Moments:
     sums: tuple[tuple[int, int], ...]
 
 
+@dataclass(slots=True)
+class Row:
+    """What is kept of a step.
+
+    Attributes:
+        times: nanoseconds, one a name of `StepRecorder.names`.
+        samples, global_count: of this rank's shard, and of the minibatch.
+        timed: whether times of stages are known.
+    """
+
+    times: list[int]
+    samples: int
+    global_count: int
+    timed: bool
+
+    @property
+    def time_ns(self) -> int:
+        """Of the step."""
+        return self.times[-1]
+
+    def took(self, time_ns: int) -> None:
+        """Set the step's time, which another clock, or what came behind, has told."""
+        self.times[-1] = time_ns
+
+
 class StepRecorder:
-    """Keeps the last `capacity` steps in memory that is allocated once.
+    """Keeps the last `capacity` steps.
 
     Use: `begin`, then `lap(stage)` after each stage and `skip` after anything that is not part of
     a stage, then `end`. A lap costs one clock reading.
@@ -51,6 +78,7 @@ class StepRecorder:
     Attributes:
         names: columns of `rows`: stages by name, then `SPANS`.
         steps: steps recorded since the start, those no longer kept included.
+        begin_ns: when the present step began.
         timed: whether laps of the present step are times of stages. Where stages return before
             they are done, they are only in steps that wait after each.
         moments: of every step since this became a list; None: they are not kept.
@@ -60,18 +88,16 @@ class StepRecorder:
         self.names = (*(stage.name for stage in stages), *SPANS)
         self.steps = 0
         self.timed = True
-        self._rows = np.zeros((capacity, len(self.names)), np.int64)
-        self._samples = np.zeros((capacity, 2), np.int64)
-        self._timed = np.zeros(capacity, np.bool_)
+        self._rows: deque[Row] = deque(maxlen=capacity)
         self._row = [0] * len(self.names)
         self._ends = [0] * len(self.names)
         self.moments: list[Moments] | None = None
         self._spans = len(stages)
-        self._start = self._last = 0
+        self.begin_ns = self._last = 0
 
     def begin(self) -> None:
         """A step starts now."""
-        self._start = self._last = perf_counter_ns()
+        self.begin_ns = self._last = perf_counter_ns()
 
     def lap(self, stage: int, outside_ns: int = 0) -> None:
         """What ran since the last lap or skip was stage number `stage`, but for `outside_ns`."""
@@ -93,7 +119,7 @@ class StepRecorder:
         """What ran since the last lap or skip was waiting for data."""
         self.lap(self._spans)
 
-    def end(self, *, exposed_ns: int, hidden_ns: int, samples: int, global_count: int) -> int:
+    def end(self, *, exposed_ns: int, hidden_ns: int, samples: int, global_count: int) -> Row:
         """The step ends now.
 
         Args:
@@ -103,17 +129,14 @@ class StepRecorder:
             global_count: samples of the minibatch.
 
         Returns:
-            Nanoseconds since `begin`.
+            What is kept of it.
         """
-        total = perf_counter_ns() - self._start
-        row = self._row
-        row[self._spans + 1 :] = (exposed_ns, hidden_ns, total)
-        place = self.steps % len(self._rows)
-        self._rows[place] = row
-        self._samples[place] = samples, global_count
-        self._timed[place] = self.timed
+        times = self._row.copy()
+        times[self._spans + 1 :] = exposed_ns, hidden_ns, perf_counter_ns() - self.begin_ns
+        row = Row(times, samples, global_count, self.timed)
+        self._rows.append(row)
         self.steps += 1
-        return total
+        return row
 
     def note_moments(
         self, exposed: Iterable[tuple[int, int]], sums: Iterable[tuple[int, int]]
@@ -125,16 +148,14 @@ class StepRecorder:
         """
         if self.moments is None:
             return
-        number = self.steps - 1
-        total = int(self._rows[number % len(self._rows), -1])
         stages = zip(self._ends[: self._spans], self._row[: self._spans], strict=True)
         self.moments.append(
             Moments(
-                number,
+                self.steps - 1,
                 self.timed,
-                self._start,
+                self.begin_ns,
                 self._ends[self._spans],
-                self._start + total,
+                self.begin_ns + self._rows[-1].time_ns,
                 tuple((end - took, end) for end, took in stages),
                 tuple(exposed),
                 tuple(sums),
@@ -147,20 +168,19 @@ class StepRecorder:
         Args:
             global_count: only steps whose minibatch had this many samples.
         """
-        rows, samples, _ = self.in_order()
-        return rows if global_count is None else rows[samples == global_count]
+        kept = (row for row in self._rows if global_count in (None, row.global_count))
+        return self._table(kept)
 
     def timed_rows(self, last: int) -> NDArray[np.int64]:
         """Those of the `last` steps whose laps are times of stages; there may be none."""
-        rows, _, timed = self.in_order()
-        chosen: NDArray[np.int64] = rows[-last:][timed[-last:]]
-        return chosen
+        first = max(len(self._rows) - last, 0)
+        return self._table(row for row in islice(self._rows, first, None) if row.timed)
 
     def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Of every kept step, oldest first: `rows`, minibatch samples, and whether it was timed."""
-        first = max(self.steps - len(self._rows), 0)
-        order = np.arange(first, self.steps) % len(self._rows)
-        return self._rows[order], self._samples[order, 1], self._timed[order]
+        counts = np.array([row.global_count for row in self._rows], np.int64)
+        timed = np.array([row.timed for row in self._rows], np.bool_)
+        return self._table(self._rows), counts, timed
 
     def mean_samples(self, global_count: int | None = None) -> float:
         """Mean number of samples of this rank's shard.
@@ -168,10 +188,12 @@ class StepRecorder:
         Args:
             global_count: in steps whose minibatch had this many samples.
         """
-        samples = self._samples[: min(self.steps, len(self._rows))]
-        if global_count is not None:
-            samples = samples[samples[:, 1] == global_count]
-        return float(samples[:, 0].mean()) if len(samples) else 0.0
+        samples = [r.samples for r in self._rows if global_count in (None, r.global_count)]
+        return float(np.mean(samples)) if samples else 0.0
+
+    def _table(self, rows: Iterable[Row]) -> NDArray[np.int64]:
+        times = [row.times for row in rows]
+        return np.array(times, np.int64).reshape(len(times), len(self.names))
 
 
 def timing_cost_ms(stages: Sequence[Stage]) -> float:

@@ -175,8 +175,8 @@ class Lowering(Protocol):
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         """Whether these layers, which match one of `fusions`, are computed as one group."""
 
-    def staged_bytes(self, network: Network, setting: Setting) -> int:
-        """Room for what a step is told, as it comes to memory; 0 where nothing is staged."""
+    def staged(self, network: Network, setting: Setting) -> Shape:
+        """Messages to steps that may be under way, and bytes of each; () where steps get none."""
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """What computing `group` takes."""

@@ -182,7 +182,7 @@ class _Planner:
         self.network, self.setting = network, setting
         self.groups = _make_groups(network, backend)
         self.weights_beside = backend.weights_beside
-        self.staged_bytes = backend.staged_bytes(network, setting)
+        self.staged = backend.staged(network, setting)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
@@ -201,9 +201,8 @@ class _Planner:
     def declare(self) -> None:
         """Shapes of every tensor and group buffer."""
         self._tensor(INPUT, self.network.nodes[0].input_maps)
-        if self.staged_bytes:
-            # Two: one is filled while the step before reads the other.
-            self.specs[STAGED] = BufferSpec((2, self.staged_bytes), "uint8")
+        if self.staged:
+            self.specs[STAGED] = BufferSpec(self.staged, "uint8")
         # Whether what the last group of its own memory wrote may be changed behind it.
         free = False
         for group in self.groups:
@@ -274,7 +273,7 @@ class _Planner:
     def add_all(self, optimizer: Optimizer, layout: FlatLayout) -> None:
         """Append every stage of a step."""
         n, output = self.setting.batch_size, self.groups[-1].tail.name
-        staged = (STAGED,) if self.staged_bytes else ()
+        staged = (STAGED,) if self.staged else ()
         self.add(INPUT, Phase.LOAD, (), (INPUT, TARGET, *staged), 0)
         for group in self.groups:
             self.add_group(group, Phase.FORWARD)

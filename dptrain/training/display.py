@@ -71,18 +71,18 @@ class Display(Voice):
         """A step is done. Cheap: it draws at most ten times a second."""
         if self._console is None:
             return
-        now, step, rate = monotonic(), progress.step, progress.images_per_s
+        now, step = monotonic(), progress.step
         if self._bar is not None:
             if now - self._drawn < REFRESH_EVERY_S and step < self._last:
                 return
             self._drawn = now
-            facts = f"loss {progress.loss:.4f}  {rate:,.0f} images/s"
-            self._bar.update(self._task, completed=step - self._first, facts=facts)
+            self._bar.update(self._task, completed=step - self._first, facts=_facts(progress))
             self._bar.refresh()
         elif now - self._said >= LINE_EVERY_S:
             self._said = now
             left = (now - self._start) / (step - self._first) * (self._last - step)
-            super().say(
-                f"step {step}/{self._last}  loss {progress.loss:.4f}  {rate:,.0f} images/s  "
-                f"{left:.0f} s left"
-            )
+            super().say(f"step {step}/{self._last}  {_facts(progress)}  {left:.0f} s left")
+
+
+def _facts(progress: Progress) -> str:
+    return f"loss {progress.loss:.4f}  {progress.images_per_s:,.0f} images/s"

@@ -126,7 +126,7 @@ def profile(
         during = None if afterwards else ranges
         _make_steps(job, steps, display, trace=options.trace, ranges=during)
         measured = gather_measured(
-            world, job.recorder, waits=job.replica.memory.asynchronous,
+            world, job.recorder, ahead=job.replica.ahead,
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)

@@ -2,18 +2,18 @@
 
 Where stages return before they are done, on a GPU, a step is one program (`Memory.program`): all
 that it does is enqueued at once, the sum over the ranks included if that can be, and its result is
-asked for when the next step is under way. Every `TIMED_EVERY`-th step is run in order, with a clock
-read behind each stage, and waited for.
+asked for when some further steps are under way (`Replica.ahead`). Every `TIMED_EVERY`-th step is
+run in order, with a clock read behind each stage, and waited for.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.world import AgreedError
 from dptrain.data.loader import Batch
-from dptrain.measure.recorder import StepRecorder
+from dptrain.measure.recorder import Row, StepRecorder
 from dptrain.plan.buckets import Bucket
 from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
@@ -34,12 +34,11 @@ longer."""
 
 FIRST_TIMED = 9
 
-AHEAD = 1
-"""Steps that may be under way when the next one is begun."""
+Wait = Callable[[float], Sequence[float]]
+"""Gives a step's shared sums when they are there, having waited at most so many seconds."""
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What all ranks know of a step that is done.
 
     Attributes:
@@ -49,7 +48,8 @@ class StepResult:
         stop: whether any rank wishes to stop.
         samples: size of the global minibatch.
         learning_rate: of its update.
-        time_ns: of the step, what it waits for included.
+        time_ns: of the step, what it waits for included. Where several are under way, from the end
+            of the one before, or from its own beginning if that was later.
     """
 
     step: int
@@ -69,31 +69,14 @@ def _now_and_then(step: int) -> bool:
     return step % TIMED_EVERY == FIRST_TIMED
 
 
-@dataclass(frozen=True)
-class _UnderWay:
-    """A step whose result is not known yet."""
+class _UnderWay(NamedTuple):
+    """A step whose result is not known yet; `row` is the recorder's."""
 
-    sums: Callable[[float], NDArray[np.float64]]
+    sums: Wait
     batch: Batch
     learning_rate: float
-    time_ns: int
-
-    def result(self, timeout: float) -> StepResult:
-        sums = self.sums(timeout)
-        if math.isnan(sums[STOP]):  # A loss may be; a wish is a number, unless nobody knows it.
-            raise TimeoutError(
-                f"a sum over the ranks was given up after {timeout:.0f} s: another rank hangs, was "
-                "stopped or has left"
-            )
-        return StepResult(
-            step=self.batch.step,
-            loss=float(sums[LOSS]),
-            correct=round(float(sums[CORRECT])),
-            stop=float(sums[STOP]) > 0,
-            samples=self.batch.global_count,
-            learning_rate=self.learning_rate,
-            time_ns=self.time_ns,
-        )
+    begin_ns: int
+    row: Row
 
 
 class Stepper:
@@ -118,8 +101,9 @@ class Stepper:
         recorder: StepRecorder,
     ) -> None:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
-        waits = replica.memory.asynchronous
-        self.is_timed: Callable[[int], bool] = _now_and_then if waits else _always
+        self._waits = replica.memory.asynchronous
+        self._enqueues = self._waits and gradient_sum.enqueues
+        self.is_timed: Callable[[int], bool] = _now_and_then if self._waits else _always
         self.captures_timed = True
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
@@ -127,9 +111,11 @@ class Stepper:
         self._stages = replica.plan.stages
         self._load = next(s.index for s in self._stages if s.phase is Phase.LOAD)
         self._update = next(s.index for s in self._stages if s.phase is Phase.UPDATE)
-        self._programs: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        self._programs: dict[tuple[int, bool], dict[int, Callable[[], None]]] = {}
         self._under_way: deque[_UnderWay] = deque()
         self._done: list[StepResult] = []
+        self._stops = False
+        self._last_end_ns = 0
 
     def take(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         """Wait for the next of `batches` and make its step, or begin it; all of it is timed.
@@ -151,15 +137,15 @@ class Stepper:
             learning_rate: of the update, which is the same on every rank.
             stop: whether this rank was asked to end.
         """
-        recorder, waits = self.recorder, self.replica.memory.asynchronous
+        recorder, replica, sums = self.recorder, self.replica, self.gradient_sum
         recorder.timed = self.is_timed(recorder.steps)
-        if waits and recorder.timed:
-            self.replica.memory.synchronize()
+        if self._waits and recorder.timed:
+            self._collect(0)
+            replica.memory.synchronize()
             recorder.skip()
-        enqueues = waits and self.gradient_sum.enqueues
-        if enqueues:
-            self.replica.updates += 1
-        self.replica.load(
+        if self._enqueues:
+            replica.updates += 1
+        replica.load(
             batch.x,
             batch.y,
             places=batch.places,
@@ -168,20 +154,20 @@ class Stepper:
             step=batch.step,
             learning_rate=learning_rate,
             stop=stop,
-            later=enqueues,
+            later=self._enqueues,
         )
         self._lap(self._load)
-        sums = self._enqueue(batch) if enqueues else self._call(batch, learning_rate)
-        # A step's time has room for what it waits for: the end of the one before.
-        self._collect(AHEAD - 1 if waits else 0)
-        time_ns = recorder.end(
-            exposed_ns=self.gradient_sum.exposed_ns,
-            hidden_ns=self.gradient_sum.hidden_ns,
+        wait = self._enqueue(batch) if self._enqueues else self._call(batch, learning_rate)
+        self._collect(max(replica.ahead - 1, 0))
+        row = recorder.end(
+            exposed_ns=sums.exposed_ns,
+            hidden_ns=sums.hidden_ns,
             samples=len(batch.samples),
             global_count=batch.global_count,
         )
-        recorder.note_moments(self.gradient_sum.calls, self.gradient_sum.spans)
-        self._under_way.append(_UnderWay(sums, batch, learning_rate, time_ns))
+        recorder.note_moments(sums.calls, sums.spans)
+        begin = recorder.begin_ns
+        self._under_way.append(_UnderWay(wait, batch, learning_rate, begin, row))
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         """Steps that are done and were not told of before, in order.
@@ -190,18 +176,41 @@ class Stepper:
             wait: for all that were begun, so that parameters are those behind the last of them.
                 Done in any case where a step found a wish to stop, of which the last result tells.
         """
-        if wait or not self.replica.memory.asynchronous:
+        if wait or self._stops or not self._enqueues:
             self._collect(0)
-        if any(result.stop for result in self._done):
-            self._collect(0)
-            self._done = [replace(r, stop=r is self._done[-1]) for r in self._done]
         results, self._done = self._done, []
+        if self._stops:
+            results = [result._replace(stop=result is results[-1]) for result in results]
         return results
 
     def _collect(self, ahead: int) -> None:
         """Wait for the results of all steps under way but the last `ahead`."""
         while len(self._under_way) > ahead:
-            self._done.append(self._under_way.popleft().result(self.gradient_sum.world.timeout))
+            result = self._result(self._under_way.popleft())
+            self._done.append(result)
+            self._stops = self._stops or result.stop
+
+    def _result(self, step: _UnderWay) -> StepResult:
+        timeout = self.gradient_sum.world.timeout
+        sums = step.sums(timeout)
+        if math.isnan(sums[STOP]):  # A loss may be; a wish is a number, unless nobody knows it.
+            raise TimeoutError(
+                f"a sum over the ranks was given up after {timeout:.0f} s: another rank hangs, was "
+                "stopped or has left"
+            )
+        if self._enqueues:
+            end = perf_counter_ns()
+            step.row.took(end - max(step.begin_ns, self._last_end_ns))
+            self._last_end_ns = end
+        return StepResult(
+            step=step.batch.step,
+            loss=sums[LOSS],
+            correct=round(sums[CORRECT]),
+            stop=sums[STOP] > 0,
+            samples=step.batch.global_count,
+            learning_rate=step.learning_rate,
+            time_ns=step.row.time_ns,
+        )
 
     def __enter__(self) -> Stepper:
         return self
@@ -219,7 +228,7 @@ class Stepper:
 
     # Stages that are done when they return, or sums that go through the host.
 
-    def _call(self, batch: Batch, learning_rate: float) -> Callable[[float], NDArray[np.float64]]:
+    def _call(self, batch: Batch, learning_rate: float) -> Wait:
         replica, recorder = self.replica, self.recorder
         if recorder.timed:
             replica.run(self._after_stage, in_order=True)
@@ -230,7 +239,7 @@ class Stepper:
         self.gradient_sum.finish()
         recorder.skip()
         replica.fetch_sums()
-        sums = replica.sums.copy()
+        sums: list[float] = replica.sums.tolist()
         if math.isfinite(sums[LOSS]):
             exposed_before = self.gradient_sum.exposed_ns
             self.gradient_sum.update(learning_rate)
@@ -252,7 +261,7 @@ class Stepper:
 
     # Everything enqueued at once.
 
-    def _enqueue(self, batch: Batch) -> Callable[[float], NDArray[np.float64]]:
+    def _enqueue(self, batch: Batch) -> Wait:
         timed = self.recorder.timed
         self._program(batch, self._start_timed if timed else self._start, self.replica.turn)()
         sums = self.replica.begun()
@@ -268,10 +277,10 @@ class Stepper:
         timed = self.recorder.timed
         if timed and not self.captures_timed:
             return start
-        key = batch.global_count, timed, turn
-        if key not in self._programs:
-            self._programs[key] = self.replica.memory.program(start)
-        return self._programs[key]
+        turns = self._programs.setdefault((batch.global_count, timed), {})
+        if turn not in turns:
+            turns[turn] = self.replica.memory.program(start, warm=bool(turns))
+        return turns[turn]
 
     def _start(self) -> None:
         self.replica.take()
@@ -311,7 +320,7 @@ class Stepper:
         that a result takes to the host.
         """
         sums, stages = self.gradient_sum, self._stages
-        shift = time.perf_counter_ns() - int(times[self._update])
+        shift = perf_counter_ns() - int(times[self._update])
         clock = [int(moment) + shift for moment in times]
         before = clock[self._load]
         begun = clock[2 * len(stages) + 1]

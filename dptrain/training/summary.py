@@ -53,8 +53,7 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     possible = possible_efficiency(world, threads)
     measured = None
     if job.recorder.steps:
-        waits = job.replica.memory.asynchronous
-        measured = gather_measured(world, job.recorder, waits=waits)
+        measured = gather_measured(world, job.recorder, ahead=job.replica.ahead)
     summary = None
     if world.is_main:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS

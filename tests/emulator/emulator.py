@@ -88,10 +88,18 @@ class Emulator(Device):
         nbytes = count * np.dtype(dtype).itemsize
         memory = np.zeros(nbytes + ALIGNMENT, np.uint8)
         offset = -memory.ctypes.data % ALIGNMENT
-        start = memory.ctypes.data + offset
-        self._memory[start] = start + nbytes
-        weakref.finalize(memory, self._memory.pop, start).atexit = False
-        return memory[offset : offset + nbytes].view(dtype).reshape(shape).view(DeviceArray)
+        part = memory[offset : offset + nbytes]
+        return self._known(part, memory).view(dtype).reshape(shape).view(DeviceArray)
+
+    def reach(self, host: NDArray[Any]) -> Array:
+        return self._known(host, host).view(DeviceArray)
+
+    def _known(self, part: NDArray[Any], owner: NDArray[Any]) -> NDArray[Any]:
+        """Let kernels touch a part of memory as long as its owner lives."""
+        start = part.ctypes.data
+        self._memory[start] = start + part.nbytes
+        weakref.finalize(owner, self._memory.pop, start).atexit = False
+        return part
 
     def upload(self, target: Array, source: NDArray[Any]) -> None:
         if target.shape != source.shape:

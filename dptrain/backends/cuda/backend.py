@@ -32,6 +32,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     ReLU,
+    Shape,
     Sigmoid,
     SumPool2d,
 )
@@ -134,8 +135,9 @@ class CudaBackend(Backend):
         tail = TAILS.get(tuple(type(node.layer) for node in nodes[2:]))
         return tail is None or tail.fits(nodes[2:])
 
-    def staged_bytes(self, network: Network, setting: Setting) -> int:
-        return Message.of(network, setting).nbytes
+    def staged(self, network: Network, setting: Setting) -> Shape:
+        message = Message.of(network, setting)
+        return message.turns, message.nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""

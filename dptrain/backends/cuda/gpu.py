@@ -18,11 +18,10 @@ from dptrain.backends.cuda.device import (
     Extent,
     Function,
     Mailbox,
-    Outbox,
 )
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
-from dptrain.backends.cuda.pinned import PinnedMailbox, PinnedOutbox
+from dptrain.backends.cuda.pinned import PinnedMailbox
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
@@ -126,6 +125,12 @@ class GPU(Device):
         end.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(begin, end))
 
+    def reach(self, host: NDArray[Any]) -> Array:
+        # Memory that is pinned has the same address for all.
+        cuda = self.cupy.cuda
+        memory = cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, self.index)
+        return self.cupy.ndarray(host.shape, host.dtype, cuda.MemoryPointer(memory, 0))
+
     def host_copy(self, source: Array) -> NDArray[Any]:
         return self.download(source, self.pinned(source.nbytes).view(source.dtype))
 
@@ -159,24 +164,21 @@ class GPU(Device):
         """A new event, which keeps no time."""
         return self.cupy.cuda.Event(disable_timing=True)
 
-    def program(self, start: Callable[[], None]) -> Callable[[], None]:
-        return Program(self, start).run
+    def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
+        return Program(self, start, warm).run
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
         def repeatedly() -> None:
             for _ in range(TIMED):
                 start()
 
-        launch = Program(self, repeatedly).run
+        launch = self.program(repeatedly)
         launch()  # As it is; the next is captured, and both are warm.
         launch()
         return [self._lap_ms(launch) / TIMED for _ in range(REPEATS)]
 
-    def mailbox(self, memory: Array) -> Mailbox:
-        return PinnedMailbox(self, memory)
-
-    def outbox(self, source: Array) -> Outbox:
-        return PinnedOutbox(self, source)
+    def mailbox(self, memory: Array, answer: Array) -> Mailbox:
+        return PinnedMailbox(self, memory, answer)
 
     @contextmanager
     def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
@@ -258,15 +260,14 @@ class GPU(Device):
 class Program:
     """Work that is enqueued again and again, as one graph.
 
-    The first time it is enqueued as it is, which compiles and warms up whatever needs it; the
-    second time its launches are captured.
+    The first time it is enqueued as it is, unless `warm`, which compiles and warms up whatever
+    needs it; the next time its launches are captured.
 
     Source: CUDA C++ Programming Guide, section "CUDA Graphs".
     """
 
-    def __init__(self, gpu: GPU, start: Callable[[], None]) -> None:
-        self._gpu, self._start = gpu, start
-        self._warm = False
+    def __init__(self, gpu: GPU, start: Callable[[], None], warm: bool) -> None:
+        self._gpu, self._start, self._warm = gpu, start, warm
         self._graph: Any = None
 
     def run(self) -> None:

@@ -9,87 +9,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.device import Array, Mailbox, Outbox
+from dptrain.backends.cuda.device import Array, Mailbox
 
 if TYPE_CHECKING:
     from dptrain.backends.cuda.gpu import GPU
-
-SHORT = 64 << 10
-"""Bytes of a message up to which its copy is part of the step: to start it apart would cost the
-host more than waiting for it costs the GPU."""
 
 PATIENCE_S, NAP_S = 0.02, 50e-6
 """How long to look without a pause, and the pause then."""
 
 
 class PinnedMailbox(Mailbox):
-    """Messages lie in memory that the system does not move.
+    """Messages and answers lie in memory that the system does not move.
 
-    A short one is copied where it is fetched. A long one, such as a batch of pictures, travels on a
-    stream of its own as soon as it is posted, beside the step before.
+    Long ones, such as batches of pictures, travel on a stream of their own as soon as they are
+    posted, beside the steps before.
     """
 
-    def __init__(self, gpu: GPU, memory: Array) -> None:
+    def __init__(self, gpu: GPU, memory: Array, answer: Array) -> None:
         self._gpu = gpu
+        super().__init__(gpu, memory, answer)
         self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
-        self._taken: list[Any] = [None, None]
-        super().__init__(gpu, memory)
+        # Looked up and made once: at every step it took the host longer than what they are for.
+        ends = zip(memory, self.host, strict=True)
+        self._ends = [(int(there.data.ptr), here.ctypes.data) for there, here in ends]
+        self._arrived = [gpu.event() for _ in self.host]
+        self._done = [gpu.event() for _ in self.host]
+        self._is_done = [True for _ in self.host]
 
-    def _make_host(self, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        return self._gpu.pinned(nbytes), self._gpu.pinned(nbytes)
+    def _make_host(self, nbytes: int) -> NDArray[np.uint8]:
+        return self._gpu.pinned(nbytes)
 
     def open(self) -> int:
         turn = super().open()
-        if self._taken[turn] is not None:
-            self._taken[turn].synchronize()
+        if not self._is_done[turn]:
+            self._done[turn].synchronize()
         return turn
 
-    def post(self, nbytes: int) -> None:
-        super().post(nbytes)
-        if nbytes > SHORT:
-            self._copy(self._stream)
-            self._gpu.stream.wait_event(self._stream.record(self._gpu.event()))
+    def _bring(self) -> None:
+        runtime, stream = self._gpu.cupy.cuda.runtime, self._stream
+        kind = runtime.memcpyHostToDevice
+        runtime.memcpyAsync(*self._ends[self.turn], self._nbytes, kind, stream.ptr)
+        self._gpu.stream.wait_event(stream.record(self._arrived[self.turn]))
 
-    def fetch(self) -> Array:
-        if self._nbytes <= SHORT:
-            self._copy(self._gpu.stream)
-        return self._memory[self.turn]
-
-    def _copy(self, stream: Any) -> None:
-        runtime = self._gpu.cupy.cuda.runtime
-        runtime.memcpyAsync(
-            self._memory[self.turn].data.ptr, self.host[self.turn].ctypes.data, self._nbytes,
-            runtime.memcpyHostToDevice, stream.ptr,
-        )  # fmt: skip
-
-    def taken(self) -> None:
-        self._taken[self.turn] = self._gpu.stream.record(self._gpu.event())
-
-
-class PinnedOutbox(Outbox):
-    """Copies go to memory that the system does not move, beside other work."""
-
-    def __init__(self, gpu: GPU, source: Array) -> None:
-        super().__init__(gpu, source)
-        self._gpu = gpu
-        self._values = [gpu.pinned(source.nbytes).view(source.dtype) for _ in range(2)]
-
-    def bring(self, turn: int) -> None:
-        runtime = self._gpu.cupy.cuda.runtime
-        with self._gpu.beside():
-            runtime.memcpyAsync(
-                self._values[turn].ctypes.data, self._source.data.ptr, self._source.nbytes,
-                runtime.memcpyDeviceToHost, self._gpu.current.ptr,
-            )  # fmt: skip
-
-    def coming(self, turn: int) -> Callable[[float], NDArray[Any]]:
+    def sent(self) -> Callable[[float], list[float]]:
         self._gpu.join()
-        done = self._gpu.stream.record(self._gpu.event())
+        turn = self.turn
+        values, done = self._answers[turn], self._done[turn]
+        self._gpu.stream.record(done)
+        self._is_done[turn] = False
 
-        def wait(timeout: float) -> NDArray[Any]:
+        def wait(timeout: float) -> list[float]:
             wait_for(done, timeout)
-            values: NDArray[Any] = self._values[turn].copy()
-            return values
+            self._is_done[turn] = True
+            answer: list[float] = values.tolist()
+            return answer
 
         return wait
 
@@ -100,6 +73,8 @@ def wait_for(event: Any, timeout: float) -> None:
     Raises:
         TimeoutError: it took longer than so many seconds.
     """
+    if event.done:
+        return
     begin = time.monotonic()
     while not event.done:
         waited = time.monotonic() - begin

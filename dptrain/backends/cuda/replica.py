@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.device import Array, Device
-from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
@@ -28,6 +28,13 @@ PLACE = 4
 """Numbers that say which part of a picture a sample is."""
 
 ALIGNMENT = 256
+
+TAKERS = 1024
+"""Threads of a block that takes a batch; one takes a sample, where that is a place."""
+
+SMALL_BYTES, MOST_TURNS = 1 << 20, 4
+"""Of messages of which more than two may be under way: a step of few samples takes a GPU less time
+than the host now and then needs for one, so several should be waiting."""
 
 FILLING_FLOPS = 16e9
 """From here on a stage fills a GPU, and two beside each other only take each other's cache. One
@@ -75,16 +82,24 @@ class Message:
         nbytes = batch + _aligned(4 * n * max(math.prod(network.input_shape), PLACE))
         return cls(target_words, sample_words, targets, samples, batch, nbytes)
 
+    @property
+    def turns(self) -> int:
+        """Messages that may be under way."""
+        return MOST_TURNS if self.nbytes <= SMALL_BYTES else 2
+
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A message's parts in the host's memory; places and batch lie at the same place."""
+class _Slot(NamedTuple):
+    """A message's parts in the host's memory.
+
+    Numbers and words lie at the same place, and so do places and batch.
+    """
 
     numbers: NDArray[np.float32]
+    words: NDArray[np.uint32]
     targets: NDArray[Any]
     samples: NDArray[np.int64]
     places: NDArray[np.int32]
@@ -95,6 +110,7 @@ class _Slot:
         """The parts of `host`."""
         return cls(
             numbers=host[: 4 * NUMBERS].view(np.float32),
+            words=host[: 4 * NUMBERS].view(np.uint32),
             targets=host[message.targets : message.samples].view(target),
             samples=host[message.samples : message.batch].view(np.int64),
             places=host[message.batch :].view(np.int32),
@@ -102,8 +118,7 @@ class _Slot:
         )
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(NamedTuple):
     """Of the message that was posted last: samples, and what `Replica._send` was told."""
 
     n: int
@@ -161,10 +176,10 @@ class CudaReplica(Replica):
             self._update_early = backend.bind_update(self, slice(0, cut))
             self._update_rest = backend.bind_update(self, slice(cut, size))
         self._input = self._views[plan.resolve(INPUT)]
-        self._mailbox = device.mailbox(self._views[STAGED])
+        self._mailbox = device.mailbox(self._views[STAGED], self._sums)
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._mailbox.host]
         self._sent = _Sent(0, False, True, False)
-        self._outbox = device.outbox(self._sums)
+        self.ahead = message.turns - 1
         precision = {"PRECISION": PRECISIONS[plan.precision]}
         self._take_batch = device.function("layout.cu", "take_batch", **precision)
         self._take_places = device.function("layout.cu", "take_places", **precision)
@@ -176,7 +191,7 @@ class CudaReplica(Replica):
 
     def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
         slot = self._slots[self._mailbox.open()]
-        self._write_numbers(slot.numbers)
+        self._write_numbers(slot.numbers, slot.words)
         if y is not None:
             slot.targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
@@ -192,27 +207,27 @@ class CudaReplica(Replica):
 
     def take(self) -> None:
         message, sent = self._message, self._sent
-        words = self._mailbox.fetch().view("uint32")
+        words = self._mailbox.message.view("uint32")
         batch = words[message.batch // 4 :].view("int32" if sent.kept else "float32")
         take = self._take_places if sent.kept else self._take_batch
         size = math.prod(self._input.shape[1:])
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
-        launch(
-            take, max(sent.n * size, NUMBERS), *self._source(batch, sent.n, sent.kept),
+        blocks = sent.n if sent.kept else ceil_div(sent.n * size, TAKERS)
+        take((max(blocks, 1), 1, 1), (TAKERS, 1, 1), [
+            *self._source(batch, sent.n, sent.kept),
             words[message.targets // 4 :], target,
             np.int32(sent.n * message.target_words if sent.has_targets else 0),
             words[message.samples // 4 :], samples.view("uint32"),
             np.int32(sent.n * message.sample_words),
             words, self.numbers.view("uint32"), self._sums, np.int32(sent.always),
-        )  # fmt: skip
+        ])  # fmt: skip
 
     def tell(self) -> None:
-        self._outbox.bring(self.turn)
+        self._mailbox.reply()
 
-    def begun(self) -> Callable[[float], NDArray[Any]]:
-        self._mailbox.taken()
-        return self._outbox.coming(self.turn)
+    def begun(self) -> Callable[[float], list[float]]:
+        return self._mailbox.sent()
 
     def _source(self, batch: Array, n: int, kept: bool) -> list[Any]:
         """First arguments of the kernel that takes a batch, or places."""
@@ -225,19 +240,19 @@ class CudaReplica(Replica):
             self.pictures, batch, self._input, np.int32(n), channels, height, width, rows, columns
         ]  # fmt: skip
 
-    def _write_numbers(self, numbers: NDArray[np.float32]) -> None:
-        """What changes from step to step, as ``step.cuh`` has it."""
+    def _write_numbers(self, numbers: NDArray[np.float32], words: NDArray[np.uint32]) -> None:
+        """What changes from step to step, as ``step.cuh`` has it; both lie at the same place."""
         context, rule = self.context, self.plan.optimizer
         rate, correction = context.learning_rate, 1.0
         if isinstance(rule, Adam) and self.updates:
             rate /= 1.0 - rule.beta1**self.updates
             correction = (1.0 - rule.beta2**self.updates) ** -0.5
-        numbers[:3] = rate, correction, context.stop
-        numbers.view(np.uint32)[3] = context.step & 0xFFFFFFFF
+        numbers[0], numbers[1], numbers[2] = rate, correction, context.stop
+        words[3] = context.step & 0xFFFFFFFF
 
     def announce(self) -> None:
         numbers = np.zeros(NUMBERS, np.float32)
-        self._write_numbers(numbers)
+        self._write_numbers(numbers, numbers.view(np.uint32))
         self.device.upload(self.numbers, numbers)
 
     def run(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 
-from dptrain.backends.cuda.slides import ROWS, SLABS, TEAM, Slide, slides
+from dptrain.backends.cuda.cuts import slides
+from dptrain.backends.cuda.slides import ROWS, SLABS, TEAM, Slide
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.cuda.windows import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
 
@@ -36,6 +37,7 @@ byte of outputs; and what a group waits for 16 bytes to be made, a chunk and a t
 
 RING = 1.2
 """Times as long as it takes where weights come again and again."""
+
 
 @functools.cache
 def choose_slide(
@@ -103,7 +105,7 @@ def _cycles_of_early(way: Slide, samples: int) -> float:
     fills *= 1 + SMALL_SLAB * (SLABS[0] / way.slab - 1)
     cycles = max(product, reads + fills)
     cycles += EARLY_GIVE * way.segments * columns * way.size / (4 if way.pooled else 1)
-    alone = EARLY_CHUNK * way.chunks + EARLY_TILE
+    alone: float = EARLY_CHUNK * way.chunks + EARLY_TILE
     alone += EARLY_WAIT * pieces if way.undone else 0.0
     together = way.together * cycles * (RING if way.ring else 1.0)
     return math.ceil(rounds(way, samples)) * (together + alone)

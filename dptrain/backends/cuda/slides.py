@@ -1,11 +1,10 @@
-"""How convolutions over the pixels of windows may be cut; see ``kernels/columns.cuh``."""
+"""What blocks of convolutions over the pixels of windows take; see ``kernels/columns.cuh``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.tiles import ceil_div
@@ -14,7 +13,6 @@ from dptrain.backends.cuda.windows import (
     PIECE,
     RESERVED_BYTES,
     SHARED_BYTES,
-    SIZES,
     View,
 )
 
@@ -56,9 +54,6 @@ FEWEST_REGISTERS, REGISTERS = 40, 44
 
 REGISTERS_OF_ALL = 1 << 16
 """Of the threads of a multiprocessor."""
-
-FEWEST_COLUMNS, WASTE = 32, 1.1
-"""Of a segment that is worth trying, and times the fewest columns that it may take for a map."""
 
 
 @dataclass(frozen=True)
@@ -306,8 +301,8 @@ class Slide:
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
             "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
-            "RING": self.ring,
-            "NARROW": self.window_across * self.narrow, "SLAB": self.slab, "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
+            "RING": self.ring, "NARROW": self.window_across * self.narrow, "SLAB": self.slab,
+            "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip
 
@@ -327,76 +322,6 @@ def _met(count: int, size: int) -> int:
     return (count - 2) // size + 2
 
 
-def segments(view: View, *, pooled: bool) -> Iterator[Segment]:
-    """Those that a map can be cut into."""
-    unit, tall = 2 if pooled else 1, 2 if view.filters <= ROWS // 2 else 1
-    height, width = view.out_height // unit * unit, view.out_width // unit * unit
-    step = unit // tall or 1
-    for lines in range(step, min(ceil_div(height, tall), MOST_COLUMNS // 8) + 1, step):
-        yield Segment(8 * lines, lines, strip=True)
-        if lines == 1 or (tall == 1 and not pooled):
-            yield Segment(ceil_div((lines - 1) * view.across + width, 8) * 8, lines, strip=False)
-        elif tall == 1 and view.across % 8 == 0:
-            # The second line of a window of pooling is below the first in the same thread.
-            yield Segment(lines * view.across, lines, strip=False)
-
-
-def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0) -> Iterator[Slide]:
-    """Ways to compute one product over pixels.
-
-    Args:
-        view: of what is read.
-        precision: of the product.
-        pooled: whether windows of two by two outputs are.
-        behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
-    """
-    size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
-    # Where a rectifier alone follows, kernels have no way of asking early.
-    cuts += HOLDINGS if behind != 1 else []
-    for teams, shares, chunks, holders, ring in cuts:
-        runs = view.channels * size // PIECE
-        if runs % (chunks * SLABS[-1]):
-            continue
-        aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
-        for segment in good_segments(aligned, pooled=pooled):
-            for count in range(1, MOST_COLUMNS // segment.columns + 1):
-                way = Slide(
-                    aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
-                    behind == 2,
-                )  # fmt: skip
-                if way.possible:
-                    yield way
-
-
 def slab(runs: int) -> int:
     """Of so many runs of a pixel, those that lie side by side."""
     return next(count for count in SLABS if runs % count == 0)
-
-
-@cache
-def good_segments(view: View, *, pooled: bool) -> tuple[Segment, ...]:
-    """Those of enough columns, few of which are computed in vain."""
-    found = [s for s in segments(view, pooled=pooled) if s.columns // 8 in EIGHTS]
-    widest = max((s.columns for s in found), default=0)
-    wide = [s for s in found if s.columns >= min(FEWEST_COLUMNS, widest)]
-    columns = {s: Slide(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
-    return tuple(s for s in wide if columns[s] <= WASTE * min(columns.values()))
-
-
-CUTS = [
-    (teams, shares, chunks)
-    for teams in (1, 2, 3, 4)
-    for shares in (1, 2, 4)
-    for chunks in (1, 2, 4)
-    if teams * shares <= 4
-]
-
-
-HOLDINGS = [
-    (1, 1, chunks, holders, ring)
-    for chunks in (1, 2, 4)
-    for holders in (4, 3, 2, 1)
-    for ring in (0, 9, 6, 3)
-]
-"""The same where blocks go from tile to tile: how many have weights, and how many stages of them. Of
-those that are estimated to be as fast the first is taken: many stages let groups be far apart."""

@@ -21,7 +21,7 @@ from dptrain.backends.cuda.weighted import (
     pools_in_place,
     separate_tail,
 )
-from dptrain.backends.cuda.windows import PIECE, SHARED_BYTES, View
+from dptrain.backends.cuda.windows import SHARED_BYTES, View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -111,10 +111,10 @@ class SlidingConvolution(Convolution):
         """What the device's engine for copies knows of what windows are of, if it has one."""
         view, unit = slide.view, 2 if slide.undone else 1
         shape = self.batch_size, view.height // unit, view.width // unit, view.channels
-        kinds = [(maps, self.precision), (marks, "marks")] if slide.undone else [(maps, self.precision)]
+        arrays = (maps, self.precision), (marks, "marks")
         found = [
             self.device.tensor_map(array, shape, slide.box, kind, as_factors=not slide.undone)
-            for array, kind in kinds[: slide.mapped]
+            for array, kind in arrays[: slide.mapped]
         ]
         return [known for known in found if known is not None]
 

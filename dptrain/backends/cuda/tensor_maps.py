@@ -66,6 +66,7 @@ def find_encoder(architecture: int) -> Encode | None:
         )  # fmt: skip
         if error:
             raise RuntimeError(f"cuTensorMapEncodeTiled refused a map with CUDA error {error}")
-        return np.void(memory[offset : offset + MAP_BYTES].tobytes())
+        known: np.void = np.void(memory[offset : offset + MAP_BYTES].tobytes())
+        return known
 
     return encode

@@ -243,7 +243,7 @@ class Weighted(Operation):
             defines["DROPS"] = int(self.drops)
         if maps:
             defines["MAPPED"] = len(maps)
-            arrays = np.void(b"".join(map(bytes, maps))), *arrays
+            arrays = np.void(b"".join(known.tobytes() for known in maps)), *arrays
         function = self.device.function(file, name, **defines)
         last = {
             training: self.dropping(training=training) if drops else []

@@ -235,6 +235,25 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "samples"), [((3, 40, 41), 2), ((2, 1, 3), 200)], ids=["large pictures", "many"]
+)
+def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int) -> None:
+    """Pictures that a block takes in several turns; messages of places that are copied first."""
+    network = Network(shape, [Flatten()], MeanSquaredError())
+    pictures = np.random.default_rng(0).standard_normal((7, *shape), dtype=np.float32)
+    replica = compile(network, "cuda", samples)
+    replica.keep(pictures)
+    for rows in (np.arange(samples) % 7, np.arange(samples // 2) % 3):
+        y = pictures[rows].reshape(len(rows), -1)
+        replica.load(None, y, places=centred(shape, shape, rows))
+        taken = replica.memory.download(replica._views[INPUT])[: len(rows)]
+        np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
+        replica.run_forward(loss=True)
+        replica.fetch_sums()
+        assert replica.sums[0] == 0.0  # The very targets.
+
+
 @every_network
 def test_what_is_not_finite_is_found(network: Network) -> None:
     x, y = batch(network, 4)

@@ -30,6 +30,7 @@ def test_every_kernel_waits_for_those_before_it() -> None:
         r"\b(multiply|sum_inputs)\(|if \(EARLY\) in_order\(\);"
         r"|clear\(places\(i\)\);\s*__syncthreads\(\);\s*in_order\(\);"
         r"|if \(EARLY\) kept\.read\(\{w, b, g, filter\}\);\s*in_order\(\);"
+        r"|prepare\(MAPS\);\s*in_order\(\);"
     )
     first = {
         key

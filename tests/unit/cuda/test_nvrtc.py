@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backends.cuda import few, nvrtc
+from dptrain.backends.cuda import few, nvrtc, tensor_maps
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
@@ -121,7 +121,10 @@ WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
 def test_windows_compile_for_a_layer(
     precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
 ) -> None:
-    """With wgmma for sm_90, mma.sync from sm_80 on, and neither before; dropout behind pooling."""
+    """With wgmma and bulk copies for sm_90, mma.sync from sm_80 on, and neither before.
+
+    Dropout comes behind pooling.
+    """
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
@@ -134,10 +137,16 @@ def test_windows_compile_for_a_layer(
     assert forward is not None
     assert backward is not None
     assert weight is not None
+    mapped = architecture == tensor_maps.ARCHITECTURE
+    back = {"BACK_TALL": backward.tall, "BACK_LATER": int(backward.early)}
     kernels = {
-        "window_forward.cu": {**forward.defines, "DROPS": int(pooled)},
-        "pack_weights.cu": {**forward.defines, "BACK_TALL": backward.tall},
-        "window_backward_input.cu": backward.defines,
+        "window_forward.cu": {
+            **forward.defines,
+            "DROPS": int(pooled),
+            "MAPPED": forward.mapped * mapped,
+        },
+        "pack_weights.cu": {**forward.defines, **back},
+        "window_backward_input.cu": {**backward.defines, "MAPPED": backward.mapped * mapped},
         "window_backward_weight.cu": weight.defines,
     }
     for file, defines in kernels.items():

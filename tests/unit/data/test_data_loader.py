@@ -40,7 +40,7 @@ def loader(samples, **changes):
 
 
 def threads():
-    return [t for t in threading.enumerate() if t.name == "dptrain-loader"]
+    return [t for t in threading.enumerate() if t.name.startswith("dptrain-")]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -86,6 +86,19 @@ def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop):
                 seen = padded[:, 2 + top : 2 + top + height, 2 + left : 2 + left + width]
                 np.testing.assert_array_equal(picture, seen.reshape(shape))
                 assert not mirrored
+    assert not threads()
+
+
+def test_places_are_made_beside_until_the_loader_is_closed():
+    samples = MemorySamples(np.zeros((9, 2, 4, 5), np.float32), np.zeros(9, np.int32))
+    told = loader(samples, input_shape=(2, 4, 5), reads=False, depth=0, last_step=40)
+    assert [next(told).step for _ in range(5)] == list(range(5))
+    assert len(threads()) == 1
+    told.close()
+    told.close()
+    assert not threads()
+    with pytest.raises(StopIteration):
+        next(told)
 
 
 @pytest.mark.parametrize("count", [3, 10])
@@ -226,17 +239,6 @@ def test_an_error_comes_in_place_of_its_batch(depth):
             with pytest.raises(UserError, match=f"sample {bad} is damaged"):
                 next(batches)
     assert not threads()
-
-
-def test_waiting_is_measured():
-    gate = threading.Event()
-    with loader(Numbers(10, gate=gate)) as batches:
-        threading.Timer(0.05, gate.set).start()
-        next(batches)
-        assert batches.wait_ns > 30e6
-        time.sleep(0.05)
-        next(batches)
-        assert batches.wait_ns < 30e6
 
 
 def test_no_steps_and_no_samples_for_this_rank():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from itertools import repeat
 
 import numpy as np
@@ -132,6 +133,22 @@ class Clockwork(Replica):
         return self.times
 
 
+def pipelined(ahead: int) -> tuple[Stepper, Replica]:
+    """One rank whose device may have so many steps under way when the next is begun."""
+    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica.memory, replica.ahead = Asynchronous(), ahead
+    buckets = make_buckets(replica.plan, 2**18)
+    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
+    stepper.is_timed = lambda step: False
+    return stepper, replica
+
+
+def batch_of(step: int) -> Batch:
+    """Two samples of zeros."""
+    return Batch(step, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
     replica = api.compile(network("mlp-5"), "reference", 2)
@@ -168,9 +185,9 @@ def test_a_steps_time_has_what_the_device_takes() -> None:
     replica = api.compile(network("mlp-5"), "reference", 2)
     replica.memory = Asynchronous()
 
-    def done_after_3_ms(timeout: float) -> NDArray[np.float64]:
+    def done_after_3_ms(timeout: float) -> list[float]:
         time.sleep(0.003)
-        return replica.sums.copy()
+        return [0.0, 0.0, 0.0]
 
     replica.begun = lambda: done_after_3_ms  # type: ignore[method-assign]
     recorder = StepRecorder(replica.plan.stages)
@@ -187,17 +204,49 @@ def test_a_steps_time_has_what_the_device_takes() -> None:
     assert all(result.time_ns > 3e6 for result in results[1:])
 
 
-def test_who_stops_is_told_with_the_last_step_begun() -> None:
-    replica = api.compile(network("mlp-5"), "reference", 2)
-    replica.memory = Asynchronous()
-    recorder = StepRecorder(replica.plan.stages)
-    buckets = make_buckets(replica.plan, 2**18)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
-    stepper = Stepper(replica, sums, buckets, recorder)
-    x, y = np.zeros((2, 50), np.float32), np.zeros((2, 1))
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_times_of_steps_under_way_add_up_to_the_time_of_all(ahead: int) -> None:
+    """A device makes a step in 2 ms; the host pauses twice, once when all are told."""
+    stepper, replica = pipelined(ahead)
+    device = 0.0
+
+    def begun() -> Callable[[float], list[float]]:
+        nonlocal device
+        device = end = max(device, time.perf_counter()) + 0.002
+
+        def wait(timeout: float) -> list[float]:
+            time.sleep(max(end - time.perf_counter(), 0.0))
+            return [0.0, 0.0, 0.0]
+
+        return wait
+
+    replica.begun = begun  # type: ignore[method-assign]
+    results, told, seconds = [], [], 0.0
+    for number in range(16):
+        begin = time.perf_counter()
+        stepper.take(repeat(batch_of(number)), 0.0)
+        found = stepper.results(wait=number % 8 == 7)
+        seconds += time.perf_counter() - begin
+        told.append(len(found))
+        results += found
+        if number in (3, 7):
+            begin = time.perf_counter()
+            time.sleep(0.005)
+            # What the device does meanwhile is part of its steps.
+            seconds += time.perf_counter() - begin if number == 3 else 0.0
+    assert told == [*[0] * ahead, *[1] * (7 - ahead), 1 + ahead] * 2
+    assert [result.step for result in results] == list(range(16))
+    rows = stepper.recorder.rows()[:, stepper.recorder.names.index(STEP)]
+    assert rows.tolist() == [result.time_ns for result in results]
+    assert 0.0 <= seconds - rows.sum() / 1e9 < 0.1 * seconds
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_who_stops_is_told_with_the_last_step_begun(ahead: int) -> None:
+    stepper, _ = pipelined(ahead)
     told = []
-    for number in range(3):
-        recorder.begin()
-        stepper.step(Batch(number, 0, x, y, np.arange(2), 2), 0.0, stop=number == 1)
+    for number in range(ahead + 2):
+        stepper.take(repeat(batch_of(number)), 0.0, stop=number == 1)
         told.append([(result.step, result.stop) for result in stepper.results()])
-    assert told == [[], [(0, False)], [(1, False), (2, True)]]
+    last = [(number, number == ahead + 1) for number in range(1, ahead + 2)]
+    assert told == [*[[]] * ahead, [(0, False)], last]
