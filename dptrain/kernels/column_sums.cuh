@@ -176,9 +176,9 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
 #if __CUDA_ARCH__ >= 800
     Run<Number> words[2][DEPTH];
     ask(words[0], weights);
-    // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones nobody
-    // uses what comes: from global memory whatever lies there; held, where windows that others write
-    // would be next, the same words again.
+    // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones
+    // nobody uses what comes: from global memory whatever lies there; held, where windows that
+    // others write would be next, the same words again.
     const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH],
                               bool last) {
 #if WGMMA

@@ -96,9 +96,9 @@ struct Convolution {
     __device__ Window window(int first, int chunk, Number* numbers) const {
         const int each = view.channels / RUN / CHUNKS;
         const Segment begin = segment(first, 0);
-        const Segment end = NARROW ? begin : segment(first + TEAMS - 1, SEGMENTS - 1);
+        const Segment end = OWN_ACROSS ? begin : segment(first + TEAMS - 1, SEGMENTS - 1);
         return {view, numbers, samples, chunk * each, each, row(begin),
-                row(end) + (LINES - 1) * TALL + view.r + TALL - 1, NARROW ? begin.column : 0};
+                row(end) + (LINES - 1) * TALL + view.r + TALL - 1, OWN_ACROSS ? begin.column : 0};
     }
     __device__ int row(const Segment& s) const { return s.sample * view.down() + s.line * TALL; }
 

@@ -1,7 +1,8 @@
-// Weights in shared memory, for blocks that go from tile to tile: all of them, or, where there is no
-// room, RING stages of DEPTH steps, each of which makes way for the one RING stages further when all
-// groups of warps are done with it. Nobody waits to fill a stage: who is done last asks for what
-// comes next. So groups may be RING stages apart, and one multiplies while another writes its tile.
+// Weights in shared memory, for blocks that go from tile to tile: all of them, or, where there is
+// no room, RING stages of DEPTH steps, each of which makes way for the one RING stages further when
+// all groups of warps are done with it. Nobody waits to fill a stage: who is done last asks for
+// what comes next. So groups may be RING stages apart, and one multiplies while another writes its
+// tile.
 
 #pragma once
 
@@ -47,7 +48,8 @@ struct HeldWeights {
         const Columns columns(window);
         Walk walk(window.view, 0);
         // Eights of rows lie behind each other, each with its two pieces.
-        unsigned long long rows = wgmma::descriptor(memory + (RING ? 0 : first * TEAM * RUN), 128, 256);
+        const Number* const weights = memory + (RING ? 0 : first * TEAM * RUN);
+        const unsigned long long rows = wgmma::descriptor(weights, 128, 256);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             const int slot = stage % STAGES;

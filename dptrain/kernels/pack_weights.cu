@@ -11,9 +11,9 @@
 #endif
 
 // Run i: sixty-four rows after the other, step by step. Of w (taps, channels, filters), r s taps,
-// rows are filters and terms channels, or, BACKWARD, rows channels and terms filters, taps the other
-// way around. Rows beyond the last are zeros. For the line below, the second of TALL_, taps lie a
-// line lower.
+// rows are filters and terms channels, or, BACKWARD, rows channels and terms filters, taps the
+// other way around. Rows beyond the last are zeros. For the line below, the second of TALL_, taps
+// lie a line lower.
 template <bool BACKWARD, int TALL_, bool PIECES, class Rows>
 __device__ inline Run<Number> packed_run(const float* w, int i, int r, int s, int channels,
                                             int filters) {

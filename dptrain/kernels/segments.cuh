@@ -28,8 +28,8 @@
 #define DEPTH 2   // Steps that are started together; else, while words of A for as many come.
 #define SLAB 2    // Runs of a pixel side by side.
 #define PIXELS 32  // Of a slab.
-#define NARROW 0  // Columns of windows that have no more than SEGMENTS strips side by side look at.
-#define MAPPED 0
+#define OWN_ACROSS 0  // Columns of narrow windows, which SEGMENTS strips side by side look at.
+#define MAPPED 0  // Tensor maps by which windows come, or what they are made of.
 #define WINDOW_BYTES 1024  // Of all windows of a holder.
 #define BLOCKS 1
 #endif

@@ -123,9 +123,9 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_NAMES_32 WGMMA_NAMES_31 ", %124, %125, %126, %127"
 #define WGMMA_SUMS_32 WGMMA_SUMS_31, WGMMA_SUMS(31)
 
-// C += A B for 8 EIGHTS columns: c[j] are the sums of columns 8 j to 8 j + 7. A comes from registers,
-// or from shared memory, neither it nor B transposed: on an H200 that saves the 27 cycles that an
-// instruction else takes besides its products.
+// C += A B for 8 EIGHTS columns: c[j] are the sums of columns 8 j to 8 j + 7. A comes from
+// registers, or from shared memory, neither it nor B transposed: on an H200 that saves the 27
+// cycles that an instruction else takes besides its products.
 #define WGMMA_WIDTH(EIGHTS, COLUMNS, A0, A1, A2, A3, B, T)                                         \
     template <bool TRANSPOSED>                                                                     \
     __device__ inline void multiply_add(float (&c)[EIGHTS][4], const unsigned (&a)[4],             \

@@ -7,12 +7,12 @@
 // pads a map below pads the next above. So no instruction of the main loop asks where a map ends,
 // and what is read, made and rounded is so once, not once for each tap.
 //
-// Channels lie in runs of 16 bytes. SLAB runs of a pixel are side by side, then the same of the next
-// pixel, and so on: a *slab*; behind it lies the slab of the next runs. Within 128 bytes runs change
-// places as the bits above say, so that eight pixels' runs of the same channels are in different
-// banks, wherever the first of the pixels lies: what CUDA calls a swizzle of as many bytes as a
-// pixel has in a slab. wgmma reads pixels so, and the engine for bulk copies writes them so
-// (bulk.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
+// Channels lie in runs of 16 bytes. SLAB runs of a pixel are side by side, then the same of the
+// next pixel, and so on: a *slab*; behind it lies the slab of the next runs. Within 128 bytes runs
+// change places as the bits above say, so that eight pixels' runs of the same channels are in
+// different banks, wherever the first of the pixels lies: what CUDA calls a swizzle of as many
+// bytes as a pixel has in a slab. wgmma reads pixels so, and the engine for bulk copies writes them
+// so (bulk.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
 
 #pragma once
 
@@ -28,8 +28,8 @@
 #define PIXELS 8   // Of a slab.
 #define MAPPED 0   // Tensor maps by which maps come, or none.
 #endif
-#ifndef NARROW
-#define NARROW 0   // Columns of windows that have no more than their segments look at.
+#ifndef OWN_ACROSS
+#define OWN_ACROSS 0  // Columns of narrow windows, which have no more than their segments look at.
 #endif
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
@@ -44,11 +44,11 @@ struct View {
 
 __device__ inline View view_of(int height, int width, int channels, int top, int left,
                                int out_height, int out_width, int r, int s) {
-    // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples of
-    // 128 bytes.
+    // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples
+    // of 128 bytes.
     constexpr int WHOLE = 8 / SLAB;
     const int padded = width + max(left, out_width + s - 1 - width - left);
-    const int across = NARROW ? NARROW : (padded + WHOLE - 1) / WHOLE * WHOLE;
+    const int across = OWN_ACROSS ? OWN_ACROSS : (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height, width, channels, top, left, out_height, out_width, r, s, across};
 }
 
@@ -140,15 +140,16 @@ struct Maps {
     const TensorMap* map;
 
 #if MAPPED
-    // What is outside of the map comes as zeros: a window at once, or a row a lane of the first warp.
+    // What is outside of the map comes as zeros: a window at once, or a row a lane of the first
+    // warp.
     __device__ void ask(const Window& window, Number*, Barrier* barrier) const {
-        if (threadIdx.x >= (NARROW ? 1 : 32)) return;
+        if (threadIdx.x >= (OWN_ACROSS ? 1 : 32)) return;
         const View& view = window.view;
         const int rows = window.stop - window.first, slabs = window.each / SLAB;
-        const int width = NARROW ? view.across : view.out_width + view.s - 1;
+        const int width = OWN_ACROSS ? view.across : view.out_width + view.s - 1;
         if (threadIdx.x == 0) barrier->expect(rows * slabs * width * SLAB * 16);
-        if (!NARROW) __syncwarp();
-        for (int i = threadIdx.x; i < (NARROW ? 1 : rows); i += 32) {
+        if (!OWN_ACROSS) __syncwarp();
+        for (int i = threadIdx.x; i < (OWN_ACROSS ? 1 : rows); i += 32) {
             const int y = window.first + i;
             Number* const row = window.numbers + i * view.across * SLAB * RUN;
             for (int q = 0; q < slabs; ++q)
@@ -258,8 +259,8 @@ struct Pooled {
     }
 };
 
-// Those of a NARROW window, of one sample: a box of them, where what is outside of the pooled map is
-// zeros. What the box has comes run by run, behind it the marks.
+// Those of a narrow window, of one sample: a box of them, where what is outside of the pooled map
+// is zeros. What the box has comes run by run, behind it the marks.
 struct PooledBox {
     const Window& window;
     int sample, line, column;  // The first one; may be outside.
@@ -296,8 +297,9 @@ struct PooledBox {
     __device__ void put(int i, const PooledRun& run) const {
         const int q = i % window.each, pixel = i / window.each, width = window.view.across;
         const int y = pixel / across * 2 + top, x = pixel % across * 2 + left;
-        // Eight threads write 128 bytes at once: where those are of several windows of pooling, some
-        // write the right pixel where others write the left one, so that all banks are different.
+        // Eight threads write 128 bytes at once: where those are of several windows of pooling,
+        // some write the right pixel where others write the left one, so that all banks are
+        // different.
         const int other = SLAB == 8 ? 0 : pixel / (4 / SLAB) % 2;
 #pragma unroll
         for (int m = 0; m < 4; ++m) {

@@ -1,6 +1,8 @@
 #include "order.cuh"
 #include "columns.cuh"
 
+static_assert(!MAPPED || BEHIND != 1, "behind a rectifier threads read dy and y");
+
 // dx from dy, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     window_backward_input(MAPS_PARAMETER const Number* dy, const Mark* marks, float factor,

@@ -57,7 +57,7 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
             for count in range(1, MOST_COLUMNS // segment.columns + 1):
                 way = Slide(
                     aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
-                    behind == 2,
+                    behind,
                 )  # fmt: skip
                 if way.possible:
                     yield way

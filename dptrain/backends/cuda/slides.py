@@ -87,7 +87,7 @@ class Slide:
         holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
             to tile, and ask for what a window is made of before they need it. 0: they do not.
         ring: stages of weights that are there at a time, or 0 for all of them.
-        undone: whether windows are made of what was pooled.
+        behind: what is undone as windows come, ``BEHIND`` of ``fused.cuh``.
     """
 
     view: View
@@ -100,7 +100,7 @@ class Slide:
     chunks: int = 1
     holders: int = 0
     ring: int = 0
-    undone: bool = False
+    behind: int = 0
 
     @property
     def possible(self) -> bool:
@@ -136,10 +136,15 @@ class Slide:
         return slab(self.planes)
 
     @property
+    def undone(self) -> bool:
+        """Whether windows are made of what was pooled."""
+        return self.behind == 2
+
+    @property
     def mapped(self) -> int:
         """Tensor maps that windows may come by, or what they are made of."""
-        if self.undone:
-            return 2 if self.early else 0
+        if self.behind:
+            return 2 if self.undone and self.early else 0
         return int(self.box[2] <= MOST_BOX)
 
     @property
@@ -301,7 +306,7 @@ class Slide:
             "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
             "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
             "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
-            "RING": self.ring, "NARROW": self.window_across * self.narrow, "SLAB": self.slab,
+            "RING": self.ring, "OWN_ACROSS": self.window_across * self.narrow, "SLAB": self.slab,
             "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
             "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
         }  # fmt: skip

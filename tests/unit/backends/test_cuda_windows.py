@@ -143,6 +143,61 @@ def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
     np.testing.assert_array_equal(replica.output(), expected * factor)
 
 
+class Mapping(Emulator):
+    """A device that has tensor maps, and keeps what kernels are to be compiled with."""
+
+    def __init__(self) -> None:
+        super().__init__(specializes=True)
+        self.boxes: list[tuple[tuple[int, ...], str]] = []
+        self.seen: dict[str, list[dict[str, int]]] = {}
+
+    def tensor_map(self, maps: Any, shape: Any, box: Any, kind: str, **_: Any) -> np.void:
+        self.boxes.append((tuple(box), kind))
+        known: np.void = np.void(bytes(128))
+        return known
+
+    def function(self, file: str, name: str, **defines: int) -> Any:
+        self.seen.setdefault(file, []).append({**defines, "maps": len(self.boxes)})
+        return lambda *args, **known: None
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("number", range(len(CUTS)))
+def test_boxes_are_as_large_as_kernels_take_them_for(
+    number: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that waits for other bytes than come would never end.
+
+    As the kernels work it out: rows of windows, columns that their segments look at, or whole rows
+    of these. Behind a rectifier alone windows are made of what threads read, so there are no maps.
+    """
+    device = Mapping()
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device)
+    monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
+    compile(WIDE, "cuda", 5, precision=precision)
+    run = 4 if precision == "tf32" else 8
+    found = set()
+    for back, file in enumerate(("window_forward.cu", "window_backward_input.cu")):
+        for d in device.seen[file]:
+            mapped, undone = d.get("MAPPED", 0), back and d["BEHIND"] == 2
+            assert mapped == (
+                0 if back and d["BEHIND"] == 1 else 1 if not undone else 2 * d["LATER"]
+            )
+            rows = d["LINES"] * d["TALL"] + d["FIXED_R"] - 1
+            width = d["FIXED_WIDTH" if back else "FIXED_OUT_WIDTH"] + d["FIXED_S"] - 1
+            each = d["FIXED_FILTERS" if back else "FIXED_CHANNELS"] // d["CHUNKS"]
+            if undone:
+                box = 1, rows // 2 + 1, d["OWN_ACROSS"] // 2 + 1, each
+            elif d["OWN_ACROSS"]:
+                box = 1, rows, d["OWN_ACROSS"], d["SLAB"] * run
+            else:
+                box = 1, 1, width, d["SLAB"] * run
+            boxes = device.boxes[d["maps"] - mapped : d["maps"]]
+            assert boxes == [(box, precision), (box, "marks")][:mapped]
+            found.add(mapped)
+    assert found >= {0, 1}
+
+
 def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
     """A replica of `WIDE` without windows."""
     with monkeypatch.context() as patch:
