@@ -2,16 +2,17 @@
 //
 // The instruction is mma.sync's of four warps at once: each gives the words of its own 16 rows of A
 // and holds their sums of C as for mma.sync (mma.cuh), while B, up to 256 columns, is read from
-// shared memory by the tensor cores themselves. It lies there in pieces of 16 bytes; eight pieces
-// in a row, of neighbouring columns (of terms where B is transposed), are what the hardware calls a
-// core matrix, and a descriptor says how far apart core matrices are.
+// shared memory by the tensor cores themselves, and so may A be. There lie pieces of 16 bytes;
+// eight in a row, of neighbouring columns (of terms where B is transposed), are what the hardware
+// calls a core matrix, and a descriptor says how far apart core matrices are. Or rows of pieces are
+// swizzled.
 //
 // Products run on while the warps do something else. Until they are done nobody may touch the
 // registers that they read and write: `start` orders what was done to registers before them, and
 // `finish<N>` waits for all products but the last N groups of them.
 //
 // Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments, and
-// "Matrix descriptor format" without swizzling.
+// "Matrix descriptor format".
 
 #pragma once
 
@@ -124,8 +125,8 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_SUMS_32 WGMMA_SUMS_31, WGMMA_SUMS(31)
 
 // C += A B for 8 EIGHTS columns: c[j] are the sums of columns 8 j to 8 j + 7. A comes from
-// registers, or from shared memory, neither it nor B transposed: on an H200 that saves the 27
-// cycles that an instruction else takes besides its products.
+// registers, or from shared memory, neither it nor B transposed: in main loops on an H200 that
+// saves some 27 cycles an instruction.
 #define WGMMA_WIDTH(EIGHTS, COLUMNS, A0, A1, A2, A3, B, T)                                         \
     template <bool TRANSPOSED>                                                                     \
     __device__ inline void multiply_add(float (&c)[EIGHTS][4], const unsigned (&a)[4],             \
