@@ -283,7 +283,7 @@ struct Convolution {
         return reinterpret_cast<Number*>(reinterpret_cast<char*>(memory) + own) +
                i * (view.channels / CHUNKS * PIXELS);
     }
-    // Behind all else in shared memory.
+    // Behind all else in shared memory: nothing else may be where one is.
     struct Barriers {
         Barrier windows[LATER ? HOLDERS : 1][2];
 #if LATER && WGMMA
@@ -291,8 +291,10 @@ struct Convolution {
 #endif
     };
     __device__ Barriers& barriers() const {
-        const int windows = LATER ? held_bytes() + HOLDERS * WINDOW_BYTES : WINDOW_BYTES;
-        return *reinterpret_cast<Barriers*>(reinterpret_cast<char*>(memory) + windows);
+        constexpr int SUMS_BYTES = SHARES > 1 ? THREADS * SEGMENTS * EIGHTS * 16 : 0;
+        const int all = LATER ? held_bytes() + HOLDERS * WINDOW_BYTES
+                              : max(WINDOW_BYTES, SUMS_BYTES);
+        return *reinterpret_cast<Barriers*>(reinterpret_cast<char*>(memory) + all);
     }
 
     // Adds what those who share a team's sums have, in order: each the eights that it gives.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda import operations
+from dptrain.backends.cuda.convolution import Convolution
 from dptrain.backends.cuda.dense import FewSamples, FullyConnected
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.launching import launch
@@ -19,7 +20,6 @@ from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tails import TAILS
 from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.weighted import Convolution
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,

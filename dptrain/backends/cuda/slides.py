@@ -247,13 +247,17 @@ class Slide:
 
     @property
     def shared_bytes(self) -> int:
-        """Of windows, of weights that are kept, or of the sums that are shared."""
+        """Of windows, or of the sums that are shared, of weights that are kept, and of barriers."""
         if self.early:
             steps = self.ring * self.depth or self.steps
             return steps * TEAM * PIECE + self.holders * self.window_bytes + BARRIER_BYTES
-        window = self.window_bytes + BARRIER_BYTES
-        sums = self.threads * self.segments * self.segment.columns // 8 * PIECE
-        return window if self.shares == 1 else max(window, sums)
+        return max(self.window_bytes, self.shared_sums) + BARRIER_BYTES
+
+    @property
+    def shared_sums(self) -> int:
+        """Bytes of sums that teams share, which lie where windows were."""
+        all_of_them = self.threads * self.segments * self.segment.columns // 8 * PIECE
+        return all_of_them if self.shares > 1 else 0
 
     @property
     def _pooled(self) -> tuple[int, int]:

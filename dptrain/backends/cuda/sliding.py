@@ -9,18 +9,13 @@ from functools import partial
 import numpy as np
 
 from dptrain.backends.cuda import windows
+from dptrain.backends.cuda.convolution import Convolution
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.slides import Slide
 from dptrain.backends.cuda.tiles import Parts, Tiling
-from dptrain.backends.cuda.weighted import (
-    NOTHING,
-    Convolution,
-    follows,
-    pools_in_place,
-    separate_tail,
-)
+from dptrain.backends.cuda.weighted import NOTHING, follows, pools_in_place, separate_tail
 from dptrain.backends.cuda.windows import SHARED_BYTES, View
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d

@@ -1,4 +1,4 @@
-"""Layers with weights, and convolutions, bound to arrays, with what is fused behind them."""
+"""Layers with weights bound to arrays, with what is fused behind them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch_sum
-from dptrain.backends.cuda.narrow import choose_narrow
 from dptrain.backends.cuda.operations import Dropping, Kernels, Operation, vector
-from dptrain.backends.cuda.pixel_sums import PixelSum, choose_pixel_sum
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Parts, Tiling, choose, step
-from dptrain.backends.cuda.windows import View
+from dptrain.backends.cuda.tiles import Tiling, choose, step
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
 
 NOTHING, RELU, RELU_POOLING = range(3)
 """What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
@@ -47,12 +42,6 @@ def pools_in_place(group: Group) -> bool:
 def separate_tail(group: Group) -> type[Tail] | None:
     """What kernels of its own compute behind the convolution and its rectifier."""
     return None if pools_in_place(group) else tail_of(group)
-
-
-SPREAD = 1 << 20
-"""Elements of dz from which a pass that writes them should cost less than making them again for
-each tap of the convolution. On an H200 a gradient by the input that makes dz took 1.6 times as long
-as the forward product of the same size; the bound itself was estimated, not measured."""
 
 
 class Weighted(Operation):
@@ -266,162 +255,3 @@ def computed_pixels(group: Group) -> int:
     if follows(group) == RELU_POOLING:
         return 4 * math.prod(group.tail.output_maps[1:])
     return math.prod(group.head.output_maps[1:])
-
-
-class Convolution(Weighted):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
-
-    Where windows of pooling are two by two and touch, the maps that are pooled are never written,
-    and the gradients by them only where that pays (`SPREAD`).
-    """
-
-    @classmethod
-    def spreads(cls, group: Group, setting: Setting) -> bool:
-        """Whether the gradient by what was pooled is written before it is used."""
-        head = group.head
-        size = setting.batch_size * math.prod(head.output_shape)
-        return pools_in_place(group) and head.index > 0 and size >= SPREAD
-
-    @classmethod
-    def summed_pixels(cls, group: Group, setting: Setting) -> int:
-        if cls.spreads(group, setting):
-            return math.prod(group.head.output_maps[1:])
-        return super().summed_pixels(group, setting)
-
-    @classmethod
-    def pixel_sum(cls, group: Group, setting: Setting) -> PixelSum | None:
-        """How windows of maps are summed up to the gradient of weights; None if it is gathered."""
-        layer = group.head.layer
-        assert isinstance(layer, Conv2d)
-        spread = separate_tail(group) is not None or cls.spreads(group, setting)
-        return choose_pixel_sum(
-            View.forward(group.head), setting.precision, layer.strides,
-            NOTHING if spread else follows(group), setting.batch_size,
-        )  # fmt: skip
-
-    @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
-        """Of two ways the one of more parts: which it is the device decides."""
-        gathered, way = cls.gathered_sum(group, setting), cls.pixel_sum(group, setting)
-        if way is None:
-            return gathered
-        windowed = way.tiling(group.head.output_shape[0], setting.batch_size)
-        return max(gathered, windowed, key=lambda tiling: tiling.parts.count)
-
-    @classmethod
-    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        n, behind, tail = setting.batch_size, follows(group), separate_tail(group)
-        buffers: dict[str, BufferSpec] = {}
-        maps = BufferSpec((n, *group.head.output_maps), setting.activations)
-        dz: tuple[str, ...] = ("dy", "y") if behind == RELU else ("dy",)
-        if tail is not None:
-            dz, buffers = ("dmaps",), {"maps": maps, **tail.buffers(group, setting)}
-        elif behind == RELU_POOLING:
-            dz = ("dmaps",) if cls.spreads(group, setting) else ("dy", "argmax")
-            buffers["argmax"] = BufferSpec((n, *group.tail.output_maps), "uint8")
-        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
-        if not setting.training:
-            return GroupNeeds(phases, buffers)
-        if dz == ("dmaps",):
-            buffers["dmaps"] = maps
-            reads = ("argmax",) if tail is None else tail.reads
-            phases[Phase.BACKWARD] = Access(("dy", *reads), ("dmaps",))
-        cls.add_parts(group, setting, buffers)
-        partial = ("partial",) if "partial" in buffers else ()
-        phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
-        phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
-        return GroupNeeds(phases, buffers)
-
-    def kernels(self) -> Kernels:
-        kernels = dict(super().kernels())
-        tail = tail_of(self.group)
-        if tail is not None and "dmaps" in self.arrays:
-            kernels[Phase.BACKWARD] = tail(self).backward()
-        return kernels
-
-    @property
-    def behind(self) -> int:
-        return NOTHING if "dmaps" in self.arrays else follows(self.group)
-
-    @property
-    def geometry(self) -> list[np.int32]:
-        """What kernels know of the layer."""
-        return geometry(self.group.head, self.layer.window)
-
-    @property
-    def defines(self) -> dict[str, int]:
-        return {**super().defines, **fixed(self.device, self.geometry)}
-
-    @property
-    def dz(self) -> tuple[Array, Array, np.float32]:
-        """What kernels make the gradient by the convolution from."""
-        a = self.arrays
-        if "dmaps" in a:
-            return a["dmaps"], a["dmaps"], np.float32(1.0)
-        return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
-
-    def forward(self) -> Kernel:
-        tail, convolve = separate_tail(self.group), self.convolve()
-        if tail is None:
-            return convolve
-        behind = tail(self).forward()
-
-        def run(context: Context) -> None:
-            convolve(context)
-            behind(context)
-
-        return run
-
-    @property
-    def outputs(self) -> tuple[Array, Array]:
-        """What the forward product writes: y, or maps that a tail reads, and marks."""
-        a = self.arrays
-        y = a["maps"] if separate_tail(self.group) else a["y"]
-        return y, a["argmax"] if pools_in_place(self.group) else y
-
-    def convolve(self) -> Kernel:
-        """Stage of the forward product."""
-        a, filters = self.arrays, self.group.head.output_shape[0]
-        narrow = choose_narrow(
-            View.forward(self.group.head), self.layer.strides, self.precision, self.batch_size,
-            pooled=pools_in_place(self.group),
-        )  # fmt: skip
-        if narrow is not None:
-            return self.product(
-                "narrow_forward.cu", "narrow_forward", Tiling(narrow, Parts(1, 1)), narrow.strips,
-                filters, (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-                behind=follows(self.group), drops=True,
-            )  # fmt: skip
-        pixels, taps = computed_pixels(self.group), a["weight"].size // filters
-        tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
-        return self.product(
-            "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
-            (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-            behind=follows(self.group), drops=True,
-        )  # fmt: skip
-
-    def backward_weight(self) -> Kernel:
-        numbers, inputs = self.geometry, (self.arrays["x"], *self.dz)
-
-        def rest(samples: int, part: int) -> tuple[np.int32, ...]:
-            return np.int32(samples), np.int32(part), *numbers
-
-        way = self.pixel_sum(self.group, self.setting)
-        if way is None or way.shared_bytes > self.device.shared_bytes:
-            name, tiling = "conv2d_backward_weight", self.gathered_sum(self.group, self.setting)
-            terms = self.summed_pixels(self.group, self.setting)
-        else:
-            name, tiling = (
-                "window_backward_weight",
-                way.tiling(self.group.head.output_shape[0], self.batch_size),
-            )
-            terms = way.strips
-        return self.gradient_kernel(f"{name}.cu", name, tiling, terms, inputs, rest)
-
-    def backward_input(self) -> Kernel:
-        a, (c, h, w) = self.arrays, self.group.head.input_shape
-        tiling = choose(self.precision, self.batch_size * h * w, c, a["weight"].size // c)
-        return self.product(
-            "conv2d_backward_input.cu", "conv2d_backward_input", tiling, h * w, c,
-            (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,
-        )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import compile
-from dptrain.backends.cuda import narrow, weighted
+from dptrain.backends.cuda import convolution, narrow
 from dptrain.backends.cuda.geometry import FIXED, geometry
 from dptrain.backends.cuda.narrow import FILLED, MOST_BYTES, Narrow, choose_narrow, narrows
 from dptrain.backends.cuda.tiles import ceil_div
@@ -125,10 +125,10 @@ def test_a_network_trains_as_with_products_that_gather(
 ) -> None:
     """Sums are in another order, so that one in many is rounded to its other neighbour later."""
     net = Network((3, 9, 10), LAYERS, name="narrow")
-    monkeypatch.setattr(weighted, "choose_narrow", lambda *_, **__: None)
+    monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: None)
     gathered = compile(net, "cuda", 5, precision=precision)
     ways = some(View.forward(net.nodes[0]), (1, 1), precision, pooled=True)
-    monkeypatch.setattr(weighted, "choose_narrow", lambda *_, **__: ways[1])
+    monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: ways[1])
     emulator = Emulator(seed=7)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     ours = compile(net, "cuda", 5, precision=precision)

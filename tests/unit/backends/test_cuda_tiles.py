@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.cuda import dense, weighted
+from dptrain.backends.cuda import convolution, dense, weighted
 from dptrain.backends.cuda.tiles import (
     DEPTH,
     SMALLEST_PARTS,
@@ -50,7 +50,7 @@ def test_every_tile_gives_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     shared = replace(tile, groups=2 if tile.block[0] < 128 else 1)
-    for module in (weighted, dense):
+    for module in (weighted, convolution, dense):
         monkeypatch.setattr(
             module, "choose",
             lambda _, rows, columns, terms, split=False: Tiling(
@@ -91,7 +91,7 @@ def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
     whole.step(reference, 3, 0)
     replicas = []
     for spread in (1, 10**9):
-        monkeypatch.setattr(weighted, "SPREAD", spread)
+        monkeypatch.setattr(convolution, "SPREAD", spread)
         ours = compile(POOLED, "cuda", 3, precision=precision)
         assert any(name.endswith("dmaps") for name in ours.plan.buffers) == (spread == 1)
         whole.step(ours, 3, 0)

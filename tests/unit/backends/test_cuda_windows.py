@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dptrain.api import compile
-from dptrain.backends.cuda import cuts, slides, sliding, weighted, windows
+from dptrain.backends.cuda import convolution, cuts, slides, sliding, windows
 from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.slides import Slide
 from dptrain.backends.cuda.sliding import SlidingConvolution
@@ -201,7 +201,7 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
 def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
     """A replica of `WIDE` without windows."""
     with monkeypatch.context() as patch:
-        patch.setattr(weighted, "choose_pixel_sum", lambda *_: None)
+        patch.setattr(convolution, "choose_pixel_sum", lambda *_: None)
         patch.setattr(SlidingConvolution, "suits", lambda group, setting: False)
         return compile(WIDE, "cuda", n, precision=precision)
 
@@ -258,6 +258,12 @@ def test_segments_cover_the_map_and_windows_their_segments(
         assert way.each * way.segment.columns * way.tall >= needed
         assert way.steps % (way.shares * way.chunks * way.depth) == 0
         assert way.blocks * way.threads * (way.segments * way.segment.columns // 2) <= 1 << 16
+        # Barriers lie behind windows, and behind sums that teams share.
+        sums = way.threads * way.segments * (way.segment.columns // 8) * 16 * (way.shares > 1)
+        held = (way.ring * way.depth or way.steps) * 128 * 16 if way.early else 0
+        come = max(way.holders, 1) * way.window_bytes
+        barriers = way.shared_bytes - held - max(come, sums)
+        assert barriers >= 16 * max(way.holders, 1) + (16 * max(way.ring, 1) if way.early else 0)
         count = way.teams * way.segments
         if way.narrow:
             # Side by side.
