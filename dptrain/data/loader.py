@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from dptrain.network.layers import Shape
 
 DRAWN_TOGETHER = 16
 """Steps whose random numbers are drawn at once: of 16 pictures each, 16 times 70 µs become 90."""
+
+PLACED_TOGETHER = 1 << 16
+"""Samples of the minibatches whose places are made at once: some 5 MB."""
 
 
 class Batch(NamedTuple):
@@ -55,15 +59,13 @@ class _Slot(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Shards of some steps of an epoch whose minibatches are equally large.
+    """Shards of some steps in a row whose minibatches are equally large.
 
     Attributes:
-        first: the first of these steps, counted from the epoch's.
         shared: samples of a minibatch, all ranks together.
         samples, targets, places: (steps, n, …), as `Batch` has them.
     """
 
-    first: int
     shared: int
     samples: NDArray[np.int64]
     targets: NDArray[Any]
@@ -153,6 +155,7 @@ class Loader:
         self._lent: deque[_Slot] = deque()
         self._end: BaseException | None = None
         self._closed = threading.Event()
+        self._order: tuple[int, NDArray[np.int64]] | None = None
         self._batches = self._read_batches()
         self._thread: threading.Thread | None = None
         if depth:
@@ -242,36 +245,42 @@ class Loader:
     def _place_batches(self, kept: MemorySamples) -> Iterator[tuple[Batch, None]]:
         """Batches that are places only.
 
-        They come in no time, and whoever waits for one keeps a device waiting; so those of a whole
-        epoch are made at once, the next one's beside the present one's use.
+        They come in no time, and whoever waits for one keeps a device waiting; so those of many
+        steps are made at once, and the next ones beside their use.
         """
-        each = steps_per_epoch(len(self._samples), self._batch_size)
         with ThreadPoolExecutor(1, "dptrain-places") as beside:
-            coming: Future[list[_Placed]] | None = None
-            for epoch, steps in self._epochs():
-                groups = self._place(kept, epoch) if coming is None else coming.result()
-                coming = beside.submit(self._place, kept, epoch + 1)
-                for first, shared, samples, targets, places in groups:
-                    begin = epoch * each + first
-                    stop = min(steps.stop, begin + len(samples))
-                    for step in range(max(steps.start, begin), stop):
-                        i = step - begin
-                        batch = Batch(step, epoch, None, targets[i], samples[i], shared, places[i])
-                        yield batch, None
+            begun = (
+                (epoch, steps, beside.submit(self._place, kept, epoch, steps))
+                for epoch, steps in self._pieces()
+            )
+            coming = deque(islice(begun, 1))
+            while coming:
+                epoch, steps, placed = coming.popleft()
+                coming.extend(islice(begun, 1))
+                shared, *arrays = placed.result()
+                for step, ids, y, places in zip(steps, *arrays, strict=True):
+                    yield Batch(step, epoch, None, y, ids, shared, places), None
 
-    def _place(self, kept: MemorySamples, epoch: int) -> list[_Placed]:
-        """This rank's shards of an epoch: those of whole minibatches, and of what is left."""
-        order, size = epoch_order(len(self._samples), self._seed, epoch), self._batch_size
-        whole = len(order) // size
-        cut = whole * size
-        parts = (0, order[:cut].reshape(whole, size)), (whole, order[None, cut:])
-        return [self._placed(kept, epoch, first, ids) for first, ids in parts if ids.size]
+    def _pieces(self) -> Iterator[tuple[int, range]]:
+        """Epochs, and steps of each that are made together: their minibatches are equally large."""
+        each = steps_per_epoch(len(self._samples), self._batch_size)
+        whole = len(self._samples) // self._batch_size
+        together = max(PLACED_TOGETHER // self._batch_size, 1)
+        for epoch, steps in self._epochs():
+            rest = max(steps.start, epoch * each + whole)
+            for part in (range(steps.start, min(steps.stop, rest)), range(rest, steps.stop)):
+                for start in part[::together]:
+                    yield epoch, range(start, min(start + together, part.stop))
 
-    def _placed(
-        self, kept: MemorySamples, epoch: int, first: int, everyone: NDArray[np.int64]
-    ) -> _Placed:
-        count = everyone.shape[1]
-        mine = np.ascontiguousarray(everyone[:, shard(count, self._rank, self._size)])
+    def _place(self, kept: MemorySamples, epoch: int, steps: range) -> _Placed:
+        """This rank's shards of such steps; called by one thread, one piece after the other."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_order(len(self._samples), self._seed, epoch)
+        order = self._order[1]
+        span = minibatch_span(len(order), self._batch_size, steps.start)
+        shared = span.stop - span.start
+        everyone = order[span.start :][: len(steps) * shared].reshape(len(steps), shared)
+        mine = np.ascontiguousarray(everyone[:, shard(shared, self._rank, self._size)])
         rows = kept.rows(mine.reshape(-1))
         change, seen, canvas = self._augmentation, self._input_shape, kept.canvas
         targets = np.empty((len(rows), *self._target_shape), self._target_dtype)
@@ -283,7 +292,7 @@ class Loader:
             places = change.places(seen, draws, canvas, rows)
         shape = mine.shape
         return _Placed(
-            first, count, mine, targets.reshape(*shape, *self._target_shape),
+            shared, mine, targets.reshape(*shape, *self._target_shape),
             places.reshape(*shape, *places.shape[1:]),
         )  # fmt: skip
 

@@ -66,11 +66,14 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
         assert used == list(minibatch(count, batch_size, 3, step))
 
 
+@pytest.mark.parametrize("together", [1, 9, 1 << 16])
 @pytest.mark.parametrize(("shape", "crop"), [((3,), 0), ((2, 4, 5), 0), ((2, 4, 5), 1)])
-def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop):
+def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop, together, monkeypatch):
+    """Of several epochs, each in one piece or in some."""
+    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", together)
     random = np.random.default_rng(0)
     x = random.standard_normal((9, *shape), dtype=np.float32)
-    samples = MemorySamples(x, random.integers(0, 5, 9).astype(np.int32), count=20)
+    samples = MemorySamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
     change = Augmentation(crop=crop) if crop else None
     settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
     with loader(samples, **settings) as read, loader(samples, reads=False, **settings) as told:
