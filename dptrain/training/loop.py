@@ -68,8 +68,8 @@ def make_steps(job: Job, display: Display, stop: StopRequest) -> dict[str, Any]:
     world = job.world
     progress = Progress(job.first_step, job.network.loss.targets != "values")
     with ExitStack() as stack:
-        # What is there by now stays. To look through all of it for what does not would keep a step
-        # waiting for 18 ms, and with it those of all ranks.
+        # What is there by now stays. A full collection looks at all of it, some 40,000 objects in
+        # 20 ms, for which a step would wait, and with it those of all ranks.
         gc.freeze()
         stack.callback(gc.unfreeze)
         stack.enter_context(job.stepper)
