@@ -99,7 +99,6 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
     for name, section in sections.items():
         if name in settings.sections:
             section()
-            save(results)
     return results
 
 
@@ -202,12 +201,14 @@ class _Run:
                             f"stages of {network.name}, batch {n}, {backend} {precision}"
                         ):
                             self.results.stages += measure_stages(network, backend, precision, n)
+            self.save(self.results)
 
     def layers(self) -> None:
         """The study's table, in the first of the precisions."""
         for name in STUDY:
             for n in self.settings.stage_batches:
                 self.results.layers += self._layers(dptrain.network(name), n)
+                self.save(self.results)
 
     def _layers(self, network: Network, n: int) -> list[LayerRow]:
         """Each layer alone, and each run of layers that is computed as one."""
