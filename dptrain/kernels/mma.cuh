@@ -38,16 +38,21 @@ __device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
 __device__ inline int member_of(int row) { return row % 32 / 8; }
 
 #if PRECISION == 1
-// To 11 significant bits, to the nearest, halves away from zero, as cvt.rna does.
+// To 11 significant bits, to the nearest; halves to even, as bulk copies round, from sm_90 on, where
+// that is one instruction, and away from zero before it, where there is no such conversion.
 __device__ inline float as_tf32(float value) {
-#if __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 900
+    unsigned bits;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return __uint_as_float(bits);
+#elif __CUDA_ARCH__ >= 800
     unsigned bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     return __uint_as_float(bits);
 #else
     const unsigned bits = __float_as_uint(value);
     const bool finite = (bits & 0x7F800000u) != 0x7F800000u;
-    return finite ? __uint_as_float((bits + 0x1000u) & 0xFFFFE000u) : value;
+    return finite ? __uint_as_float((bits + 0xFFFu + (bits >> 13 & 1u)) & 0xFFFFE000u) : value;
 #endif
 }
 

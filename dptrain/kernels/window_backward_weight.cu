@@ -14,6 +14,10 @@
 #include "order.cuh"
 #include "strip.cuh"
 
+#ifndef SETTLE
+#define SETTLE 0  // Whether the compiler has to be kept from moving what `wgmma` reads.
+#endif
+
 // A: rows g and g + 8 of a warp's sixteen are neighbouring filters, which a lane reads at once.
 struct GradientRows {
     const Number* dy;
@@ -51,61 +55,70 @@ struct GradientRows {
     }
 
 #if __CUDA_ARCH__ >= 800
-    template <class T> __device__ static Run<T, 2> pair(const T* from, int at) {
-        return *reinterpret_cast<const Run<T, 2>*>(from + at);
+    // What a lane reads of dz for a turn, and of what says who gets it.
+    static constexpr int READS = BEHIND == 2 ? (FOURFOLD ? 1 : 2) : FOURFOLD ? 4 : 8;
+    // Of two filters; bytes are taken apart when they are wanted.
+#if BEHIND == 2
+    using Both = unsigned short;
+#else
+    using Both = Run<Mark, 2>;
+#endif
+    struct Raw {
+        Run<Number, 2> dz[READS];
+        Both marks[READS];
+    };
+    // Nothing waits for it here.
+    __device__ Raw read(int turn) const {
+        Raw raw;
+        // Warps without filters read those of others: what becomes of it is thrown away.
+        const int own = FILTERS < TILE_M ? first() % FILTERS : first();
+        constexpr bool TWOS = BEHIND < 2 && !FOURFOLD;
+        const int row = turn * TURN_ROWS + threadIdx.x % 4 * (TWOS ? 2 : 1);
+#pragma unroll
+        for (int i = 0; i < READS; ++i) {
+            const int at = row + (TWOS ? i / 2 * 8 + i % 2 : i * 4);
+            raw.dz[i] = *reinterpret_cast<const Run<Number, 2>*>(dy + at * PITCH + own);
+            if (BEHIND) raw.marks[i] = *reinterpret_cast<const Both*>(marks + at * MARKS + own);
+        }
+        return raw;
     }
 
     // Filters first() and first() + 1 of the lane's terms of both steps of a turn.
-    __device__ void words(unsigned (&words)[2][4], int turn) {
-#pragma unroll
-        for (int q = 0; q < 8; ++q) words[q / 4][q % 4] = 0;
-        if (threadIdx.x / 32 * 16 >= FILTERS) return;
-        const int t = threadIdx.x % 4, apart = BEHIND < 2 && !FOURFOLD ? 2 : 1;
-        const int row = turn * TURN_ROWS + t * apart;
-        const Number* const own = dy + row * PITCH + first();
-#if BEHIND
-        const Mark* const mark = marks + row * MARKS + first();
-#endif
+    __device__ void words(unsigned (&words)[2][4], const Raw& raw) {
 #if PRECISION == 1 && BEHIND == 2
-        const Run<float, 2> dz = pair(own, 0);
-        const Run<Mark, 2> chosen = pair(mark, 0);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            const float rounded = as_tf32(dz.at[n]);
-            totals[n] += chosen.at[n] < 4 ? rounded : 0.0f;
+            const float rounded = as_tf32(raw.dz[0].at[n]);
+            const unsigned chosen = raw.marks[0] >> n * 8 & 0xFFu;
+            totals[n] += chosen < 4 ? rounded : 0.0f;
 #pragma unroll
             for (int m = 0; m < 4; ++m)
-                words[m / 2][m % 2 * 2 + n] = chosen.at[n] == m ? __float_as_uint(rounded) : 0u;
+                words[m / 2][m % 2 * 2 + n] = chosen == m ? __float_as_uint(rounded) : 0u;
         }
 #elif PRECISION == 1
 #pragma unroll
-        for (int h = 0; h < 4; ++h) {
-            const Run<float, 2> dz = pair(own, h * 4 * PITCH);
-#if BEHIND
-            const Run<float, 2> y = pair(mark, h * 4 * MARKS);
-#endif
+        for (int h = 0; h < 4; ++h)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                float rounded = as_tf32(dz.at[n]);
+                float rounded = as_tf32(raw.dz[h].at[n]);
 #if BEHIND
-                if (!(y.at[n] > 0.0f)) rounded = 0.0f;
+                if (!(raw.marks[h].at[n] > 0.0f)) rounded = 0.0f;
 #endif
                 words[h / 2][h % 2 * 2 + n] = __float_as_uint(rounded);
                 totals[n] += rounded;
             }
-        }
 #elif BEHIND == 2
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const unsigned both = as<unsigned>(pair(own, h * 4 * PITCH));
-            const Run<Mark, 2> chosen = pair(mark, h * 4 * MARKS);
+            const unsigned both = as<unsigned>(raw.dz[h]);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                const unsigned twice = __byte_perm(both, 0, n ? 0x3232 : 0x1010);
-                totals[n] += chosen.at[n] < 4 ? __uint_as_float(twice & 0xFFFF0000u) : 0.0f;
-#pragma unroll
-                for (int z = 0; z < 2; ++z)
-                    words[z][h * 2 + n] = twice & only(chosen.at[n] - unsigned(z) * 2);
+                const unsigned own = n ? both >> 16 : both & 0xFFFFu;
+                const unsigned chosen = raw.marks[h] >> n * 8 & 0xFFu;
+                totals[n] += chosen < 4 ? __uint_as_float(own << 16) : 0.0f;
+                // Terms 0 and 1 of the first step, 2 and 3 of the second.
+                words[0][h * 2 + n] = shifted(own, chosen * 16);
+                words[1][h * 2 + n] = shifted(own, chosen * 16 - 32);
             }
         }
 #else
@@ -114,9 +127,9 @@ struct GradientRows {
             unsigned terms[2];
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
-                terms[m] = as<unsigned>(pair(own, (h * 8 + m) * PITCH));
+                terms[m] = as<unsigned>(raw.dz[h * 2 + m]);
 #if BEHIND
-                const Run<Bfloat16, 2> y = pair(mark, (h * 8 + m) * MARKS);
+                const Run<Bfloat16, 2>& y = raw.marks[h * 2 + m];
                 if (!(to_float(y.at[0]) > 0.0f)) terms[m] &= 0xFFFF0000u;
                 if (!(to_float(y.at[1]) > 0.0f)) terms[m] &= 0xFFFFu;
 #endif
@@ -128,9 +141,11 @@ struct GradientRows {
         }
 #endif
     }
-    // All bits of one of a word's two terms, or of neither.
-    static __device__ unsigned only(unsigned term) {
-        return term < 2 ? 0xFFFFu << term * 16 : 0u;
+    // None of its bits where these are more than a word has.
+    static __device__ unsigned shifted(unsigned word, unsigned bits) {
+        unsigned result;
+        asm("shl.b32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(bits));
+        return result;
     }
 #else
     // Adds the lane's share of a step to the totals.
@@ -183,8 +198,10 @@ struct WindowColumns {
         return numbers[(half + own + c / RUN * PLANE) * RUN + c % RUN];
     }
 #if WGMMA
-    __device__ unsigned long long descriptor() const {
-        return wgmma::descriptor(numbers, 0, FOURFOLD ? 8 * 16 : PLANE * 16) + place;
+    // Descriptors differ in their lower half alone.
+    __device__ unsigned long long descriptor(int tap) const {
+        const auto all = wgmma::descriptor(numbers, 0, FOURFOLD ? 8 * 16 : PLANE * 16);
+        return all >> 32 << 32 | (unsigned(all) + place + tap);
     }
 #elif __CUDA_ARCH__ >= 800
     // Of channels [c, c + 16) of a tap, as read_words of a slice.
@@ -205,7 +222,6 @@ __device__ inline void multiply_step(Sums& sums, const unsigned (&words)[4],
                                      const WindowColumns& columns) {
 #if WGMMA
     constexpr int BESIDE = ROWS_AT_ONCE ? TAP_ROWS : 1, EIGHTS = BESIDE * CHANNELS / 8;
-    const unsigned long long first = columns.descriptor();
 #pragma unroll
     for (int s = 0; s < TAP_COLUMNS; ++s)
 #pragma unroll
@@ -213,7 +229,7 @@ __device__ inline void multiply_step(Sums& sums, const unsigned (&words)[4],
             wgmma::multiply_add<!FOURFOLD>(
                 reinterpret_cast<float(&)[EIGHTS][4]>(
                     sums.c[0][(s * TAP_ROWS + r) * CHANNELS / 8]),
-                words, first + WindowColumns::tap(r, s));
+                words, columns.descriptor(WindowColumns::tap(r, s)));
 #else
 #pragma unroll
     for (int j = 0; j < TILE_N; j += 16) {
@@ -233,31 +249,75 @@ struct StepRows {
 };
 #endif
 
-// The same of both steps of a turn. With wgmma it may still be under way when this returns, with
-// `words`, which no other turn than the last but one may have used.
-__device__ inline void multiply_turn(Sums& sums, GradientRows& rows, const Number* window,
-                                     const unsigned* places, int turn, unsigned (&words)[2][4]) {
-    const Run<unsigned, 2> place = *reinterpret_cast<const Run<unsigned, 2>*>(places + turn * 2);
-#if WGMMA
-    wgmma::finish<1>();
-#endif
+// Turns of a strip, each of two steps.
+struct Turns {
+    Sums& sums;
+    GradientRows& rows;
+    const Number* window;
+    const unsigned* places;
 #if __CUDA_ARCH__ >= 800
-    rows.words(words, turn);
+    // What one reads is on its way while the one before is multiplied, where that takes long.
+    static constexpr bool READS_AHEAD = !NARROW || FOURFOLD;
+    GradientRows::Raw raw;
+    unsigned long long place;  // Of both steps.
+    unsigned words[2][2][4];   // Of two turns: the one before may be under way with its own.
+
+    __device__ void begin(int turn) {
+        if (READS_AHEAD) read(turn);
+    }
+    // With wgmma it may be under way when this returns. `parity` is that of the turns before.
+    __device__ void multiply(int turn, int parity) {
+        if (!READS_AHEAD) read(turn);
+        const unsigned begins[2] = {of_all(unsigned(place)), of_all(unsigned(place >> 32))};
 #if WGMMA
-    wgmma::start();
+        wgmma::finish<1>();
+#endif
+        unsigned(&own)[2][4] = words[parity];
+        rows.words(own, raw);
+        // Behind the last turn its own again.
+        if (READS_AHEAD) read(min(turn + GROUPS, TURNS - 1));
+#if WGMMA
+        if (SETTLE) settle(own);
+        wgmma::start();
 #endif
 #pragma unroll
-    for (int z = 0; z < 2; ++z) multiply_step(sums, words[z], {window, place.at[z]});
+        for (int z = 0; z < 2; ++z) multiply_step(sums, own[z], {window, begins[z]});
 #if WGMMA
-    wgmma::commit();
+        wgmma::commit();
 #endif
-#else
-    for (int z = 0; z < 2; ++z) {
-        rows.add(turn, z);
-        sums.add_each(StepRows{rows, turn, z}, WindowColumns{window, place.at[z]}, STEP_K);
+    }
+
+   private:
+    __device__ void read(int turn) {
+        raw = rows.read(turn);
+        place = *reinterpret_cast<const unsigned long long*>(places + turn * 2);
+    }
+    // What is the same for all lanes, as compilers know of what a shuffle gives: then one register
+    // for all is enough for what many instructions take. Few take it as it is.
+    static __device__ unsigned of_all(unsigned same) {
+        return NARROW ? same : __shfl_sync(~0u, same, 0);
+    }
+#if WGMMA
+    // Compilers that move the making of words to behind `start` then have every product wait for
+    // the one before. They move nothing that decides whether something is done before it.
+    static __device__ void settle(const unsigned (&words)[2][4]) {
+        unsigned all = 0;
+#pragma unroll
+        for (int q = 0; q < 8; ++q) all |= words[q / 4][q % 4];
+        if (all == ~0u) asm volatile("nanosleep.u32 0;");
     }
 #endif
-}
+#else
+    __device__ void begin(int) {}
+    __device__ void multiply(int turn, int) {
+        for (int z = 0; z < 2; ++z) {
+            rows.add(turn, z);
+            sums.add_each(StepRows{rows, turn, z}, WindowColumns{window, places[turn * 2 + z]},
+                          STEP_K);
+        }
+    }
+#endif
+};
 
 // Waits for all products.
 __device__ inline void finish(Sums& sums) {
@@ -339,12 +399,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
             unit += WARPS;
         };
         rows.dy = at.dz, rows.marks = at.marks;
-        unsigned words[2][2][4];
+        Turns turns{sums, rows, at.window, steps};
+        turns.begin(min(int(threadIdx.y), TURNS - 1));
         for (int turn = threadIdx.y; turn < TURNS; turn += 2 * GROUPS) {
-            multiply_turn(sums, rows, at.window, steps, turn, words[0]);
+            turns.multiply(turn, 0);
             meanwhile();
             if (turn + GROUPS >= TURNS) break;
-            multiply_turn(sums, rows, at.window, steps, turn + GROUPS, words[1]);
+            turns.multiply(turn + GROUPS, 1);
             meanwhile();
         }
         if (more) bring(i + 1, unit, WARPS);

@@ -29,6 +29,10 @@ compilers take for ``sm_90a`` alone, which all GPUs of 9.0 are."""
 
 _OPTIONS = ("--std=c++17", "--generate-line-info")
 
+SERIALIZED = "wgmma.mma_async instructions are serialized"
+"""Said where the compiler moved what goes into products of ``wgmma`` among them, so that each waits
+for the one before; which kernels it does that to changes from version to version."""
+
 
 class CompileError(Exception):
     """What the compiler says, with file and line."""
@@ -44,10 +48,11 @@ class Compiler:
         library: as given.
         version: (major, minor) of CUDA.
         architectures: what it compiles for, such as 90 for ``sm_90``.
+        remarks: what it said of the last source that it compiled.
     """
 
     def __init__(self, library: str) -> None:
-        self.library = library
+        self.library, self.remarks = library, ""
         # Some wheels' compiler looks for its second half by name, where nobody finds it.
         folder = Path(library).parent
         for half in folder.glob("libnvrtc-builtins.so.*") if folder.is_absolute() else ():
@@ -65,7 +70,7 @@ class Compiler:
     def compile(
         self, path: Path, architecture: int, defines: Mapping[str, int] | None = None
     ) -> bytes:
-        """Machine code (cubin) of a source.
+        """Machine code (cubin) of a source; where `SERIALIZED`, of one that keeps it from that.
 
         Args:
             path: of the source, which includes files of its own folder.
@@ -75,11 +80,17 @@ class Compiler:
         Raises:
             CompileError: it is wrong.
         """
+        data = self._compile(path, architecture, defines or {})
+        if SERIALIZED in self.remarks:
+            data = self._compile(path, architecture, {**(defines or {}), "SETTLE": 1})
+        return data
+
+    def _compile(self, path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
         options = [
             *_OPTIONS,
             f"--gpu-architecture=sm_{architecture}{_OWN.get(architecture, '')}",
             f"--include-path={path.parent}",
-            *(f"-D{name}={value}" for name, value in sorted((defines or {}).items())),
+            *(f"-D{name}={value}" for name, value in sorted(defines.items())),
         ]
         program, text = ctypes.c_void_p(), path.read_text(encoding="utf-8")
         self._call(
@@ -93,9 +104,10 @@ class Compiler:
 
     def _finish(self, program: ctypes.c_void_p, options: Sequence[str]) -> bytes:
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        compile_program = self._functions.nvrtcCompileProgram
-        if compile_program(program, len(options), texts) != 0:
-            raise CompileError(self._output(program, "ProgramLog").rstrip(b"\0").decode().strip())
+        status = self._functions.nvrtcCompileProgram(program, len(options), texts)
+        self.remarks = self._output(program, "ProgramLog").rstrip(b"\0").decode().strip()
+        if status != 0:
+            raise CompileError(self.remarks)
         return self._output(program, "CUBIN")
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes:

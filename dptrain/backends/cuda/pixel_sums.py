@@ -28,19 +28,27 @@ ROWS = 64
 MOST_COLUMNS = 320
 """Of a tile: as many sums as threads have registers for, half as many each."""
 
-TURN, SHARED = 527, 1.16
-"""Cycles that four warps take for a turn at least, and how many times as long as their instructions
-products of several blocks take."""
+TURN, ISSUE = (290, 530), (51, 280)
+"""Cycles that four warps take for a turn at least, and that instructions of a turn take which
+others have to wait for: of maps of many channels, and of narrow ones."""
 
-HANDING, ARRIVAL = 1950, 1860
-"""Cycles between two strips, where one has come before, and where it has yet to."""
+SHARED, FEED = 1.09, 0.015
+"""How many times as long as their instructions products of several blocks take, and cycles that a
+byte of a strip takes the multiprocessor."""
 
-BESIDES, ALONE = 17.6, 11.5
+HANDING, ARRIVAL, TOGETHER = 1600, 850, 660
+"""Cycles between two strips, where one has come before, and where it has yet to; and for each
+further group that waits there."""
+
+BESIDES, ALONE = 48, 7.4
 """Bytes a cycle that four warps bring then."""
 
-ADDING, JOINING = 5.1e-3, 22
+ADDING, JOINING = 4.2e-3, 3.3
 """Cycles for a number of a part of a sum, which is written, read and added, and for a column that
 groups of a block join."""
+
+START = 3500
+"""Cycles that both kernels take to begin and to end."""
 
 FEWEST_COLUMNS = 160
 """Of a row of taps by itself, where more would have room."""
@@ -48,7 +56,7 @@ FEWEST_COLUMNS = 160
 SHORT = 16
 """Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
 
-MANY_PARTS, TOGETHER, TURN_OF_PARTS = 256, 64, 1000
+MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 3600
 """Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
 their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
 
@@ -282,25 +290,24 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
     """Cycles that the gradient of weights takes.
 
     Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
-    28 products timed on an H200 (32 and 2048 samples; solar, cifar, model2 and model-large): of
-    their ways it chooses some that took 1.03 times as long as the fastest in the geometric mean,
-    1.18 times at worst. It was not tried on others.
+    40 products timed on an H200 (mostly 32 and 2048 samples; solar, cifar, model0 to model2 and
+    model-large), of each some twenty ways: of these it chooses some that took 1.04 times as long as
+    the fastest in the geometric mean, 1.16 times at worst. It was not tried on others.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
     beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
     rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
     products = way.turns * way.columns
-    own = max(products, TURN * way.turns / way.groups)
-    if way.buffers == 2:
-        strip = own + HANDING + way.strip_bytes / (BESIDES * way.groups)
-    else:
-        strip = own + ARRIVAL + way.strip_bytes / (ALONE * way.groups)
+    own = max(products, TURN[way.narrow] * way.turns / way.groups)
+    waiting, rate = (HANDING, BESIDES) if way.buffers == 2 else (ARRIVAL, ALONE)
+    strip = own + waiting + TOGETHER * (way.groups - 1) + way.strip_bytes / (rate * way.groups)
+    busy = products * SHARED + way.turns * ISSUE[way.narrow] + way.strip_bytes * FEED
     elements = view.r * view.s * view.channels * view.filters
-    steps = parts.terms * rounds * max(beside * products * SHARED, strip)
-    more = max(ceil_div(parts.count - MANY_PARTS, TOGETHER), 0)
+    more = max(ceil_div(parts.count - MANY_PARTS, AT_A_TIME), 0)
     adding = ADDING * parts.count * elements + TURN_OF_PARTS * more
-    return steps + adding + JOINING * (way.groups - 1) * way.columns
+    joining = JOINING * (way.groups - 1) * way.columns
+    return START + parts.terms * rounds * max(beside * busy, strip) + adding + joining
 
 
 @functools.cache

@@ -99,7 +99,8 @@ def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
     if precision == "bf16":
         return BF16.round(x).astype(np.float64)
     bits = np.asarray(x, np.float32).view(np.uint32)
-    return (bits + 0x1000 & 0xFFFFE000).astype(np.uint32).view(np.float32).astype(np.float64)
+    rounded = bits + 0xFFF + (bits >> 13 & 1) & 0xFFFFE000
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def spread_out(
