@@ -28,20 +28,41 @@ ROWS = 64
 MOST_COLUMNS = 320
 """Of a tile: as many sums as threads have registers for, half as many each."""
 
-TURN, ISSUE = (290, 530), (51, 280)
-"""Cycles that four warps take for a turn at least, and that instructions of a turn take which
-others have to wait for: of maps of many channels, and of narrow ones."""
 
-SHARED, FEED = 1.09, 0.015
-"""How many times as long as their instructions products of several blocks take, and cycles that a
-byte of a strip takes the multiprocessor."""
+@dataclass(frozen=True)
+class Costs:
+    """Cycles, fitted to what was timed: see `estimate`.
 
-HANDING, ARRIVAL, TOGETHER = 1600, 850, 660
-"""Cycles between two strips, where one has come before, and where it has yet to; and for each
-further group that waits there."""
+    Attributes:
+        turn: that four warps take for a turn at least.
+        issue: of instructions of a turn that others have to wait for.
+        handing, arrival: between two strips, where one has come before, and where it has yet to.
+        together: for each further group that waits there.
+        besides, alone: bytes a cycle that four warps bring then.
+        feed: of a multiprocessor for a byte of a strip.
+    """
 
-BESIDES, ALONE = 48, 7.4
-"""Bytes a cycle that four warps bring then."""
+    turn: float
+    issue: float
+    handing: float
+    arrival: float
+    together: float
+    besides: float
+    alone: float
+    feed: float
+
+
+WIDE = Costs(
+    turn=290, issue=51, handing=1600, arrival=850, together=660, besides=48, alone=7.4, feed=0.015
+)
+NARROW = Costs(
+    turn=530, issue=190, handing=4600, arrival=3600, together=0, besides=math.inf,
+    alone=11, feed=0.016,
+)  # fmt: skip
+"""Of maps of many channels, and of few."""
+
+SHARED = 1.09
+"""How many times as long as their instructions products of several blocks take."""
 
 ADDING, JOINING = 4.2e-3, 3.3
 """Cycles for a number of a part of a sum, which is written, read and added, and for a column that
@@ -58,7 +79,7 @@ SHORT = 16
 
 MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 3600
 """Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
-their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
+their own: a layer of 448 weights took 12.4 µs in 640 parts and 9.9 in 224."""
 
 FEWEST_PIXELS = 1 << 17
 """Of pooled maps with few channels, below which products that gather are faster in tf32: with 32
@@ -291,18 +312,20 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
 
     Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
     40 products timed on an H200 (mostly 32 and 2048 samples; solar, cifar, model0 to model2 and
-    model-large), of each some twenty ways: of these it chooses some that took 1.04 times as long as
-    the fastest in the geometric mean, 1.16 times at worst. It was not tried on others.
+    model-large), of each 20 to 30 ways: what it chooses of these took 1.03 times as long as the
+    fastest in the geometric mean, 1.19 times at worst. It was not tried on others.
     """
     parts = way.tiling(view.filters, samples).parts
     blocks = math.prod(way.grid(0, view.filters, parts.count))
     beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
     rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
-    products = way.turns * way.columns
-    own = max(products, TURN[way.narrow] * way.turns / way.groups)
-    waiting, rate = (HANDING, BESIDES) if way.buffers == 2 else (ARRIVAL, ALONE)
-    strip = own + waiting + TOGETHER * (way.groups - 1) + way.strip_bytes / (rate * way.groups)
-    busy = products * SHARED + way.turns * ISSUE[way.narrow] + way.strip_bytes * FEED
+    costs, products = NARROW if way.narrow else WIDE, way.turns * way.columns
+    own = max(products, costs.turn * way.turns / way.groups)
+    ahead = way.buffers == 2
+    waiting, rate = (costs.handing, costs.besides) if ahead else (costs.arrival, costs.alone)
+    waiting += costs.together * (way.groups - 1)
+    strip = own + waiting + way.strip_bytes / (rate * way.groups)
+    busy = products * SHARED + way.turns * costs.issue + way.strip_bytes * costs.feed
     elements = view.r * view.s * view.channels * view.filters
     more = max(ceil_div(parts.count - MANY_PARTS, AT_A_TIME), 0)
     adding = ADDING * parts.count * elements + TURN_OF_PARTS * more

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
 from dptrain.backends.cuda.narrow import narrows
-from dptrain.backends.cuda.nvrtc import CompileError, Compiler, compile_cached, find_compiler
+from dptrain.backends.cuda.nvrtc import (
+    SERIALIZED,
+    CompileError,
+    Compiler,
+    compile_cached,
+    find_compiler,
+)
 from dptrain.backends.cuda.pixel_sums import choose_pixel_sum
 from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
@@ -152,6 +159,7 @@ def test_windows_compile_for_a_layer(
     for file, defines in kernels.items():
         code = compiler.compile(KERNELS / file, architecture, {**common, **defines})
         assert code.startswith(b"\x7fELF")
+        assert SERIALIZED not in compiler.remarks
 
 
 # The first convolutions of cifar and of model0.
@@ -174,6 +182,44 @@ def test_narrow_maps_compile_for_a_layer(
     for way in ways[:: len(ways) // 3]:
         code = compiler.compile(path, architecture, {**common, **way.defines})
         assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("layer", WIDE + NARROW, ids=str)
+@pytest.mark.parametrize("precision", [1, 2])
+@pytest.mark.parametrize("version", nvrtc.MAJORS)
+def test_products_do_not_wait_for_each_other(
+    version: int, precision: int, layer: tuple[int, ...]
+) -> None:
+    """Of gradients of weights, whose words compilers like to make between products."""
+    name, step = ("tf32", 4) if precision == 1 else ("bf16", 8)
+    height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
+    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    behind = 2 if layer in (WIDE[0], NARROW[1]) else 1
+    way = choose_pixel_sum(view, name, (1, 1), behind, 2048)
+    assert way is not None
+    steps = {"IN_STEP": step if channels > 3 else 1, "OUT_STEP": step}
+    common = {"PRECISION": precision, "BEHIND": behind, **steps}
+    compiler = find_compiler([version])
+    layer_defines = dict(zip(FIXED, layer, strict=True))
+    path = KERNELS / "window_backward_weight.cu"
+    compiler.compile(path, 90, {**way.defines, **common, **layer_defines})
+    assert SERIALIZED not in compiler.remarks
+
+
+def test_a_kernel_is_kept_from_being_serialized(
+    monkeypatch: pytest.MonkeyPatch, compiler: Compiler
+) -> None:
+    asked: list[Mapping[str, int]] = []
+
+    def compile_once(path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
+        asked.append(defines)
+        compiler.remarks = "" if "SETTLE" in defines else f"ptxas info : {SERIALIZED} due to it"
+        return str(defines).encode()
+
+    monkeypatch.setattr(compiler, "_compile", compile_once)
+    code = compiler.compile(KERNELS / "window_backward_weight.cu", 90, {"LINES": 2})
+    assert asked == [{"LINES": 2}, {"LINES": 2, "SETTLE": 1}]
+    assert code == str(asked[1]).encode()
 
 
 def test_code_for_9_0_is_for_all_that_it_can(tmp_path: Path, compiler: Compiler) -> None:
