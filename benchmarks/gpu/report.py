@@ -193,7 +193,8 @@ def layer_table(rows: Iterable[LayerRow]) -> Table:
         (r.network, str(r.batch_size), r.precision, f"{r.layers} {r.direction}",
          *(f"{r.us[name]:.2f}" if name in r.us else "–" for name in programs),
          "" if r.ratio is None else f"{r.ratio:.2f}",
-         "" if r.ratio is None else targets.OWN_KERNEL.verdict(r.ratio))
+         "" if r.ratio is None else
+         "the same kernels" if r.shared else targets.OWN_KERNEL.verdict(r.ratio))
         for r in rows
     ]  # fmt: skip
     times = (f"{program} µs" for program in programs)
@@ -280,10 +281,14 @@ def headline(results: Results) -> str:
         if ratios:
             line += f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's best mode"
         lines.append(line)
-    compared = [row.ratio for row in results.layers if row.ratio is not None]
+    compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
         reached = sum(targets.OWN_KERNEL.share(value) >= 1 for value in compared)
-        lines.append(f"{reached} of {len(compared)} layers are as fast by cuda as by cuDNN")
+        same = sum(row.shared for row in results.layers)
+        lines.append(
+            f"{reached} of {len(compared)} layers are as fast by cuda as by cuDNN, {same} more are "
+            "computed by the same kernels"
+        )
     if not results.complete:
         lines.append("not all of dptrain's programs ran: see the last table")
     return "\n".join(lines)

@@ -32,6 +32,7 @@ class StageResult:
         flops, bytes_moved: as the plan counts them.
         us: median.
         wide: a convolution with so many filters that its share of the GEMM rate has a target.
+        operation: what computes the group: backends that share one run the same kernels.
     """
 
     network: str
@@ -44,6 +45,7 @@ class StageResult:
     bytes_moved: int
     us: float
     wide: bool
+    operation: str
 
     @property
     def name(self) -> str:
@@ -72,6 +74,17 @@ def is_wide(plan: Plan, stage: Stage) -> bool:
     )
 
 
+def operation_of(step: Step, stage: Stage) -> str:
+    """What computes a stage's group, by name; the backend where that has one way for all."""
+    plan, backend = step.replica.plan, step.replica.backend
+    find = getattr(backend, "operation", None)
+    for group in plan.groups:
+        if group.name == stage.group and find is not None:
+            kind = find(group, plan.setting)
+            return f"{kind.__module__}.{kind.__qualname__}"
+    return backend.name
+
+
 def measure_stages(
     network: Network, backend: str, precision: str, batch_size: int, *, times: int = TIMES
 ) -> list[StageResult]:
@@ -86,6 +99,7 @@ def measure_stages(
             StageResult(
                 network.name, batch_size, backend, precision, stage.group, stage.phase.value,
                 stage.flops, stage.bytes_moved, laps.median / times, is_wide(plan, stage),
+                operation_of(step, stage),
             )
         )  # fmt: skip
     return results
@@ -103,6 +117,7 @@ class LayerRow:
         layers: such as ``conv1``, or ``conv1+relu1+pool1``.
         direction: ``forward`` or ``backward``.
         us: by program; ``PyTorch`` is its own calls of cuDNN, in the faster of its layouts.
+        operations: by backend, what computes it: see `StageResult`.
     """
 
     network: str
@@ -111,6 +126,13 @@ class LayerRow:
     layers: str
     direction: str
     us: dict[str, float]
+    operations: dict[str, list[str]]
+
+    @property
+    def shared(self) -> bool:
+        """Whether `cuda` and `cudnn` run the same kernels, so that they differ by chance alone."""
+        mine = self.operations.get("cuda")
+        return mine is not None and mine == self.operations.get("cudnn")
 
     @property
     def ratio(self) -> float | None:
@@ -145,9 +167,10 @@ def layer_rows(
         key = run, "forward" if stage.phase == Phase.FORWARD.value else "backward"
         if key not in rows:
             us = {"PyTorch": torch_us[key]} if key in torch_us else {}
-            rows[key] = LayerRow(stage.network, stage.batch_size, stage.precision, *key, us)
+            rows[key] = LayerRow(stage.network, stage.batch_size, stage.precision, *key, us, {})
         us = rows[key].us
         us[stage.backend] = us.get(stage.backend, 0.0) + stage.us
+        rows[key].operations.setdefault(stage.backend, []).append(stage.operation)
     order = {run: i for i, run in enumerate(runs)}
     return sorted(rows.values(), key=lambda row: (order[row.layers], row.direction == "backward"))
 

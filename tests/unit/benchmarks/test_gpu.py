@@ -26,7 +26,15 @@ from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
 from benchmarks.gpu.ranks import RankResult, measure_ranks, weak_efficiency
-from benchmarks.gpu.report import Results, as_json, as_markdown, headline, verdict, write
+from benchmarks.gpu.report import (
+    Results,
+    as_json,
+    as_markdown,
+    headline,
+    layer_table,
+    verdict,
+    write,
+)
 from benchmarks.gpu.stages import (
     StageResult,
     is_wide,
@@ -42,6 +50,8 @@ from benchmarks.progress import Progress
 from benchmarks.tables import new_files
 from benchmarks.torch_network import LOSSES, parameter_names, torch_network
 from dptrain.backends import load_backend
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.errors import UserError
 from dptrain.files import parse_json
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
@@ -256,8 +266,11 @@ def test_layers_are_stages_of_the_unfused_network() -> None:
     assert rows[2].us["PyTorch"] == 7.0
 
 
-def stage(backend: str, group: str, phase: str, us: float) -> StageResult:
-    return StageResult("net", 2, backend, "tf32", group, phase, 10, 10, us, False)
+def stage(
+    backend: str, group: str, phase: str, us: float, operation: str | None = None
+) -> StageResult:
+    operation = operation or backend
+    return StageResult("net", 2, backend, "tf32", group, phase, 10, 10, us, False, operation)
 
 
 def test_times_of_a_run_add_up_however_a_backend_groups_it() -> None:
@@ -274,6 +287,30 @@ def test_times_of_a_run_add_up_however_a_backend_groups_it() -> None:
     assert forward.ratio == pytest.approx(0.8)
     assert backward.us == {"cuda": 7.0}
     assert backward.ratio is None
+    assert not forward.shared
+
+
+def test_layers_that_the_same_kernels_compute_are_not_compared() -> None:
+    stages = [
+        stage("cuda", "pool1", "forward", 2.02, "Pooling"),
+        stage("cudnn", "pool1", "forward", 2.0, "Pooling"),
+        stage("cuda", "conv1", "forward", 2.0, "Convolution"),
+        stage("cudnn", "conv1", "forward", 4.0, "Graphs"),
+    ]
+    results = Results({}, layers=layer_rows(stages, {}, ["conv1", "pool1"]))
+    assert [row.shared for row in results.layers] == [False, True]
+    assert "1 of 1 layers are as fast by cuda as by cuDNN, 1 more are computed by" in headline(
+        results
+    )
+    assert [row[-1] for row in layer_table(results.layers).rows] == ["reached", "the same kernels"]
+
+
+def test_convolutions_alone_differ_between_the_backends_of_a_gpu() -> None:
+    ours, theirs = CudaBackend(), CudnnBackend()
+    plan = make_plan(unfused(dptrain.network("model2")), ours, 32, precision="tf32")
+    for group in plan.groups:
+        same = ours.operation(group, plan.setting) is theirs.operation(group, plan.setting)
+        assert same != isinstance(group.head.layer, Conv2d)
 
 
 # Ranks.
