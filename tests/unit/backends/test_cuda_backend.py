@@ -101,6 +101,24 @@ def step(replica: Replica, n: int, number: int) -> float:
     return loss
 
 
+def test_factors_in_tf32_are_the_nearest() -> None:
+    """Halves may go either way, which GPUs before 9.0 and since do differently."""
+    n, size = 8, 16
+    replica = compile(
+        Network((size,), [Dense(size)], MeanSquaredError()), "cuda", n, precision="tf32"
+    )
+    replica.parameters["dense1.weight"] = np.eye(size, dtype=np.float32)
+    replica.parameters["dense1.bias"] = np.zeros(size, np.float32)
+    x = batch(replica.plan.network, n)[0]
+    bits = x.view(np.uint32)
+    bits[0] = bits[0] & 0xFFFFE000 | 0x1000  # Halves.
+    bits[1] |= 0x7FFFFF  # The largest below a power of two.
+    y = replica.predict(x)
+    assert not (y.view(np.uint32) & 0x1FFF).any()
+    half = np.exp2(np.floor(np.log2(np.abs(x))) - 11)
+    assert (np.abs(y - x) <= half).all()
+
+
 @every_network
 @pytest.mark.parametrize("optimizer", [SGD(0.9), Adam()], ids=["sgd", "adam"])
 def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam) -> None:
