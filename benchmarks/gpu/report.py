@@ -284,11 +284,10 @@ def headline(results: Results) -> str:
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
         reached = sum(targets.OWN_KERNEL.share(value) >= 1 for value in compared)
-        same = sum(row.shared for row in results.layers)
-        lines.append(
-            f"{reached} of {len(compared)} layers are as fast by cuda as by cuDNN, {same} more are "
-            "computed by the same kernels"
-        )
+        line = f"{reached} of {len(compared)} layers are as fast by cuda as by cuDNN"
+        if same := sum(row.shared for row in results.layers):
+            line += f", {same} more are computed by the same kernels"
+        lines.append(line)
     if not results.complete:
         lines.append("not all of dptrain's programs ran: see the last table")
     return "\n".join(lines)

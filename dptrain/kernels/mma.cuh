@@ -10,7 +10,7 @@
 // a register of every lane with the words of an 8 x 4 matrix whose rows begin at given addresses.
 //
 // Where the instructions do not exist (before sm_80, and on the emulator of the tests) each thread
-// adds the products of its elements of C one by one, of inputs rounded the same way.
+// adds the products of its elements of C one by one, of inputs rounded to the nearest as well.
 
 #pragma once
 
@@ -38,8 +38,8 @@ __device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
 __device__ inline int member_of(int row) { return row % 32 / 8; }
 
 #if PRECISION == 1
-// To 11 significant bits, to the nearest; halves to even, as bulk copies round, from sm_90 on, where
-// that is one instruction, and away from zero before it, where there is no such conversion.
+// To 11 significant bits, to the nearest. Halves go to even, as bulk copies round, but from sm_80 to
+// before sm_90, whose one conversion takes them away from zero.
 __device__ inline float as_tf32(float value) {
 #if __CUDA_ARCH__ >= 900
     unsigned bits;

@@ -259,7 +259,7 @@ struct Turns {
     // What one reads is on its way while the one before is multiplied, where that takes long.
     static constexpr bool READS_AHEAD = !NARROW || FOURFOLD;
     GradientRows::Raw raw;
-    unsigned long long place;  // Of both steps.
+    Run<unsigned, 2> place;    // Of both steps.
     unsigned words[2][2][4];   // Of two turns: the one before may be under way with its own.
 
     __device__ void begin(int turn) {
@@ -268,7 +268,7 @@ struct Turns {
     // With wgmma it may be under way when this returns. `parity` is that of the turns before.
     __device__ void multiply(int turn, int parity) {
         if (!READS_AHEAD) read(turn);
-        const unsigned begins[2] = {of_all(unsigned(place)), of_all(unsigned(place >> 32))};
+        const unsigned begins[2] = {of_all(place.at[0]), of_all(place.at[1])};
 #if WGMMA
         wgmma::finish<1>();
 #endif
@@ -290,7 +290,7 @@ struct Turns {
    private:
     __device__ void read(int turn) {
         raw = rows.read(turn);
-        place = *reinterpret_cast<const unsigned long long*>(places + turn * 2);
+        place = *reinterpret_cast<const Run<unsigned, 2>*>(places + turn * 2);
     }
     // What is the same for all lanes, as compilers know of what a shuffle gives: then one register
     // for all is enough for what many instructions take. Few take it as it is.
@@ -299,12 +299,14 @@ struct Turns {
     }
 #if WGMMA
     // Compilers that move the making of words to behind `start` then have every product wait for
-    // the one before. They move nothing that decides whether something is done before it.
+    // the one before. They move nothing that decides whether something is done before it, which
+    // next to never is: no bit of a word may be 0.
     static __device__ void settle(const unsigned (&words)[2][4]) {
-        unsigned all = 0;
+        unsigned all = ~0u;
 #pragma unroll
-        for (int q = 0; q < 8; ++q) all |= words[q / 4][q % 4];
+        for (int q = 0; q < 8; ++q) all &= words[q / 4][q % 4];
         if (all == ~0u) asm volatile("nanosleep.u32 0;");
+        __syncwarp();
     }
 #endif
 #else

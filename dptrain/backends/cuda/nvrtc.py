@@ -33,6 +33,9 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"
 """Said where the compiler moved what goes into products of ``wgmma`` among them, so that each waits
 for the one before; which kernels it does that to changes from version to version."""
 
+SETTLE = "SETTLE"
+"""Macro of sources that can keep the compiler from that, at some cost."""
+
 
 class CompileError(Exception):
     """What the compiler says, with file and line."""
@@ -70,7 +73,7 @@ class Compiler:
     def compile(
         self, path: Path, architecture: int, defines: Mapping[str, int] | None = None
     ) -> bytes:
-        """Machine code (cubin) of a source; where `SERIALIZED`, of one that keeps it from that.
+        """Machine code (cubin) of a source; where it came out `SERIALIZED`, with `SETTLE` if that helps.
 
         Args:
             path: of the source, which includes files of its own folder.
@@ -81,8 +84,9 @@ class Compiler:
             CompileError: it is wrong.
         """
         data = self._compile(path, architecture, defines or {})
-        if SERIALIZED in self.remarks:
-            data = self._compile(path, architecture, {**(defines or {}), "SETTLE": 1})
+        if SERIALIZED in self.remarks and SETTLE in path.read_text(encoding="utf-8"):
+            settled = self._compile(path, architecture, {**(defines or {}), SETTLE: 1})
+            data = data if SERIALIZED in self.remarks else settled
         return data
 
     def _compile(self, path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:

@@ -77,9 +77,9 @@ FEWEST_COLUMNS = 160
 SHORT = 16
 """Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
 
-MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 3600
+MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 1000
 """Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
-their own: a layer of 448 weights took 12.4 µs in 640 parts and 9.9 in 224."""
+their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
 
 FEWEST_PIXELS = 1 << 17
 """Of pooled maps with few channels, below which products that gather are faster in tf32: with 32

@@ -220,6 +220,9 @@ def test_a_kernel_is_kept_from_being_serialized(
     code = compiler.compile(KERNELS / "window_backward_weight.cu", 90, {"LINES": 2})
     assert asked == [{"LINES": 2}, {"LINES": 2, "SETTLE": 1}]
     assert code == str(asked[1]).encode()
+    # Others know no way out.
+    compiler.compile(KERNELS / "window_forward.cu", 90)
+    assert asked[2:] == [{}]
 
 
 def test_code_for_9_0_is_for_all_that_it_can(tmp_path: Path, compiler: Compiler) -> None:
