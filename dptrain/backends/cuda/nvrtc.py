@@ -73,7 +73,7 @@ class Compiler:
     def compile(
         self, path: Path, architecture: int, defines: Mapping[str, int] | None = None
     ) -> bytes:
-        """Machine code (cubin) of a source; where it came out `SERIALIZED`, with `SETTLE` if that helps.
+        """Machine code (cubin) of a source; with `SETTLE` where that keeps it from `SERIALIZED`.
 
         Args:
             path: of the source, which includes files of its own folder.
