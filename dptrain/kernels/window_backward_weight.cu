@@ -256,11 +256,12 @@ struct Turns {
     const Number* window;
     const unsigned* places;
 #if __CUDA_ARCH__ >= 800
-    // What one reads is on its way while the one before is multiplied, where that takes long.
+    // What one reads is on its way while the one before is multiplied; but narrow ones in bf16 read
+    // twice as many numbers for as many products, and take longer so.
     static constexpr bool READS_AHEAD = !NARROW || FOURFOLD;
     GradientRows::Raw raw;
-    Run<unsigned, 2> place;    // Of both steps.
-    unsigned words[2][2][4];   // Of two turns: the one before may be under way with its own.
+    Run<unsigned, 2> place;   // Of both steps.
+    unsigned words[2][2][4];  // Of two turns: the one before may be under way with its own.
 
     __device__ void begin(int turn) {
         if (READS_AHEAD) read(turn);
