@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from dptrain.errors import UserError
@@ -11,6 +12,7 @@ from dptrain.errors import UserError
 ALLOW_SINGLE = "DPTRAIN_ALLOW_SINGLE"
 """Environment variable: set to 1, a rank that finds itself alone goes on alone."""
 
+_NETMOD = "MPIR_CVAR_CH4_NETMOD"
 _VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -39,6 +41,25 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch:
         if size.isdecimal() and int(size) > 0 and rank.isdecimal():
             return Launch(int(rank), int(size), f"{size_name}={size}")
     return Launch(0, 1, "")
+
+
+def shorten_addresses(version: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have MPICH tell Slurm short addresses, which it must before MPI starts.
+
+    Ranks started by ``srun --mpi=pmi2`` give their addresses to Slurm in lines of text, and Slurm
+    reads 1024 characters of one. MPICH's way over UCX sends 4096 bytes for each, whatever lies in
+    memory behind the address included, in lines as long as these bytes make them: with some
+    contents of memory MPI fails to start, or waits forever. Its way over libfabric sends what the
+    address takes. Where a user has chosen one, and under MPICH's own mpirun, nothing is changed.
+
+    Args:
+        version: the long text in which the MPI that mpi4py loaded describes itself.
+        environ: where the launcher left its marks, and MPI will read.
+    """
+    by_slurm = "PMI_JOBID" in environ and "PMI_HOSTNAME" not in environ  # The latter is mpirun's.
+    has_both = re.search(r"^MPICH Device:\s*ch4:ucx ofi", version, re.MULTILINE)
+    if by_slurm and has_both and not environ.keys() & {"MPICH_CH4_NETMOD", _NETMOD}:
+        environ[_NETMOD] = "ofi"
 
 
 def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.job import Job, new_token
-from dptrain.comm.launcher import refuse_single, refuse_stranger
+from dptrain.comm.launcher import refuse_single, refuse_stranger, shorten_addresses
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -286,6 +286,7 @@ def _start_mpi() -> Any:
             ) from None
         if not MPI.Is_initialized():
             refuse_stranger(_library(MPI))
+            shorten_addresses(MPI.Get_library_version())
             MPI.Init_thread(MPI.THREAD_FUNNELED)
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI

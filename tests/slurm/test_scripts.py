@@ -29,6 +29,25 @@ TWO = ("--nodes=1", "--ntasks-per-node=2")
 EACH = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
 SRUN, MPIRUN = "srun --mpi=pmi2", "mpirun"
 
+FULL = """\
+#!PYTHON
+import ctypes, random
+
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+c.free.argtypes = [ctypes.c_void_p]
+sizes = random.Random(1).choices(range(20, 700), k=40_000)
+blocks = [c.malloc(size) for size in sizes]
+for block, size in zip(blocks, sizes):
+    ctypes.memset(block, ord("A") + size % 26, size)
+for block in blocks[::2]:
+    c.free(block)
+from dptrain.comm.world import World
+
+print(f"ranks {World.connect(timeout=30).size}\\n", end="", flush=True)
+"""
+"""A program that starts MPI where there is no run of zeros in memory, only holes between text."""
+
 State = dict[str, np.ndarray]
 
 
@@ -125,6 +144,20 @@ def test_jobs_train_as_mpirun_alone_does(
     assert job.facts()["NumNodes"] == size[0][-1]
     assert "2 ranks x 1 thread" in job.output
     assert_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.parametrize("launcher", [SRUN, MPIRUN])
+def test_ranks_find_each_other_whatever_lies_in_memory(
+    cluster: Cluster, tmp_path: Path, launcher: str
+) -> None:
+    programs = write_program(tmp_path / "bin", "dptrain", FULL)
+    path = os.pathsep.join([str(programs), cluster.environment()["PATH"]])
+    with tempfile.TemporaryDirectory() as shared:  # By both nodes.
+        job = cluster.submit(
+            *EACH, SCRIPTS / "nodes.sh", folder=tmp_path, LAUNCH=launcher, PATH=path, TMPDIR=shared
+        )
+        assert job.wait() == "COMPLETED", job.output
+    assert job.output.count("ranks 2") == 2
 
 
 def test_gpus_are_all_seen_by_every_rank_of_a_node(cluster: Cluster, tmp_path: Path) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dptrain.comm.launcher import Launch, find_launch, refuse_single, refuse_stranger
+from dptrain.comm.launcher import (
+    Launch,
+    find_launch,
+    refuse_single,
+    refuse_stranger,
+    shorten_addresses,
+)
 from dptrain.errors import UserError
 
 
@@ -72,3 +78,31 @@ def test_another_mpi_under_open_mpi_is_refused_before_it_starts() -> None:
     refuse_stranger("Open MPI 5.0.11", environ)
     refuse_stranger("MPICH 5.0.2", {**environ, "DPTRAIN_ALLOW_SINGLE": "1"})
     refuse_stranger("MPICH 5.0.2", {"PMI_SIZE": "2"})
+
+
+WHEEL = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH CC:           cc\n"
+SRUN = {"PMI_JOBID": "17.0", "PMI_FD": "10", "PMI_SIZE": "2"}
+
+
+def test_under_srun_mpich_gives_slurm_short_addresses() -> None:
+    environ = dict(SRUN)
+    shorten_addresses(WHEEL, environ)
+    assert environ == SRUN | {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+
+
+@pytest.mark.parametrize(
+    ("version", "environ"),
+    [
+        (WHEEL, {"PMI_FD": "9", "PMI_HOSTNAME": "n1"}),
+        (WHEEL, SRUN | {"PMI_HOSTNAME": "n1"}),
+        (WHEEL, SRUN | {"MPIR_CVAR_CH4_NETMOD": "ucx"}),
+        (WHEEL, SRUN | {"MPICH_CH4_NETMOD": "ucx"}),
+        (WHEEL.replace("ucx ofi", "ofi"), SRUN),
+        (WHEEL.replace("ucx ofi", "ucx"), SRUN),
+        ("Open MPI v5.0.11", SRUN),
+    ],
+)
+def test_networks_are_left_alone_elsewhere(version: str, environ: dict[str, str]) -> None:
+    before = dict(environ)
+    shorten_addresses(version, environ)
+    assert environ == before
