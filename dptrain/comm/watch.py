@@ -4,7 +4,9 @@
 of one node and writes to stdout when it has begun. A rank holds its pipe open and writes to it
 when it ends regularly. A pipe that closes without a word tells of a rank that was killed, ran out
 of memory or called ``os._exit``: it is named on stderr, unless some rank has named a cause already
-(``failed`` in FOLDER). The launcher then ends the other ranks. FOLDER is removed at the end.
+(``failed`` in FOLDER). The launcher then ends the other ranks; those of this node that it has left
+alone, as MPICH's does now and then with ranks beside one that left with 0, are killed. FOLDER is
+removed at the end.
 
 ``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills PID unless killed before.
 
@@ -18,6 +20,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+_LAUNCHER_S = 3.0
+"""What the launcher gets for ending the other ranks."""
 
 
 def _speak(folder: Path, message: str) -> None:
@@ -40,9 +45,15 @@ def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
         pipes[pipe] = rank
         poll.register(pipe, select.EPOLLIN)
     os.write(1, b"begun")
+    end = None
     while pipes:
-        for pipe, _ in poll.poll():
+        ready = poll.poll(None if end is None else max(end - time.monotonic(), 0.0))
+        if not ready:
+            _kill(pipes)
+            end = None
+        for pipe, _ in ready:
             if not os.read(pipe, 1):
+                end = end or time.monotonic() + _LAUNCHER_S
                 _speak(
                     folder,
                     f"dptrain: rank {pipes[pipe]} of {size}: its process on {host} was killed or "
@@ -56,6 +67,18 @@ def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
         folder.rmdir()
     except OSError:
         pass  # Somebody else tidied up.
+
+
+def _kill(pipes: dict[int, str]) -> None:
+    """Kill whoever still holds a pipe: found by that, for numbers of processes are used again."""
+    held = [os.fstat(pipe) for pipe in pipes]
+    for file in Path("/proc").glob("[0-9]*/fd/*"):
+        pid = int(file.parts[2])
+        try:
+            if pid != os.getpid() and any(os.path.samestat(file.stat(), pipe) for pipe in held):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass  # It has ended, or is another user's.
 
 
 def deadline(seconds: float, pid: int, message: str) -> None:
