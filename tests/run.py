@@ -40,12 +40,15 @@ PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
-EMULATED = "(cuda or cudnn) and not cuda_windows"
+EMULATED = "cuda or cudnn"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one, or
-only compile. Some are left to the other process, so that both take as long."""
+only compile."""
 
 BESIDE = (("unit", "emulator"), ("system", "slurm"))
 """Suites that share the cores; the first two take as long, the others wait now and then."""
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""PyTorch's threads wait for each other busily, which takes the cores from the suite beside."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ def suites() -> dict[str, Suite]:
     """Every suite by name, the quick ones first."""
     unit = (*PYTEST, "--doctest-modules", "dptrain/network", "dptrain/plan", "tests/unit")
     named = {
-        "unit": Suite((*unit, "-k", f"not ({EMULATED})")),
-        "emulator": Suite((*PYTEST, "tests/unit", "-k", EMULATED)),
+        "unit": Suite((*unit, "-k", f"not ({EMULATED})"), environment=ONE_THREAD),
+        "emulator": Suite((*PYTEST, "tests/unit", "-k", EMULATED), environment=ONE_THREAD),
     }
     for size in (1, 2, 3, 4):
         named[f"ranks-{size}"] = _ranks(size, BIN / "mpirun")

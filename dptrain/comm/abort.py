@@ -4,9 +4,9 @@ What ends a job, and who says so:
 
 - an exception, `sys.exit`, or a crash of a thread: that rank's `guard` prints and calls MPI_Abort;
 - a mistake that all ranks agreed on: rank 0 prints, every rank exits with 2 in good order;
-- SIGKILL, `os._exit`, a segmentation fault: the node's helper (`dptrain.comm.watch`) names the rank;
-  the launcher ends the others, or the helper those of its node that the launcher leaves alone; on
-  several nodes, each node's helper may name its first;
+- SIGKILL, `os._exit`, a segmentation fault: the node's helper (`dptrain.comm.watch`) names the
+  rank; the launcher ends the others, or the helper those of its node that the launcher leaves
+  alone; on several nodes, each node's helper may name its first;
 - a rank that hangs or is stopped: the others' waits end after `World.timeout`.
 """
 

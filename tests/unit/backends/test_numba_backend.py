@@ -369,10 +369,10 @@ def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
     steps(3)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
-    steps(10)
+    steps(50)
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert after - held < 200  # an object or two of the interpreter's own, not ten of them
+    assert after - held < 800  # some objects of the interpreter's own, not fifty of 16 bytes
     assert peak - held < 2_000  # views and numbers: an array of any stage is larger
 
 
