@@ -14,6 +14,7 @@ It holds nothing of the rank's but stderr: an inherited launcher's socket would 
 What asks ranks to stop is not for the helper, but Slurm sends it to every process of a step.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -72,13 +73,21 @@ def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
 def _kill(pipes: dict[int, str]) -> None:
     """Kill whoever still holds a pipe: found by that, for numbers of processes are used again."""
     held = [os.fstat(pipe) for pipe in pipes]
-    for file in Path("/proc").glob("[0-9]*/fd/*"):
-        pid = int(file.parts[2])
-        try:
-            if pid != os.getpid() and any(os.path.samestat(file.stat(), pipe) for pipe in held):
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass  # It has ended, or is another user's.
+    for process in Path("/proc").iterdir():
+        is_other = process.name.isdecimal() and process.name != str(os.getpid())
+        if is_other and _holds(process, held):
+            with contextlib.suppress(OSError):  # It has just ended.
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _holds(process: Path, files: list[os.stat_result]) -> bool:
+    """Whether a process has one of these files open; not if it has ended or is another user's."""
+    with contextlib.suppress(OSError):
+        for link in list((process / "fd").iterdir()):
+            with contextlib.suppress(OSError):  # It has just closed it.
+                if any(os.path.samestat(link.stat(), file) for file in files):
+                    return True
+    return False
 
 
 def deadline(seconds: float, pid: int, message: str) -> None:
