@@ -15,7 +15,10 @@ import pytest
 
 from dptrain.comm import watch
 
-pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="the helper is for Linux")
+pytestmark = pytest.mark.skipif(
+    not hasattr(select, "epoll"),
+    reason="no epoll in this system, so ranks start no helper (Job.watch)",
+)
 
 RANK = "import os, sys; os.open(sys.argv[1], os.O_WRONLY); print(flush=True); sys.stdin.read()"
 GOOD = RANK.replace("os.open", "pipe = os.open") + "; os.write(pipe, b'!')"
