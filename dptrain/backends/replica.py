@@ -368,7 +368,7 @@ class Replica:
         raise NotImplementedError
 
     def stamps(self) -> NDArray[np.int64]:
-        """The times that `stamp` has noted, by place, in nanoseconds; waits for them."""
+        """Nanoseconds by place, as noted in steps whose result is known."""
         raise NotImplementedError
 
     def output(self) -> NDArray[Any]:

@@ -62,10 +62,12 @@ class _Placed(NamedTuple):
     """Shards of some steps in a row whose minibatches are equally large.
 
     Attributes:
+        steps: their numbers.
         shared: samples of a minibatch, all ranks together.
         samples, targets, places: (steps, n, …), as `Batch` has them.
     """
 
+    steps: range
     shared: int
     samples: NDArray[np.int64]
     targets: NDArray[Any]
@@ -250,51 +252,65 @@ class Loader:
         """
         with ThreadPoolExecutor(1, "dptrain-places") as beside:
             begun = (
-                (epoch, steps, beside.submit(self._place, kept, epoch, steps))
+                (epoch, beside.submit(self._place, kept, epoch, steps))
                 for epoch, steps in self._pieces()
             )
             coming = deque(islice(begun, 1))
             while coming:
-                epoch, steps, placed = coming.popleft()
+                epoch, placed = coming.popleft()
                 coming.extend(islice(begun, 1))
-                shared, *arrays = placed.result()
-                for step, ids, y, places in zip(steps, *arrays, strict=True):
-                    yield Batch(step, epoch, None, y, ids, shared, places), None
+                for steps, shared, *arrays in placed.result():
+                    for step, ids, y, places in zip(steps, *arrays, strict=True):
+                        yield Batch(step, epoch, None, y, ids, shared, places), None
 
     def _pieces(self) -> Iterator[tuple[int, range]]:
-        """Epochs, and steps of each that are made together: their minibatches are equally large."""
-        each = steps_per_epoch(len(self._samples), self._batch_size)
-        whole = len(self._samples) // self._batch_size
+        """Epochs, and steps of each that are made together."""
         together = max(PLACED_TOGETHER // self._batch_size, 1)
         for epoch, steps in self._epochs():
-            rest = max(steps.start, epoch * each + whole)
-            for part in (range(steps.start, min(steps.stop, rest)), range(rest, steps.stop)):
-                for start in part[::together]:
-                    yield epoch, range(start, min(start + together, part.stop))
+            for start in steps[::together]:
+                yield epoch, range(start, min(start + together, steps.stop))
 
-    def _place(self, kept: MemorySamples, epoch: int, steps: range) -> _Placed:
-        """This rank's shards of such steps; called by one thread, one piece after the other."""
+    def _place(self, kept: MemorySamples, epoch: int, steps: range) -> list[_Placed]:
+        """This rank's shards of such steps; called by one thread, one piece after the other.
+
+        It takes the interpreter, which the caller needs as well, so few large calls are made.
+        """
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, epoch_order(len(self._samples), self._seed, epoch)
         order = self._order[1]
-        span = minibatch_span(len(order), self._batch_size, steps.start)
-        shared = span.stop - span.start
-        everyone = order[span.start :][: len(steps) * shared].reshape(len(steps), shared)
-        mine = np.ascontiguousarray(everyone[:, shard(shared, self._rank, self._size)])
-        rows = kept.rows(mine.reshape(-1))
+        each, whole = steps_per_epoch(len(order), self._batch_size), len(order) // self._batch_size
+        smaller = max(steps.start, epoch * each + whole)
+        parts = (range(steps.start, min(steps.stop, smaller)), range(smaller, steps.stop))
+        shards = [self._shards(order, part) for part in parts if part]
+        samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
+        rows = kept.rows(samples)
         change, seen, canvas = self._augmentation, self._input_shape, kept.canvas
         targets = np.empty((len(rows), *self._target_shape), self._target_dtype)
         kept.read_targets(rows, targets)
         if change is None:
             places = centred(seen, canvas, rows)
         else:
-            draws = change.draw(self._seed, epoch, mine.reshape(-1))
+            draws = change.draw(self._seed, epoch, samples)
             places = change.places(seen, draws, canvas, rows)
-        shape = mine.shape
-        return _Placed(
-            shared, mine, targets.reshape(*shape, *self._target_shape),
-            places.reshape(*shape, *places.shape[1:]),
-        )  # fmt: skip
+        placed, end = [], 0
+        for part, shared, mine in shards:
+            cut, shape = slice(end, end + mine.size), mine.shape
+            end = cut.stop
+            placed.append(_Placed(
+                part, shared, mine, targets[cut].reshape(*shape, *self._target_shape),
+                places[cut].reshape(*shape, *places.shape[1:]),
+            ))  # fmt: skip
+        return placed
+
+    def _shards(
+        self, order: NDArray[np.int64], steps: range
+    ) -> tuple[range, int, NDArray[np.int64]]:
+        """Steps with equally large minibatches, how large these are, and (steps, n) samples."""
+        span = minibatch_span(len(order), self._batch_size, steps.start)
+        shared = span.stop - span.start
+        everyone = order[span.start :][: len(steps) * shared].reshape(len(steps), shared)
+        mine = shard(shared, self._rank, self._size)
+        return steps, shared, np.ascontiguousarray(everyone[:, mine])
 
     def _fill(
         self, epoch: int, order: NDArray[np.int64], steps: range

@@ -35,7 +35,7 @@ class Measured:
     Attributes:
         names: of the tables' columns, as `StepRecorder.names`.
         ordinary: float64 (ranks, steps, names), whose times of steps count.
-        timed: float64 (ranks, steps, names), whose times of stages count.
+        timed: float64 (ranks, steps, names), whose times of stages count; there may be none.
         samples: mean of each rank's samples a step.
     """
 
@@ -43,6 +43,11 @@ class Measured:
     ordinary: NDArray[np.float64]
     timed: NDArray[np.float64]
     samples: tuple[float, ...]
+
+    @property
+    def by_stage(self) -> bool:
+        """Whether times of stages, and what follows from them, are known."""
+        return len(self.timed[0]) > 0
 
     def column(self, name: str, *, ordinary: bool = False) -> NDArray[np.float64]:
         """(ranks, steps) of one name."""

@@ -36,12 +36,10 @@ def gather_measured(
     most = most or max(MOST_BYTES // (world.size * rows[0].nbytes), 1)
     numbers = np.arange(recorder.steps - len(rows), recorder.steps)
     whole = (samples == samples.max()) & (numbers >= skip)
-    # Of two sorts of steps, one may be missing in a short run.
-    ordinary, by_stage = whole, whole
+    ordinary, by_stage = whole, whole & timed
     if ahead:
         since = np.convolve(timed, np.ones(ahead + 1))[: len(timed)]
         undisturbed = whole & (since == 0)
-        by_stage = whole & timed if (whole & timed).any() else whole
         ordinary = undisturbed if undisturbed.any() else whole
     first = _of_all_ranks(world, rows[ordinary], most)
     second = _of_all_ranks(world, rows[by_stage], most) if ahead else first

@@ -15,8 +15,9 @@ from dptrain.scaling.efficiency import Baseline
 from dptrain.training.setup import Job
 from dptrain.training.step import Stepper
 
-WARM_UP = 3
-"""Steps before the clock counts: the first ones touch memory and load code for the first time."""
+WARM_UP, WARM_UP_ENQUEUED = 3, 20
+"""Steps before the clock counts: the first ones touch memory and load code for the first time.
+Where steps are enqueued they are captured, too, and a GPU that rested takes a while to its pace."""
 NO_BASELINE = Baseline(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
@@ -69,13 +70,18 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
     recorder = StepRecorder(plan.stages)
     alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
     stepper = Stepper(replica, alone, buckets, recorder)
+    warm_up = WARM_UP
+    if replica.ahead:
+        warm_up = WARM_UP_ENQUEUED
+        # By stage they take longer; elsewhere all steps are timed so, these and the job's.
+        stepper.is_timed = stepper.rehearses = lambda step: False
     if job.pictures is not None:
         replica.keep(job.pictures)
-    steps = WARM_UP + job.config.baseline_steps
+    steps = warm_up + job.config.baseline_steps
     with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
         for _ in range(steps):
             stepper.take(loader, 0.0)
             stepper.results()
     stepper.results(wait=True)
     column = recorder.names.index(STEP)
-    return recorder.rows(batch_size)[:, column][WARM_UP:]
+    return recorder.rows(batch_size)[:, column][warm_up:]

@@ -46,14 +46,11 @@ from dptrain.training.setup import (
     share_of_cores,
     together,
 )
+from dptrain.training.step import FIRST_TIMED
 from dptrain.training.summary import introduce
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """How often a gradient sum alone is timed, and how often it is made before."""
-
-TIMED_WARM_UP = 4
-"""Where stages return before they are done: timed steps that do not count. Batches come in by turns
-of two, and of each the first step is started as it is and the second captured."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """Beyond any viewer, and below what MPI counts in 32 bits."""
@@ -65,7 +62,7 @@ class ProfileOptions:
 
     Attributes:
         steps: whose times count.
-        skip: steps made before.
+        skip: steps made before; where stages return before they are done, `FIRST_TIMED` at least.
         output: folder for the results; None: nothing is written.
         roofs: whether to measure what the processor can do.
         trace: whether to write a trace of all steps that count, to `output`.
@@ -113,7 +110,7 @@ def profile(
     ranges = together(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
     config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
-    job = set_up(config, world, keeps_run=False, recorded_steps=4 * total + TIMED_WARM_UP)
+    job = set_up(config, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
     with ExitStack() as stack:
         stack.enter_context(job.stepper)
         afterwards = ranges is not None and job.replica.memory.asynchronous
@@ -227,11 +224,11 @@ class _Steps:
     @classmethod
     def of(cls, job: Job, options: ProfileOptions) -> _Steps:
         """So many that enough have a whole minibatch: the last one of an epoch may be smaller."""
-        ordinary = _with_whole(job, 0, options.skip, options.steps)
-        if not job.replica.memory.asynchronous:
-            return cls(options.skip, ordinary, ordinary)
-        last = _with_whole(job, ordinary, TIMED_WARM_UP, options.steps)
-        return cls(options.skip, ordinary, last)
+        asynchronous = job.replica.memory.asynchronous
+        skip = max(options.skip, FIRST_TIMED) if asynchronous else options.skip
+        ordinary = _with_whole(job, 0, skip, options.steps)
+        last = _with_whole(job, ordinary, 0, options.steps) if asynchronous else ordinary
+        return cls(skip, ordinary, last)
 
 
 def _with_whole(job: Job, first: int, skip: int, count: int) -> int:

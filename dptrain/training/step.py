@@ -3,7 +3,7 @@
 Where stages return before they are done, on a GPU, a step is one program (`Memory.program`): all
 that it does is enqueued at once, the sum over the ranks included if that can be, and its result is
 asked for when some further steps are under way (`Replica.ahead`). Every `TIMED_EVERY`-th step is
-run in order, with a clock read behind each stage, and waited for.
+run in order, with a clock read behind each stage, and waited for before the next one is begun.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
 
 TIMED_EVERY = 250
-"""Where stages return before they are done, one step in so many is timed stage by stage. It waits
-for the device twice, some 170 µs of an H200: one in fifty made model0's steps of 32 samples 5%
-longer."""
+"""Where stages return before they are done, one step in so many is timed stage by stage, which took
+some 90 µs more than another of model0's steps of 32 samples (one H200)."""
 
-FIRST_TIMED = 9
+FIRST_TIMED = 10
+"""Steps before the first that is. In them both sorts of steps are started kernel by kernel once and
+captured for each turn, of which there are up to four."""
 
 Wait = Callable[[float], Sequence[float]]
 """Gives a step's shared sums when they are there, having waited at most so many seconds."""
@@ -89,6 +90,8 @@ class Stepper:
         is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
             stage. Where stages are done when they return, a step that is not runs without a
             listener, and its sums start when backward is over.
+        rehearses: whether the step of a number runs as those that are timed do, and is not: the
+            host, which starts its kernels one by one or captures them, would be timed with it.
         captures_timed: whether steps that are timed stage by stage are captured like the others;
             if not, each stage is started from here, where marks can be set around it.
     """
@@ -104,6 +107,7 @@ class Stepper:
         self._waits = replica.memory.asynchronous
         self._enqueues = self._waits and gradient_sum.enqueues
         self.is_timed: Callable[[int], bool] = _now_and_then if self._waits else _always
+        self.rehearses: Callable[[int], bool] = self._before_the_first
         self.captures_timed = True
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
@@ -139,12 +143,11 @@ class Stepper:
         """
         recorder, replica, sums = self.recorder, self.replica, self.gradient_sum
         recorder.timed = self.is_timed(recorder.steps)
-        if self._waits and recorder.timed:
-            self._collect(0)
-            replica.memory.synchronize()
-            recorder.skip()
         if self._enqueues:
             replica.updates += 1
+        elif self._waits and recorder.timed:
+            replica.memory.synchronize()
+            recorder.skip()
         replica.load(
             batch.x,
             batch.y,
@@ -168,6 +171,8 @@ class Stepper:
         recorder.note_moments(sums.calls, sums.spans)
         begin = recorder.begin_ns
         self._under_way.append(_UnderWay(wait, batch, learning_rate, begin, row))
+        if recorder.timed:
+            self._collect(0)
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         """Steps that are done and were not told of before, in order.
@@ -248,7 +253,7 @@ class Stepper:
         return lambda timeout: sums
 
     def _lap(self, stage: int, outside_ns: int = 0) -> None:
-        if self.recorder.timed:
+        if self.recorder.timed and not self._enqueues:
             self.replica.memory.synchronize()
         self.recorder.lap(stage, outside_ns)
 
@@ -263,21 +268,26 @@ class Stepper:
 
     def _enqueue(self, batch: Batch) -> Wait:
         timed = self.recorder.timed
-        self._program(batch, self._start_timed if timed else self._start, self.replica.turn)()
+        by_stage = timed or self.rehearses(self.recorder.steps)
+        start = self._start_timed if by_stage else self._start
+        self._program(batch, start, by_stage=by_stage, turn=self.replica.turn)()
         sums = self.replica.begun()
         if timed:
+            self._collect(0)  # Those before this one are done when they are, not when it is.
             sums(self.gradient_sum.world.timeout)
             self._note_times(self.replica.stamps())
         return sums
 
+    def _before_the_first(self, step: int) -> bool:
+        return 0 < FIRST_TIMED - step <= self.replica.ahead + 2
+
     def _program(
-        self, batch: Batch, start: Callable[[], None], turn: int = 0
+        self, batch: Batch, start: Callable[[], None], *, by_stage: bool = False, turn: int = 0
     ) -> Callable[[], None]:
         """The program for minibatches of this size, which decides the share of every rank."""
-        timed = self.recorder.timed
-        if timed and not self.captures_timed:
+        if by_stage and not self.captures_timed:
             return start
-        turns = self._programs.setdefault((batch.global_count, timed), {})
+        turns = self._programs.setdefault((batch.global_count, by_stage), {})
         if turn not in turns:
             turns[turn] = self.replica.memory.program(start, warm=bool(turns))
         return turns[turn]

@@ -17,6 +17,7 @@ from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress
 from dptrain.training.setup import Job, possible_efficiency
+from dptrain.training.step import FIRST_TIMED
 
 
 def _count(number: int, noun: str) -> str:
@@ -53,7 +54,10 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     possible = possible_efficiency(world, threads)
     measured = None
     if job.recorder.steps:
-        measured = gather_measured(world, job.recorder, ahead=job.replica.ahead)
+        ahead = job.replica.ahead
+        # Behind those that are captured, if there are any.
+        skip = FIRST_TIMED if ahead and job.recorder.steps > 2 * FIRST_TIMED else 0
+        measured = gather_measured(world, job.recorder, ahead=ahead, skip=skip)
     summary = None
     if world.is_main:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS
@@ -76,17 +80,23 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
 
 def _show(job: Job, measured: Measured, scaling: Efficiency, display: Display) -> None:
     """Print where a step went, how stages are computed, and how the job scales."""
-    steps = "steps"
-    if job.replica.memory.asynchronous:
-        steps = f"{measured.timed.shape[1]} steps that were timed in order"
-    stages = stage_profiles(job.plan, measured, None, job.replica.notes)
-    hidden, size = float(measured.column(HIDDEN).mean()), job.world.size
-    display.say(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
-    if notes := notes_table(stages):
-        display.say(notes)
+    size = job.world.size
+    if measured.by_stage:
+        steps = "steps"
+        if job.replica.memory.asynchronous:
+            steps = f"{measured.timed.shape[1]} steps that were timed in order"
+        stages = stage_profiles(job.plan, measured, None, job.replica.notes)
+        hidden = float(measured.column(HIDDEN).mean())
+        display.say(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
+        if notes := notes_table(stages):
+            display.say(notes)
+    else:
+        display.say(
+            f"no step was timed layer by layer: the first would have been the {FIRST_TIMED + 1}th; "
+            "dptrain profile times as many as it is told"
+        )
     if scaling.weak is not None:
-        count = measured.steps.shape[1]
-        display.say(efficiency_table(scaling, size=job.world.size, steps=count))
+        display.say(efficiency_table(scaling, size=size, steps=measured.steps.shape[1]))
 
 
 def _test_line(progress: Progress) -> str:
@@ -133,12 +143,16 @@ def _summary(
 
 
 def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
-    """What a profile has, of the steps of training; nulls where there were none."""
+    """What a profile has, of the steps of training; nulls of what no step tells."""
+    none: dict[str, Any] = {"step_ms": None, "parts": None, "hidden_ms": None, "stages": []}
     if measured is None:
-        return {"step_ms": None, "parts": None, "hidden_ms": None, "stages": []}
+        return none
+    step_ms = asdict(spread(measured.slowest))
+    if not measured.by_stage:
+        return {**none, "step_ms": step_ms}
     stages = stage_profiles(job.plan, measured, None, job.replica.notes)
     return {
-        "step_ms": asdict(spread(measured.slowest)),
+        "step_ms": step_ms,
         "parts": asdict(measured.parts),
         "hidden_ms": float(measured.column(HIDDEN).mean()),
         "stages": [asdict(stage) for stage in stages],

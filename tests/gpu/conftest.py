@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,15 @@ from dptrain.errors import UserError
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests of this folder whose backend lacks something here."""
     folder = Path(__file__).parent
-    here = [item for item in items if folder in item.path.parents]
-    lacks = {name: _lacks(name) for name in ("cuda", "cudnn")} if here else {}
-    for item in here:
-        reason = lacks["cudnn" if "cudnn" in item.nodeid else "cuda"]
+    for item in items:
+        if folder not in item.path.parents:
+            continue
+        reason = _lacks("cudnn" if "cudnn" in item.nodeid else "cuda")
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@cache
 def _lacks(backend: str) -> str | None:
     """What is missing for a backend, if anything."""
     try:

@@ -36,6 +36,12 @@ def test_the_librarys_product_is_one(gpu: Any, precision: str, rounding: float) 
     assert np.linalg.norm(z - expected) <= rounding * np.linalg.norm(expected)
 
 
+def test_the_librarys_product_takes_as_long_as_it_is_large(gpu: Any) -> None:
+    """Of 512 times the work; calls alone, which are not waited for, take about the same."""
+    small, large = (min(gpu.product_ms(size, "tf32")) for size in (1024, 8192))
+    assert large > 2 * small
+
+
 def test_a_copy_is_the_same(gpu: Any) -> None:
     source, target = (gpu.zeros((1 << 20,), "uint8") for _ in range(2))
     bits = np.random.default_rng(2).integers(0, 256, 1 << 20).astype(np.uint8)

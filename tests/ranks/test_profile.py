@@ -97,8 +97,8 @@ def test_steps_that_are_enqueued_are_taken_apart(
     threads = check_trace(json.loads((tmp_path / "p" / "trace.json").read_text()))
     for rank in range(connected.size):
         names = [event["name"] for event in threads[rank, 0]]
-        # Ordinary steps, and those that are timed stage by stage with four that warm up.
-        assert names.count("step") == 3 + 4 + 3
-        assert all(names.count(stage.name) == 4 + 3 for stage in found.stages)
+        # Ordinary steps, and those that are timed stage by stage.
+        assert names.count("step") == 3 + 3
+        assert all(names.count(stage.name) == 3 for stage in found.stages)
         if many:
             assert all(event["dur"] > 0 for event in threads[rank, 1])

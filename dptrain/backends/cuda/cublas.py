@@ -40,10 +40,11 @@ def product(cupy: Any, stream: Any, a: Any, b: Any, c: Any, precision: str) -> C
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
     def run() -> None:
-        cublas.setStream(handle, stream.ptr)
-        cublas.gemmEx(
-            handle, AS_THEY_ARE, AS_THEY_ARE, n, n, n, one.ctypes.data, a.data.ptr, kind, n,
-            b.data.ptr, kind, n, zero.ctypes.data, c.data.ptr, kind, n, compute, DEFAULT,
-        )  # fmt: skip
+        # Whatever cuBLAS was told before, CuPy has it use the stream that is CuPy's at the call.
+        with stream:
+            cublas.gemmEx(
+                handle, AS_THEY_ARE, AS_THEY_ARE, n, n, n, one.ctypes.data, a.data.ptr, kind, n,
+                b.data.ptr, kind, n, zero.ctypes.data, c.data.ptr, kind, n, compute, DEFAULT,
+            )  # fmt: skip
 
     return run

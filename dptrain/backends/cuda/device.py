@@ -83,16 +83,13 @@ class Mailbox:
     def __init__(self, device: Device, memory: Array, answer: Array) -> None:
         self._device, self._memory, self._answer = device, memory, answer
         turns, nbytes = memory.shape
-        self.host = [self._make_host(nbytes) for _ in range(turns)]
-        self._answers = [self._make_host(answer.nbytes).view(np.float32) for _ in range(turns)]
+        self.host = [device.host_memory(nbytes) for _ in range(turns)]
+        self._answers = [device.host_memory(answer.nbytes).view(np.float32) for _ in range(turns)]
         self._told = [device.reach(values) for values in self._answers]
         self._near = [device.reach(host) for host in self.host]
         self._tell = device.function("layout.cu", "tell")
         self.turn = 0
         self._nbytes = 0
-
-    def _make_host(self, nbytes: int) -> NDArray[np.uint8]:
-        return np.zeros(nbytes, np.uint8)
 
     def open(self) -> int:
         """The turn of the next message, when nothing uses what was in its memory any more."""
@@ -175,8 +172,12 @@ class Device(ABC):
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """A copy on the host, in `out` if given, taken when everything enqueued before is done."""
 
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Zeros in memory of the host that this device's kernels may use, by `reach`."""
+        return np.zeros(nbytes, np.uint8)
+
     def reach(self, host: NDArray[Any]) -> Array:
-        """Memory of the host, from `Mailbox`, as kernels of this device know it."""
+        """`host_memory` as kernels of this device know it."""
         return host
 
     def host_copy(self, source: Array) -> NDArray[Any]:

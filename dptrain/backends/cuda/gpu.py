@@ -125,6 +125,13 @@ class GPU(Device):
         end.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(begin, end))
 
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        # Pinned: the system does not move it, so copies need no detour.
+        memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
+        host = np.frombuffer(memory, np.uint8, nbytes)
+        host[:] = 0
+        return host
+
     def reach(self, host: NDArray[Any]) -> Array:
         # Memory that is pinned has the same address for all.
         cuda = self.cupy.cuda
@@ -132,12 +139,7 @@ class GPU(Device):
         return self.cupy.ndarray(host.shape, host.dtype, cuda.MemoryPointer(memory, 0))
 
     def host_copy(self, source: Array) -> NDArray[Any]:
-        return self.download(source, self.pinned(source.nbytes).view(source.dtype))
-
-    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory of the host that the system does not move, so that copies need no detour."""
-        memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
-        return np.frombuffer(memory, np.uint8, nbytes)
+        return self.download(source, self.host_memory(source.nbytes).view(source.dtype))
 
     def function(self, file: str, name: str, **defines: int) -> Function:
         unit = file, tuple(sorted(defines.items()))

@@ -6,9 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dptrain.backends.cuda.device import Array, Mailbox
 
 if TYPE_CHECKING:
@@ -36,9 +33,6 @@ class PinnedMailbox(Mailbox):
         self._arrived = [gpu.event() for _ in self.host]
         self._done = [gpu.event() for _ in self.host]
         self._is_done = [True for _ in self.host]
-
-    def _make_host(self, nbytes: int) -> NDArray[np.uint8]:
-        return self._gpu.pinned(nbytes)
 
     def open(self) -> int:
         turn = super().open()

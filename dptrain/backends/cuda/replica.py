@@ -166,7 +166,9 @@ class CudaReplica(Replica):
         n = plan.batch_size
         self.samples = device.zeros((n,), "int64") if message.sample_words else None
         self.numbers = device.zeros((NUMBERS,), "float32")
-        self._times = device.zeros((2 * len(plan.stages) + 2,), "int64")
+        places = 2 * len(plan.stages) + 2
+        self._times = device.host_memory(8 * places).view(np.int64)
+        self._noted = device.reach(self._times)
         self._stamp = device.function("clock.cu", "stamp")
         self.pictures: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
@@ -285,8 +287,8 @@ class CudaReplica(Replica):
             super().apply_update()
 
     def stamp(self, place: int) -> None:
-        self._stamp((1, 1, 1), (1, 1, 1), [self._times, np.int32(place)])
+        self._stamp((1, 1, 1), (1, 1, 1), [self._noted, np.int32(place)])
 
     def stamps(self) -> NDArray[np.int64]:
-        times: NDArray[np.int64] = self.device.download(self._times)
+        times: NDArray[np.int64] = self._times.copy()
         return times

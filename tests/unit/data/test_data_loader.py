@@ -104,6 +104,24 @@ def test_places_are_made_beside_until_the_loader_is_closed():
         next(told)
 
 
+def test_places_of_the_next_epoch_are_made_while_this_ones_are_used(monkeypatch):
+    """Its last minibatch, a smaller one, is no piece of its own: it would be used in no time."""
+    made, place = [], Loader._place
+
+    def noted(self, kept, epoch, steps):
+        made.append((epoch, steps))
+        return place(self, kept, epoch, steps)
+
+    monkeypatch.setattr(Loader, "_place", noted)
+    samples = MemorySamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
+    with loader(samples, input_shape=(3,), reads=False, depth=0, last_step=40) as told:
+        next(told)
+        deadline = time.monotonic() + 10
+        while len(made) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert made == [(0, range(3)), (1, range(3, 6))]
+
+
 @pytest.mark.parametrize("count", [3, 10])
 def test_without_reading_ahead_batches_are_the_same_and_no_thread_reads(count):
     seen = []

@@ -1,4 +1,4 @@
-"""Wishes to stop that come before there is a first step."""
+"""Wishes to stop that come before there is a first step, and what is told of few steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from dptrain.comm.world import World
 from dptrain.config import load_config
 from dptrain.training import loop
+from dptrain.training.step import FIRST_TIMED
 
 
 def train(
@@ -44,3 +45,23 @@ def test_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", signal.SIGINT, monkeypatch)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("steps", [10, 24])
+def test_of_steps_that_are_enqueued_those_behind_the_first_are_told(
+    steps: int, tmp_path: Path
+) -> None:
+    """The first ones are started kernel by kernel or captured: one that is timed comes later."""
+    flags = {
+        "network": "mlp-5", "data": "irradiance?samples=640", "backend": "cuda", "batch_size": "8",
+        "baseline_steps": "3", "steps": str(steps), "run_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    summary = loop.train(load_config(flags, {}), World.single())
+    ahead, first = 3, FIRST_TIMED
+    timed = steps > first
+    # Steps behind one that is timed find the device at rest.
+    assert summary["scaling"]["steps_together"] == (steps - first - 1 - ahead if timed else steps)
+    assert summary["scaling"]["steps_alone"] == 3
+    assert summary["step_ms"]["n"] == summary["scaling"]["steps_together"]
+    assert (summary["parts"] is not None) == (len(summary["stages"]) > 0) == timed
+    assert all(stage["time_ms"]["n"] == 1 for stage in summary["stages"])
