@@ -264,9 +264,15 @@ class Loader:
                         yield Batch(step, epoch, None, y, ids, shared, places), None
 
     def _pieces(self) -> Iterator[tuple[int, range]]:
-        """Epochs, and steps of each that are made together."""
-        together = max(PLACED_TOGETHER // self._batch_size, 1)
+        """Epochs, and steps of each that are made together.
+
+        Pieces of an epoch are about equally large: one piece must last for as long as the next one
+        takes to make.
+        """
+        most = max(PLACED_TOGETHER // self._batch_size, 1)
         for epoch, steps in self._epochs():
+            pieces = -(-len(steps) // most)
+            together = -(-len(steps) // pieces)
             for start in steps[::together]:
                 yield epoch, range(start, min(start + together, steps.stop))
 

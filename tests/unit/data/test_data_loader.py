@@ -104,8 +104,14 @@ def test_places_are_made_beside_until_the_loader_is_closed():
         next(told)
 
 
-def test_places_of_the_next_epoch_are_made_while_this_ones_are_used(monkeypatch):
-    """Its last minibatch, a smaller one, is no piece of its own: it would be used in no time."""
+@pytest.mark.parametrize(
+    ("together", "first", "second"),
+    # Nine samples are two minibatches of four and a smaller one, which is used in no time: alone
+    # it would not last until the next piece is made.
+    [(1 << 16, (0, range(3)), (1, range(3, 6))), (8, (0, range(2)), (0, range(2, 3)))],
+)
+def test_the_next_places_are_made_while_these_are_used(together, first, second, monkeypatch):
+    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", together)
     made, place = [], Loader._place
 
     def noted(self, kept, epoch, steps):
@@ -119,7 +125,16 @@ def test_places_of_the_next_epoch_are_made_while_this_ones_are_used(monkeypatch)
         deadline = time.monotonic() + 10
         while len(made) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert made == [(0, range(3)), (1, range(3, 6))]
+        assert made == [first, second]
+
+
+def test_pieces_of_an_epoch_are_about_equally_large(monkeypatch):
+    """22 minibatches, of which 21 could be made together."""
+    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", 21 * 4)
+    samples = MemorySamples(np.zeros((86, 3), np.float32), np.zeros(86, np.int32))
+    with loader(samples, input_shape=(3,), reads=False, depth=0, last_step=44) as told:
+        pieces = list(told._pieces())
+    assert pieces == [(0, range(11)), (0, range(11, 22)), (1, range(22, 33)), (1, range(33, 44))]
 
 
 @pytest.mark.parametrize("count", [3, 10])
