@@ -28,8 +28,8 @@ from dptrain.plan.flat import CORRECT, LOSS, STOP
 from dptrain.plan.lowering import Phase
 
 TIMED_EVERY = 250
-"""Where stages return before they are done, one step in so many is timed stage by stage, which took
-some 90 µs more than another of model0's steps of 32 samples (one H200)."""
+"""Where stages return before they are done, one step in so many is timed stage by stage. It runs in
+order and is waited for, which takes 75 to 100 µs of an H200."""
 
 FIRST_TIMED = 10
 """Steps before the first that is. In them both sorts of steps are started kernel by kernel once and
