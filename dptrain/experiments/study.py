@@ -26,6 +26,7 @@ from dptrain.plan.lowering import Phase
 from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.setup import main_only, together
+from dptrain.training.step import FIRST_TIMED
 
 NAME = "variants"
 """Of the files."""
@@ -287,8 +288,18 @@ def _work(variant: Variant) -> int:
 
 
 def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
-    """From the summary of a run to a row of the study."""
+    """From the summary of a run to a row of the study.
+
+    Raises:
+        UserError: none of its steps was timed layer by layer; the same on every rank.
+    """
     stages, step = summary["stages"], summary["step_ms"]
+    if not stages:
+        raise UserError(
+            f"{variant.name}: no step was timed layer by layer, for a GPU's first one is the "
+            f"{FIRST_TIMED + 1}th that a process makes; try --steps {2 * FIRST_TIMED} and another "
+            "--output"
+        )
     forward = [stage for stage in stages if stage["phase"] == Phase.FORWARD.value]
     step_ms = float(step["median"])
     return VariantResult(

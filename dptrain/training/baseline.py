@@ -83,5 +83,7 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
             stepper.take(loader, 0.0)
             stepper.results()
     stepper.results(wait=True)
-    column = recorder.names.index(STEP)
-    return recorder.rows(batch_size)[:, column][warm_up:]
+    rows, counts, _ = recorder.in_order()
+    counted = (np.arange(steps)[-len(rows) :] >= warm_up) & (counts == batch_size)
+    times: NDArray[np.int64] = rows[counted, recorder.names.index(STEP)]
+    return times

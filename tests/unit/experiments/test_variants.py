@@ -223,3 +223,12 @@ def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> 
     config = TrainConfig(network="model-small", data="mnist:nowhere", steps=4).resolved()
     with pytest.raises(UserError, match="nowhere does not exist"):
         study_variants(config, AXES, tmp_path, World.single(), speaks=False)
+
+
+def test_a_study_says_so_where_no_step_was_timed_layer_by_layer(tmp_path: Path) -> None:
+    """On a device only some are, and none of the first."""
+    config = TrainConfig(
+        network="mlp-5", data="irradiance?samples=64", backend="cuda", steps=10, batch_size=8
+    ).resolved()
+    with pytest.raises(UserError, match=r"no step was timed layer by layer.* try --steps 20"):
+        study_variants(config, {}, tmp_path, World.single(), speaks=False)

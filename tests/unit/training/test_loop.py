@@ -65,3 +65,14 @@ def test_of_steps_that_are_enqueued_those_behind_the_first_are_told(
     assert summary["step_ms"]["n"] == summary["scaling"]["steps_together"]
     assert (summary["parts"] is not None) == (len(summary["stages"]) > 0) == timed
     assert all(stage["time_ms"]["n"] == 1 for stage in summary["stages"])
+
+
+@pytest.mark.parametrize("backend", ["cuda", "reference"])
+def test_of_steps_alone_those_with_a_whole_minibatch_count(backend: str, tmp_path: Path) -> None:
+    """51 samples are six minibatches of eight and a smaller one: of any seven steps six count."""
+    flags = {
+        "network": "mlp-5", "data": "irradiance?samples=51", "backend": backend, "batch_size": "8",
+        "baseline_steps": "7", "steps": "24", "run_dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    summary = loop.train(load_config(flags, {}), World.single())
+    assert summary["scaling"]["steps_alone"] == 6
