@@ -188,9 +188,18 @@ class _Runs:
     stop: StopRequest
 
     def train(self, variant: Variant) -> dict[str, Any]:
-        """Train a variant, or go on with it; its summary, the same on every rank."""
+        """Train a variant, or go on with it; its summary, the same on every rank.
+
+        What is gone on with too near its end to time its layers is trained anew.
+        """
+        summary = self._train(variant, anew=False)
+        if not summary["stages"] and not summary["stopped"]:
+            summary = self._train(variant, anew=True)
+        return summary
+
+    def _train(self, variant: Variant, *, anew: bool) -> dict[str, Any]:
         gc.collect()
-        found = main_only(self.world, lambda: self._places(variant))
+        found = main_only(self.world, lambda: self._places(variant, anew=anew))
         file, run_dir, resumes = self.world.broadcast_json(found)
         config = replace(
             self.config,
@@ -200,7 +209,7 @@ class _Runs:
         )
         return train_until(self.stop, config, self.world, brief=variant.name)
 
-    def _places(self, variant: Variant) -> tuple[str, str, bool]:
+    def _places(self, variant: Variant, *, anew: bool) -> tuple[str, str, bool]:
         """Network file and run directory, and whether to go on with what lies there."""
         assert variant.network is not None
         runs = self.folder.absolute() / "runs"
@@ -209,7 +218,7 @@ class _Runs:
         write_network(variant.network, file)
         path, number = runs / variant.slug, 1
         while path.exists():
-            if RunDirectory(path).checkpoints.steps():
+            if not anew and RunDirectory(path).checkpoints.steps():
                 return str(file), str(path), True
             # Killed before there was anything to go on with.
             number += 1
@@ -237,16 +246,15 @@ def _train_all(
             continue
         try:
             summary = runs.train(variant)
+            if summary["stopped"]:
+                display.say("stopped on request; the same command goes on")
+                return True
+            result = result_of(variant, summary)
         except UserError as error:
             if first:
                 # What is wrong here is wrong with all of them.
                 raise
             result = VariantResult(variant.name, variant.changes, False, str(error))
-        else:
-            if summary["stopped"]:
-                display.say("stopped on request; the same command goes on")
-                return True
-            result = result_of(variant, summary)
         first = False
         runs.keep(result)
         work_done += _work(variant)
@@ -296,9 +304,8 @@ def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
     stages, step = summary["stages"], summary["step_ms"]
     if not stages:
         raise UserError(
-            f"{variant.name}: no step was timed layer by layer, for a GPU's first one is the "
-            f"{FIRST_TIMED + 1}th that a process makes; try --steps {2 * FIRST_TIMED} and another "
-            "--output"
+            f"{variant.name}: none of {summary['steps']} steps was timed layer by layer; on a GPU "
+            f"the {FIRST_TIMED + 1}th of a process is the first, try --steps {2 * FIRST_TIMED}"
         )
     forward = [stage for stage in stages if stage["phase"] == Phase.FORWARD.value]
     step_ms = float(step["median"])

@@ -35,12 +35,14 @@ class Efficiency:
 
     Attributes:
         weak, strong: with 95% intervals; None where no baseline was measured.
+        alone: steps of rank 0 alone, with its share.
         possible: the most that weak efficiency can be where ranks share cores: cores / compute
             threads on the fullest node, at most 1.
     """
 
     weak: Estimate | None
     strong: Estimate | None
+    alone: int
     possible: float
 
 
@@ -54,4 +56,5 @@ def efficiency(
             return None
         return ratio_of_medians(alone, step_times, factor=factor)
 
-    return Efficiency(ratio(baseline.weak, 1.0), ratio(baseline.strong, 1.0 / size), possible)
+    weak, strong = ratio(baseline.weak, 1.0), ratio(baseline.strong, 1.0 / size)
+    return Efficiency(weak, strong, len(baseline.weak), possible)

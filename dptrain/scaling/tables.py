@@ -35,7 +35,8 @@ def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
     def row(name: str, value: Estimate | None, definition: str) -> None:
         if value is not None:
             interval = f"{value.low:.3f} – {value.high:.3f}"
-            table.add_row(name, f"{value.value:.3f}", interval, definition, f"{value.n} / {steps}")
+            counts = f"{efficiency.alone} / {steps}"
+            table.add_row(name, f"{value.value:.3f}", interval, definition, counts)
 
     row("weak", efficiency.weak, "T(1) / T(p), same work a rank")
     row("strong", efficiency.strong, "T(1) / (p T(p)), same minibatch")

@@ -250,7 +250,7 @@ def _make_steps(
 ) -> None:
     """The loop of training, without what training does between steps."""
     if job.replica.memory.asynchronous:
-        job.stepper.is_timed = lambda number: number >= steps.timed
+        job.stepper.time(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
     world, batch_size = job.world, job.config.batch_size
     with (
@@ -276,7 +276,7 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     stepper, world = job.stepper, job.world
     annotate(job.replica, stepper.gradient_sum, ranges)
     stepper.captures_timed = False
-    stepper.is_timed = lambda number: True
+    stepper.time(0)
     last = first + count
     with open_loader(
         job, batch_size=job.config.batch_size, rank=world.rank, size=world.size,

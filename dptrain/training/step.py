@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
@@ -33,7 +34,8 @@ order and is waited for, which takes 75 to 100 µs of an H200."""
 
 FIRST_TIMED = 10
 """Steps before the first that is. In them both sorts of steps are started kernel by kernel once and
-captured for each turn, of which there are up to four."""
+captured for each turn, of which there are up to four. Where some of them have a smaller minibatch
+this takes longer, and so has the first one that is timed to wait."""
 
 Wait = Callable[[float], Sequence[float]]
 """Gives a step's shared sums when they are there, having waited at most so many seconds."""
@@ -62,14 +64,6 @@ class StepResult(NamedTuple):
     time_ns: int
 
 
-def _always(step: int) -> bool:
-    return True
-
-
-def _now_and_then(step: int) -> bool:
-    return step % TIMED_EVERY == FIRST_TIMED
-
-
 class _UnderWay(NamedTuple):
     """A step whose result is not known yet; `row` is the recorder's."""
 
@@ -80,6 +74,14 @@ class _UnderWay(NamedTuple):
     row: Row
 
 
+@dataclass(slots=True)
+class _Program:
+    """A program (`Memory.program`), and in how many runs it is started as it is, or captured."""
+
+    run: Callable[[], None]
+    slow: int
+
+
 class Stepper:
     """Runs the stages of a replica and hands each bucket on as soon as it is final.
 
@@ -87,11 +89,6 @@ class Stepper:
     manager where ranks share more than MPI.
 
     Attributes:
-        is_timed: whether the step of a number, counted from the recorder's first, is timed stage by
-            stage. Where stages are done when they return, a step that is not runs without a
-            listener, and its sums start when backward is over.
-        rehearses: whether the step of a number runs as those that are timed do, and is not: the
-            host, which starts its kernels one by one or captures them, would be timed with it.
         captures_timed: whether steps that are timed stage by stage are captured like the others;
             if not, each stage is started from here, where marks can be set around it.
     """
@@ -106,20 +103,38 @@ class Stepper:
         self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
         self._waits = replica.memory.asynchronous
         self._enqueues = self._waits and gradient_sum.enqueues
-        self.is_timed: Callable[[int], bool] = _now_and_then if self._waits else _always
-        self.rehearses: Callable[[int], bool] = self._before_the_first
         self.captures_timed = True
+        self._next: int | None = None
+        if self._waits:
+            self.time(FIRST_TIMED, TIMED_EVERY)
+        else:
+            self.time(0)
+        self._largest = 0
         self._due: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             self._due.setdefault(bucket.after, []).append(number)
         self._stages = replica.plan.stages
         self._load = next(s.index for s in self._stages if s.phase is Phase.LOAD)
         self._update = next(s.index for s in self._stages if s.phase is Phase.UPDATE)
-        self._programs: dict[tuple[int, bool], dict[int, Callable[[], None]]] = {}
+        self._programs: dict[tuple[int, bool], dict[int, _Program]] = {}
         self._under_way: deque[_UnderWay] = deque()
         self._done: list[StepResult] = []
         self._stops = False
         self._last_end_ns = 0
+
+    def time(self, first: int | None, every: int = 1) -> None:
+        """Say which steps are timed stage by stage.
+
+        Where stages are done when they return, one that is not runs without a listener, and its
+        sums start when backward is over. Elsewhere the first ones of a kind run as those that are
+        timed, and are not: the host, which starts their kernels one by one or captures them, would
+        be timed with them.
+
+        Args:
+            first: number of the first, counted from the recorder's; None: none.
+            every: and from it on one in so many; if that is not all, those of whole minibatches.
+        """
+        self._next, self._every = first, every
 
     def take(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         """Wait for the next of `batches` and make its step, or begin it; all of it is timed.
@@ -142,7 +157,8 @@ class Stepper:
             stop: whether this rank was asked to end.
         """
         recorder, replica, sums = self.recorder, self.replica, self.gradient_sum
-        recorder.timed = self.is_timed(recorder.steps)
+        number = recorder.steps
+        recorder.timed = self._is_due(batch)
         if self._enqueues:
             replica.updates += 1
         elif self._waits and recorder.timed:
@@ -173,6 +189,7 @@ class Stepper:
         self._under_way.append(_UnderWay(wait, batch, learning_rate, begin, row))
         if recorder.timed:
             self._collect(0)
+            self._next = number + self._every
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         """Steps that are done and were not told of before, in order.
@@ -231,6 +248,13 @@ class Stepper:
         if error is None or isinstance(error, AgreedError):
             self.gradient_sum.close()
 
+    def _is_due(self, batch: Batch) -> bool:
+        """Whether a step is to be timed; the same on every rank."""
+        self._largest = max(self._largest, batch.global_count)
+        if self._next is None or self.recorder.steps < self._next:
+            return False
+        return self._every == 1 or batch.global_count == self._largest
+
     # Stages that are done when they return, or sums that go through the host.
 
     def _call(self, batch: Batch, learning_rate: float) -> Wait:
@@ -238,7 +262,7 @@ class Stepper:
         if recorder.timed:
             replica.run(self._after_stage, in_order=True)
         else:
-            self._program(batch, replica.run)()
+            self._run(batch, replica.run)
             for number in range(len(self.gradient_sum.buckets)):
                 self.gradient_sum.start(number)
         self.gradient_sum.finish()
@@ -267,30 +291,45 @@ class Stepper:
     # Everything enqueued at once.
 
     def _enqueue(self, batch: Batch) -> Wait:
-        timed = self.recorder.timed
-        by_stage = timed or self.rehearses(self.recorder.steps)
+        recorder, turn = self.recorder, self.replica.turn
+        due = recorder.timed
+        by_stage = due or self._rehearses(batch, turn)
+        recorder.timed = due and self._is_ready(batch, turn)
         start = self._start_timed if by_stage else self._start
-        self._program(batch, start, by_stage=by_stage, turn=self.replica.turn)()
+        self._run(batch, start, by_stage=by_stage, turn=turn)
         sums = self.replica.begun()
-        if timed:
+        if recorder.timed:
             self._collect(0)  # Those before this one are done when they are, not when it is.
             sums(self.gradient_sum.world.timeout)
             self._note_times(self.replica.stamps())
         return sums
 
-    def _before_the_first(self, step: int) -> bool:
-        return 0 < FIRST_TIMED - step <= self.replica.ahead + 2
+    def _rehearses(self, batch: Batch, turn: int) -> bool:
+        """Whether a step that is not due runs as if it were: one a turn and one more, in time."""
+        if self._next is None or self.recorder.steps < FIRST_TIMED - self.replica.ahead - 2:
+            return False
+        return batch.global_count == self._largest and not self._is_ready(batch, turn)
 
-    def _program(
+    def _is_ready(self, batch: Batch, turn: int) -> bool:
+        """Whether a step that is timed would be timed without what the host does at first."""
+        program = self._programs.get((batch.global_count, True), {}).get(turn)
+        return not self.captures_timed or (program is not None and not program.slow)
+
+    def _run(
         self, batch: Batch, start: Callable[[], None], *, by_stage: bool = False, turn: int = 0
-    ) -> Callable[[], None]:
-        """The program for minibatches of this size, which decides the share of every rank."""
+    ) -> None:
+        """Run the program for minibatches of this size, which decides the share of every rank."""
         if by_stage and not self.captures_timed:
-            return start
+            start()
+            return
         turns = self._programs.setdefault((batch.global_count, by_stage), {})
-        if turn not in turns:
-            turns[turn] = self.replica.memory.program(start, warm=bool(turns))
-        return turns[turn]
+        program = turns.get(turn)
+        if program is None:
+            captured = self.replica.memory.program(start, warm=bool(turns))
+            # The very first runs as it is before it is captured.
+            program = turns[turn] = _Program(captured, 1 if len(turns) else 2)
+        program.run()
+        program.slow -= program.slow > 0
 
     def _start(self) -> None:
         self.replica.take()

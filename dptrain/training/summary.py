@@ -92,7 +92,7 @@ def _show(job: Job, measured: Measured, scaling: Efficiency, display: Display) -
             display.say(notes)
     else:
         display.say(
-            f"no step was timed layer by layer: the first would have been the {FIRST_TIMED + 1}th; "
+            f"no step was timed layer by layer: the {FIRST_TIMED + 1}th of a process is the first; "
             "dptrain profile times as many as it is told"
         )
     if scaling.weak is not None:
@@ -134,7 +134,7 @@ def _summary(
             "possible": scaling.possible,
             "weak_interval": scaling.weak and [scaling.weak.low, scaling.weak.high],
             "strong_interval": scaling.strong and [scaling.strong.low, scaling.strong.high],
-            "steps_alone": 0 if scaling.weak is None else scaling.weak.n,
+            "steps_alone": scaling.alone,
             "steps_together": 0 if measured is None else measured.steps.shape[1],
         },
         "memory": job.memory_bytes,

@@ -225,10 +225,36 @@ def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> 
         study_variants(config, AXES, tmp_path, World.single(), speaks=False)
 
 
+def on_an_emulated_gpu(**changes: Any) -> TrainConfig:
+    """A small training whose layers are timed in some steps only."""
+    return TrainConfig(
+        network="mlp-5", data="irradiance?samples=64", backend="cuda", batch_size=8, **changes
+    ).resolved()
+
+
 def test_a_study_says_so_where_no_step_was_timed_layer_by_layer(tmp_path: Path) -> None:
     """On a device only some are, and none of the first."""
-    config = TrainConfig(
-        network="mlp-5", data="irradiance?samples=64", backend="cuda", steps=10, batch_size=8
-    ).resolved()
-    with pytest.raises(UserError, match=r"no step was timed layer by layer.* try --steps 20"):
-        study_variants(config, {}, tmp_path, World.single(), speaks=False)
+    problem = r"none of 10 steps was timed layer by layer.* try --steps 20"
+    with pytest.raises(UserError, match=problem):
+        study_variants(on_an_emulated_gpu(steps=10), {}, tmp_path, World.single(), speaks=False)
+
+
+def test_what_is_gone_on_with_too_late_to_time_its_layers_is_trained_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_an_emulated_gpu(steps=24, checkpoint_every=20)
+    save, world = loop.save_checkpoint, World.single()
+
+    def save_and_die(job: Any, step: int) -> None:
+        save(job, step)
+        raise KeyError(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", save_and_die)
+        with pytest.raises(KeyError):
+            study_variants(config, {}, tmp_path, world, speaks=False)
+    (found,) = study_variants(config, {}, tmp_path, world, speaks=False)["results"]
+    assert (found["possible"], found["steps"]) == (True, 24)
+    assert found["step_ms"] > 0
+    names = sorted(run.name for run in (tmp_path / "runs").iterdir() if run.is_dir())
+    assert names == ["as-it-is", "as-it-is-2"]

@@ -90,7 +90,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     batches = repeat(Batch(0, 0, x, y, np.arange(32), 32))
 
     def seconds(timed: bool) -> float:
-        stepper.is_timed = lambda step: timed
+        stepper.time(0 if timed else None)
         begin = time.thread_time()
         stepper.take(batches, 0.0)
         stepper.results()
@@ -140,7 +140,7 @@ def pipelined(ahead: int) -> tuple[Stepper, Replica]:
     buckets = make_buckets(replica.plan, 2**18)
     sums = load_strategy("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
-    stepper.is_timed = stepper.rehearses = lambda step: False
+    stepper.time(None)
     return stepper, replica
 
 

@@ -11,7 +11,7 @@ import pytest
 from dptrain.comm.world import World
 from dptrain.config import load_config
 from dptrain.training import loop
-from dptrain.training.step import FIRST_TIMED
+from dptrain.training.step import FIRST_TIMED, Stepper
 
 
 def train(
@@ -76,3 +76,30 @@ def test_of_steps_alone_those_with_a_whole_minibatch_count(backend: str, tmp_pat
     }  # fmt: skip
     summary = loop.train(load_config(flags, {}), World.single())
     assert summary["scaling"]["steps_alone"] == 6
+
+
+@pytest.mark.parametrize(
+    ("samples", "first"),
+    # All minibatches are whole; the 11th is smaller; every third is, so that one step a turn and
+    # one more, with whole ones, are there later.
+    [(80, 10), (85, 11), (17, 13)],
+)
+def test_the_first_step_that_is_timed_has_a_whole_minibatch_and_a_program_that_was_captured(
+    samples: int, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, note = [], Stepper._note_times
+
+    def noted(self: Stepper, times: Any) -> None:
+        timed.append(self.recorder.steps)
+        note(self, times)
+
+    monkeypatch.setattr(Stepper, "_note_times", noted)
+    flags = {
+        "network": "mlp-5", "data": f"irradiance?samples={samples}", "backend": "cuda",
+        "batch_size": "8", "baseline_steps": "0", "steps": "40", "run_dir": str(tmp_path / "run"),
+        "evaluate_every": "0",
+    }  # fmt: skip
+    summary = loop.train(load_config(flags, {}), World.single())
+    assert timed == [first]
+    assert all(stage["time_ms"]["n"] == 1 for stage in summary["stages"])
+    assert len(summary["stages"]) > 0
