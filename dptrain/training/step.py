@@ -132,7 +132,8 @@ class Stepper:
 
         Args:
             first: number of the first, counted from the recorder's; None: none.
-            every: and from it on one in so many; if that is not all, those of whole minibatches.
+            every: and from it on one in so many; if that is not all, those that have a whole
+                minibatch, and a program that the host has only to start.
         """
         self._next, self._every = first, every
 
@@ -294,7 +295,10 @@ class Stepper:
         recorder, turn = self.recorder, self.replica.turn
         due = recorder.timed
         by_stage = due or self._rehearses(batch, turn)
-        recorder.timed = due and self._is_ready(batch, turn)
+        if due and not self._is_ready(batch, turn):
+            self._collect(0)  # Or what the host does first would be in the times of those before.
+            # Where few are timed a later one may be; where all are, so many were asked for.
+            recorder.timed = self._every == 1
         start = self._start_timed if by_stage else self._start
         self._run(batch, start, by_stage=by_stage, turn=turn)
         sums = self.replica.begun()

@@ -1,0 +1,24 @@
+"""Profiles of jobs whose steps are enqueued."""
+
+from __future__ import annotations
+
+import pytest
+
+from dptrain.comm.world import World
+from dptrain.config import load_config
+from dptrain.training.profiling import ProfileOptions, profile
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("samples", [8, 17, 85])
+def test_as_many_steps_are_timed_as_were_asked_for(samples: int, steps: int) -> None:
+    """Also where smaller minibatches put off when all is captured: every third, or the 11th."""
+    flags = {
+        "network": "mlp-5", "data": f"irradiance?samples={samples}", "backend": "cuda",
+        "batch_size": "8",
+    }  # fmt: skip
+    options = ProfileOptions(steps=steps, skip=0, roofs=False)
+    found = profile(load_config(flags, {}), World.single(), options, quiet=True)
+    assert found is not None
+    assert found.steps == steps
+    assert all(stage.time_ms.n == steps and stage.time_ms.mean > 0 for stage in found.stages)
