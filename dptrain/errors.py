@@ -1,4 +1,4 @@
-"""The two ways of failing: a user's mistake is a `UserError`, anything else is a bug."""
+"""Errors: a mistake that the user can correct is a `UserError`; any other exception is a bug."""
 
 from __future__ import annotations
 
@@ -7,13 +7,49 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend: one line that says what, where, what was expected, what to try.
+    """A mistake that the user can correct: one line with the value found and what to do.
 
-    The command line prints it once and ends with exit code 2.
+    The command line prints the line once and ends with exit code 2. Control characters and line
+    breaks in the message are escaped, so that text from an input file cannot break the line.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_escape(message))
+
+
+def shown(value: object, limit: int = 80) -> str:
+    r"""Return `value` as text for an error message: on one line, escaped and shortened.
+
+    Args:
+        value: text, a path, or any object with a string form.
+        limit: number of characters after which the text is cut.
+
+    Example:
+        >>> shown("red\n\x1b[31m")
+        'red\\n\\x1b[31m'
+        >>> shown("ab" * 50_000, limit=5)
+        'ababa… (100,000 characters)'
+    """
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except ValueError:
+        # Python refuses to convert integers of more than 4,300 digits to text.
+        text = f"a {type(value).__name__} with a number of thousands of digits"
+    escaped = _escape(text[:limit])
+    if len(text) <= limit and len(escaped) <= limit:
+        return escaped
+    return f"{escaped[:limit]}… ({len(text):,} characters)"
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` when one of `choices` is close to `value`, else ``""``."""
-    close = difflib.get_close_matches(value, list(choices), n=1)
+    """Return ``"; did you mean 'x'?"`` if one of `choices` is close to `value`, else ``""``."""
+    # The comparison takes quadratic time, and no name is that long.
+    close = difflib.get_close_matches(value, list(choices), n=1) if len(value) <= 200 else []
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _escape(text: str) -> str:
+    """Replace characters that a terminal interprets or that break a line by their escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
