@@ -51,7 +51,7 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     network = Network(shape, [*first, conv, Flatten(), Dense(1)], MeanSquaredError(), "ladder")
     training = direction is not Phase.FORWARD
     plan = make_plan(network, backend, layer.samples, precision=precision, training=training)
-    replica = backend.compile(plan)
+    replica = backend.make_replica(plan)
     replica.parameters[f"{group}.weight"] = numbers.w
     replica.parameters[f"{group}.bias"] = numbers.b
     targets = np.zeros((layer.samples, 1), np.float32) if training else None

@@ -165,7 +165,7 @@ def table(name: str, batch_size: int, precision: str, device: Any, copying: Copy
     backend.__dict__["device"] = device
     plan = make_plan(network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9))
     sets = REPLICAS[batch_size]
-    replicas = [launches(backend.compile(plan, seed=0), recorder) for _ in range(sets)]
+    replicas = [launches(backend.make_replica(plan, seed=0), recorder) for _ in range(sets)]
     del device.function  # Watched no more.
     print(f"\n{name}, batch {batch_size}, {precision}")
     print(f"{'stage':<38}{'kernel':<24}{'MB':>8}{'µs':>9}{'quartiles':>17}{'TB/s':>7}{'copy':>7}")

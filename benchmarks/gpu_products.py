@@ -143,7 +143,7 @@ def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kerne
 
 def compiled(plan: Plan, backend: CudaBackend) -> Replica:
     """A replica of a plan that has run a step on random numbers."""
-    replica = backend.compile(plan, seed=0)
+    replica = backend.make_replica(plan, seed=0)
     if not isinstance(backend.device, Planned):
         rng = np.random.default_rng(0)
         x = rng.standard_normal((plan.batch_size, *plan.network.input_shape), dtype=np.float32)

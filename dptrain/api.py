@@ -45,4 +45,4 @@ def compile(
         training=training,
         threads=threads,
     )
-    return chosen.compile(plan, seed=seed)
+    return chosen.make_replica(plan, seed=seed)

@@ -22,7 +22,7 @@ from benchmarks.gpu.clock import stream_timer
 from benchmarks.gpu.ours import LEARNING_RATE
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.gpu import GPU
-from dptrain.comm import load_strategy
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import World
 from dptrain.network import Network
@@ -43,10 +43,10 @@ def time_steps(
     backend = load_backend("cuda")
     backend.place(world.local_rank)
     plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
-    replica = backend.compile(plan)
+    replica = backend.make_replica(plan)
     carrier = choose_transport(world, replica, transport) if world.size > 1 else "none"
     buckets = make_buckets(plan, BUCKET_BYTES.get(carrier))
-    sums = load_strategy("mirrored", world, replica, buckets, carrier)
+    sums = make_gradient_sum("mirrored", world, replica, buckets, carrier)
     assert sums.enqueues, f"sums by {carrier} are not part of a step's graph"
     x, y = random_batch(network, batch_size, seed=world.rank)
     count = batch_size * world.size

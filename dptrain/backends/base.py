@@ -134,7 +134,7 @@ class Backend(ABC):
         calls this first, so that the others find the work done.
         """
 
-    def compile(self, plan: Plan, *, seed: int = 0) -> Replica:
+    def make_replica(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
         replica = self.allocate(plan, seed=seed)
         for parameter in plan.network.parameters:

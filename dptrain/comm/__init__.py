@@ -20,7 +20,7 @@ TRANSPORTS = ("auto", "peer", "nccl", "mpi", "host")
 MPI addresses of GPU memory, which it must understand."""
 
 
-def load_strategy(
+def make_gradient_sum(
     name: str,
     world: World,
     replica: Replica,

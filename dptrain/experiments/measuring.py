@@ -208,7 +208,7 @@ def _plan(case: Case, network: Network, batch_size: int) -> Plan:
 def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s: float) -> Result:
     try:
         start = time.perf_counter()
-        replica = backend.compile(plan)
+        replica = backend.make_replica(plan)
         run = (training_run if plan.training else inference_run)(replica, samples)
         setup_s = time.perf_counter() - start
         timing = time_runs(run, budget_s)

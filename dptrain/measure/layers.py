@@ -89,7 +89,7 @@ def time_layers(
         plan = make_plan(
             network, backend, batch_size, precision=word, optimizer=SGD(), threads=threads
         )
-        replica = backend.compile(plan)
+        replica = backend.make_replica(plan)
         plans[name], times[name] = plan, _time_stages(replica)
     return _rows(plans, times)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm import load_strategy
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Loader
 from dptrain.measure.recorder import STEP, StepRecorder
@@ -65,10 +65,10 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         optimizer=job.plan.optimizer,
         threads=job.plan.setting.threads,
     )
-    replica = job.backend.compile(plan, seed=job.config.seed)
+    replica = job.backend.make_replica(plan, seed=job.config.seed)
     buckets = make_buckets(plan, None)
     recorder = StepRecorder(plan.stages)
-    alone = load_strategy(job.config.strategy, World.single(), replica, buckets)
+    alone = make_gradient_sum(job.config.strategy, World.single(), replica, buckets)
     stepper = Stepper(replica, alone, buckets, recorder)
     warm_up = WARM_UP
     if replica.ahead:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
-from dptrain.comm import load_strategy
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
@@ -198,7 +198,7 @@ def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Repli
         backend.prepare(plan)
     world.node_barrier()
     backend.prepare(plan)
-    return backend.compile(plan, seed=seed)
+    return backend.make_replica(plan, seed=seed)
 
 
 def share_state(world: World, replica: Replica) -> None:
@@ -268,7 +268,7 @@ def set_up(
     buckets = make_buckets(plan, bucket_bytes(config, world, transport))
     recorder = StepRecorder(plan.stages, recorded_steps)
     gradient_sum = together(
-        world, lambda: load_strategy(config.strategy, world, replica, buckets, transport)
+        world, lambda: make_gradient_sum(config.strategy, world, replica, buckets, transport)
     )
     return Job(
         config=config,

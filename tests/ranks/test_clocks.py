@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dptrain.api as api
-from dptrain.comm import STRATEGIES, load_strategy
+from dptrain.comm import STRATEGIES, make_gradient_sum
 from dptrain.comm.clocks import clock_offset
 from dptrain.comm.world import World
 from dptrain.network import Dense, Network
@@ -38,7 +38,7 @@ def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
 ) -> None:
     replica = api.compile(Network((50,), [Dense(40), Dense(2)]), "reference", 4)
     buckets = make_buckets(replica.plan, 1)
-    sums = load_strategy(strategy, world, replica, buckets)
+    sums = make_gradient_sum(strategy, world, replica, buckets)
     for number in range(len(buckets)):
         assert sums.time_alone(number) > 0
     replica.flat_gradients[:] = world.rank + 1

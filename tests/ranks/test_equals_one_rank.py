@@ -7,7 +7,7 @@ import pytest
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, load_strategy
+from dptrain.comm import STRATEGIES, make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, Optimizer, make_buckets
@@ -30,7 +30,7 @@ def _train(
     buckets = make_buckets(replica.plan, 100)
     after = {bucket.after: index for index, bucket in enumerate(buckets)}
     assert len(after) == len(buckets) > 1
-    sums = load_strategy(strategy, world, replica, buckets)
+    sums = make_gradient_sum(strategy, world, replica, buckets)
 
     def listener(stage: int) -> None:
         sums.poll()

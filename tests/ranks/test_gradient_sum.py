@@ -10,7 +10,7 @@ import pytest
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, load_strategy
+from dptrain.comm import STRATEGIES, make_gradient_sum
 from dptrain.comm.base import GradientSum
 from dptrain.comm.mpi import DeviceMirroredSum
 from dptrain.comm.world import World
@@ -29,12 +29,12 @@ def _replica(precision: str) -> Replica:
 
 def in_place(world: World, *args: Any) -> GradientSum:
     """By an MPI library that sums a device's memory where it lies; here that is the host's."""
-    return load_strategy("mirrored", world, *args) if world.comm is None else (
+    return make_gradient_sum("mirrored", world, *args) if world.comm is None else (
         DeviceMirroredSum(world, *args)
     )  # fmt: skip
 
 
-WAYS: dict[str, Any] = {name: partial(load_strategy, name) for name in STRATEGIES}
+WAYS: dict[str, Any] = {name: partial(make_gradient_sum, name) for name in STRATEGIES}
 WAYS["in place"] = in_place
 
 
@@ -67,7 +67,7 @@ def test_sum_of_rank_numbers(
 def test_update_leaves_all_ranks_equal(world: World, strategy: str) -> None:
     replica = _replica("fp64")
     (bucket,) = buckets = make_buckets(replica.plan, 1 << 20)
-    sums = load_strategy(strategy, world, replica, buckets)
+    sums = make_gradient_sum(strategy, world, replica, buckets)
     start = replica.flat_parameters.copy()
     for _ in range(2):
         replica.flat_gradients[bucket.start : bucket.stop] = world.rank + 1
@@ -85,7 +85,7 @@ def test_update_leaves_all_ranks_equal(world: World, strategy: str) -> None:
 def test_accounts(world: World, strategy: str) -> None:
     replica = _replica("fp32")
     buckets = make_buckets(replica.plan, 1)
-    sums = load_strategy(strategy, world, replica, buckets)
+    sums = make_gradient_sum(strategy, world, replica, buckets)
     for _ in range(2):
         for index in range(len(buckets)):
             sums.start(index)
@@ -104,4 +104,4 @@ def test_accounts(world: World, strategy: str) -> None:
 def test_buckets_must_cover_the_gradient(world: World) -> None:
     replica = _replica("fp32")
     with pytest.raises(AssertionError, match="cover"):
-        load_strategy("mirrored", world, replica, (Bucket(0, 16, 3),))
+        make_gradient_sum("mirrored", world, replica, (Bucket(0, 16, 3),))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import dptrain.api as api
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, load_strategy, nccl
+from dptrain.comm import STRATEGIES, make_gradient_sum, nccl
 from dptrain.comm.transport import choose_transport
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
@@ -95,7 +95,7 @@ def train(
     """Some steps of 7 samples in all, by the stepper that training uses."""
     replica = api.compile(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
     buckets = make_buckets(replica.plan, 100)
-    sums = load_strategy(strategy, world, replica, buckets)
+    sums = make_gradient_sum(strategy, world, replica, buckets)
     assert sums.enqueues
     recorder = StepRecorder(replica.plan.stages)
     stepper = Stepper(replica, sums, buckets, recorder)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import dptrain.api as api
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.replica import Replica
-from dptrain.comm import STRATEGIES, load_strategy, peer
+from dptrain.comm import STRATEGIES, make_gradient_sum, peer
 from dptrain.comm.enqueued import Shared
 from dptrain.comm.peer import Peers
 from dptrain.comm.transport import choose_transport
@@ -179,7 +179,7 @@ def train(world: World, strategy: str, number: int) -> tuple[Replica, list[StepR
     """Some steps of 7 samples in all, by the stepper that training uses."""
     replica = small_replica()
     buckets = make_buckets(replica.plan, 100)
-    sums = load_strategy(strategy, world, replica, buckets, "peer" if world.size > 1 else "auto")
+    sums = make_gradient_sum(strategy, world, replica, buckets, "peer" if world.size > 1 else "auto")
     assert sums.enqueues
     stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
     random = np.random.default_rng(7)
@@ -215,7 +215,7 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
 def test_inboxes_count_as_memory(connected: World, devices: None) -> None:
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)
-    sums = load_strategy("mirrored", connected, replica, buckets, "peer")
+    sums = make_gradient_sum("mirrored", connected, replica, buckets, "peer")
     # Two halves, each with a place for every rank's gradient.
     assert sums.memory_bytes == 2 * connected.size * replica.flat_gradients.nbytes
     sums.close()
@@ -224,7 +224,7 @@ def test_inboxes_count_as_memory(connected: World, devices: None) -> None:
 def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) -> None:
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
     stepper.recorder.begin()
     x, y = np.zeros((7, 11), np.float32), np.zeros(7, np.int32)

@@ -379,7 +379,7 @@ def test_what_runs_beside_has_a_workspace_of_its_own() -> None:
     library.module = Module((Engine(7, (), 4096),))
     backend = CudnnBackend()
     backend.__dict__["library"] = library
-    replica = backend.compile(make_plan(network, backend, 2, precision="fp32"))
+    replica = backend.make_replica(make_plan(network, backend, 2, precision="fp32"))
     assert isinstance(replica, CudnnReplica)
     first, second = replica.engines.workspaces.values()
     assert first.nbytes == second.nbytes == 4096

@@ -42,7 +42,7 @@ def test_layers_and_stages_count_the_same_operations(name: str, backend: str) ->
 def test_memory_is_what_a_replica_allocates() -> None:
     plan = plan_for(network("model-small"), backend="reference", batch_size=4, optimizer="adam")
     memory = describe_plan(plan)["memory_bytes"]
-    replica = load_backend("reference").compile(plan, seed=0)
+    replica = load_backend("reference").make_replica(plan, seed=0)
     assert memory["parameters"] == replica.flat_parameters.nbytes
     assert memory["gradients"] == replica.flat_gradients.nbytes
     assert memory["optimizer"] == sum(state.nbytes for state in replica.flat_state.values())

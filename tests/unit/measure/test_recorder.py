@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import dptrain.api as api
 from dptrain.backends.memory import HostMemory
 from dptrain.backends.replica import Replica
-from dptrain.comm import load_strategy
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecorder
@@ -82,7 +82,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     replica = api.compile(network("model0"), "numba", 32)
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, None)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, recorder)
     random = np.random.default_rng(0)
     x = random.standard_normal((32, 3, 32, 32), np.float32)
@@ -138,7 +138,7 @@ def pipelined(ahead: int) -> tuple[Stepper, Replica]:
     replica = api.compile(network("mlp-5"), "reference", 2)
     replica.memory, replica.ahead = Asynchronous(), ahead
     buckets = make_buckets(replica.plan, 2**18)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
     stepper.time(None)
     return stepper, replica
@@ -156,7 +156,7 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
     replica.__class__ = Clockwork
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, 2**18)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     sums.world.size = ranks
     stepper = Stepper(replica, sums, buckets, recorder)
     batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
@@ -195,7 +195,7 @@ def test_a_steps_time_has_what_the_device_takes() -> None:
     replica.begun = lambda: done_after_3_ms  # type: ignore[method-assign]
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, 2**18)
-    sums = load_strategy("mirrored", World.single(), replica, buckets)
+    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
     stepper = Stepper(replica, sums, buckets, recorder)
     batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
     results = []
