@@ -179,7 +179,9 @@ def train(world: World, strategy: str, number: int) -> tuple[Replica, list[StepR
     """Some steps of 7 samples in all, by the stepper that training uses."""
     replica = small_replica()
     buckets = make_buckets(replica.plan, 100)
-    sums = make_gradient_sum(strategy, world, replica, buckets, "peer" if world.size > 1 else "auto")
+    sums = make_gradient_sum(
+        strategy, world, replica, buckets, "peer" if world.size > 1 else "auto"
+    )
     assert sums.enqueues
     stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
     random = np.random.default_rng(7)
