@@ -183,6 +183,10 @@ class Replica:
         """
         raise NotImplementedError
 
+    def keep_same(self, other: Replica) -> None:
+        """Use the pictures that `other`, a replica on the same device, keeps; nothing is copied."""
+        raise NotImplementedError
+
     def load(
         self,
         x: NDArray[Any] | None,

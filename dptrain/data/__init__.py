@@ -97,13 +97,15 @@ DATA_HELP = _help()
 """Every form of a data spec, with an example of each, quoted for a shell."""
 
 
-def open_data(spec: str, network: Network, *, seed: int = 0) -> Dataset:
+def open_data(spec: str, network: Network, *, seed: int = 0, ranks_per_node: int = 1) -> Dataset:
     """Open a data set and bring it to a network's input and output.
 
     Args:
         spec: ``name``, ``name:path`` or ``name:path?key=value&key=value``; see `DATA_HELP`.
         network: what the data is for; `dptrain.data.images` says how pictures are fitted.
         seed: of the run; generated data starts from it. Splits never depend on it.
+        ranks_per_node: ranks on this node that open the data set. Each holds its own copy if all
+            copies together fit into `dptrain.data.stored.HOST_SHARE` of the available memory.
 
     Raises:
         UserError: whatever a user can get wrong, in one line.
@@ -114,7 +116,7 @@ def open_data(spec: str, network: Network, *, seed: int = 0) -> Dataset:
         >>> len(data.train), len(data.test)
         (1437, 360)
     """
-    request = parse(spec, SOURCES, network, seed)
+    request = parse(spec, SOURCES, network, seed, ranks_per_node)
     try:
         return SOURCES[request.name].open(request)
     except MemoryError:

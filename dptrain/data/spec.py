@@ -21,6 +21,7 @@ class Request:
         options: behind the question mark.
         network: which the data is for.
         seed: of the run; generated data starts from it.
+        ranks_per_node: ranks that open the data set on this node, each with its own copy.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Request:
     options: Mapping[str, str]
     network: Network
     seed: int
+    ranks_per_node: int = 1
 
     def number(self, key: str, default: int, *, minimum: int = 1) -> int:
         """A whole number among the options."""
@@ -114,7 +116,13 @@ def absolute(spec: str) -> str:
     return f"{name}:{path}{question}{tail}"
 
 
-def parse(spec: str, sources: Mapping[str, Source], network: Network, seed: int) -> Request:
+def parse(
+    spec: str,
+    sources: Mapping[str, Source],
+    network: Network,
+    seed: int,
+    ranks_per_node: int = 1,
+) -> Request:
     """Take a spec apart and check it against the sources.
 
     Raises:
@@ -146,4 +154,4 @@ def parse(spec: str, sources: Mapping[str, Source], network: Network, seed: int)
     for key in source.required:
         if key not in options:
             raise UserError(f"data '{spec}': {key} is missing; expected {form}")
-    return Request(name, path, options, network, seed)
+    return Request(name, path, options, network, seed, ranks_per_node)

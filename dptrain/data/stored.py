@@ -14,10 +14,11 @@ from dptrain.data.images import Adapter, centre
 from dptrain.data.sharding import epoch_order
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
+from dptrain.measure.environment import free_memory
 from dptrain.network.layers import Shape
 
-MEMORY_BYTES = 256 * 2**20
-"""Data sets that take less than this once adapted are adapted once and kept."""
+HOST_SHARE = 0.25
+"""Largest share of the available host memory that the cached data sets of a node may take."""
 
 _SPLIT_SEED = 5
 _CHUNK = 256
@@ -122,6 +123,14 @@ def keep_in_memory(samples: StoredSamples, where: str) -> MemorySamples:
     return MemorySamples(x, y)
 
 
+def cache_limit_bytes(ranks_per_node: int) -> int:
+    """Return the size in bytes up to which a rank caches a data set in host memory.
+
+    Every rank of a node holds its own copy, so the node's share is divided by the ranks.
+    """
+    return int(HOST_SHARE * free_memory()) // ranks_per_node
+
+
 def split_rows(
     count: int, where: str, labels: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -169,7 +178,7 @@ def make_dataset(
         samples.adapter.check(where)
     network = request.network
     adapted = (len(train) + len(test)) * math.prod(train.canvas) * 4
-    small = not lazy and adapted < MEMORY_BYTES
+    small = not lazy and adapted <= cache_limit_bytes(request.ranks_per_node)
     counts = f"{len(train):,} training and {len(test):,} test samples"
     notes = [part for part in (origin, counts, train.adapter.note) if part]
     return Dataset(

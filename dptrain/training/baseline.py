@@ -76,7 +76,7 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         # By stage they take longer; elsewhere all steps are timed so, these and the job's.
         stepper.time(None)
     if job.pictures is not None:
-        replica.keep(job.pictures)
+        replica.keep_same(job.replica)
     steps = warm_up + job.config.baseline_steps
     with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
         for _ in range(steps):

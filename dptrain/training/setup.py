@@ -235,7 +235,12 @@ def set_up(
     backend = open_backend(config, world)
     config = resolve(config, backend, world)
     network = together(world, config.load_network)
-    dataset = together(world, lambda: open_data(str(config.data), network, seed=config.seed))
+    dataset = together(
+        world,
+        lambda: open_data(
+            str(config.data), network, seed=config.seed, ranks_per_node=world.local_size
+        ),
+    )
     plan = together(
         world,
         lambda: make_plan(
@@ -255,7 +260,7 @@ def set_up(
     if keeps_run:
         run = main_only(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
-    pictures = _pictures(replica, dataset.train, augmentation)
+    pictures = _pictures(replica, dataset.train, augmentation, world, config.share_gpus)
     if pictures is not None:
         replica.keep(pictures)
     prefetch = 0 if pictures is not None else read_ahead(config, dataset.train, world)
@@ -292,10 +297,26 @@ def set_up(
     )
 
 
+DEVICE_SHARE = 0.5
+"""Largest share of the device memory left by the replica that a data set may take there."""
+
+
 def _pictures(
-    replica: Replica, samples: Samples, augmentation: Augmentation | None
+    replica: Replica,
+    samples: Samples,
+    augmentation: Augmentation | None,
+    world: World,
+    share_gpus: bool,
 ) -> NDArray[np.float32] | None:
-    if not (replica.keeps_pictures and can_be_kept(samples, augmentation)):
+    """Return the training images if every rank can cache them on its device, else None."""
+    fits = replica.keeps_pictures and can_be_kept(samples, augmentation)
+    if fits:
+        assert isinstance(samples, MemorySamples)
+        free = replica.backend.free_bytes()
+        # Ranks that share a GPU may read its free memory at the same moment.
+        users = world.local_size if share_gpus else 1
+        fits = free is not None and samples.x.nbytes * users <= DEVICE_SHARE * free
+    if not all(world.all_gather_json(bool(fits))):
         return None
     assert isinstance(samples, MemorySamples)
     return samples.x

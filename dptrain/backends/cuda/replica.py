@@ -191,6 +191,11 @@ class CudaReplica(Replica):
         self.pictures = self.device.zeros(canvas, "float32")
         self.device.upload(self.pictures, pictures.reshape(canvas))
 
+    def keep_same(self, other: Replica) -> None:
+        assert isinstance(other, CudaReplica)
+        assert other.device is self.device
+        self.pictures = other.pictures
+
     def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
         slot = self._slots[self._mailbox.open()]
         self._write_numbers(slot.numbers, slot.words)

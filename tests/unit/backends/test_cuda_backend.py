@@ -270,6 +270,12 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
         replica.run_forward(loss=True)
         replica.fetch_sums()
         assert replica.sums[0] == 0.0  # The very targets.
+    other = compile(network, "cuda", samples)
+    other.keep_same(replica)
+    assert other.pictures is replica.pictures
+    other.load(None, None, places=centred(shape, shape, rows))
+    taken = other.memory.download(other._views[INPUT])[: len(rows)]
+    np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
 
 
 @every_network

@@ -119,12 +119,25 @@ def test_what_is_read_when_asked_for_equals_what_is_kept_in_memory(net, read, ci
     for spec, shape in ((f"cifar10:{cifar[0]}", (3, 40, 40)), ("digits", (3, 32, 32))):
         kept = open_data(spec, net(shape))
         assert isinstance(kept.train, stored.MemorySamples)
-        monkeypatch.setattr(stored, "MEMORY_BYTES", 0)
+        monkeypatch.setattr(stored, "free_memory", lambda: 0)
         lazy = open_data(spec, net(shape))
         assert isinstance(lazy.train, stored.StoredSamples)
         for ours, theirs in zip(read(kept), read(lazy), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("ranks_per_node", "spare", "cached"), [(1, 0, True), (1, -1, False),
+                         (2, 0, False)])  # fmt: skip
+def test_data_is_cached_up_to_a_quarter_of_the_available_memory_of_the_node(
+    net, monkeypatch, ranks_per_node, spare, cached
+):
+    from dptrain.data import stored
+
+    size = 1797 * 64 * 4
+    monkeypatch.setattr(stored, "free_memory", lambda: 4 * (size + spare))
+    data = open_data("digits", net((1, 8, 8)), ranks_per_node=ranks_per_node)
+    assert isinstance(data.train, stored.MemorySamples) == cached
 
 
 # mnist

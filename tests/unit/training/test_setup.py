@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
+from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
-from dptrain.training.setup import bucket_bytes, open_backend
+from dptrain.training.setup import _pictures, bucket_bytes, open_backend
 
 
 class Neighbours(World):
@@ -58,3 +61,19 @@ def test_a_bucket_suits_those_who_carry_it() -> None:
     world.size = 2  # The other rank is on another node.
     assert bucket_bytes(config, world, "host") == 256 * 1024
     assert bucket_bytes(TrainConfig(bucket_kib=3), world, "peer") == 3 * 1024
+
+
+@pytest.mark.parametrize(
+    ("spare", "local_size", "shared", "cached"),
+    [(0, 1, False, True), (-1, 1, False, False), (0, 2, False, True), (0, 2, True, False)],
+)
+def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
+    spare: int, local_size: int, shared: bool, cached: bool
+) -> None:
+    samples = MemorySamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
+    backend = SimpleNamespace(free_bytes=lambda: 2 * (samples.x.nbytes + spare))
+    replica: Any = SimpleNamespace(keeps_pictures=True, backend=backend)
+    world = World.single()
+    world.local_size = local_size
+    images = _pictures(replica, samples, None, world, shared)
+    assert images is (samples.x if cached else None)
