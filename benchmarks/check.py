@@ -64,7 +64,7 @@ class WrongResultError(Exception):
 def check(network: Network, batch_size: int) -> Check:
     """Compare loss, outputs and every gradient of one batch."""
     x, y = random_batch(network, batch_size)
-    replica = dptrain.compile(network, batch_size=batch_size, seed=SEED)
+    replica = dptrain.make_replica(network, batch_size=batch_size, seed=SEED)
     parameters = {name: np.asarray(value, np.float64) for name, value in replica.parameters.items()}
     loss = replica.forward_backward(x, y)
     ours = {"loss": np.array(loss), "output": replica.output(), **replica.gradients}

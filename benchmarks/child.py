@@ -54,9 +54,9 @@ def _compile(network: str, batch_size: int) -> dict[str, Any]:
     from dptrain.training.evaluation import EVALUATION_BATCH
 
     start = time.perf_counter()
-    built = dptrain.network(network)
-    dptrain.compile(built, batch_size=batch_size, optimizer=dptrain.SGD(momentum=0.9))
-    dptrain.compile(built, batch_size=EVALUATION_BATCH, training=False)
+    built = dptrain.get_network(network)
+    dptrain.make_replica(built, batch_size=batch_size, optimizer=dptrain.SGD(momentum=0.9))
+    dptrain.make_replica(built, batch_size=EVALUATION_BATCH, training=False)
     return {"seconds": time.perf_counter() - start}
 
 
@@ -72,10 +72,10 @@ def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
     import dptrain
     from benchmarks.batch import random_batch
 
-    built = dptrain.network(network)
+    built = dptrain.get_network(network)
     x, y = random_batch(built, batch_size)
     samples = np.arange(batch_size, dtype=np.int64)
-    replica = dptrain.compile(built, batch_size=batch_size)
+    replica = dptrain.make_replica(built, batch_size=batch_size)
 
     def step() -> None:
         replica.load(x, y, samples=samples)
@@ -106,7 +106,7 @@ def _train_torch(network: str, batch_size: int) -> dict[str, Any]:
     from benchmarks.programs import MODES, torch_training
 
     torch.set_num_threads(1)
-    built = dptrain.network(network)
+    built = dptrain.get_network(network)
     x, y = random_batch(built, batch_size)
     training = torch_training(built, x, y, MODES[0])
     for _ in range(STEPS):

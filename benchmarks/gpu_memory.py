@@ -21,7 +21,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.device import Device, Function
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.replica import Replica
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.plan import SGD
 from dptrain.plan.plan import Stage, make_plan
 
@@ -163,7 +163,9 @@ def table(name: str, batch_size: int, precision: str, device: Any, copying: Copy
     """Print the kernels of one network."""
     backend, recorder = CudaBackend(), Recorder(device)
     backend.__dict__["device"] = device
-    plan = make_plan(network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9))
+    plan = make_plan(
+        get_network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9)
+    )
     sets = REPLICAS[batch_size]
     replicas = [launches(backend.make_replica(plan, seed=0), recorder) for _ in range(sets)]
     del device.function  # Watched no more.

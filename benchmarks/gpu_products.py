@@ -33,9 +33,9 @@ from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.sliding import SlidingConvolution
 from dptrain.backends.cuda.tiles import Parts, Tile, Tiling, cut, tiles
 from dptrain.backends.replica import Kernel, Replica
+from dptrain.network import get_network
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
-from dptrain.network.zoo import network
 from dptrain.plan import SGD
 from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import Plan, make_plan
@@ -305,7 +305,7 @@ def main(
     """Print a table for each network, batch size and precision."""
     planned, backend = Planned(), CudaBackend()
     plans = [
-        make_plan(network(name), backend, n, precision=precision, optimizer=SGD())
+        make_plan(get_network(name), backend, n, precision=precision, optimizer=SGD())
         for name in names or NETWORKS
         for n in batches
         for precision in precisions

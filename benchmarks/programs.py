@@ -86,7 +86,7 @@ def modes_for(network: Network, *, compiled: bool) -> tuple[Mode, ...]:
 
 def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Training:
     """Copy the batch in, forward, loss, backward, update."""
-    replica = dptrain.compile(network, batch_size=len(x))
+    replica = dptrain.make_replica(network, batch_size=len(x))
     samples = np.arange(len(x), dtype=np.int64)
 
     def step(learning_rate: float) -> float:
@@ -149,7 +149,7 @@ def torch_step(
 
 def dptrain_inference(network: Network, x: NDArray[Any]) -> Program:
     """Outputs of a batch."""
-    replica = dptrain.compile(network, batch_size=len(x), training=False)
+    replica = dptrain.make_replica(network, batch_size=len(x), training=False)
     return lambda: replica.forward(x)
 
 

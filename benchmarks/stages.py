@@ -65,7 +65,7 @@ def measure_stages(
 ) -> tuple[Roofs, list[StageResult]]:
     """Time every stage inside of whole training steps, and what limits it in between."""
     x, y = random_batch(network, batch_size)
-    replica = dptrain.compile(network, batch_size=batch_size)
+    replica = dptrain.make_replica(network, batch_size=batch_size)
     plan, cache = replica.plan, l2_bytes()
     kinds = [kind_of(plan, stage) for stage in plan.stages]
     memory = [kind == "memory" for kind in kinds]

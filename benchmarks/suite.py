@@ -58,7 +58,7 @@ def run(settings: Settings, progress: Progress) -> Results:
     Raises:
         WrongResultError: before anything is timed, or where a timed program gives something else.
     """
-    networks = [dptrain.network(name) for name in settings.networks]
+    networks = [dptrain.get_network(name) for name in settings.networks]
     kept = settings.keep_memory and keep_freed_memory()
     results = Results(
         about(

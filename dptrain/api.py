@@ -1,4 +1,4 @@
-"""The few functions that the command line and Python users share."""
+"""Functions for Python users that connect the packages below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dptrain.plan.optimizers import Optimizer
 from dptrain.plan.plan import make_plan
 
 
-def compile(
+def make_replica(
     network: Network,
     backend: str = "numba",
     batch_size: int = 32,
@@ -20,20 +20,44 @@ def compile(
     optimizer: Optimizer | None = None,
     training: bool = True,
 ) -> Replica:
-    """Plan a network, allocate its memory, draw its parameters.
+    """Return a replica of a network: its buffers, its kernels and its initial parameters.
+
+    A replica computes on one device in this process. It does not communicate with other ranks.
 
     Args:
-        network: what to compute; see `dptrain.network`.
-        backend: one of `dptrain.backends.BACKENDS`.
-        batch_size: largest number of samples in a step.
-        threads: compute threads.
-        seed: of the initial parameters and the dropout masks.
-        precision: a word of the backend's; its default where left out.
-        optimizer: update rule; plain SGD where left out.
-        training: False leaves out gradients and their memory.
+        network: a `Network`, for example from `dptrain.get_network`.
+        backend: ``"numba"`` (CPU), ``"cuda"`` or ``"cudnn"`` (NVIDIA GPU), or ``"reference"``
+            (NumPy, slow).
+        batch_size: largest number of samples that one call computes.
+        threads: number of compute threads.
+        seed: of the initial parameters and of the dropout masks.
+        precision: arithmetic of the backend, for example ``"fp32"`` or ``"tf32"``; None selects
+            the backend's default.
+        optimizer: `SGD` or `Adam`; None selects `SGD` without momentum.
+        training: False allocates no gradients and no optimizer state; the replica then only
+            predicts.
+
+    Returns:
+        A `Replica`. `forward_backward`, `update`, `predict`, `evaluate`, `parameters` and
+        `gradients` are its main members.
 
     Raises:
-        UserError: an unknown backend or precision, or a batch size below 1.
+        UserError: the backend is unknown or not available here, it does not support the precision
+            or a layer, or `batch_size` or `threads` is less than 1.
+
+    Example:
+        >>> import numpy as np
+        >>> import dptrain
+        >>> network = dptrain.get_network("model-small")
+        >>> replica = dptrain.make_replica(network, backend="reference", batch_size=4)
+        >>> x = np.random.default_rng(0).standard_normal((4, 3, 16, 16))  # (N, C, H, W)
+        >>> y = np.array([1, 2, 3, 4])  # class labels, (N,)
+        >>> before = replica.forward_backward(x, y)  # mean loss over the 4 samples
+        >>> replica.update(learning_rate=0.01)
+        >>> replica.forward_backward(x, y) < before
+        True
+        >>> replica.predict(x).shape  # probabilities, (N, classes)
+        (4, 10)
     """
     chosen = load_backend(backend)
     plan = make_plan(

@@ -215,9 +215,9 @@ class TrainConfig:
 
     def load_network(self) -> Network:
         """The network that `network` names."""
-        from dptrain.network.files import resolve_network
+        from dptrain.network.files import get_network
 
-        return resolve_network(self.network)
+        return get_network(self.network)
 
     def update_rule(self) -> Optimizer:
         """The optimizer of a resolved configuration."""

@@ -110,7 +110,7 @@ def main(precision: str, cases: Sequence[str]) -> list[dict[str, float]]:
     answers = []
     for case in cases:
         name, _, batch_size = case.partition(":")
-        network, n = dptrain.network(name), int(batch_size)
+        network, n = dptrain.get_network(name), int(batch_size)
         graph = time_steps(Rank(network, n, precision).captured())
         ddp = time_steps(Rank(network, n, precision).ddp())
         answers.append({"PyTorch graph": graph, "PyTorch DDP": ddp})

@@ -85,7 +85,7 @@ def main(precision: str, transport: str, cases: Sequence[str]) -> None:
     times = []
     for case in cases:
         name, _, batch_size = case.partition(":")
-        network = dptrain.network(name)
+        network = dptrain.get_network(name)
         times.append(time_steps(world, network, int(batch_size), precision, transport))
     # A step is over when the slowest rank's is.
     slowest = np.max(world.all_gather_json(times), axis=0).tolist()

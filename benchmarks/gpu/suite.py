@@ -135,7 +135,7 @@ class _Run:
     ) -> None:
         self.settings, self.machine, self.progress = settings, machine, progress
         self.save, self.results = save, results
-        self.networks = [dptrain.network(name) for name in settings.networks]
+        self.networks = [dptrain.get_network(name) for name in settings.networks]
         self.exact = None if machine.torch is None else _Exact(machine.torch)
 
     @contextmanager
@@ -170,7 +170,7 @@ class _Run:
                 for n in settings.batches:
                     cases |= {(network.name, n, p): network for p in settings.precisions}
         if "layers" in sections:
-            for network in map(dptrain.network, STUDY):
+            for network in map(dptrain.get_network, STUDY):
                 for form in (network, unfused(network)):
                     for n in settings.stage_batches:
                         cases.setdefault((form.name, n, settings.precisions[0]), form)
@@ -207,7 +207,7 @@ class _Run:
         """The study's table, in the first of the precisions."""
         for name in STUDY:
             for n in self.settings.stage_batches:
-                self.results.layers += self._layers(dptrain.network(name), n)
+                self.results.layers += self._layers(dptrain.get_network(name), n)
                 self.save(self.results)
 
     def _layers(self, network: Network, n: int) -> list[LayerRow]:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import UserError
+from dptrain.network import get_network
 from dptrain.network.layers import Conv2d
-from dptrain.network.zoo import network
 from dptrain.plan.lowering import Phase
 
 DIRECTIONS = {
@@ -138,7 +138,7 @@ def bound(layer: Layer, direction: Phase, size: int, precision: str = "fp32") ->
 def layer_of(name: str, samples: int) -> Layer:
     """A layer of the zoo by a name such as ``cifar:conv2``."""
     title, _, wanted = name.partition(":")
-    for node in network(title).nodes:
+    for node in get_network(title).nodes:
         if node.name == wanted and isinstance(node.layer, Conv2d):
             (channels, height, width), layer = node.input_shape, node.layer
             (top, _), _ = layer.pads(node.input_shape)

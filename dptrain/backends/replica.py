@@ -65,7 +65,7 @@ Listener = Callable[[int], None]
 
 
 class Replica:
-    """A network in memory, ready to step. Made by `dptrain.compile`.
+    """A network in memory, ready to step. Made by `dptrain.make_replica`.
 
     Attributes:
         plan: what was planned.

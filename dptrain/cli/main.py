@@ -211,9 +211,9 @@ def describe(network: str | None, as_json: bool, inference: bool, **choices: Any
         print_networks(list_networks(), as_json=as_json)
         return
     from dptrain.describe import describe_plan, plan_for
-    from dptrain.network.files import resolve_network
+    from dptrain.network.files import get_network
 
-    plan = plan_for(resolve_network(network), training=not inference, **choices)
+    plan = plan_for(get_network(network), training=not inference, **choices)
     print_description(describe_plan(plan), as_json=as_json)
 
 
@@ -242,9 +242,9 @@ def layers(network: str, backends: tuple[str, ...], as_json: bool, **choices: An
     """
     from dptrain.cli.printing import print_layers
     from dptrain.measure.layers import time_layers
-    from dptrain.network.files import resolve_network
+    from dptrain.network.files import get_network
 
-    described = resolve_network(network)
+    described = get_network(network)
     rows = time_layers(described, list(dict.fromkeys(backends)), **choices)
     print_layers(rows, described, as_json=as_json, **choices)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dptrain.backends import load_backend
 from dptrain.errors import UserError
-from dptrain.network.files import resolve_network
+from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS
 
@@ -108,7 +108,7 @@ def list_cases(question: Question) -> tuple[list[Case], dict[str, Network]]:
     Raises:
         UserError: there is no such network, backend or precision, or a number is below 1.
     """
-    networks = {name: resolve_network(name) for name in named_networks(question.networks)}
+    networks = {name: get_network(name) for name in named_networks(question.networks)}
     means = _means(question)
     cases = []
     for name in networks:

@@ -1,8 +1,6 @@
-"""Networks as descriptions: layers, losses, initialisation. Knows no other room of the house."""
+"""Descriptions of networks: layers, losses and initialisation, without arithmetic on data."""
 
-import sys
-from types import ModuleType
-
+from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.initial import initial_parameters
 from dptrain.network.initializers import Constant, He, Normal
 from dptrain.network.layers import (
@@ -57,22 +55,8 @@ __all__ = [
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
     "SumPool2d",
+    "get_network",
     "initial_parameters",
+    "read_network",
+    "write_network",
 ]
-
-
-class _CallableModule(ModuleType):
-    """This package, which is also the function `dptrain.network`.
-
-    Importing any of its modules binds the name `network` in `dptrain` to the package, so a
-    function of that name would not survive: the package itself has to be what users call.
-    """
-
-    def __call__(self, name: str) -> Network:
-        """Build the network called `name`; see `dptrain.network.zoo.network`."""
-        from dptrain.network.zoo import network
-
-        return network(name)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -30,16 +30,30 @@ from dptrain.errors import UserError, suggest
 from dptrain.network.layers import LAYERS, Layer
 from dptrain.network.losses import LOSSES, Loss
 from dptrain.network.network import Network
-from dptrain.network.zoo import network
+from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
 KEYS = ("name", "input", "loss", "layer")
 """What may stand at the top of a network file."""
 
 
-def resolve_network(text: str) -> Network:
-    """Return the network of the zoo called `text`, or the one in the file if it ends in .toml."""
-    return read_network(Path(text)) if text.endswith(".toml") else network(text)
+def get_network(name_or_path: str | Path) -> Network:
+    """Return a network by its name, or read it from a TOML file.
+
+    Args:
+        name_or_path: a name in `dptrain.network.zoo.NETWORKS`, ``mlp-A-B-C`` for a perceptron with
+            hidden layers of A, B and C units, or the path of a file that ends in ``.toml``.
+
+    Raises:
+        UserError: there is no network of this name, the file does not exist, or the file does not
+            describe a network.
+
+    Example:
+        >>> get_network("model0").num_parameters
+        210998
+    """
+    text = str(name_or_path)
+    return read_network(text) if text.endswith(".toml") else build_network(text)
 
 
 def read_network(path: Path | str) -> Network:

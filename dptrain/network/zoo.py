@@ -155,27 +155,23 @@ NETWORKS: Mapping[str, Entry] = MappingProxyType({
 """Every listed network by name. Any ``mlp-A-B-C`` of positive numbers is a network too."""
 
 
-def network(name: str) -> Network:
-    """Build the network called `name`.
+def build_network(name: str) -> Network:
+    """Build the network called `name`; `dptrain.get_network` also reads files.
 
     Args:
         name: one of `NETWORKS`, or ``mlp-`` and the widths of the hidden layers.
 
     Raises:
         UserError: there is no such network; the message suggests the closest name.
-
-    Example:
-        >>> network("model0").num_parameters
-        210998
     """
     if name in NETWORKS:
         return NETWORKS[name].build()
     if re.fullmatch(r"mlp(-[1-9][0-9]{0,8})+", name):
         return _perceptron([int(width) for width in name.split("-")[1:]])
-    short = [known for known in NETWORKS if not known.startswith("mlp-")]
+    names = [known for known in NETWORKS if not known.startswith("mlp-")]
     raise UserError(
-        f"no network '{name}'; there are {', '.join(short)}, mlp-A-B-C and files ending in .toml"
-        f"{suggest(name, NETWORKS)}"
+        f"no network '{name}'; expected {', '.join(names)}, mlp-A-B-C, or the path of a file that "
+        f"ends in .toml{suggest(name, NETWORKS)}"
     )
 
 

@@ -69,10 +69,10 @@ def compare(name: str) -> None:
     import numpy as np
 
     import dptrain.api
-    from dptrain.network.zoo import network
+    from dptrain.network import get_network
     from dptrain.plan import SGD
 
-    described = network(name)
+    described = get_network(name)
 
     def batch(n: int) -> tuple[Any, Any]:
         rng = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def compare(name: str) -> None:
     x, y = batch(32)
     losses = {}
     for backend in ("cuda", "numba"):
-        replica = dptrain.api.compile(described, backend, 32, optimizer=SGD(0.9))
+        replica = dptrain.api.make_replica(described, backend, 32, optimizer=SGD(0.9))
         losses[backend] = []
         for step in range(3):
             losses[backend].append(replica.forward_backward(x, y, step=step))
@@ -92,7 +92,7 @@ def compare(name: str) -> None:
     worst = max(abs(a / b - 1) for a, b in zip(losses["cuda"], losses["numba"], strict=True))
     times = []
     for n in (32, 256, 2048):
-        replica = dptrain.api.compile(described, "cuda", n, optimizer=SGD(0.9))
+        replica = dptrain.api.make_replica(described, "cuda", n, optimizer=SGD(0.9))
         x, y = batch(n)
         steps = []
         for step in range(25):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cudnn.engines import Engines
 from dptrain.network import Network
@@ -38,13 +38,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_engines_are_measured_once_and_give_the_same_bits_again(
     precision: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = compile(PLAIN, "cudnn", 24, precision=precision)
+    first = make_replica(PLAIN, "cudnn", 24, precision=precision)
     # Forward and by the weights of both convolutions, by the input of the second.
     assert len(list(cache.iterdir())) == len(first.notes) == 5
     for note in first.notes.values():
         assert re.fullmatch(r"engine \d+, \d+\.\d MB, (FP32|TF32|BF16)", note)
     monkeypatch.setattr(Engines, "_fastest", None)
-    second = compile(PLAIN, "cudnn", 24, precision=precision)
+    second = make_replica(PLAIN, "cudnn", 24, precision=precision)
     assert second.notes == first.notes
     for number, n in enumerate((24, 7, 24)):
         assert step(first, n, number) == step(second, n, number)
@@ -55,7 +55,7 @@ def test_engines_are_measured_once_and_give_the_same_bits_again(
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_steps_follow_the_reference(network: Network) -> None:
     ours, reference = (
-        compile(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
+        make_replica(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
     )
     for number, n in enumerate((24, 7, 1, 24)):
         tolerance = (number + 1) * 2 * rounding(network, n)
@@ -67,7 +67,7 @@ def test_steps_follow_the_reference(network: Network) -> None:
 @every_precision
 def test_a_captured_step_is_the_same_step(precision: str) -> None:
     """Enqueued as it is, captured and launched again: the same gradients, bit by bit."""
-    replica = compile(PLAIN, "cudnn", 24, precision=precision)
+    replica = make_replica(PLAIN, "cudnn", 24, precision=precision)
     x, y = batch(PLAIN, 24)
     replica.forward_backward(x, y)
     expected = {name: np.array(value) for name, value in replica.gradients.items()}

@@ -36,7 +36,7 @@ def test_an_offset_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
     world: World, strategy: str
 ) -> None:
-    replica = api.compile(Network((50,), [Dense(40), Dense(2)]), "reference", 4)
+    replica = api.make_replica(Network((50,), [Dense(40), Dense(2)]), "reference", 4)
     buckets = make_buckets(replica.plan, 1)
     sums = make_gradient_sum(strategy, world, replica, buckets)
     for number in range(len(buckets)):

@@ -26,7 +26,9 @@ def _train(
     world: World, strategy: str, optimizer: Optimizer, batch: int,
     backend: str = "reference", precision: str = "fp64", steps: int = STEPS,
 ) -> tuple[Replica, list]:  # fmt: skip
-    replica = api.compile(NETWORK, backend, batch, seed=3, precision=precision, optimizer=optimizer)
+    replica = api.make_replica(
+        NETWORK, backend, batch, seed=3, precision=precision, optimizer=optimizer
+    )
     buckets = make_buckets(replica.plan, 100)
     after = {bucket.after: index for index, bucket in enumerate(buckets)}
     assert len(after) == len(buckets) > 1

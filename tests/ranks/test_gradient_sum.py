@@ -24,7 +24,7 @@ NETWORK = Network((5,), [Dense(7), ReLU(), Dense(3), ReLU(), Dense(2)])
 
 def _replica(precision: str) -> Replica:
     optimizer = SGD(momentum=0.5)
-    return api.compile(NETWORK, "reference", 4, precision=precision, optimizer=optimizer)
+    return api.make_replica(NETWORK, "reference", 4, precision=precision, optimizer=optimizer)
 
 
 def in_place(world: World, *args: Any) -> GradientSum:

@@ -93,7 +93,7 @@ def train(
     world: World, strategy: str, number: int
 ) -> tuple[Replica, list[StepResult], StepRecorder]:
     """Some steps of 7 samples in all, by the stepper that training uses."""
-    replica = api.compile(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+    replica = api.make_replica(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(strategy, world, replica, buckets)
     assert sums.enqueues
@@ -141,7 +141,7 @@ def test_ranks_with_devices_train_as_one(
 
 
 def test_ranks_that_share_a_device_sum_through_the_host(connected: World, devices: None) -> None:
-    replica = api.compile(NETWORK, "cuda", 2)
+    replica = api.make_replica(NETWORK, "cuda", 2)
     replica.memory.identity = "one for all"
     shared = connected.size > 1
     assert choose_transport(connected, replica) == ("host" if shared else "nccl")
@@ -153,7 +153,7 @@ def test_ranks_that_share_a_device_sum_through_the_host(connected: World, device
 
 
 def test_the_host_has_one_way(connected: World) -> None:
-    replica = api.compile(NETWORK, "reference", 2)
+    replica = api.make_replica(NETWORK, "reference", 2)
     assert choose_transport(connected, replica) == "host"
     for wanted in ("peer", "nccl", "mpi"):
         with pytest.raises(UserError, match="is between GPUs"):

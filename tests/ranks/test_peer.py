@@ -82,7 +82,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_replica() -> Replica:
-    return api.compile(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
+    return api.make_replica(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
 
 
 def numbers_of(rank: int, turn: int, count: int) -> NDArray[np.float32]:

@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from dptrain.measure.vocabulary import find_word
+from dptrain.network import get_network
 from dptrain.network.files import write_network
-from dptrain.network.zoo import network
 from dptrain.toml import read_toml
 from tests.system.launch import (
     command,
@@ -162,7 +162,7 @@ def test_resume_ends_bit_for_bit_where_the_uninterrupted_run_ends(
 
 
 def test_a_run_goes_on_from_another_directory(tmp_path: Path) -> None:
-    write_network(network("model-small"), tmp_path / "mine.toml")
+    write_network(get_network("model-small"), tmp_path / "mine.toml")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mine.npz", x=rng.random((40, 3, 16, 16)), y=np.arange(40) % 10)
     own = ("train", "--network", "mine.toml", "--data", "npz:mine.npz", "--baseline-steps", 0)
@@ -426,7 +426,7 @@ def test_regressions_learn(tmp_path: Path, name: str) -> None:
 
 def test_a_run_outlives_its_network_file_and_its_place(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
-    write_network(network("model-small"), mine)
+    write_network(get_network("model-small"), mine)
     run = ("train", "--network", "mine.toml", "--data", "digits", "--baseline-steps", 0)
     succeed(*run, "--steps", 5, "--run-dir", "run", cwd=tmp_path)
     mine.unlink()

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN_A_STEP = """
 import numpy as np
 import dptrain
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU
 
 network = Network((1, 5, 5), [Conv2d(2), ReLU(), Flatten(), Dense(3)])
-replica = compile(network, backend="reference", batch_size=4)
+replica = make_replica(network, backend="reference", batch_size=4)
 x, y = np.ones((4, 1, 5, 5)), np.array([0, 1, 2, 0])
 before = replica.forward_backward(x, y)
 replica.update(0.01)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.device import Device
@@ -104,7 +104,7 @@ def step(replica: Replica, n: int, number: int) -> float:
 def test_factors_in_tf32_are_the_nearest() -> None:
     """Halves may go either way, which GPUs before 9.0 and since do differently."""
     n, size = 8, 16
-    replica = compile(
+    replica = make_replica(
         Network((size,), [Dense(size)], MeanSquaredError()), "cuda", n, precision="tf32"
     )
     replica.parameters["dense1.weight"] = np.eye(size, dtype=np.float32)
@@ -124,7 +124,7 @@ def test_factors_in_tf32_are_the_nearest() -> None:
 def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam) -> None:
     """Each of another size, the first with sums in several parts."""
     ours, reference = (
-        compile(network, backend, 24, optimizer=optimizer) for backend in ("cuda", "reference")
+        make_replica(network, backend, 24, optimizer=optimizer) for backend in ("cuda", "reference")
     )
     for number, n in enumerate((24, 7, 1, 24, 13)):
         # What one step rounds, the next ones carry on; the rate keeps them from growing it.
@@ -142,7 +142,7 @@ def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam
 
 def test_sums_in_parts_are_tested() -> None:
     """The networks above are large enough that some gradients are, and some are not."""
-    plan = compile(PLAIN, "cuda", 24).plan
+    plan = make_replica(PLAIN, "cuda", 24).plan
     stages = [stage for stage in plan.stages if stage.phase.value == "backward_weight"]
     cut = [any(name.endswith(".partial") for name in stage.writes) for stage in stages]
     assert any(cut)
@@ -151,7 +151,7 @@ def test_sums_in_parts_are_tested() -> None:
 
 @every_network
 def test_the_same_step_gives_the_same_bits(network: Network) -> None:
-    first, second = (compile(network, "cuda", 24, optimizer=SGD(0.9)) for _ in range(2))
+    first, second = (make_replica(network, "cuda", 24, optimizer=SGD(0.9)) for _ in range(2))
     for number in range(3):
         assert step(first, 24, number) == step(second, 24, number)
     for name, value in first.parameters.items():
@@ -161,11 +161,11 @@ def test_the_same_step_gives_the_same_bits(network: Network) -> None:
 @every_network
 def test_inference_needs_no_training(network: Network) -> None:
     ours, reference = (
-        compile(network, backend, 4, training=False) for backend in ("cuda", "reference")
+        make_replica(network, backend, 4, training=False) for backend in ("cuda", "reference")
     )
     x, y = batch(network, 9)
     tolerance = rounding(network, 4)
-    for replica in (ours, compile(network, "cuda", 4)):
+    for replica in (ours, make_replica(network, "cuda", 4)):
         assert_close(replica.forward(x), reference.forward(x), tolerance)
         assert_close(replica.predict(x), reference.predict(x), tolerance)
         loss, correct = replica.evaluate(x, y)
@@ -174,14 +174,14 @@ def test_inference_needs_no_training(network: Network) -> None:
 
 
 def test_evaluation_leaves_the_sums_of_the_step() -> None:
-    replica = compile(PLAIN, "cuda", 8)
+    replica = make_replica(PLAIN, "cuda", 8)
     loss = step(replica, 8, 0)
     replica.evaluate(*batch(PLAIN, 5))
     assert replica.sums[0] == np.float32(loss)
 
 
 def test_a_step_tells_loss_and_the_wish_to_stop() -> None:
-    replica = compile(PLAIN, "cuda", 8)
+    replica = make_replica(PLAIN, "cuda", 8)
     for stop in (True, False):
         assert replica.forward_backward(*batch(PLAIN, 8), stop=stop) > 0.0
         assert replica.sums[2] == stop
@@ -189,7 +189,7 @@ def test_a_step_tells_loss_and_the_wish_to_stop() -> None:
 
 def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:
     """As if three ranks had the same samples: that is a rate three times as high."""
-    ours, expected = (compile(PLAIN, "cuda", 8) for _ in range(2))
+    ours, expected = (make_replica(PLAIN, "cuda", 8) for _ in range(2))
     for replica in (ours, expected):
         replica.forward_backward(*batch(PLAIN, 8))
     for bucket in make_buckets(ours.plan, 1024):
@@ -205,7 +205,9 @@ def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:
 
 @every_network
 def test_training_goes_on_from_a_checkpoint_bit_by_bit(network: Network) -> None:
-    straight, stopped, resumed = (compile(network, "cuda", 8, optimizer=Adam()) for _ in range(3))
+    straight, stopped, resumed = (
+        make_replica(network, "cuda", 8, optimizer=Adam()) for _ in range(3)
+    )
     for number in range(2):
         assert step(straight, 8, number) == step(stopped, 8, number)
     facts = {"updates": stopped.updates}
@@ -222,7 +224,7 @@ def test_training_goes_on_from_a_checkpoint_bit_by_bit(network: Network) -> None
 def test_input_of_any_kind(dtype: str, channels: int) -> None:
     """Whatever the dtype and strides, what is loaded are the values."""
     network = Network((channels, 5, 3), [Flatten()], MeanSquaredError())
-    replica = compile(network, "cuda", batch_size=4)
+    replica = make_replica(network, "cuda", batch_size=4)
     x = np.random.default_rng(0).integers(0, 200, (8, channels, 5, 3)).astype(dtype)
     frozen = x[:4].copy()
     frozen.flags.writeable = False
@@ -240,7 +242,7 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
     change.change(seen, draws, pictures, rows)
     still = np.empty_like(seen)
     MemorySamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
-    replica = compile(RICH, "cuda", 8)
+    replica = make_replica(RICH, "cuda", 8)
     assert replica.memory_bytes == replica.plan.memory
     replica.keep(pictures)
     assert replica.memory_bytes == {**replica.plan.memory, "pictures": pictures.nbytes}
@@ -260,7 +262,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     """Pictures that a block takes in several turns; messages of places that are copied first."""
     network = Network(shape, [Flatten()], MeanSquaredError())
     pictures = np.random.default_rng(0).standard_normal((7, *shape), dtype=np.float32)
-    replica = compile(network, "cuda", samples)
+    replica = make_replica(network, "cuda", samples)
     replica.keep(pictures)
     for rows in (np.arange(samples) % 7, np.arange(samples // 2) % 3):
         y = pictures[rows].reshape(len(rows), -1)
@@ -281,7 +283,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
 @every_network
 def test_what_is_not_finite_is_found(network: Network) -> None:
     x, y = batch(network, 4)
-    replica = compile(network, "cuda", 4, seed=5)
+    replica = make_replica(network, "cuda", 4, seed=5)
     assert math.isfinite(replica.forward_backward(x, y))
     assert replica.first_not_finite() is None
     for name, value in replica.parameters.items():
@@ -302,7 +304,7 @@ every_rule = pytest.mark.parametrize(
 @every_rule
 def test_nothing_is_updated_where_a_loss_is_not_finite(optimizer: SGD | Adam) -> None:
     """The state that broke can be looked at."""
-    replica = compile(PLAIN, "cuda", 8, optimizer=optimizer)
+    replica = make_replica(PLAIN, "cuda", 8, optimizer=optimizer)
     step(replica, 8, 0)
     kept = {name: dict(arrays) for name, arrays in replica_views(replica).items()}
     x, y = batch(PLAIN, 8)
@@ -343,7 +345,7 @@ def test_an_update_beside_later_stages_gives_the_same_bits(
     optimizer: SGD | Adam, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As late as may be or at once. Decays differ; the last loss is not finite."""
-    ours, expected = (compile(RICH, "cuda", 8, optimizer=optimizer) for _ in range(2))
+    ours, expected = (make_replica(RICH, "cuda", 8, optimizer=optimizer) for _ in range(2))
     if not late:
         monkeypatch.setattr(type(ours.memory), "beside", Device.beside)
     part = early_update(ours.plan)
@@ -366,7 +368,7 @@ def test_an_update_beside_later_stages_gives_the_same_bits(
 @pytest.mark.usefixtures("all_is_worth_it")
 def test_what_is_settled_is_updated_when_the_stages_are_over() -> None:
     """And nothing else, nor twice; nor anything where that was not asked for."""
-    replica = compile(RICH, "cuda", 8)
+    replica = make_replica(RICH, "cuda", 8)
     part = early_update(replica.plan)
     assert part is not None
     replica.load(*batch(RICH, 8), learning_rate=0.5)
@@ -411,7 +413,7 @@ def test_a_device_is_asked_for_what_the_plan_says(
 ) -> None:
     """4 KiB are left for sample numbers and tables; copies on the host are not the plan's."""
     allocated = []
-    device = compile(RICH, "cuda", 1).memory
+    device = make_replica(RICH, "cuda", 1).memory
     zeros = device.zeros
 
     def counted(shape: Any, dtype: Any) -> Any:
@@ -420,6 +422,6 @@ def test_a_device_is_asked_for_what_the_plan_says(
 
     monkeypatch.setattr(device, "zeros", counted)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: device)
-    plan = compile(RICH, "cuda", 16, optimizer=Adam(), training=training).plan
+    plan = make_replica(RICH, "cuda", 16, optimizer=Adam(), training=training).plan
     planned = sum(plan.memory.values())
     assert planned <= sum(allocated) <= planned + 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.cuda import few
 from dptrain.backends.cuda.few import COLUMNS, SAMPLES, SHARED_BYTES, Few
 from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES
@@ -40,11 +40,11 @@ def test_every_cut_gives_the_same(
     n = SAMPLES + 3
     if columns in (32, 128):  # As if blocks had room for no more.
         monkeypatch.setattr(few, "SHARED_BYTES", Few(columns, 48, SIZES[precision]).shared_bytes)
-    ours = compile(DEEP, "cuda", n, precision=precision)
+    ours = make_replica(DEEP, "cuda", n, precision=precision)
     in_parts = any("forward_partial" in name for name in ours.plan.buffers)
     assert in_parts == (columns in (32, 128))
     monkeypatch.setattr(few, "MOST_SAMPLES", 0)
-    sliced = compile(DEEP, "cuda", n, precision=precision)
+    sliced = make_replica(DEEP, "cuda", n, precision=precision)
     # Factors are rounded the same way. Only the order of sums differs, by which one in many is
     # rounded to its other neighbour later.
     tolerance = rounding(DEEP, n) + ROUNDOFFS[precision]
@@ -58,9 +58,9 @@ def test_a_device_with_little_shared_memory_computes_the_same(
 ) -> None:
     emulator = Emulator()
     emulator.shared_bytes = 0
-    roomy = compile(DEEP, "cuda", 5, precision="tf32")
+    roomy = make_replica(DEEP, "cuda", 5, precision="tf32")
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    tight = compile(DEEP, "cuda", 5, precision="tf32")
+    tight = make_replica(DEEP, "cuda", 5, precision="tf32")
     loss = whole.step(roomy, 5, 0)
     assert_close(whole.step(tight, 5, 0), loss, rounding(DEEP, 5))
 

@@ -10,14 +10,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, narrow
 from dptrain.backends.cuda.geometry import FIXED, geometry
 from dptrain.backends.cuda.narrow import FILLED, MOST_BYTES, Narrow, choose_narrow, narrows
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES, View
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, Node, ReLU
-from dptrain.network.zoo import network
+from dptrain.network import (
+    Conv2d,
+    Dense,
+    Dropout,
+    Flatten,
+    MaxPool2d,
+    Network,
+    Node,
+    ReLU,
+    get_network,
+)
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
@@ -126,12 +135,12 @@ def test_a_network_trains_as_with_products_that_gather(
     """Sums are in another order, so that one in many is rounded to its other neighbour later."""
     net = Network((3, 9, 10), LAYERS, name="narrow")
     monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: None)
-    gathered = compile(net, "cuda", 5, precision=precision)
+    gathered = make_replica(net, "cuda", 5, precision=precision)
     ways = some(View.forward(net.nodes[0]), (1, 1), precision, pooled=True)
     monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: ways[1])
     emulator = Emulator(seed=7)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    ours = compile(net, "cuda", 5, precision=precision)
+    ours = make_replica(net, "cuda", 5, precision=precision)
     tolerance = rounding(net, 5) + 2 * ROUNDOFFS[precision]
     for n in (5, 2):
         assert_close(whole.step(ours, n, 0), whole.step(gathered, n, 0), tolerance)
@@ -169,7 +178,7 @@ def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precisio
 @pytest.mark.parametrize("precision", SIZES)
 @pytest.mark.parametrize("name", ["cifar", "solar", "model0", "model1", "model-large"])
 def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> None:
-    node = network(name).nodes[0]
+    node = get_network(name).nodes[0]
     pooled = name.startswith("model")
     few, many = (
         choose_narrow(View.forward(node), (1, 1), precision, n, pooled=pooled) for n in (32, 2048)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, dense, weighted
 from dptrain.backends.cuda.tiles import (
     DEPTH,
@@ -57,7 +57,10 @@ def test_every_tile_gives_the_same(
                 shared, cut(terms, 8 * tile.block[0]) if split else Parts(1, terms)
             ),
         )  # fmt: skip
-    ours, reference = compile(ODD, "cuda", 5, precision=precision), compile(ODD, "reference", 5)
+    ours, reference = (
+        make_replica(ODD, "cuda", 5, precision=precision),
+        make_replica(ODD, "reference", 5),
+    )
     # Every layer rounds both factors of its products, there and back.
     tolerance = rounding(ODD, 5) + 4 * ROUNDOFFS.get(precision, 0.0) * len(ODD.nodes)
     assert_close(whole.step(ours, 5, 0), whole.step(reference, 5, 0), tolerance)
@@ -66,10 +69,10 @@ def test_every_tile_gives_the_same(
 
 
 def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    general = compile(ODD, "cuda", 3)
+    general = make_replica(ODD, "cuda", 3)
     emulator = Emulator(specializes=True)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    special = compile(ODD, "cuda", 3)
+    special = make_replica(ODD, "cuda", 3)
     assert special.forward_backward(*batch(ODD, 3)) == general.forward_backward(*batch(ODD, 3))
     for name, value in general.gradients.items():
         assert (special.gradients[name] == value).all(), name
@@ -87,12 +90,12 @@ def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of the maps is in no window: the sums over pixels have different lengths."""
-    reference = compile(POOLED, "reference", 3)
+    reference = make_replica(POOLED, "reference", 3)
     whole.step(reference, 3, 0)
     replicas = []
     for spread in (1, 10**9):
         monkeypatch.setattr(convolution, "SPREAD", spread)
-        ours = compile(POOLED, "cuda", 3, precision=precision)
+        ours = make_replica(POOLED, "cuda", 3, precision=precision)
         assert any(name.endswith("dmaps") for name in ours.plan.buffers) == (spread == 1)
         whole.step(ours, 3, 0)
         replicas.append(ours)
@@ -148,7 +151,7 @@ def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
 
 def test_a_smaller_batch_has_the_same_parts() -> None:
     """Where no part is larger than it must be, gradients do not depend on the room there is."""
-    small, large = compile(PLAIN, "cuda", 8), compile(PLAIN, "cuda", 16)
+    small, large = make_replica(PLAIN, "cuda", 8), make_replica(PLAIN, "cuda", 16)
     x, y = batch(PLAIN, 8)
     assert small.forward_backward(x, y) == large.forward_backward(x, y)
     for name, value in small.gradients.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, cuts, slides, sliding, windows
 from dptrain.backends.cuda.slide_times import choose_slide
 from dptrain.backends.cuda.slides import Slide
@@ -25,8 +25,8 @@ from dptrain.network import (
     MeanSquaredError,
     Network,
     ReLU,
+    get_network,
 )
-from dptrain.network.zoo import network
 from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
@@ -104,7 +104,7 @@ def test_every_way_gives_the_same(
     monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
     # So few blocks that they go from tile to tile, where they do.
     monkeypatch.setattr(slides, "MULTIPROCESSORS", 1)
-    ours = compile(WIDE, "cuda", 5, precision=precision)
+    ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
     for n in (5, 2):
@@ -129,7 +129,7 @@ def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
     layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
     network = Network((1, 7, 11), layers, MeanSquaredError())
     seed, step, samples = 2**40 + 17, 2**31 + 5, np.array([7, 2**33 + 1])
-    replica = compile(network, "cuda", 3, precision="tf32", seed=seed)
+    replica = make_replica(network, "cuda", 3, precision="tf32", seed=seed)
     assert "conv2+relu2+pool1+dropout1.forward" in {stage.name for stage in replica.plan.stages}
     replica.parameters["conv2.weight"] = np.zeros((filters, 32, 3, 3))
     replica.parameters["conv2.bias"] = np.ones(filters)
@@ -174,7 +174,7 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
     device = Mapping()
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device)
     monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
-    compile(WIDE, "cuda", 5, precision=precision)
+    make_replica(WIDE, "cuda", 5, precision=precision)
     run = 4 if precision == "tf32" else 8
     found = set()
     for back, file in enumerate(("window_forward.cu", "window_backward_input.cu")):
@@ -203,13 +203,13 @@ def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replic
     with monkeypatch.context() as patch:
         patch.setattr(convolution, "choose_pixel_sum", lambda *_: None)
         patch.setattr(SlidingConvolution, "suits", lambda group, setting: False)
-        return compile(WIDE, "cuda", n, precision=precision)
+        return make_replica(WIDE, "cuda", n, precision=precision)
 
 
 def test_blocks_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = gathering(3, "tf32", monkeypatch)
     monkeypatch.setattr(Emulator, "shared_bytes", 1 << 8)
-    ours = compile(WIDE, "cuda", 3, precision="tf32")
+    ours = make_replica(WIDE, "cuda", 3, precision="tf32")
     assert whole.step(ours, 3, 0) == whole.step(gathered, 3, 0)
     for name, value in gathered.gradients.items():
         assert (ours.gradients[name] == value).all(), name
@@ -218,7 +218,7 @@ def test_blocks_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch
 VIEWS = [
     View.forward(node)
     for name in ("cifar", "solar", "model2", "model-large")
-    for node in network(name).nodes[1:]
+    for node in get_network(name).nodes[1:]
     if isinstance(node.layer, Conv2d)
 ] + [View(7, 5, 32, 1, 0, 8, 5, 32, 3, 2)]
 

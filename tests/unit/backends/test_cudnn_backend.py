@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cudnn import library
 from dptrain.backends.cudnn.backend import CudnnBackend
@@ -55,7 +55,7 @@ every_precision = pytest.mark.parametrize("precision", SETTINGS)
 
 
 def cudnn_replica(network: Network = NETWORK, batch_size: int = 3) -> CudnnReplica:
-    replica = compile(network, "cudnn", batch_size)
+    replica = make_replica(network, "cudnn", batch_size)
     assert isinstance(replica, CudnnReplica)
     return replica
 
@@ -151,7 +151,7 @@ def test_parameters_come_back_as_they_were_set() -> None:
 @every_network
 def test_three_steps_follow_the_reference(network: Network) -> None:
     ours, reference = (
-        compile(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
+        make_replica(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
     )
     for number, n in enumerate((24, 7, 1)):
         tolerance = (number + 1) * 2 * rounding(network, n)
@@ -392,7 +392,7 @@ def test_what_runs_beside_has_a_workspace_of_its_own() -> None:
 
 def test_notes_are_a_table_where_there_are_any() -> None:
     for backend, shown in (("cudnn", True), ("cuda", False)):
-        replica = compile(PLAIN, backend, 4)
+        replica = make_replica(PLAIN, backend, 4)
         names = (*(stage.name for stage in replica.plan.stages), *SPANS)
         times = np.ones((1, 1, len(names)))
         measured = Measured(names, times, times, (4.0,))

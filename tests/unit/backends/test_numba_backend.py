@@ -15,7 +15,7 @@ from numba.core.runtime import _nrt_python, rtsys
 
 import dptrain
 import dptrain.backends.numba
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Replica
 from dptrain.network import (
@@ -169,8 +169,8 @@ def pair(network: Network, **options: Any) -> tuple[Replica, Replica]:
     """The same network on the numba and on the reference backend."""
     threads = options.pop("threads", 1)
     return (
-        compile(network, "numba", threads=threads, **options),
-        compile(network, "reference", **options),
+        make_replica(network, "numba", threads=threads, **options),
+        make_replica(network, "reference", **options),
     )
 
 
@@ -243,7 +243,7 @@ def test_training_follows_the_reference(network: Network) -> None:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_only_rounding(network: Network, threads: int) -> None:
     x, y = batch(network, 5)
-    one, many = (compile(network, "numba", batch_size=6, threads=t) for t in (1, threads))
+    one, many = (make_replica(network, "numba", batch_size=6, threads=t) for t in (1, threads))
     tolerance = rounding(network, 5)
     assert_close(many.forward_backward(x, y), one.forward_backward(x, y), tolerance)
     for name, value in one.gradients.items():
@@ -255,7 +255,7 @@ def test_threads_change_only_rounding(network: Network, threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_samples(network: Network, threads: int) -> None:
-    replica = compile(network, "numba", batch_size=3, threads=threads)
+    replica = make_replica(network, "numba", batch_size=3, threads=threads)
     replica.forward_backward(*batch(network, 3))
     assert replica.forward_backward(*batch(network, 0), global_count=3) == 0.0
     assert replica.sums[1] == 0.0
@@ -266,7 +266,7 @@ def test_no_samples(network: Network, threads: int) -> None:
 def test_inference_needs_no_training(network: Network) -> None:
     x, y = batch(network, 5)
     ours, reference = pair(network, batch_size=4, training=False)
-    trained = compile(network, "numba", batch_size=4)
+    trained = make_replica(network, "numba", batch_size=4)
     tolerance = rounding(network, 4)
     for replica in (ours, trained):
         assert_close(replica.forward(x), reference.forward(x), tolerance)
@@ -279,7 +279,7 @@ def test_inference_needs_no_training(network: Network) -> None:
 @pytest.mark.parametrize("where", ["input", "parameter"])
 def test_not_a_number_reaches_the_loss(network: Network, where: str) -> None:
     x, y = batch(network, 4)
-    replica = compile(network, "numba", batch_size=4, seed=5)
+    replica = make_replica(network, "numba", batch_size=4, seed=5)
     assert math.isfinite(replica.forward_backward(x, y))
     if where == "input":
         x[2] = np.nan
@@ -295,7 +295,7 @@ def test_not_a_number_reaches_the_loss(network: Network, where: str) -> None:
 
 def test_finite_values_are_all_finite(network: Network) -> None:
     """Scratch memory holds bytes of all kinds; they are not values."""
-    replica = compile(network, "numba", batch_size=4)
+    replica = make_replica(network, "numba", batch_size=4)
     replica.forward_backward(*batch(network, 4))
     assert replica.first_not_finite() is None
 
@@ -308,7 +308,7 @@ def test_dropout_masks(shape: tuple[int, ...], alone: bool) -> None:
     first: list[Layer] = [Flatten(), Dense(size), ReLU()]
     layers = [Dropout(0.37), Flatten()] if alone else [*first, Dropout(0.37)]
     network = Network(shape, layers, MeanSquaredError())
-    replica = compile(network, "numba", batch_size=3, seed=seed)
+    replica = make_replica(network, "numba", batch_size=3, seed=seed)
     if not alone:
         replica.parameters["dense1.weight"] = np.eye(size)
     samples = np.array([0, 7, 2**33 + 1])
@@ -328,7 +328,7 @@ def test_dropout_masks(shape: tuple[int, ...], alone: bool) -> None:
 def test_input_of_any_kind(dtype: str, channels: int) -> None:
     """Whatever the dtype and strides, what is loaded are the values."""
     network = Network((channels, 5, 3), [Flatten()], MeanSquaredError())
-    replica = compile(network, "numba", batch_size=4)
+    replica = make_replica(network, "numba", batch_size=4)
     x = np.random.default_rng(0).integers(0, 200, (8, channels, 5, 3)).astype(dtype)
     frozen = x[:4].copy()
     frozen.flags.writeable = False
@@ -349,8 +349,8 @@ def test_fusions() -> None:
 @pytest.mark.parametrize("name", ["model0", "model2"])
 def test_a_steady_step_allocates_nothing(name: str, threads: int) -> None:
     """Neither kernels nor what calls them: nothing for a sample, an array or a stage."""
-    network = dptrain.network(name)
-    replica = compile(network, "numba", batch_size=8, threads=threads, optimizer=SGD(0.9))
+    network = dptrain.get_network(name)
+    replica = make_replica(network, "numba", batch_size=8, threads=threads, optimizer=SGD(0.9))
     x, y = batch(network, 8)
     samples = np.arange(8)
 
@@ -411,7 +411,7 @@ def test_kernels_use_the_backend_s_cache() -> None:
 
 @pytest.mark.parametrize("rule", [SGD(momentum=0.9), Adam()], ids=["sgd", "adam"])
 def test_state_without_gradient_ends_at_zero_and_never_denormal(rule: Optimizer) -> None:
-    replica = compile(Network((5,), [Dense(3)]), "numba", 2, optimizer=rule)
+    replica = make_replica(Network((5,), [Dense(3)]), "numba", 2, optimizer=rule)
     smallest = np.finfo(np.float32).tiny
     replica.flat_gradients[:] = 1.0
     replica.update(0.01)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.backends.numba.jit import KernelError, kernel
 from dptrain.backends.numba.threads import ASLEEP, GONE, Team
 from dptrain.network import Network, ReLU
@@ -163,7 +163,9 @@ def test_varying_arrays_are_read_where_they_are() -> None:
 
 def test_threads_end_with_the_replica() -> None:
     before = set(threading.enumerate())
-    replica = compile(Network((3,), [ReLU()]), "numba", batch_size=2, threads=4, training=False)
+    replica = make_replica(
+        Network((3,), [ReLU()]), "numba", batch_size=2, threads=4, training=False
+    )
     started = set(threading.enumerate()) - before
     assert len(started) == 3
     del replica

@@ -43,7 +43,7 @@ SEED = 5
 
 def compile_case(case: Case, backend: str, precision: str) -> Replica:
     """A replica with the case's parameters, rounded to its dtype."""
-    replica = dptrain.api.compile(
+    replica = dptrain.api.make_replica(
         case.network, backend, case.batch_size, precision=precision, seed=SEED
     )
     for name, value in case.parameters().items():
@@ -155,7 +155,7 @@ def test_losses_stay_finite_far_from_zero(
     backend: str, precision: str, loss: SoftmaxCrossEntropy, size: float
 ) -> None:
     network = Network((1,), [Dense(4)], loss)
-    replica = dptrain.api.compile(network, backend, 2, precision=precision)
+    replica = dptrain.api.make_replica(network, backend, 2, precision=precision)
     replica.parameters["dense1.weight"] = np.array([[size], [-size], [0.0], [1.0]])
     x = np.array([[1.0], [-1.0]])
     y = np.array([1, 0]) if loss.targets == "classes" else np.array([[0, 1, 1, 0], [1, 0, 0, 1.0]])
@@ -178,11 +178,11 @@ def test_correct_answers_are_counted(backend: str, precision: str) -> None:
     }
     for loss in LOSSES.values():
         network = Network((3,), [Dense(3)], loss())
-        replica = dptrain.api.compile(network, backend, 4, precision=precision)
+        replica = dptrain.api.make_replica(network, backend, 4, precision=precision)
         replica.parameters["dense1.weight"] = np.eye(3)
         y, correct = expected[loss.targets]
         assert replica.evaluate(z, y)[1] == correct
-    replica = dptrain.api.compile(
+    replica = dptrain.api.make_replica(
         Network((3,), [Dense(3)], SigmoidBinaryCrossEntropy()), backend, 4, precision=precision
     )
     replica.parameters["dense1.weight"] = np.eye(3)
@@ -205,8 +205,8 @@ def _batch(n: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 @every_variant
 def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precision: str) -> None:
     x, y = _batch(5)
-    large = dptrain.api.compile(STACK, backend, 5, precision=precision, seed=SEED)
-    small = dptrain.api.compile(STACK, backend, 3, precision=precision, seed=SEED)
+    large = dptrain.api.make_replica(STACK, backend, 5, precision=precision, seed=SEED)
+    small = dptrain.api.make_replica(STACK, backend, 3, precision=precision, seed=SEED)
     large.forward_backward(x, y)
     losses = [replica.forward_backward(x[:3], y[:3]) for replica in (large, small)]
     # A backend may cut sums otherwise for other sizes, so the last bits may differ.
@@ -219,7 +219,7 @@ def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precisi
 @every_variant
 def test_a_rank_without_samples_contributes_zeros(backend: str, precision: str) -> None:
     x, y = _batch(3)
-    replica = dptrain.api.compile(STACK, backend, 3, precision=precision)
+    replica = dptrain.api.make_replica(STACK, backend, 3, precision=precision)
     replica.forward_backward(x, y)
     assert replica.forward_backward(x[:0], y[:0], global_count=3) == 0.0
     for name, gradient in replica.gradients.items():
@@ -231,7 +231,7 @@ def test_a_rank_without_samples_contributes_zeros(backend: str, precision: str) 
 def test_shares_of_a_minibatch_sum_to_the_whole(backend: str, precision: str) -> None:
     """The loss divided by the global count: unequal shares need no weights."""
     x, y = _batch(7)
-    replica = dptrain.api.compile(STACK, backend, 7, precision=precision, seed=SEED)
+    replica = dptrain.api.make_replica(STACK, backend, 7, precision=precision, seed=SEED)
     whole = replica.forward_backward(x, y)
     expected = dict(replica.gradients)
     loss, sums = 0.0, {name: np.zeros(g.shape) for name, g in expected.items()}
@@ -258,7 +258,7 @@ def _mask(
     samples = context["samples"]
     assert isinstance(samples, np.ndarray)
     network = Network((width,), [Dropout(rate)], MeanSquaredError())
-    replica = dptrain.api.compile(
+    replica = dptrain.api.make_replica(
         network, backend, max(len(samples), 1), precision=precision, seed=SEED
     )
     ones = np.ones((len(samples), width))
@@ -308,7 +308,7 @@ def test_masks_differ_by_step_and_sample(backend: str, precision: str) -> None:
 @every_variant
 def test_dropout_is_off_outside_of_training(backend: str, precision: str) -> None:
     network = Network((61,), [Dropout(0.5)], MeanSquaredError())
-    replica = dptrain.api.compile(network, backend, 3, precision=precision)
+    replica = dptrain.api.make_replica(network, backend, 3, precision=precision)
     # Numbers of few bits, which no precision rounds.
     x = ((np.arange(183.0) - 91.0) / 128.0).reshape(3, 61)
     np.testing.assert_array_equal(replica.forward(x), x)
@@ -357,7 +357,9 @@ def test_updates_equal_pytorch(
     optimizer, theirs, options = RULES[rule]
     layers = [Dense(n, weight_decay=decay) for n, decay in zip((13, 5), decays, strict=True)]
     network = Network((7,), layers, MeanSquaredError())
-    replica = dptrain.api.compile(network, backend, 1, precision=precision, optimizer=optimizer)
+    replica = dptrain.api.make_replica(
+        network, backend, 1, precision=precision, optimizer=optimizer
+    )
     tensors = {name: torch.tensor(np.float64(v)) for name, v in replica.parameters.items()}
     decay = {p.name: p.weight_decay for p in network.parameters}
     groups = [{"params": [tensor], "weight_decay": decay[n]} for n, tensor in tensors.items()]
@@ -384,7 +386,7 @@ def test_an_update_leaves_the_padding_between_parameters_alone(
     backend: str, precision: str
 ) -> None:
     network = dataclasses.replace(STACK)
-    replica = dptrain.api.compile(network, backend, 2, precision=precision, optimizer=Adam())
+    replica = dptrain.api.make_replica(network, backend, 2, precision=precision, optimizer=Adam())
     x, y = _batch(2)
     for _ in range(2):
         replica.forward_backward(x, y)

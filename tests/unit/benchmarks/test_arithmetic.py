@@ -61,7 +61,9 @@ def test_verdicts(target: Target, figure: float, verdict: str) -> None:
 
 
 def test_every_stage_has_the_limit_of_its_kind() -> None:
-    plan = dptrain.compile(dptrain.network("model0"), backend="reference", batch_size=2).plan
+    plan = dptrain.make_replica(
+        dptrain.get_network("model0"), backend="reference", batch_size=2
+    ).plan
     kinds = {(stage.group, stage.phase): kind_of(plan, stage) for stage in plan.stages}
     convolutions = {group.head.name: group.name for group in plan.groups}
     for phase in (Phase.FORWARD, Phase.BACKWARD_WEIGHT):
@@ -73,14 +75,16 @@ def test_every_stage_has_the_limit_of_its_kind() -> None:
 
 
 def test_loading_counts_what_it_reads() -> None:
-    plan = dptrain.compile(dptrain.network("model0"), backend="reference", batch_size=2).plan
+    plan = dptrain.make_replica(
+        dptrain.get_network("model0"), backend="reference", batch_size=2
+    ).plan
     load, *others = plan.stages
     assert bytes_of(load) == 2 * load.bytes_moved
     assert all(bytes_of(stage) == stage.bytes_moved for stage in others)
 
 
 def test_training_takes_about_three_times_the_operations_of_inference() -> None:
-    network = dptrain.network("model0")
+    network = dptrain.get_network("model0")
     share = flops(network, 4, training=True) / flops(network, 4, training=False)
     # Less than 3, for the input's gradient is not computed.
     assert 2.5 < share < 3.0

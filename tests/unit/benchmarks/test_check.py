@@ -44,7 +44,7 @@ N = 4
 def gradients_of(network: Network, backend: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters, and what one step gives."""
     x, y = random_batch(network, N)
-    replica = dptrain.compile(network, backend, batch_size=N)
+    replica = dptrain.make_replica(network, backend, batch_size=N)
     parameters = {name: np.asarray(p, np.float64) for name, p in replica.parameters.items()}
     loss = replica.forward_backward(x, y)
     ours = {"loss": np.array(loss), "output": replica.output(), **replica.gradients}

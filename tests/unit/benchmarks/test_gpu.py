@@ -244,7 +244,7 @@ def test_pytorchs_modes_compute_the_network() -> None:
 def test_pytorchs_layers_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_layers, "_number", lambda *shape, **options: torch.randn(shape))
     monkeypatch.setattr(torch_layers, "TIMES", 1)
-    network = dptrain.network("model-small")
+    network = dptrain.get_network("model-small")
     found = torch_layers.torch_layer_times(network, 2, "fp32")
     alone, _ = study_runs(network)
     assert set(found) == {(layer, way) for layer in alone for way in ("forward", "backward")}
@@ -254,7 +254,7 @@ def test_pytorchs_layers_are_those_of_the_table(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layers_are_stages_of_the_unfused_network() -> None:
-    network = dptrain.network("model-small")
+    network = dptrain.get_network("model-small")
     alone, runs = study_runs(network)
     assert alone == ["conv1", "pool1", "conv2", "pool2"]
     assert runs == ["conv1+relu1+pool1", "conv2+relu2+pool2"]
@@ -307,7 +307,7 @@ def test_layers_that_the_same_kernels_compute_are_not_compared() -> None:
 
 def test_convolutions_alone_differ_between_the_backends_of_a_gpu() -> None:
     ours, theirs = CudaBackend(), CudnnBackend()
-    plan = make_plan(unfused(dptrain.network("model2")), ours, 32, precision="tf32")
+    plan = make_plan(unfused(dptrain.get_network("model2")), ours, 32, precision="tf32")
     for group in plan.groups:
         same = ours.operation(group, plan.setting) is theirs.operation(group, plan.setting)
         assert same != isinstance(group.head.layer, Conv2d)
@@ -485,7 +485,7 @@ def test_without_pytorch_dptrain_is_timed_and_the_report_says_so() -> None:
 def test_wide_convolutions_have_a_target_at_large_batches() -> None:
     def wide(name: str, batch_size: int) -> set[str]:
         backend = load_backend("cuda")
-        plan = make_plan(dptrain.network(name), backend, batch_size, precision="fp32")
+        plan = make_plan(dptrain.get_network(name), backend, batch_size, precision="fp32")
         return {stage.group.partition("+")[0] for stage in plan.stages if is_wide(plan, stage)}
 
     assert wide("cifar", 2048) == wide("solar", 2048) == {"conv2"}

@@ -171,7 +171,7 @@ MISTAKES = [
                              "; did you mean 'adam'?"),
     ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn"
                            "; did you mean 'numba'?"),
-    ({"network": "model9"}, "no network 'model9'; there are model0,"),
+    ({"network": "model9"}, "no network 'model9'; expected model0,"),
     ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; expected one of the two"),
     ({"schedule": "step"}, "schedule is 'step' without step_every; try --step-every 1000"),
     ({"step_every": "5"}, "step_every is 5 but schedule is left out; try --schedule step"),

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from dptrain.backends import load_backend
 from dptrain.cli.main import cli
 from dptrain.describe import describe_plan, group_stages, list_networks, plan_for
+from dptrain.network import get_network
 from dptrain.network.files import write_network
-from dptrain.network.zoo import NETWORKS, network
+from dptrain.network.zoo import NETWORKS
 from dptrain.plan import SGD, Adam, make_plan
 
 
@@ -27,7 +28,7 @@ def described(*arguments: str) -> Any:
 @pytest.mark.parametrize("backend", ["reference", "numba"])
 @pytest.mark.parametrize("name", ["model0", "cifar", "solar", "mlp-50-25"])
 def test_layers_and_stages_count_the_same_operations(name: str, backend: str) -> None:
-    plan = plan_for(network(name), backend=backend, batch_size=8)
+    plan = plan_for(get_network(name), backend=backend, batch_size=8)
     found = describe_plan(plan)
     layers, groups = found["layers"], group_stages(found["stages"])
     loss = next(stage["flops"] for stage in found["stages"] if stage["name"] == "loss")
@@ -40,7 +41,7 @@ def test_layers_and_stages_count_the_same_operations(name: str, backend: str) ->
 
 
 def test_memory_is_what_a_replica_allocates() -> None:
-    plan = plan_for(network("model-small"), backend="reference", batch_size=4, optimizer="adam")
+    plan = plan_for(get_network("model-small"), backend="reference", batch_size=4, optimizer="adam")
     memory = describe_plan(plan)["memory_bytes"]
     replica = load_backend("reference").make_replica(plan, seed=0)
     assert memory["parameters"] == replica.flat_parameters.nbytes
@@ -55,11 +56,11 @@ def test_choices_reach_the_plan() -> None:
         "--threads", "3", "--optimizer", "adam",
     )  # fmt: skip
     plan = make_plan(
-        network("model0"), load_backend("reference"), 7, precision="fp32", optimizer=Adam(),
+        get_network("model0"), load_backend("reference"), 7, precision="fp32", optimizer=Adam(),
         threads=3,
     )  # fmt: skip
     assert found == describe_plan(plan)
-    assert plan_for(network("model0"), backend="reference", batch_size=1).optimizer == SGD(0.9)
+    assert plan_for(get_network("model0"), backend="reference", batch_size=1).optimizer == SGD(0.9)
 
 
 def test_inference_needs_no_gradients() -> None:
@@ -93,7 +94,7 @@ def test_tables_fit_and_hold_the_numbers(width: int, monkeypatch: pytest.MonkeyP
 
 def test_files_are_described_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    write_network(network("model0"), path)
+    write_network(get_network("model0"), path)
     assert described(str(path)) == described("model0")
 
 

@@ -1,8 +1,10 @@
-"""`import dptrain`: names that load when used, and a subpackage that can be called."""
+"""The public names of `dptrain`: they are imported when they are first used."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -36,36 +38,64 @@ def test_every_name_that_type_checkers_see_is_there(name: str) -> None:
     assert name in dir(dptrain)
 
 
-def test_no_other_name_is_promised() -> None:
-    assert public_names() == {*dptrain._HOMES, "network"}
+def test_no_other_name_is_public() -> None:
+    assert public_names() == set(dptrain.__all__)
+    assert len(set(dptrain.__all__)) == len(dptrain.__all__)
+    assert set(dptrain._MODULES) <= set(dptrain.__all__)
     with pytest.raises(AttributeError, match="'dptrain' has no attribute 'nothing'"):
         _ = dptrain.nothing  # type: ignore[attr-defined]
+
+
+def run_program(code: str) -> str:
+    """Run `code` in a new interpreter and return what it prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        check=True, timeout=60, cwd=SOURCE.parents[1], capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
+
+def test_import_star_imports_the_public_names() -> None:
+    code = "from dptrain import *; print(Network.__name__, get_network('model0').num_parameters)"
+    assert run_program(code) == "Network 210998\n"
+
+
+def test_importing_the_package_imports_no_other_module() -> None:
+    code = "import sys, dptrain; print(*[m for m in sys.modules if m.startswith('dptrain.')])"
+    assert run_program(code) == "\n"
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import dptrain; n = dptrain.network('model0')",
-        "import dptrain, dptrain.network.layers; n = dptrain.network('model0')",
-        "import dptrain.network.layers, dptrain; n = dptrain.network('model0')",
-        "import dptrain; n = dptrain.network('model0'); import dptrain.network.zoo;"
-        "n = dptrain.network('model0')",
-        "from dptrain.network import Network; from dptrain import network; n = network('model0')",
-        "from dptrain import network; import dptrain.network as m; assert m is network;"
-        "n = m('model0')",
-        "from dptrain.network.zoo import network; n = network('model0'); import dptrain;"
-        "assert dptrain.network.Conv2d is dptrain.Conv2d; n = dptrain.network('model0')",
+        "import dptrain; dptrain.Network; import dptrain.network",
+        "import dptrain.network.layers, dptrain",
+        "import dptrain; from dptrain import network; assert network is dptrain.network",
     ],
 )
-def test_network_is_package_and_function_in_any_order_of_imports(code: str) -> None:
-    program = f"{code}; assert n.num_parameters == 210998"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=SOURCE.parents[1])
+def test_network_is_the_subpackage(code: str) -> None:
+    program = "; print(dptrain.network.__name__, dptrain.network.Conv2d is dptrain.Conv2d)"
+    assert run_program(code + program) == "dptrain.network True\n"
 
 
-def test_the_promise_of_the_interface() -> None:
-    network = dptrain.network("model-small")
+def test_get_network_reads_names_and_files(tmp_path: Path) -> None:
+    network = dptrain.get_network("model-small")
+    path = tmp_path / "mine.toml"
+    dptrain.write_network(network, path)
+    assert dptrain.get_network(path) == dptrain.get_network(str(path)) == network
+    with pytest.raises(dptrain.UserError, match=r"no network 'modle0'.*ends in \.toml; did you"):
+        dptrain.get_network("modle0")
+
+
+def test_the_example_of_make_replica_runs() -> None:
+    result = doctest.testmod(importlib.import_module("dptrain.api"))
+    assert result.attempted > 5
+    assert not result.failed
+
+
+def test_a_replica_trains_and_predicts() -> None:
+    network = dptrain.get_network("model-small")
     assert isinstance(network, Network)
-    replica = dptrain.compile(network, backend="reference", batch_size=4, threads=1, seed=0)
+    replica = dptrain.make_replica(network, backend="reference", batch_size=4, threads=1, seed=0)
     x = np.random.default_rng(0).standard_normal((4, 3, 16, 16))
     before = replica.forward_backward(x, [1, 2, 3, 4])
     replica.update(0.1)
@@ -86,7 +116,9 @@ def test_the_promise_of_the_interface() -> None:
     ],
 )
 def test_wrong_targets_are_one_line(y: ArrayLike, message: str) -> None:
-    replica = dptrain.compile(dptrain.network("model-small"), backend="reference", batch_size=4)
+    replica = dptrain.make_replica(
+        dptrain.get_network("model-small"), backend="reference", batch_size=4
+    )
     with pytest.raises(dptrain.UserError, match=message):
         replica.forward_backward(np.zeros((4, 3, 16, 16)), y)
 

@@ -14,12 +14,12 @@ from dptrain.plan import make_buckets
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_one_rank_sums_nothing(name: str) -> None:
-    replica = api.compile(Network((2,), [Dense(2)]), "reference", 1)
+    replica = api.make_replica(Network((2,), [Dense(2)]), "reference", 1)
     sums = make_gradient_sum(name, World.single(), replica, make_buckets(replica.plan, 1))
     assert sums.name == "none"
 
 
 def test_an_unknown_name_is_an_error_that_suggests() -> None:
-    replica = api.compile(Network((2,), [Dense(2)]), "reference", 1)
+    replica = api.make_replica(Network((2,), [Dense(2)]), "reference", 1)
     with pytest.raises(UserError, match=r"no strategy 'miror'.*did you mean 'mirrored'"):
         make_gradient_sum("miror", World.single(), replica, make_buckets(replica.plan, 1))

@@ -17,8 +17,7 @@ from dptrain.backends.cuda.pixel_sums import (
 )
 from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.cuda.windows import View
-from dptrain.network import Conv2d
-from dptrain.network.zoo import network
+from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
 from tests.unit.cuda.launching import BF16, FP32, ints
 
@@ -169,7 +168,7 @@ def launch(
 VIEWS = [
     (View.forward(node), behind)
     for name in ("cifar", "solar", "model0", "model2", "model-large")
-    for node in network(name).nodes
+    for node in get_network(name).nodes
     if isinstance(node.layer, Conv2d)
     for behind in (NOTHING, POOLING)
 ]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.api import compile
+from dptrain.api import make_replica
 from dptrain.data import Loader, open_data
 from dptrain.data.irradiance import simulate
 from dptrain.network import Dense, MeanSquaredError, Network, ReLU
@@ -79,7 +79,7 @@ def test_a_perceptron_trained_on_it_beats_persistence(read):
     layers = [Dense(50), ReLU(), Dense(1)]
     network = Network((50,), layers, loss=MeanSquaredError(), name="mlp-50")
     data = open_data("irradiance", network)
-    replica = compile(network, backend="reference", batch_size=100, optimizer=Adam())
+    replica = make_replica(network, backend="reference", batch_size=100, optimizer=Adam())
     settings = {"input_shape": (50,), "target_shape": (1,), "batch_size": 100, "seed": 0}
     with Loader(data.train, rank=0, size=1, first_step=0, last_step=800, **settings) as batches:
         for batch in batches:

@@ -40,7 +40,7 @@ QUESTION = Question(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
 
 
 def measured(task: str, samples: int, memory: int | None = None, backend: str = "numba") -> Result:
-    network = dptrain.network("model-small")
+    network = dptrain.get_network("model-small")
     case = Case("model-small", task, samples, backend, "fp32", 1)
     pace = Pace({"model-small": network}, 0.02)
     chosen = load_backend(backend)
@@ -49,8 +49,8 @@ def measured(task: str, samples: int, memory: int | None = None, backend: str = 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda"])
 def test_steps_are_those_of_training_and_leave_parameters_alone(backend: str) -> None:
-    network = dptrain.network("mlp-50-25")
-    replica = dptrain.compile(network, backend=backend, batch_size=4, optimizer=dptrain.Adam())
+    network = dptrain.get_network("mlp-50-25")
+    replica = dptrain.make_replica(network, backend=backend, batch_size=4, optimizer=dptrain.Adam())
     before = {name: value.copy() for name, value in replica.parameters.items()}
     run = training_run(replica, 4)
     assert all(run() > 0 for _ in range(12))
@@ -63,8 +63,8 @@ def test_steps_are_those_of_training_and_leave_parameters_alone(backend: str) ->
 
 
 def test_answers_are_to_all_samples() -> None:
-    network = dptrain.network("mlp-50-25")
-    replica = dptrain.compile(network, batch_size=3, training=False)
+    network = dptrain.get_network("mlp-50-25")
+    replica = dptrain.make_replica(network, batch_size=3, training=False)
     run = inference_run(replica, 7)
     assert run() > 0
     # In pieces of three: the last one holds the seventh sample alone.
@@ -77,7 +77,7 @@ def test_a_figure_has_its_rate(backend: str) -> None:
     assert result.fits
     assert result.timing is not None
     assert result.images_per_s == pytest.approx(2 / result.median_ms * 1e3)
-    flops = sum(n.flops.forward for n in dptrain.network("model-small").nodes) * 2
+    flops = sum(n.flops.forward for n in dptrain.get_network("model-small").nodes) * 2
     assert result.gflops * result.median_ms * 1e6 > 2 * flops
     # Beside the plan, a batch lies on the host.
     assert 0 <= result.need_bytes - result.taken_bytes <= 2 * (4 * 3 * 16 * 16 + 12)

@@ -19,7 +19,7 @@ from dptrain.plan.plan import Plan
 
 
 def plans(batch_size: int, *, network: str, backend: str, training: bool) -> Plan:
-    described = dptrain.network(network)
+    described = dptrain.get_network(network)
     return plan_for(described, backend=backend, batch_size=batch_size, training=training)
 
 
@@ -72,7 +72,7 @@ def test_answers_that_kernels_cannot_count_at_once_come_in_pieces() -> None:
 @pytest.mark.parametrize("network", ["model-small", "mlp-50"])
 def test_batch_bytes_are_those_of_a_batch(network: str) -> None:
     make = partial(plans, network=network, backend="numba", training=True)
-    x, y = random_batch(dptrain.network(network), 300)
+    x, y = random_batch(dptrain.get_network(network), 300)
     samples = np.arange(300, dtype=np.int64)
     assert batch_bytes(make(300)) == x.nbytes + y.nbytes + samples.nbytes
 

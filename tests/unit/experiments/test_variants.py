@@ -39,7 +39,7 @@ def layers_of(network: Network | None, kind: type) -> list[Any]:
 
 
 def test_each_change_alone() -> None:
-    cifar = dptrain.network("cifar")
+    cifar = dptrain.get_network("cifar")
     axes = {"stride": ("1", "2", "3", "5"), "filters": ("64", "32"), "kernel": ("5", "3"),
             "pool": ("3", "5"), "first-pool": ("5/4",)}  # fmt: skip
     variants = list_variants(cifar, axes)
@@ -63,7 +63,7 @@ def test_each_change_alone() -> None:
 
 def test_changes_combined() -> None:
     variants = list_variants(
-        dptrain.network("cifar"), {"filters": ("64", "32"), "stride": ("1", "2")}, cross=True
+        dptrain.get_network("cifar"), {"filters": ("64", "32"), "stride": ("1", "2")}, cross=True
     )
     names = [v.name for v in variants]
     assert names == [AS_IT_IS, "stride 1, filters 32", "stride 2, filters 64",
@@ -72,10 +72,10 @@ def test_changes_combined() -> None:
 
 
 def test_what_is_not_possible_is_said() -> None:
-    *_, variant = list_variants(dptrain.network("model0"), {"stride": ("2",)})
+    *_, variant = list_variants(dptrain.get_network("model0"), {"stride": ("2",)})
     assert variant.network is None
     assert "is not a whole number" in variant.why
-    *_, variant = list_variants(dptrain.network("model0"), {"kernel": ("40",)})
+    *_, variant = list_variants(dptrain.get_network("model0"), {"kernel": ("40",)})
     assert "kernel 40 is larger than the input" in variant.why
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_possible_is_said() -> None:
 )
 def test_what_cannot_be_asked(network: str, axes: dict[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list_variants(dptrain.network(network), axes)
+        list_variants(dptrain.get_network(network), axes)
 
 
 def stage(kind: str, phase: str, ms: float, nbytes: int) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from dptrain.measure.analysis import (
 )
 from dptrain.measure.profile import Parts, Roofs
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, SPANS, STEP
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.plan.plan import Plan, make_plan
 
 BATCH = 4
 
 
 def planned(name: str, backend: str = "numba") -> Plan:
-    return make_plan(network(name), load_backend(backend), BATCH, precision="fp32")
+    return make_plan(get_network(name), load_backend(backend), BATCH, precision="fp32")
 
 
 def random_times(plan: Plan, ranks: int, steps: int, seed: int = 0) -> Measured:

@@ -9,14 +9,14 @@ import pytest
 from dptrain.backends import load_backend
 from dptrain.cli.main import run
 from dptrain.measure.layers import BACKWARD, FORWARD, Alone, _rows, layers_table, time_layers
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.plan import Phase, make_plan
 
 
 def test_rows_end_where_every_backend_ends_a_group() -> None:
     """Numba computes conv, ReLU and pooling as one, reference each alone."""
     plans = {
-        name: make_plan(network("model-small"), load_backend(name), 4, precision="fp32")
+        name: make_plan(get_network("model-small"), load_backend(name), 4, precision="fp32")
         for name in ("numba", "reference")
     }
     times = {
@@ -46,7 +46,7 @@ def test_the_command_times_every_layer(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_first_backend_is_compared_with_the_others() -> None:
-    rows = time_layers(network("mlp-5"), ["numba", "reference"], batch_size=2)
+    rows = time_layers(get_network("mlp-5"), ["numba", "reference"], batch_size=2)
     table = layers_table(rows, "title")
     headers = [column.header for column in table.columns]
     assert headers[2:] == ["numba µs", "reference µs", "numba GFLOP/s", "numba / reference"]

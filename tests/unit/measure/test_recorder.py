@@ -18,7 +18,7 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecorder
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.plan import make_buckets
 from dptrain.training.step import Stepper
 
@@ -36,7 +36,7 @@ def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -
 @pytest.fixture
 def replica() -> api.Replica:
     """A small network in memory."""
-    return api.compile(network("model-small"), "reference", 8)
+    return api.make_replica(get_network("model-small"), "reference", 8)
 
 
 def test_parts_of_a_step_add_up_to_it(replica: api.Replica) -> None:
@@ -79,7 +79,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     statistics, must come to lie below the bound: on a quiet machine it does after the first pairs,
     on a busy one after more.
     """
-    replica = api.compile(network("model0"), "numba", 32)
+    replica = api.make_replica(get_network("model0"), "numba", 32)
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, None)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
@@ -135,7 +135,7 @@ class Clockwork(Replica):
 
 def pipelined(ahead: int) -> tuple[Stepper, Replica]:
     """One rank whose device may have so many steps under way when the next is begun."""
-    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
     replica.memory, replica.ahead = Asynchronous(), ahead
     buckets = make_buckets(replica.plan, 2**18)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
@@ -151,7 +151,7 @@ def batch_of(step: int) -> Batch:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
-    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
     replica.memory = memory = Asynchronous()
     replica.__class__ = Clockwork
     recorder = StepRecorder(replica.plan.stages)
@@ -185,7 +185,7 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
 
 def test_a_steps_time_has_what_the_device_takes() -> None:
     """In a steady state a step waits for the one before, which takes as long."""
-    replica = api.compile(network("mlp-5"), "reference", 2)
+    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
     replica.memory = Asynchronous()
 
     def done_after_3_ms(timeout: float) -> list[float]:

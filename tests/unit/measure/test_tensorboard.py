@@ -15,7 +15,7 @@ from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.measure.vocabulary import find_word
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.training import train
 from dptrain.training.profiling import ProfileOptions, profile
 
@@ -36,7 +36,7 @@ def test_numbers_come_back(tmp_path: Path) -> None:
     values = np.array([-1.0, 0.0, 0.5, 2.0, np.nan, np.inf])
     board.histogram(4, "conv1.weight", values)
     board.histogram(4, "empty", np.array([np.nan]))
-    board.graph(network("model0"))
+    board.graph(get_network("model0"))
     board.close()
     found = read(tmp_path)
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(3, 0.25), (4, 0.125)]
@@ -81,7 +81,7 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
     assert event.value > 0
     # An epoch has 45 steps.
     assert [e.step for e in found.Histograms("conv1.weight")] == [45]
-    assert len(found.Tags()["histograms"]) == len(network("model-small").parameters)
+    assert len(found.Tags()["histograms"]) == len(get_network("model-small").parameters)
     assert found.Graph().node
     for tag in found.Tags()["scalars"]:
         # A stage's phase is the word; a stage that stands alone is called by it.

@@ -17,11 +17,11 @@ from dptrain.comm.world import World
 from dptrain.measure.recorder import Moments
 from dptrain.measure.trace import THREADS, RankClock, clock_facts, rank_events, write_trace
 from dptrain.measure.vocabulary import find_word
-from dptrain.network.zoo import network
+from dptrain.network import get_network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
 
-PLAN = make_plan(network("cifar"), load_backend("numba"), 4, precision="fp32")
+PLAN = make_plan(get_network("cifar"), load_backend("numba"), 4, precision="fp32")
 BUCKETS = make_buckets(PLAN, 2**18)
 STILL = RankClock(ClockOffset(0, 0, 0), ClockOffset(0, 0, 1))
 

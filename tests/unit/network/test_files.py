@@ -29,9 +29,9 @@ from dptrain.network import (
     Sigmoid,
     SumPool2d,
 )
-from dptrain.network.files import read_network, resolve_network, write_network
+from dptrain.network.files import get_network, read_network, write_network
 from dptrain.network.layers import _Elementwise
-from dptrain.network.zoo import NETWORKS, network
+from dptrain.network.zoo import NETWORKS
 
 HEAD = 'input = [3, 8, 8]\n[[layer]]\ntype = "flatten"\n'
 
@@ -39,9 +39,9 @@ HEAD = 'input = [3, 8, 8]\n[[layer]]\ntype = "flatten"\n'
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_of_the_zoo_survives_a_file(name: str, tmp_path: Path) -> None:
     path = tmp_path / "network.toml"
-    write_network(network(name), path)
-    assert read_network(path) == network(name)
-    assert resolve_network(str(path)) == network(name)
+    write_network(get_network(name), path)
+    assert read_network(path) == get_network(name)
+    assert get_network(str(path)) == get_network(name)
 
 
 deviations = st.floats(1e-6, 1e3)
@@ -172,7 +172,7 @@ def test_a_mistake_is_one_line_that_says_where_and_what(
 
 def test_absent_and_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.toml: no such file"):
-        resolve_network(str(tmp_path / "absent.toml"))
+        get_network(str(tmp_path / "absent.toml"))
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(UserError, match=r"folder\.toml: Is a directory"):
         read_network(tmp_path / "folder.toml")

@@ -7,15 +7,15 @@ from itertools import pairwise
 import pytest
 
 from dptrain.errors import UserError
-from dptrain.network import Dense, ReLU
-from dptrain.network.zoo import NETWORKS, network, recipe
+from dptrain.network import Dense, ReLU, get_network
+from dptrain.network.zoo import NETWORKS, recipe
 
 PERCEPTRONS = [name for name in NETWORKS if name.startswith("mlp-")]
 
 
 def test_parameter_counts_are_those_of_the_studies() -> None:
-    assert network("solar").num_parameters == 4_352_641
-    assert network("cifar").num_parameters == 1_068_298
+    assert get_network("solar").num_parameters == 4_352_641
+    assert get_network("cifar").num_parameters == 1_068_298
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_models_have_the_parameters_of_their_table(
     expected = sum((9 * c + 1) * k for c, k in pairs)
     widths = (channels[-1] * last_size**2, *units)
     expected += sum((a + 1) * b for a, b in pairwise(widths))
-    assert network(name).num_parameters == expected
+    assert get_network(name).num_parameters == expected
 
 
 @pytest.mark.parametrize("name", PERCEPTRONS)
 def test_perceptrons_follow_the_formula(name: str) -> None:
     widths = [50, *map(int, name.split("-")[1:]), 1]
-    assert network(name).num_parameters == sum((a + 1) * b for a, b in pairwise(widths))
+    assert get_network(name).num_parameters == sum((a + 1) * b for a, b in pairwise(widths))
 
 
 def test_there_are_thirty_perceptrons_from_the_smallest_to_the_largest() -> None:
@@ -48,23 +48,23 @@ def test_there_are_thirty_perceptrons_from_the_smallest_to_the_largest() -> None
 
 
 def test_cifar_does_the_multiplications_of_its_study() -> None:
-    forward = sum(node.flops.forward for node in network("cifar").nodes if node.parameters)
+    forward = sum(node.flops.forward for node in get_network("cifar").nodes if node.parameters)
     # "About 19.5 M multiply-adds an image": within 10%, as the study rounds and skips some layers.
     assert forward / 2 == pytest.approx(19.5e6, rel=0.1)
 
 
 def test_small_and_large_lie_outside_the_models_of_the_study() -> None:
-    sizes = [network(f"model{kin}").num_parameters for kin in ("-small", "0", "2", "-large")]
+    sizes = [get_network(f"model{kin}").num_parameters for kin in ("-small", "0", "2", "-large")]
     assert sizes[0] < min(sizes[1:])
     assert sizes[3] > max(sizes[:3])
-    large = network("model-large")
+    large = get_network("model-large")
     assert sum(node.layer.kind == "conv" for node in large.nodes) == 3
-    assert large.input_shape > network("model2").input_shape
+    assert large.input_shape > get_network("model2").input_shape
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_builds_under_its_own_name_and_trains_by_its_recipe(name: str) -> None:
-    built = network(name)
+    built = get_network(name)
     assert built.name == name
     assert NETWORKS[name].description
     chosen = recipe(built)
@@ -76,13 +76,13 @@ def test_every_network_builds_under_its_own_name_and_trains_by_its_recipe(name: 
 
 
 def test_any_perceptron_can_be_named() -> None:
-    assert [n.output_shape for n in network("mlp-7-3").nodes] == [(7,), (7,), (3,), (3,), (1,)]
+    assert [n.output_shape for n in get_network("mlp-7-3").nodes] == [(7,), (7,), (3,), (3,), (1,)]
 
 
 @pytest.mark.parametrize("name", ["modle0", "mlp-", "mlp-0", "mlp-5--5", "mlp-5-x", ""])
 def test_unknown_names_are_refused_in_one_line(name: str) -> None:
-    with pytest.raises(UserError, match=f"no network '{name}'; there are model0, ") as caught:
-        network(name)
+    with pytest.raises(UserError, match=f"no network '{name}'; expected model0, ") as caught:
+        get_network(name)
     assert "\n" not in str(caught.value)
     if name == "modle0":
         assert "did you mean 'model0'?" in str(caught.value)

@@ -288,11 +288,11 @@ def test_a_replica_allocates_what_the_plan_says(
     layers = [Conv2d(8, 5), ReLU(), MaxPool2d(3, 2), Flatten(), Dropout(0.5), Dense(50), Dense(10)]
     network = Network((3, 33, 33), layers)
     options = {"batch_size": 16, "optimizer": optimizer, "training": training}
-    dptrain.api.compile(network, backend, **options)  # What a first use leaves in caches.
+    dptrain.api.make_replica(network, backend, **options)  # What a first use leaves in caches.
     domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
     tracemalloc.start()
     try:
-        replica = dptrain.api.compile(network, backend, **options)
+        replica = dptrain.api.make_replica(network, backend, **options)
         snapshot = tracemalloc.take_snapshot().filter_traces([domain])
     finally:
         tracemalloc.stop()
@@ -306,11 +306,11 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="batch size is 0; expected at least 1"):
         plan_of(MODEL0, "reference", 0)
     with pytest.raises(UserError, match="threads is 0; expected at least 1"):
-        dptrain.api.compile(MODEL0, "reference", threads=0)
+        dptrain.api.make_replica(MODEL0, "reference", threads=0)
     with pytest.raises(UserError, match="no precision 'bf16'; it has fp64, fp32"):
-        dptrain.api.compile(MODEL0, "reference", precision="bf16")
+        dptrain.api.make_replica(MODEL0, "reference", precision="bf16")
     with pytest.raises(UserError, match=r"no backend 'refrence'.*did you mean 'reference'"):
-        dptrain.api.compile(MODEL0, "refrence")
+        dptrain.api.make_replica(MODEL0, "refrence")
     with pytest.raises(UserError, match=r"momentum is 1\.5; expected 0 ≤ momentum < 1"):
         SGD(1.5)
     with pytest.raises(UserError, match="nesterov needs a momentum above 0"):

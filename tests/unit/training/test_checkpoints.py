@@ -343,7 +343,7 @@ def replica_of(
     seed: int = 0,
     **options: Any,
 ) -> Replica:
-    return dptrain.api.compile(
+    return dptrain.api.make_replica(
         network, "reference", batch_size=4, seed=seed, optimizer=optimizer, **options
     )
 
