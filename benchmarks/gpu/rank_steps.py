@@ -89,7 +89,7 @@ def main(precision: str, transport: str, cases: Sequence[str]) -> None:
         times.append(time_steps(world, network, int(batch_size), precision, transport))
     # A step is over when the slowest rank's is.
     slowest = np.max(world.all_gather_json(times), axis=0).tolist()
-    if world.is_main:
+    if world.is_rank_zero:
         print(json.dumps(slowest), flush=True)
 
 

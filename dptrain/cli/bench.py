@@ -109,7 +109,7 @@ def bench(
         memory=limit,
     )
     view = View(within_s, epoch_samples, epochs)
-    found = bench(question, view, output or _folder(chosen), speaks=not as_json)
+    found = bench(question, view, output or _folder(chosen), verbose=not as_json)
     if as_json:
         print_values(found, as_json=True)
     return STOPPED if found["stopped"] else 0

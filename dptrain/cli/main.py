@@ -27,20 +27,20 @@ from dptrain.errors import UserError
 
 def main() -> None:
     """Run the command line. On ranks other than 0 nothing is written to standard output."""
-    speaks = find_launch(os.environ).rank == 0
+    is_rank_zero = find_launch(os.environ).rank == 0
     with ExitStack() as stack:
-        if not speaks:
+        if not is_rank_zero:
             silence = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
-        sys.exit(run(sys.argv[1:], speaks=speaks))
+        sys.exit(run(sys.argv[1:], is_rank_zero=is_rank_zero))
 
 
-def run(arguments: list[str], *, speaks: bool) -> int:
+def run(arguments: list[str], *, is_rank_zero: bool) -> int:
     """Run one command.
 
     Args:
         arguments: behind the program's name.
-        speaks: whether this rank is the one that tells the user what every rank finds.
+        is_rank_zero: whether this process prints the errors that all ranks report.
 
     Returns:
         The exit code.
@@ -60,7 +60,7 @@ def run(arguments: list[str], *, speaks: bool) -> int:
         message = str(error)
     except (click.Abort, KeyboardInterrupt):
         message, code = "interrupted", 130
-    if speaks:
+    if is_rank_zero:
         click.echo(f"dptrain: {message}", err=True)
     return code
 
@@ -147,7 +147,7 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
 
         world = World.connect()
         result = evaluate(run_dir, world, data=data, checkpoint=checkpoint)
-        if world.is_main:
+        if world.is_rank_zero:
             print_values(result, as_json=as_json)
         return 0
 
@@ -170,7 +170,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
 
         world = World.connect()
         count = predict(run_dir, source, output, world, checkpoint=checkpoint)
-        if world.is_main:
+        if world.is_rank_zero:
             click.echo(f"{count} predictions in {output}")
         return 0
 

@@ -72,8 +72,8 @@ def variants(
         world = World.connect(timeout=config.timeout)
         stem = Path(config.network).name.removesuffix(".toml")
         folder = output or Path("runs") / f"variants-{stem}"
-        found = study_variants(config, axes, folder, world, cross=cross, speaks=not as_json)
-        if as_json and world.is_main:
+        found = study_variants(config, axes, folder, world, cross=cross, verbose=not as_json)
+        if as_json and world.is_rank_zero:
             print_values(found, as_json=True)
         return STOPPED if found["stopped"] else 0
 

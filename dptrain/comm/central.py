@@ -28,7 +28,7 @@ class CentralSum(MirroredSum):
         self.replica.fetch_gradients(start, stop)
         for piece in pieces(gradients[start : min(stop, size)]):
             self.bytes += piece.nbytes
-            if self.world.is_main:
+            if self.world.is_rank_zero:
                 self._active.append((bucket, self.comm.Ireduce(MPI.IN_PLACE, piece)))
             else:
                 self._active.append((bucket, self.comm.Ireduce(piece, None)))
@@ -37,7 +37,7 @@ class CentralSum(MirroredSum):
 
     def update(self, learning_rate: float) -> None:
         replica = self.replica
-        if self.world.is_main:
+        if self.world.is_rank_zero:
             self._update_here(learning_rate)
             self.bytes += replica.flat_parameters.nbytes
         else:

@@ -35,7 +35,7 @@ def clock_offset(world: World) -> ClockOffset:
     """
     best = ClockOffset(0, 0, time.perf_counter_ns())
     for rank in range(1, world.size):
-        if world.is_main:
+        if world.is_rank_zero:
             _answer(world, rank)
         elif world.rank == rank:
             best = min((_ask(world) for _ in range(ROUNDS)), key=lambda found: found.round_trip_ns)

@@ -141,13 +141,13 @@ class EnqueuedCentralSum(EnqueuedSum):
                 self.carrier.all_reduce(self.sums)
 
     def update(self, learning_rate: float) -> None:
-        if self.world.is_main:
+        if self.world.is_rank_zero:
             self._update_here(learning_rate)
         else:
             self.replica.updates += 1
         self.carrier.broadcast(self.replica.flat_parameters)
 
     def apply_update(self, *, rest: bool = False) -> None:
-        if self.world.is_main:
+        if self.world.is_rank_zero:
             super().apply_update(rest=rest)
         self.carrier.broadcast(self.replica.flat_parameters)

@@ -77,7 +77,7 @@ def connect(world: World, nccl: Any) -> Any:
     The call waits for all ranks and holds the interpreter's lock, so a watch of its own ends the
     process if they do not come.
     """
-    number = world.broadcast_json(list(nccl.get_unique_id()) if world.is_main else None)
+    number = world.broadcast_json(list(nccl.get_unique_id()) if world.is_rank_zero else None)
     world.barrier()
     faulthandler.dump_traceback_later(world.timeout, exit=True)
     try:

@@ -159,7 +159,7 @@ class Peers(Carrier):
         own = words
         for array in shared.reduced:
             words = self._add(array, words, givers=self.size)
-        words = words if world.is_main else own
+        words = words if world.is_rank_zero else own
         self._inboxes = Inboxes(world, self.device, words)
         self.memory_bytes = words * 4 * WORD
 

@@ -116,8 +116,8 @@ class World:
         self.barrier()
 
     @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0."""
+    def is_rank_zero(self) -> bool:
+        """True on rank 0."""
         return self.rank == 0
 
     def first_on_node(self) -> bool:
@@ -212,22 +212,22 @@ class World:
         if self.comm is None:
             return [data]
         own = np.frombuffer(data, np.uint8)
-        lengths = np.zeros(self.size if self.is_main else 0, np.int64)
+        lengths = np.zeros(self.size if self.is_rank_zero else 0, np.int64)
         self.wait(self.comm.Igather(np.array([own.size], np.int64), lengths), "values of all ranks")
         received = np.zeros(int(lengths.sum()), np.uint8)
-        counts = lengths.tolist() if self.is_main else None
+        counts = lengths.tolist() if self.is_rank_zero else None
         self.wait(self.comm.Igatherv(own, (received, counts)), "values of all ranks")
-        return _cut(received, lengths) if self.is_main else None
+        return _cut(received, lengths) if self.is_rank_zero else None
 
     # Values that JSON can hold.
 
     def broadcast_json(self, value: Any) -> Any:
         """The value that rank 0 gives; what other ranks give is ignored."""
-        data = _encode(value) if self.is_main else b""
+        data = _encode(value) if self.is_rank_zero else b""
         length = np.array([len(data)], np.int64)
         self.broadcast(length)
         buffer = np.zeros(int(length[0]), np.uint8)
-        if self.is_main:
+        if self.is_rank_zero:
             buffer[:] = np.frombuffer(data, np.uint8)
         self.broadcast(buffer)
         return json.loads(buffer.tobytes())

@@ -24,14 +24,14 @@ NAME = "bench"
 """Of the files."""
 
 
-def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) -> dict[str, Any]:
+def bench(question: Question, view: View, folder: Path, *, verbose: bool = True) -> dict[str, Any]:
     """Measure what is not yet in `folder`, show all that is, and write CSV and plots.
 
     Args:
         question: what is measured; decides whether `folder` can be gone on with.
         view: what is asked of the times; may be another one each time.
         folder: of the results.
-        speaks: whether anything is printed.
+        verbose: whether tables and progress are printed.
 
     Returns:
         What ``--json`` prints: question, view, environment, results and findings; and ``stopped``,
@@ -49,10 +49,10 @@ def bench(question: Question, view: View, folder: Path, *, speaks: bool = True) 
         **question.values(), "layers": _layers(networks), **machine(surroundings),
     })  # fmt: skip
     left = [case for case in cases if case.key not in ledger.records]
-    stopped = _measure_all(left, len(cases), question, networks, backends, ledger, speaks=speaks)
+    stopped = _measure_all(left, len(cases), question, networks, backends, ledger, verbose=verbose)
     kept = [ledger.records[case.key] for case in cases if case.key in ledger.records]
     results = [Result.from_record(record) for record in kept]
-    found = _conclude(question, view, surroundings, results, folder, speaks=speaks)
+    found = _conclude(question, view, surroundings, results, folder, verbose=verbose)
     return {**found, "stopped": stopped}
 
 
@@ -70,7 +70,7 @@ def _measure_all(
     backends: Mapping[str, Backend],
     ledger: Ledger,
     *,
-    speaks: bool,
+    verbose: bool,
 ) -> bool:
     """Measure all that are left; whether a signal ended that early."""
     pace = Pace(networks, question.seconds_per_case)
@@ -84,7 +84,7 @@ def _measure_all(
         return factor * sum(pace.case_s(case) for case in cases[number:])
 
     first_s = [pace.case_s(case) for case in cases]
-    with StopRequest() as stop, CaseDisplay(speaks, first_s) as display:
+    with StopRequest() as stop, CaseDisplay(verbose, first_s) as display:
         start = monotonic()
         display.say(_opening(len(cases), total, sum(first_s), ledger.folder))
         for number, case in enumerate(cases):
@@ -132,13 +132,13 @@ def _conclude(
     results: Sequence[Result],
     folder: Path,
     *,
-    speaks: bool,
+    verbose: bool,
 ) -> dict[str, Any]:
     from dptrain.experiments.plots import plot_bench
 
     written = [write_csv(folder / f"{NAME}.csv", rows(results, view))]
     written += plot_bench(results, folder)
-    display = CaseDisplay(speaks, ())
+    display = CaseDisplay(verbose, ())
     display.say(f"\n{surroundings['cpu']}, {surroundings['cores']} cores")
     for table in bench_tables(results, view):
         display.say(table)

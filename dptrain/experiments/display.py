@@ -17,12 +17,12 @@ class CaseDisplay(Voice):
     """Rank 0's voice, or nobody's.
 
     Args:
-        speaks: whether anything is said.
+        verbose: whether progress is printed.
         costs_s: estimates of all cases that are left, in order.
     """
 
-    def __init__(self, speaks: bool, costs_s: Sequence[float]) -> None:
-        super().__init__(make_console() if speaks else None)
+    def __init__(self, verbose: bool, costs_s: Sequence[float]) -> None:
+        super().__init__(make_console() if verbose else None)
         self._total = len(costs_s)
         self._done = 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
@@ -25,7 +26,6 @@ from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
-from dptrain.training.setup import main_only, together
 from dptrain.training.step import FIRST_TIMED
 
 NAME = "variants"
@@ -113,7 +113,7 @@ def study_variants(
     world: World,
     *,
     cross: bool = False,
-    speaks: bool = True,
+    verbose: bool = True,
 ) -> dict[str, Any]:
     """Train what is not yet in `folder`, show all that is, and write CSV and a plot.
 
@@ -122,7 +122,7 @@ def study_variants(
         axes, cross: see `list_variants`.
         folder: of the results; a run directory a variant lies in it.
         world: the ranks; every rank calls this.
-        speaks: whether rank 0 prints.
+        verbose: whether rank 0 prints.
 
     Returns:
         On rank 0 what ``--json`` prints: question, environment, results; and ``stopped``, on every
@@ -132,21 +132,21 @@ def study_variants(
         UserError: something the user can mend; the same on every rank. What is wrong with a later
             variant alone is kept as its result.
     """
-    network = together(world, config.load_network)
-    variants = together(world, lambda: list_variants(network, axes, cross=cross))
+    network = call_on_all_ranks(world, config.load_network)
+    variants = call_on_all_ranks(world, lambda: list_variants(network, axes, cross=cross))
     config = replace(config, baseline_steps=0, evaluate_every=0)
     surroundings = environment(world)
     question = _question(config, network, variants, surroundings)
-    ledger = main_only(world, lambda: Ledger.open(folder, NAME, question))
+    ledger = call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, question))
     done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
     left = [variant for variant in variants if variant.name not in done]
     with StopRequest() as stop:
         runs = _Runs(config, folder, world, ledger, stop)
-        stopped = _train_all(left, len(variants), runs, folder, speaks=speaks)
+        stopped = _train_all(left, len(variants), runs, folder, verbose=verbose)
     if ledger is None:
         return {"stopped": stopped}
     found = [VariantResult.from_record(r) for r in ledger.records.values()]
-    conclude(network, config, found, folder, speaks=speaks)
+    conclude(network, config, found, folder, verbose=verbose)
     return {
         "question": question,
         "environment": surroundings,
@@ -199,7 +199,7 @@ class _Runs:
 
     def _train(self, variant: Variant, *, anew: bool) -> dict[str, Any]:
         gc.collect()
-        found = main_only(self.world, lambda: self._places(variant, anew=anew))
+        found = call_on_rank_zero(self.world, lambda: self._places(variant, anew=anew))
         file, run_dir, resumes = self.world.broadcast_json(found)
         config = replace(
             self.config,
@@ -232,10 +232,10 @@ class _Runs:
 
 
 def _train_all(
-    left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, speaks: bool
+    left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, verbose: bool
 ) -> bool:
     """Train all that are left; whether a signal ended that early."""
-    display = CaseDisplay(speaks and runs.world.is_main, ())
+    display = CaseDisplay(verbose and runs.world.is_rank_zero, ())
     display.say(_opening(len(left), total, runs.config, folder))
     start, work_done = monotonic(), 0
     first = len(left) == total
@@ -361,7 +361,7 @@ def conclude(
     results: Sequence[VariantResult],
     folder: Path,
     *,
-    speaks: bool,
+    verbose: bool,
 ) -> None:
     """Print the tables and write the files of what is known."""
     if not results:
@@ -378,7 +378,7 @@ def conclude(
     if kinds:
         written.append(write_csv(folder / "kinds.csv", kinds))
     written += plot_variants(network.name, results, folder)
-    display = CaseDisplay(speaks, ())
+    display = CaseDisplay(verbose, ())
     for part in study_report(network, config, results):
         display.say(part)
     for path in written:

@@ -47,7 +47,7 @@ def measure_baseline(job: Job) -> Baseline:
     The parameters of the job stay as they are: a replica of its own makes the steps.
     """
     weak, strong = NO_BASELINE.weak, NO_BASELINE.strong
-    if job.config.baseline_steps and job.world.is_main:
+    if job.config.baseline_steps and job.world.is_rank_zero:
         weak = _time_alone(job, job.local_batch)
         same = job.local_batch == job.config.batch_size
         strong = weak if same else _time_alone(job, job.config.batch_size)

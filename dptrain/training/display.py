@@ -23,7 +23,7 @@ class Display(Voice):
     """Rank 0's voice; on other ranks every call does nothing.
 
     Args:
-        speaks: whether this rank is the one that does.
+        verbose: whether this rank prints.
         first_step, last_step: of this run.
         task: what is done, in a word.
         brief: show how far it is, and leave out all that `say` would tell.
@@ -31,14 +31,14 @@ class Display(Voice):
 
     def __init__(
         self,
-        speaks: bool,
+        verbose: bool,
         first_step: int,
         last_step: int,
         task: str = "training",
         *,
         brief: bool = False,
     ) -> None:
-        super().__init__(make_console() if speaks else None)
+        super().__init__(make_console() if verbose else None)
         self._first, self._last = first_step, last_step
         self._start = self._said = self._drawn = monotonic()
         self._name, self._brief = task, brief

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Replica
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
 from dptrain.data import open_data
@@ -27,11 +28,9 @@ from dptrain.training.checkpoints import Checkpoint, restore_replica
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.setup import (
     broadcast_flat,
-    main_only,
     make_replica,
     open_backend,
     resolve,
-    together,
 )
 
 EVALUATION_BATCH = 256
@@ -108,10 +107,12 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
     Raises:
         UserError: no such run or checkpoint, or one of another network; on every rank.
     """
-    found = main_only(world, lambda: _read_run(run_dir, step))
+    found = call_on_rank_zero(world, lambda: _read_run(run_dir, step))
     values = world.broadcast_json(None if found is None else found[0])
-    config = together(world, lambda: TrainConfig.from_values(values, str(run_dir)).resolved())
-    network = together(world, config.load_network)
+    config = call_on_all_ranks(
+        world, lambda: TrainConfig.from_values(values, str(run_dir)).resolved()
+    )
+    network = call_on_all_ranks(world, config.load_network)
     backend = open_backend(config, world)
     config = resolve(config, backend, world)
     plan = make_plan(
@@ -123,7 +124,7 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
         threads=int(config.threads or 1),
     )
     replica = make_replica(world, backend, plan, config.seed)
-    taken = main_only(world, lambda: _restore(replica, found))
+    taken = call_on_rank_zero(world, lambda: _restore(replica, found))
     broadcast_flat(world, replica, replica.flat_parameters)
     return Trained(config, network, replica, int(world.broadcast_json(taken)))
 
@@ -155,7 +156,9 @@ def evaluate(
     """
     trained = load_trained(run_dir, world, checkpoint)
     spec = data or str(trained.config.data)
-    dataset = together(world, lambda: open_data(spec, trained.network, seed=trained.config.seed))
+    dataset = call_on_all_ranks(
+        world, lambda: open_data(spec, trained.network, seed=trained.config.seed)
+    )
     result = score(trained.replica, dataset.test, world)
     return {
         "network": trained.network.name,
@@ -184,8 +187,8 @@ def predict(
     """
     trained = load_trained(run_dir, world, checkpoint)
     spec, seed = str(trained.config.data), trained.config.seed
-    inputs = together(world, lambda: open_inputs(source, trained.network, spec, seed=seed))
-    main_only(world, lambda: _refuse_existing(output))
+    inputs = call_on_all_ranks(world, lambda: open_inputs(source, trained.network, spec, seed=seed))
+    call_on_rank_zero(world, lambda: _refuse_existing(output))
     answers = np.zeros((len(inputs.samples), trained.network.num_outputs))
     mine = shard(len(answers), world.rank, world.size)
     indices = np.arange(len(answers), dtype=np.int64)[mine]
@@ -193,7 +196,7 @@ def predict(
         answers[chosen] = trained.replica.predict(x)
     # Every row was written by one rank and is zero on the others.
     world.all_reduce(answers)
-    main_only(world, lambda: _write_answers(output, inputs, answers, trained.network))
+    call_on_rank_zero(world, lambda: _write_answers(output, inputs, answers, trained.network))
     return len(answers)
 
 

@@ -8,6 +8,7 @@ import signal
 from contextlib import ExitStack
 from typing import Any
 
+from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.config import TrainConfig
@@ -17,7 +18,7 @@ from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
 from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
-from dptrain.training.setup import Job, main_only, save_checkpoint, set_up
+from dptrain.training.setup import Job, save_checkpoint, set_up
 from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
@@ -58,7 +59,11 @@ def train_until(
             stack.callback(job.run.release)
         stop.listen(*SIGNALS)
         display = Display(
-            world.is_main, job.first_step, job.last_step, brief or "training", brief=bool(brief)
+            world.is_rank_zero,
+            job.first_step,
+            job.last_step,
+            brief or "training",
+            brief=bool(brief),
         )
         return make_steps(job, display, stop)
 
@@ -159,7 +164,7 @@ def open_board(job: Job) -> TensorBoard | None:
         board.graph(job.network)
         return board
 
-    return main_only(job.world, open)
+    return call_on_rank_zero(job.world, open)
 
 
 def after_step(job: Job, progress: Progress, display: Display, board: TensorBoard | None) -> None:

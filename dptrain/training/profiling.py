@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.comm.clocks import ClockOffset, clock_offset
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
 from dptrain.errors import UserError
@@ -40,11 +41,9 @@ from dptrain.training.progress import Progress
 from dptrain.training.setup import (
     Job,
     bucket_bytes,
-    main_only,
     possible_efficiency,
     set_up,
     share_of_cores,
-    together,
 )
 from dptrain.training.step import FIRST_TIMED
 from dptrain.training.summary import introduce
@@ -106,8 +105,8 @@ def profile(
         UserError: something the user can mend; the same on every rank.
     """
     output = options.output
-    board = main_only(world, lambda: _claim(output, config.tensorboard))
-    ranges = together(world, load_ranges) if options.nvtx else None
+    board = call_on_rank_zero(world, lambda: _claim(output, config.tensorboard))
+    ranges = call_on_all_ranks(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
     config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
     job = set_up(config, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
@@ -117,7 +116,7 @@ def profile(
         if ranges is not None and not afterwards:
             annotate(job.replica, job.stepper.gradient_sum, ranges)
         steps = _Steps.of(job, options)
-        display = Display(world.is_main and not quiet, 0, steps.last, task="profiling")
+        display = Display(world.is_rank_zero and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
         before = clock_offset(world)
         during = None if afterwards else ranges
@@ -138,7 +137,7 @@ def profile(
             if options.trace:
                 _write_trace(job, steps, before, output)
             # Last, so that a folder with a profile has all.
-            main_only(world, lambda: _write(record, output))
+            call_on_rank_zero(world, lambda: _write(record, output))
         if ranges is not None and afterwards:
             _mark_steps(job, steps.last, options.steps, ranges)
     return record
@@ -204,7 +203,7 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
         decoded = [found.tobytes().decode() for found in texts]
         write_trace(output / TRACE, decoded, clocks, facts, FLAG)
 
-    main_only(world, write)
+    call_on_rank_zero(world, write)
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,7 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
 def _measure_roofs(job: Job) -> Roofs | None:
     """On rank 0, while the others rest."""
     roofs = None
-    if job.world.is_main:
+    if job.world.is_rank_zero:
         roofs = measure_roofs(job.backend, job.plan, job.replica.memory)
     job.world.barrier()
     return roofs

@@ -6,11 +6,10 @@ import dataclasses
 import math
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.config import TrainConfig
@@ -38,35 +38,6 @@ from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_rep
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
 from dptrain.training.step import Stepper
-
-T = TypeVar("T")
-
-
-def together(world: World, action: Callable[[], T]) -> T:
-    """Run `action` on every rank; if it is refused on one, all raise the same `UserError`."""
-    error: UserError | None = None
-    result: list[T] = []
-    try:
-        result.append(action())
-    except UserError as caught:
-        error = caught
-    world.agree(error)
-    return result[0]
-
-
-def main_only(world: World, action: Callable[[], T]) -> T | None:
-    """Run `action` on rank 0 alone; if it is refused there, all raise the same `UserError`."""
-    error: str | None = None
-    result: T | None = None
-    if world.is_main:
-        try:
-            result = action()
-        except UserError as caught:
-            error = str(caught)
-    error = world.broadcast_json(error)
-    if error is not None:
-        raise AgreedError(error)
-    return result
 
 
 @dataclass(frozen=True)
@@ -146,8 +117,8 @@ def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
 
 def open_backend(config: TrainConfig, world: World) -> Backend:
     """The backend, with a device chosen for this rank and, unless allowed, for no other."""
-    backend = together(world, lambda: load_backend(config.backend))
-    device = together(world, lambda: backend.place(world.local_rank))
+    backend = call_on_all_ranks(world, lambda: load_backend(config.backend))
+    device = call_on_all_ranks(world, lambda: backend.place(world.local_rank))
     places = world.all_gather_json([socket.gethostname(), device])
     sharing = max(places.count(place) for place in places)
     if device and sharing > 1 and not config.share_gpus:
@@ -175,7 +146,7 @@ def find_transport(config: TrainConfig, world: World, replica: Replica) -> str:
     """How gradients travel; one rank's stay where they are."""
     if world.size == 1:
         return "host"
-    return together(world, lambda: choose_transport(world, replica, str(config.transport)))
+    return call_on_all_ranks(world, lambda: choose_transport(world, replica, str(config.transport)))
 
 
 def bucket_bytes(config: TrainConfig, world: World, transport: str) -> int | None:
@@ -234,14 +205,14 @@ def set_up(
     """
     backend = open_backend(config, world)
     config = resolve(config, backend, world)
-    network = together(world, config.load_network)
-    dataset = together(
+    network = call_on_all_ranks(world, config.load_network)
+    dataset = call_on_all_ranks(
         world,
         lambda: open_data(
             str(config.data), network, seed=config.seed, ranks_per_node=world.local_size
         ),
     )
-    plan = together(
+    plan = call_on_all_ranks(
         world,
         lambda: make_plan(
             network,
@@ -254,17 +225,17 @@ def set_up(
     )
     epoch_steps = steps_per_epoch(len(dataset.train), config.batch_size)
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
-    schedule = together(world, lambda: _schedule(config, last_step))
-    augmentation = together(world, lambda: _augmentation(config))
+    schedule = call_on_all_ranks(world, lambda: _schedule(config, last_step))
+    augmentation = call_on_all_ranks(world, lambda: _augmentation(config))
     run = None
     if keeps_run:
-        run = main_only(world, lambda: _run_directory(config, network, dataset))
+        run = call_on_rank_zero(world, lambda: _run_directory(config, network, dataset))
     replica = make_replica(world, backend, plan, config.seed)
     pictures = _pictures(replica, dataset.train, augmentation, world, config.share_gpus)
     if pictures is not None:
         replica.keep(pictures)
     prefetch = 0 if pictures is not None else read_ahead(config, dataset.train, world)
-    restored = main_only(world, lambda: _restore(config, run, replica))
+    restored = call_on_rank_zero(world, lambda: _restore(config, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
     if run is not None:
@@ -272,7 +243,7 @@ def set_up(
     transport = find_transport(config, world, replica)
     buckets = make_buckets(plan, bucket_bytes(config, world, transport))
     recorder = StepRecorder(plan.stages, recorded_steps)
-    gradient_sum = together(
+    gradient_sum = call_on_all_ranks(
         world, lambda: make_gradient_sum(config.strategy, world, replica, buckets, transport)
     )
     return Job(

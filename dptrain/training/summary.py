@@ -59,7 +59,7 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
         skip = FIRST_TIMED if ahead and job.recorder.steps > 2 * FIRST_TIMED else 0
         measured = gather_measured(world, job.recorder, ahead=ahead, skip=skip)
     summary = None
-    if world.is_main:
+    if world.is_rank_zero:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS
         scaling = efficiency(baseline, step_times, world.size, possible=possible)
         summary = _summary(job, progress, measured, scaling)

@@ -21,7 +21,7 @@ def test_ranks_of_one_machine_have_one_clock(world: World) -> None:
     found = clock_offset(world)
     # What is told is wrong by half of the round trip at most.
     assert abs(found.offset_ns) <= found.round_trip_ns / 2 + 1
-    assert (found.round_trip_ns > 0) == (not world.is_main)
+    assert (found.round_trip_ns > 0) == (not world.is_rank_zero)
 
 
 def test_an_offset_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
     for number in range(len(buckets)):
         sums.start(number)
     sums.finish()
-    if strategy == "mirrored" or world.is_main:
+    if strategy == "mirrored" or world.is_rank_zero:
         assert (replica.flat_gradients == world.size * (world.size + 1) / 2).all()
     if world.size > 1:
         assert all(end >= begin > 0 for begin, end in sums.spans)
@@ -57,7 +57,7 @@ def test_a_sum_alone_is_timed_and_leaves_the_next_step_in_order(
 def test_arrays_of_all_ranks_come_to_rank_0(world: World) -> None:
     own = np.arange(2 * (world.rank + 1), dtype=np.int64).reshape(-1, 2) + world.rank
     found = world.gather(own)
-    assert (found is None) == (not world.is_main)
+    assert (found is None) == (not world.is_rank_zero)
     for rank, array in enumerate(found or []):
         expected = np.arange(2 * (rank + 1)).reshape(-1, 2) + rank
         np.testing.assert_array_equal(array, expected)

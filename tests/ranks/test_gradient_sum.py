@@ -58,7 +58,7 @@ def test_sum_of_rank_numbers(
             sums.poll()
         sums.finish()
         expected = total * (np.arange(flat.size) % 64 + step)
-        known_everywhere = strategy != "central" or world.is_main
+        known_everywhere = strategy != "central" or world.is_rank_zero
         span = slice(0 if known_everywhere else size, None)
         np.testing.assert_array_equal(flat[span], expected[span])
 
@@ -93,10 +93,10 @@ def test_accounts(world: World, strategy: str) -> None:
         sums.update(0.0)
     assert sums.exposed_ns >= 0
     assert sums.hidden_ns >= 0
-    updates_here = world.size == 1 or strategy == "mirrored" or world.is_main
+    updates_here = world.size == 1 or strategy == "mirrored" or world.is_rank_zero
     assert (sums.update_ns > 0) == updates_here
     sent = 0 if world.size == 1 else replica.flat_gradients.nbytes
-    if strategy == "central" and world.is_main and world.size > 1:
+    if strategy == "central" and world.is_rank_zero and world.size > 1:
         sent += replica.flat_parameters.nbytes
     assert sums.bytes == sent
 

@@ -131,7 +131,7 @@ def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
         memory.upload(given, numbers_of(connected.rank, turn, 36))
         memory.upload(got, numbers_of(connected.rank, turn, 400))
         peers.reduce(given)
-        if connected.is_main:
+        if connected.is_rank_zero:
             parts = [numbers_of(rank, turn, 36) for rank in range(connected.size)]
             np.testing.assert_array_equal(memory.download(given), in_order(parts))
         peers.broadcast(got)
@@ -147,7 +147,7 @@ def test_any_bits_arrive(connected: World, devices: None) -> None:
     array = replica.memory.zeros((4,), "float32")
     peers = Peers(connected, replica, Shared(broadcast=[array]))
     for _ in range(3):
-        sent = bits if connected.is_main else np.zeros_like(bits)
+        sent = bits if connected.is_rank_zero else np.zeros_like(bits)
         replica.memory.upload(array, sent.view(np.float32))
         peers.broadcast(array)
         got = replica.memory.download(array)

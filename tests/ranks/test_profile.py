@@ -41,7 +41,7 @@ def test_a_straggler_is_named_by_its_own_time(
     flags = {"network": "mlp-5", "backend": "reference", "batch_size": 60, "strategy": strategy}
     options = ProfileOptions(steps=10, skip=2, roofs=False)
     found = profile(load_config(flags, {}), world, options, quiet=True)
-    assert (found is not None) == world.is_main
+    assert (found is not None) == world.is_rank_zero
     if found is None or world.size == 1:
         return
     late_ms = 1e3 * LATE_S

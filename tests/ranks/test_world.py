@@ -17,7 +17,7 @@ TWICE = range(2)
 
 def test_places(world: World) -> None:
     assert 0 <= world.local_rank < world.local_size <= world.size
-    assert world.is_main == (world.rank == 0)
+    assert world.is_rank_zero == (world.rank == 0)
     assert world.first_on_node() == (world.local_rank == 0)
     assert world.local_cores >= 1
     assert world.all_gather_json(world.rank) == list(range(world.size))
@@ -60,7 +60,7 @@ def test_more_elements_than_one_call_takes(world: World, monkeypatch: pytest.Mon
     array = np.arange(23.0)
     world.all_reduce(array)
     np.testing.assert_array_equal(array, np.arange(23.0) * world.size)
-    array = np.arange(23.0) if world.is_main else np.zeros(23)
+    array = np.arange(23.0) if world.is_rank_zero else np.zeros(23)
     world.broadcast(array)
     np.testing.assert_array_equal(array, np.arange(23.0))
 
@@ -72,7 +72,7 @@ def test_json_of_different_lengths(world: World) -> None:
             {"rank": r, "text": "ä" * (5 * r), "list": [1.5, None, True]} for r in range(world.size)
         ]
         assert world.all_gather_json(value) == expected
-        assert world.gather_json(value) == (expected if world.is_main else None)
+        assert world.gather_json(value) == (expected if world.is_rank_zero else None)
         assert world.broadcast_json(value) == expected[0]
 
 

@@ -11,7 +11,7 @@ from dptrain.cli.main import run
 from dptrain.comm.launcher import find_launch
 
 if __name__ == "__main__":
-    speaks = find_launch(os.environ).rank == 0
+    is_rank_zero = find_launch(os.environ).rank == 0
     for line in sys.argv[1:]:
-        if code := run(shlex.split(line), speaks=speaks):
+        if code := run(shlex.split(line), is_rank_zero=is_rank_zero):
             sys.exit(code)

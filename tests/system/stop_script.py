@@ -20,7 +20,7 @@ def _main() -> int:
             world.all_reduce(wishes)
             if wishes[0]:
                 break
-            if step == 3 and world.is_main:
+            if step == 3 and world.is_rank_zero:
                 print("training", flush=True)
             time.sleep(0.01)
     names = [name for name in world.all_gather_json(stop.signal_name) if name]

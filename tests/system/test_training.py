@@ -276,7 +276,7 @@ def test_the_same_command_begins_a_run_and_goes_on_with_it(tmp_path: Path) -> No
 def test_a_warning_after_training_does_not_kill(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys; from dptrain.cli.main import run\n"
-        "code = run(sys.argv[1:], speaks=True); os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "code = run(sys.argv[1:], is_rank_zero=True); os.kill(os.getpid(), signal.SIGUSR1)\n"
         "sys.exit(code)"
     )
     line = [sys.executable, "-c", program, *map(str, SMALL), "--steps", "2"]

@@ -45,9 +45,9 @@ def modules_after(code: str) -> set[str]:
     [
         "import dptrain",
         "import dptrain.cli.main",
-        "from dptrain.cli.main import run; run(['--help'], speaks=True)",
-        "from dptrain.cli.main import run; run(['train', '--help'], speaks=True)",
-        "from dptrain.cli.main import run; run(['train', '--wrong'], speaks=True)",
+        "from dptrain.cli.main import run; run(['--help'], is_rank_zero=True)",
+        "from dptrain.cli.main import run; run(['train', '--help'], is_rank_zero=True)",
+        "from dptrain.cli.main import run; run(['train', '--wrong'], is_rank_zero=True)",
     ],
 )
 def test_help_waits_for_no_heavy_module(code: str) -> None:
@@ -75,12 +75,12 @@ def test_every_help_has_examples(command: list[str]) -> None:
 
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([], speaks=True) == 0
+    assert run([], is_rank_zero=True) == 0
     assert "Commands:" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"], speaks=True) == 0
+    assert run(["--version"], is_rank_zero=True) == 0
     assert capsys.readouterr().out == f"dptrain {dptrain.__version__}\n"
 
 
@@ -105,7 +105,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(arguments, speaks=True) == 2
+    assert run(arguments, is_rank_zero=True) == 2
     out, err = capfd.readouterr()
     assert err.startswith("dptrain: ")
     assert message in err
@@ -114,8 +114,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_ranks_that_do_not_speak_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--wrong"], speaks=False) == 2
-    assert run(["describe", "model9"], speaks=False) == 2
+    assert run(["train", "--wrong"], is_rank_zero=False) == 2
+    assert run(["describe", "model9"], is_rank_zero=False) == 2
     assert capfd.readouterr() == ("", "")
 
 
@@ -126,7 +126,7 @@ def test_an_interruption_is_no_mistake(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(click.Group, "invoke", interrupt)
-    assert run(["describe"], speaks=True) == 130
+    assert run(["describe"], is_rank_zero=True) == 130
     # Click ends the line that holds the terminal's ^C.
     assert capsys.readouterr().err == "\ndptrain: interrupted\n"
 
@@ -137,7 +137,7 @@ def test_an_interruption_is_no_mistake(
 class FakeWorld:
     """A world of one."""
 
-    is_main = True
+    is_rank_zero = True
     timeouts: tuple[float, ...] = ()
 
     @classmethod
@@ -175,7 +175,7 @@ def test_train_hands_over_the_configuration(
     file = tmp_path / "run.toml"
     file.write_text("steps = 3\nseed = 1\n")
     arguments = ["train", "--config", str(file), "--network", "solar", "--flip", "--timeout", "9"]
-    assert run(arguments, speaks=True) == 0
+    assert run(arguments, is_rank_zero=True) == 0
     [(name, config, options)] = calls
     assert (name, options) == ("train", {})
     assert isinstance(config, TrainConfig)
@@ -187,21 +187,23 @@ def test_train_hands_over_the_configuration(
 def test_evaluate_prints_names_and_values(
     calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["evaluate", "here", "--checkpoint", "40", "--data", "digits"], speaks=True) == 0
+    assert (
+        run(["evaluate", "here", "--checkpoint", "40", "--data", "digits"], is_rank_zero=True) == 0
+    )
     assert calls == [("evaluate", Path("here"), {"data": "digits", "checkpoint": 40})]
     assert capsys.readouterr().out.splitlines() == [
         "samples        360",
         "test_loss      0.123457",
         "test_accuracy  0.975",
     ]
-    assert run(["evaluate", "here", "--json"], speaks=True) == 0
+    assert run(["evaluate", "here", "--json"], is_rank_zero=True) == 0
     assert json.loads(capsys.readouterr().out)["test_accuracy"] == 0.975
 
 
 def test_predict_says_where_its_answers_are(
     calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], speaks=True) == 0
+    assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], is_rank_zero=True) == 0
     assert calls == [("predict", Path("here"), Path("x.npy"), Path("y.csv"), {"checkpoint": None})]
     assert capsys.readouterr().out == "7 predictions in y.csv\n"
 
@@ -215,12 +217,12 @@ def test_a_mistake_found_while_training_is_said_like_any_other(
         raise UserError("no")
 
     monkeypatch.setattr(dptrain.training, "train", refuse, raising=False)
-    assert run(["train"], speaks=True) == 2
+    assert run(["train"], is_rank_zero=True) == 2
     assert capfd.readouterr().err == "dptrain: no\n"
 
 
 def test_study_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["study"], speaks=True) == 0
+    assert run(["study"], is_rank_zero=True) == 0
     assert "variants" in capsys.readouterr().out
 
 
@@ -246,7 +248,7 @@ def test_a_mistake_in_an_experiment_is_one_line_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(arguments, speaks=True) == 2
+    assert run(arguments, is_rank_zero=True) == 2
     out, err = capfd.readouterr()
     assert message in err
     assert err.count("\n") == 1
@@ -258,5 +260,5 @@ def test_bench_refuses_a_launcher_s_ranks(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "3")
-    assert run(["bench"], speaks=True) == 2
+    assert run(["bench"], is_rank_zero=True) == 2
     assert "the launcher started 3 ranks" in capfd.readouterr().err

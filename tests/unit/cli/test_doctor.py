@@ -53,14 +53,14 @@ def test_one_rank_finds_itself() -> None:
 def test_the_exit_code_says_whether_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["doctor"], speaks=True) == 0
+    assert run(["doctor"], is_rank_zero=True) == 0
     assert "problem" not in capsys.readouterr().out
     monkeypatch.setenv("DPTRAIN_BATCHSIZE", "3")
-    assert run(["doctor"], speaks=True) == 1
+    assert run(["doctor"], is_rank_zero=True) == 1
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if line.startswith("problem")]
     assert "unknown environment variable DPTRAIN_BATCHSIZE; did you mean" in line
-    assert run(["doctor", "--json"], speaks=True) == 1
+    assert run(["doctor", "--json"], is_rank_zero=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert [item["subject"] for item in found if item["status"] == PROBLEM] == ["variables"]
 

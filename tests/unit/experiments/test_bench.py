@@ -151,7 +151,7 @@ def test_a_bench_that_is_stopped_goes_on(
         return measure(case, *arguments, **options)
 
     monkeypatch.setattr(module, "measure", told_to_stop)
-    stopped = bench(QUESTION, View(), tmp_path, speaks=False)
+    stopped = bench(QUESTION, View(), tmp_path, verbose=False)
     assert stopped["stopped"]
     assert len(stopped["results"]) == 2
     kept = (tmp_path / "bench.jsonl").read_text()
@@ -161,16 +161,16 @@ def test_a_bench_that_is_stopped_goes_on(
         return measure(case, *arguments, **options)
 
     monkeypatch.setattr(module, "measure", counted)
-    found = bench(QUESTION, View(), tmp_path, speaks=False)
+    found = bench(QUESTION, View(), tmp_path, verbose=False)
     assert not found["stopped"]
     assert len(asked) == len(set(asked)) == len(found["results"]) == 5
     assert (tmp_path / "bench.jsonl").read_text().startswith(kept)
-    again = bench(QUESTION, View(within_s=1e-9), tmp_path, speaks=False)
+    again = bench(QUESTION, View(within_s=1e-9), tmp_path, verbose=False)
     assert len(asked) == 5
     assert again["results"] == found["results"]
     assert again["findings"][0]["late"] == (3,)
     with pytest.raises(UserError, match="is of batch sizes 2,8, this command asks for 2;"):
-        bench(replace(QUESTION, batch_sizes=(2,)), View(), tmp_path, speaks=False)
+        bench(replace(QUESTION, batch_sizes=(2,)), View(), tmp_path, verbose=False)
 
 
 def test_files_hold_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

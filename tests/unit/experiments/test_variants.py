@@ -181,7 +181,7 @@ def test_a_training_that_was_killed_goes_on_where_it_was(
         network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
     ).resolved()
     world = World.single()
-    whole = study_variants(config, {}, tmp_path / "whole", world, speaks=False)
+    whole = study_variants(config, {}, tmp_path / "whole", world, verbose=False)
 
     class KilledError(Exception):
         pass
@@ -195,8 +195,8 @@ def test_a_training_that_was_killed_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_die)
         with pytest.raises(KilledError):
-            study_variants(config, {}, tmp_path / "killed", world, speaks=False)
-    resumed = study_variants(config, {}, tmp_path / "killed", world, speaks=False)
+            study_variants(config, {}, tmp_path / "killed", world, verbose=False)
+    resumed = study_variants(config, {}, tmp_path / "killed", world, verbose=False)
     assert [run.name for run in (tmp_path / "killed/runs").iterdir() if run.is_dir()] == [
         "as-it-is"
     ]
@@ -214,7 +214,7 @@ def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "train_until", broken)
-        found = study_variants(CONFIG, {"filters": ("2",)}, tmp_path, World.single(), speaks=False)
+        found = study_variants(CONFIG, {"filters": ("2",)}, tmp_path, World.single(), verbose=False)
     assert [r["possible"] for r in found["results"]] == [True, False]
     assert found["results"][1]["why"] == "the loss is nan at step 3"
 
@@ -222,7 +222,7 @@ def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -
 def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> None:
     config = TrainConfig(network="model-small", data="mnist:nowhere", steps=4).resolved()
     with pytest.raises(UserError, match="nowhere does not exist"):
-        study_variants(config, AXES, tmp_path, World.single(), speaks=False)
+        study_variants(config, AXES, tmp_path, World.single(), verbose=False)
 
 
 def on_an_emulated_gpu(**changes: Any) -> TrainConfig:
@@ -236,7 +236,7 @@ def test_a_study_says_so_where_no_step_was_timed_layer_by_layer(tmp_path: Path) 
     """On a device only some are, and none of the first."""
     problem = r"none of 10 steps was timed layer by layer.* try --steps 20"
     with pytest.raises(UserError, match=problem):
-        study_variants(on_an_emulated_gpu(steps=10), {}, tmp_path, World.single(), speaks=False)
+        study_variants(on_an_emulated_gpu(steps=10), {}, tmp_path, World.single(), verbose=False)
 
 
 def test_what_is_gone_on_with_too_late_to_time_its_layers_is_trained_anew(
@@ -252,8 +252,8 @@ def test_what_is_gone_on_with_too_late_to_time_its_layers_is_trained_anew(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_die)
         with pytest.raises(KeyError):
-            study_variants(config, {}, tmp_path, world, speaks=False)
-    (found,) = study_variants(config, {}, tmp_path, world, speaks=False)["results"]
+            study_variants(config, {}, tmp_path, world, verbose=False)
+    (found,) = study_variants(config, {}, tmp_path, world, verbose=False)["results"]
     assert (found["possible"], found["steps"]) == (True, 24)
     assert found["step_ms"] > 0
     names = sorted(run.name for run in (tmp_path / "runs").iterdir() if run.is_dir())

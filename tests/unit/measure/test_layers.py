@@ -37,7 +37,10 @@ def test_rows_end_where_every_backend_ends_a_group() -> None:
 
 def test_the_command_times_every_layer(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--backend", "numba", "--backend", "reference", "--precision", "fp32"]
-    assert run(["layers", "model-small", *options, "--batch-size", "2", "--json"], speaks=True) == 0
+    assert (
+        run(["layers", "model-small", *options, "--batch-size", "2", "--json"], is_rank_zero=True)
+        == 0
+    )
     rows = json.loads(capsys.readouterr().out)
     for row in rows:
         for alone in row["by_backend"].values():
@@ -56,5 +59,5 @@ def test_the_first_backend_is_compared_with_the_others() -> None:
 
 
 def test_what_cannot_be_timed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["layers", "mlp-5", "--precision", "fp8"], speaks=True) == 2
+    assert run(["layers", "mlp-5", "--precision", "fp8"], is_rank_zero=True) == 2
     assert "has no precision 'fp8'" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profiles: Pat
 
 def scale(*arguments: str) -> int:
     small = ("--ranks", "1,2", "--launches", "2", "--launcher", LAUNCHER)
-    return run(["scale", "--output", "study", *small, *arguments], speaks=True)
+    return run(["scale", "--output", "study", *small, *arguments], is_rank_zero=True)
 
 
 def made() -> list[str]:
@@ -113,7 +113,7 @@ def test_a_study_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> Non
     (gone / "profile.json").unlink()
     before = {p: p.stat().st_mtime_ns for p in Path("study/launches").glob("*/profile.json")}
     Path("study/order.txt").unlink()
-    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
     assert made() == ["weak-r2-t1-2"]
     assert "1 launch (5 of 6 are made)" in capsys.readouterr().out
     assert before == {p: p.stat().st_mtime_ns for p in before}
@@ -132,7 +132,7 @@ def test_a_launcher_that_starts_nothing_is_refused_before_anything_is_written(
 
 def test_more_launches_are_added() -> None:
     assert scale() == 0
-    assert run(["scale", "--output", "study", "--launches", "3"], speaks=True) == 0
+    assert run(["scale", "--output", "study", "--launches", "3"], is_rank_zero=True) == 0
     assert len(made()) == 9
 
 
@@ -150,7 +150,7 @@ def test_a_changed_configuration_is_refused(
     assert scale("--launches", "1") == 0
     written = Path("study/study.json").read_text()
     capsys.readouterr()
-    assert run(["scale", "--output", "study", *arguments], speaks=True) == 2
+    assert run(["scale", "--output", "study", *arguments], is_rank_zero=True) == 2
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
@@ -168,7 +168,7 @@ def test_a_failing_launch_ends_the_study_and_names_its_cause_once(
     assert "log: study/launches/strong-r2-t1-2/log.txt" in said.err
     kept = len(made())
     monkeypatch.delenv("FAKE_FAIL")
-    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
     assert len(made()) == 6
     assert kept >= 3
 
@@ -179,11 +179,11 @@ def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) 
     assert "3 of 6 launches are made; when all are: dptrain scale --collect study" in (
         capsys.readouterr().out
     )
-    assert run(["scale", "--collect", "study"], speaks=True) == 0
+    assert run(["scale", "--collect", "study"], is_rank_zero=True) == 0
     missing = "3 of 6 launches are missing in study; go on with: dptrain scale --output study"
     assert missing in Study.read(Path("study/study.json")).notes
     assert scale("--part", "2/2") == 0
-    assert run(["scale", "--collect", "study"], speaks=True) == 0
+    assert run(["scale", "--collect", "study"], is_rank_zero=True) == 0
     study = Study.read(Path("study/study.json"))
     assert len(study.points) == 4
     assert not any("missing" in note for note in study.notes)
@@ -205,7 +205,7 @@ def test_what_was_prepared_is_no_launch() -> None:
         Path("study", place).mkdir(parents=True)
         shutil.copy("study/launches/weak-r1-t1-1/profile.json", Path("study", place))
     arguments = ["scale", "--collect", "study", "--collect", "study/begun", "--output", "all"]
-    assert run(arguments, speaks=True) == 0
+    assert run(arguments, is_rank_zero=True) == 0
     points = Study.read(Path("all/study.json")).points
     assert all(len(point.launches) == 1 for point in points)
 
@@ -215,7 +215,7 @@ def test_a_study_is_collected_whatever_lies_beside_its_profiles() -> None:
     Path("study/launches/weak-r1-t1-1/launch.json").write_text('[1, "x"]')
     Path("study/launches/weak-r2-t1-1/launch.json").write_text('{"command": 3, "began": 1}')
     Path("study/scale.json").write_text("{")
-    assert run(["scale", "--collect", "study", "--output", "all"], speaks=True) == 0
+    assert run(["scale", "--collect", "study", "--output", "all"], is_rank_zero=True) == 0
     assert len(Study.read(Path("all/study.json")).points) == 4
 
 
@@ -223,7 +223,7 @@ def test_a_file_in_the_place_of_the_study_is_a_mistake(capsys: pytest.CaptureFix
     assert scale("--launches", "1") == 0
     Path("file").touch()
     capsys.readouterr()
-    assert run(["scale", "--collect", "study", "--output", "file"], speaks=True) == 2
+    assert run(["scale", "--collect", "study", "--output", "file"], is_rank_zero=True) == 2
     said = capsys.readouterr().err
     assert "cannot write file" in said
     assert len(said.splitlines()) == 1
@@ -235,7 +235,7 @@ def test_collected_studies_lie_apart_from_their_launches() -> None:
     for name in ("weak-r1-t1-1", "weak-r2-t1-1"):
         Path(f"study/launches/{name}").rename(f"one/{name}")
     arguments = ["scale", "--collect", "one", "--collect", "study", "--output", "both"]
-    assert run(arguments, speaks=True) == 0
+    assert run(arguments, is_rank_zero=True) == 0
     study = Study.read(Path("both/study.json"))
     folders = {launch.folder for point in study.points for launch in point.launches}
     assert "../one/weak-r2-t1-1" in folders
@@ -258,7 +258,7 @@ def test_collected_studies_lie_apart_from_their_launches() -> None:
 def test_mistakes_are_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["scale", "--output", "study", *arguments], speaks=True) == 2
+    assert run(["scale", "--output", "study", *arguments], is_rank_zero=True) == 2
     said = capsys.readouterr().err
     assert words in said
     assert len(said.splitlines()) == 1
@@ -268,7 +268,7 @@ def test_ranks_do_not_start_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PMI_SIZE", "2")
-    assert run(["scale"], speaks=True) == 2
+    assert run(["scale"], is_rank_zero=True) == 2
     assert "starts ranks itself" in capsys.readouterr().err
 
 
@@ -287,9 +287,9 @@ def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture
     capsys.readouterr()
     with (place / "log.txt").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 2
+        assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], is_rank_zero=True) == 2
     assert "is being made by another `dptrain scale`" in capsys.readouterr().err
-    assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], speaks=True) == 0
+    assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], is_rank_zero=True) == 0
 
 
 def test_ranks_that_will_share_cores_are_announced(
@@ -350,7 +350,7 @@ def test_a_study_that_is_stopped_takes_its_children_along_and_goes_on(
     assert "3 of 6 launches are made; go on with: dptrain scale --output study" in said
     assert ends(launcher)
     monkeypatch.delenv("FAKE_HANG")
-    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
     assert len(made()) == 6
 
 
@@ -362,5 +362,5 @@ def test_a_study_that_is_killed_leaves_no_child_and_goes_on(
     study.communicate(timeout=30)
     assert ends(launcher)
     monkeypatch.delenv("FAKE_HANG")
-    assert run(["scale", "--output", "study"], speaks=True) == 0
+    assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
     assert len(made()) == 6
