@@ -167,7 +167,7 @@ class _Place:
         grid = (*self.filters[:2], parts)
         if parts == 1:
             return self._rung(name, lambda: function(grid, SQUARE, args), dw)
-        add = self._function("sum_parts.cu", "sum_parts")
+        add = self._function("split_k_reduce.cu", "split_k_reduce")
         add_args = [partial, dw, *_ints(parts, dw.size)]
 
         def start() -> None:

@@ -1,6 +1,6 @@
 // The same for all images at once: the sum runs over the pixels of every image, and what U would hold
 // is read from the image where it lies. C has few elements and the sum is long, so few blocks would
-// work; blockIdx.z names one of gridDim.z parts of the sum, which sum_parts.cu adds up.
+// work; blockIdx.z names one of gridDim.z parts of the sum, which split_k_reduce.cu adds up.
 #ifndef TILE
 #define TILE 16
 #endif

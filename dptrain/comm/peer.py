@@ -20,10 +20,10 @@ from dptrain.plan.flat import SUMS
 T = TypeVar("T")
 
 WORD = 4
-"""Numbers that ``peers.cu`` sends by one instruction."""
+"""Numbers that ``all_reduce.cu`` sends by one instruction."""
 
 EMPTY = 0xFFFFFFFF
-"""As ``peers.cu`` has it."""
+"""As ``all_reduce.cu`` has it."""
 
 BLOCKS, THREADS = 64, 512
 """Most blocks of a sum, and threads of a block. 132 blocks sum 16 MB in 80 µs instead of 86, but
@@ -147,8 +147,12 @@ class Peers(Carrier):
         self._sums = replica.flat_gradients[first : first + len(SUMS)]
         self._patience_ns = np.uint64(1e9 * (world.timeout if patience_s is None else patience_s))
         self._gave_up = self.device.zeros((1,), "uint32")
-        self._at_once = self.device.function("peers.cu", "sum_at_once", RANKS=world.size)
-        self._by_shares = self.device.function("peers.cu", "sum_by_shares", RANKS=world.size)
+        self._at_once = self.device.function(
+            "all_reduce.cu", "one_shot_all_reduce", RANKS=world.size
+        )
+        self._by_shares = self.device.function(
+            "all_reduce.cu", "two_shot_all_reduce", RANKS=world.size
+        )
         self._channels: dict[int, Channel] = {}
         words = 0
         for array in shared.all_reduced:

@@ -1,6 +1,6 @@
 // Convolution as a matrix product that reads its patches where they lie (implicit GEMM).
 //
-// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what fused.cuh makes of it. With
+// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what epilogue.cuh makes of it. With
 // rows of the product in front:
 //
 //     forward           z[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
@@ -12,7 +12,7 @@
 
 #pragma once
 
-#include "fused.cuh"
+#include "epilogue.cuh"
 #include "geometry.cuh"
 
 // Further outside of any map than a kernel reaches back: what starts here is zero.
@@ -20,7 +20,7 @@ constexpr int NOWHERE = -(1 << 30);
 
 // Rows of y: of pixels, or of windows of four pixels where these are pooled.
 __device__ inline int output_rows(const Geometry& g, int samples) {
-    if (BEHIND == 2) return samples * (g.out_height / 2) * (g.out_width / 2);
+    if (EPILOGUE == 2) return samples * (g.out_height / 2) * (g.out_width / 2);
     return samples * g.out_height * g.out_width;
 }
 
@@ -46,17 +46,17 @@ struct Tap {
 
 // Of a run of a patch; where channels are few, pieces of it lie in different pixels.
 struct Taps {
-    Tap at[RUN / IN_STEP];
+    Tap at[RUN / IN_VECTOR];
 };
 
 __device__ inline Taps split_taps(const Geometry& g, int i) {
     Taps taps;
 #pragma unroll
-    for (int v = 0; v < RUN; v += IN_STEP) {
+    for (int v = 0; v < RUN; v += IN_VECTOR) {
         const unsigned at = i + v, pixel = at / unsigned(g.channels);
         const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
         const int offset = (row * g.width + column) * g.channels + at % unsigned(g.channels);
-        taps.at[v / IN_STEP] = {offset, row < g.r ? row : NOWHERE, column};
+        taps.at[v / IN_VECTOR] = {offset, row < g.r ? row : NOWHERE, column};
     }
     return taps;
 }
@@ -65,11 +65,11 @@ __device__ inline Run<Number> gather(const Number* x, const Geometry& g, const P
                                      const Taps& taps) {
     Run<Number> run = {};
 #pragma unroll
-    for (int v = 0; v < RUN; v += IN_STEP) {
-        const Tap& t = taps.at[v / IN_STEP];
+    for (int v = 0; v < RUN; v += IN_VECTOR) {
+        const Tap& t = taps.at[v / IN_VECTOR];
         const bool inside = unsigned(p.row + t.row) < unsigned(g.height) &&
                             unsigned(p.column + t.column) < unsigned(g.width);
-        if (inside) read<IN_STEP>(run, v, x + p.start + t.offset);
+        if (inside) read<IN_VECTOR>(run, v, x + p.start + t.offset);
     }
     return run;
 }

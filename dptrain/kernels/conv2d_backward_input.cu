@@ -6,7 +6,7 @@ struct FilterTap {
 };
 
 struct FilterTaps {
-    FilterTap at[RUN / OUT_STEP];
+    FilterTap at[RUN / OUT_VECTOR];
 };
 
 // A: a row is an input pixel.
@@ -30,26 +30,26 @@ struct Gradients {
     __device__ Inner inner(int k) const {
         Inner taps;
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP) {
+        for (int v = 0; v < RUN; v += OUT_VECTOR) {
             const unsigned at = k + v, filters = g.filters, pixel = at / filters;
             const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
             // Behind the last tap: further down than any patch.
-            taps.at[v / OUT_STEP] = {row < g.r ? row : -NOWHERE, column, int(at % filters)};
+            taps.at[v / OUT_VECTOR] = {row < g.r ? row : -NOWHERE, column, int(at % filters)};
         }
         return taps;
     }
     __device__ Raw at(const Outer& p, const Inner& taps) const {
         Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP) {
-            const FilterTap& t = taps.at[v / OUT_STEP];
+        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+            const FilterTap& t = taps.at[v / OUT_VECTOR];
             // Input row h met tap r of the patch in output row (h + top - r) / down, if that
             // exists.
             const int below = p.row - t.row, beyond = p.column - t.column;
             if (below < 0 || beyond < 0 || below % g.down || beyond % g.across) continue;
             const int row = below / g.down, column = beyond / g.across;
             int height = g.out_height, width = g.out_width, y = row, x = column;
-            if (BEHIND == 2) height /= 2, width /= 2, y /= 2, x /= 2;
+            if (EPILOGUE == 2) height /= 2, width /= 2, y /= 2, x /= 2;
             if (y >= height || x >= width) continue;
             const int pixel = (p.sample * height + y) * width + x;
             dz.piece(raw, v, pixel * g.filters + t.filter, row % 2 * 2 + column % 2);
@@ -64,7 +64,7 @@ struct WeightsTransposed {
     static constexpr bool SUM_FIRST = true;
     using Outer = int;
     struct Inner {
-        int at[RUN / OUT_STEP];
+        int at[RUN / OUT_VECTOR];
     };
     using Raw = Run<float>;
 
@@ -75,19 +75,19 @@ struct WeightsTransposed {
     __device__ Inner inner(int k) const {
         Inner offsets;
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP) {
+        for (int v = 0; v < RUN; v += OUT_VECTOR) {
             const int tap = unsigned(k + v) / unsigned(g.filters);
             const int offset = tap * (g.channels - 1) * g.filters + k + v;
-            offsets.at[v / OUT_STEP] = tap < g.r * g.s ? offset : NOWHERE;
+            offsets.at[v / OUT_VECTOR] = tap < g.r * g.s ? offset : NOWHERE;
         }
         return offsets;
     }
     __device__ Raw at(Outer c, const Inner& offsets) const {
         Raw run = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP) {
-            const int offset = offsets.at[v / OUT_STEP];
-            if (c < g.channels && offset >= 0) read<OUT_STEP>(run, v, w + offset + c * g.filters);
+        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+            const int offset = offsets.at[v / OUT_VECTOR];
+            if (c < g.channels && offset >= 0) read<OUT_VECTOR>(run, v, w + offset + c * g.filters);
         }
         return run;
     }
@@ -95,11 +95,11 @@ struct WeightsTransposed {
 };
 
 // dx from dy, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
     const int pixels = samples * g.height * g.width, taps = g.r * g.s * g.filters;
     multiply(Gradients{{dy, marks, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,
-             StorePlain<Number, IN_STEP>{dx, pixels, g.channels});
+             StorePlain<Number, IN_VECTOR>{dx, pixels, g.channels});
 }

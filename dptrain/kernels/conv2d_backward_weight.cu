@@ -6,7 +6,7 @@ struct Position {
     int sample, row, column, member;
 };
 
-constexpr int MEMBERS = BEHIND == 2 ? 4 : 1, UNIT = BEHIND == 2 ? 2 : 1;
+constexpr int MEMBERS = EPILOGUE == 2 ? 4 : 1, UNIT = EPILOGUE == 2 ? 2 : 1;
 
 // A: a row is (r, s, c), and one more is all ones, which gives the bias its gradient.
 struct PatchesTransposed {
@@ -42,7 +42,7 @@ struct PatchesTransposed {
         const int row = p.row * UNIT + p.member / UNIT, column = p.column * UNIT + p.member % UNIT;
         Raw run = gather(x, g, patch(g, {p.sample, row, column}), o.taps);
 #pragma unroll
-        for (int v = 0; v < RUN; v += IN_STEP)
+        for (int v = 0; v < RUN; v += IN_VECTOR)
             if (v == o.ones) run.at[v] = from_float<Number>(1.0f);
         return run;
     }
@@ -66,7 +66,7 @@ struct Gradients {
         const int row = unsigned(k) / MEMBERS;
         Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP)
+        for (int v = 0; v < RUN; v += OUT_VECTOR)
             if (i + v < g.filters) dz.piece(raw, v, row * g.filters + i + v, k % 4);
         return raw;
     }
@@ -74,7 +74,7 @@ struct Gradients {
 };
 
 // dw and db of the positions [z part, (z + 1) part) of the sum, z = blockIdx.z, into part z.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
                            float* dw, float* db, int samples, int part, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;

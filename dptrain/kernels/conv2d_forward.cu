@@ -12,11 +12,11 @@ struct Patches {
     int rows;
 
     __device__ Outer outer(int i) const {
-        const int at = BEHIND == 2 ? window_of(i) : i, unit = BEHIND == 2 ? 2 : 1;
+        const int at = EPILOGUE == 2 ? window_of(i) : i, unit = EPILOGUE == 2 ? 2 : 1;
         if (at >= rows) return {0, NOWHERE, NOWHERE};
         const int width = g.out_width / unit, height = g.out_height / unit, row = at / width;
         Pixel pixel = {row / height, row % height * unit, at % width * unit};
-        if (BEHIND == 2) pixel.row += member_of(i) / 2, pixel.column += member_of(i) % 2;
+        if (EPILOGUE == 2) pixel.row += member_of(i) / 2, pixel.column += member_of(i) % 2;
         return patch(g, pixel);
     }
     __device__ Inner inner(int k) const { return split_taps(g, k); }
@@ -25,11 +25,11 @@ struct Patches {
 };
 
 // y = convolution + bias and what follows, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
     const Geometry g = GEOMETRY_VALUES;
     const int rows = output_rows(g, samples), taps = g.r * g.s * g.channels;
-    multiply(Patches{x, g, rows}, Matrix<float, false, OUT_STEP>{w, g.filters, taps, g.filters}, 0,
+    multiply(Patches{x, g, rows}, Matrix<float, false, OUT_VECTOR>{w, g.filters, taps, g.filters}, 0,
              taps, StoreOutput{y, marks, b, rows, g.filters, output_rows(g, 1), DROPPING_VALUES});
 }

@@ -1,8 +1,8 @@
 // Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
 
-#include "fused.cuh"
-#include "order.cuh"
-#include "parts.cuh"
+#include "epilogue.cuh"
+#include "dependent_launch.cuh"
+#include "split_k.cuh"
 
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
 // gradient; the sum runs over samples.
@@ -21,8 +21,8 @@ struct InputsTransposed {
     __device__ Raw at(Outer i, Inner n) const {
         Raw run = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += IN_STEP) {
-            if (i + v < inputs) read<IN_STEP>(run, v, x + n * inputs + i + v);
+        for (int v = 0; v < RUN; v += IN_VECTOR) {
+            if (i + v < inputs) read<IN_VECTOR>(run, v, x + n * inputs + i + v);
             if (i + v == inputs) run.at[v] = from_float<Number>(1.0f);
         }
         return run;
@@ -49,7 +49,7 @@ struct Gradients {
         const int sample = SUM_FIRST ? i : k, output = SUM_FIRST ? k : i;
         Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP)
+        for (int v = 0; v < RUN; v += OUT_VECTOR)
             if (sample < samples && output + v < outputs)
                 dz.piece(raw, v, sample * outputs + output + v, 0);
         return raw;
@@ -57,12 +57,12 @@ struct Gradients {
     __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
-using Inputs = Matrix<Number, true, IN_STEP>;
-using Weights = Matrix<float, false, OUT_STEP>;
-using WeightsTransposed = Matrix<float, true, OUT_STEP>;
+using Inputs = Matrix<Number, true, IN_VECTOR>;
+using Weights = Matrix<float, false, OUT_VECTOR>;
+using WeightsTransposed = Matrix<float, true, OUT_VECTOR>;
 
 // y = x w + b, and what follows.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs DROPPING) {
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
@@ -70,19 +70,19 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 }
 
 // Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
-    dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
+    dense_forward_split_k(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, inputs);
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
-             StorePlain<float, OUT_STEP>{partial + blockIdx.z * samples * outputs, samples,
+             StorePlain<float, OUT_VECTOR>{partial + blockIdx.z * samples * outputs, samples,
                                          outputs});
 }
 
 // y = the sum of the parts + b, and what follows.
-extern "C" __global__ void dense_forward_sum(const float* partial, int parts, const float* b,
+extern "C" __global__ void dense_forward_reduce(const float* partial, int parts, const float* b,
                                              Number* y, int outputs, int size DROPPING) {
-    in_order();
+    wait_for_previous_kernel();
     Floats total;
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     if (!sum_of_parts(partial, parts, size, i, total)) return;
@@ -92,7 +92,7 @@ extern "C" __global__ void dense_forward_sum(const float* partial, int parts, co
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int part) {
     const int first = blockIdx.z * part, stop = min(first + part, samples);
@@ -101,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
 }
 
 // dx = dz w^T.
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
     multiply(Gradients<true>{{dy, y, factor}, samples, outputs},
              WeightsTransposed{w, inputs, outputs, outputs}, 0, outputs,
-             StorePlain<Number, IN_STEP>{dx, samples, inputs});
+             StorePlain<Number, IN_VECTOR>{dx, samples, inputs});
 }

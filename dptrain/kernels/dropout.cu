@@ -1,7 +1,7 @@
 // Dropout. A mask (N, ceil(size / 8)) holds a bit for each of eight elements of a sample, the
 // lowest for the first: 1 where the element is kept. A thread takes a byte of it.
 
-#include "order.cuh"
+#include "dependent_launch.cuh"
 #include "philox.cuh"
 
 // Eight elements of a sample, from `first` on, or as many as it has.
@@ -33,7 +33,7 @@ struct Eight {
 // y = x · factor where kept, else x · 0, and the mask.
 extern "C" __global__ void dropout_forward(
     const Number* x, Number* y, unsigned char* mask, int n, int size, DROPOUT) {
-    in_order();
+    wait_for_previous_kernel();
     const Eight eight(size);
     if (eight.sample >= n) return;
     const Dropout d = DROPOUT_VALUES;
@@ -46,7 +46,7 @@ extern "C" __global__ void dropout_forward(
 // to draw it again would take about as long as reading and writing bfloat16.
 extern "C" __global__ void dropout_backward(
     const Number* dy, const unsigned char* mask, Number* dx, int n, int size, float factor) {
-    in_order();
+    wait_for_previous_kernel();
     const Eight eight(size);
     if (eight.sample < n) eight.apply(dy, dx, mask[eight.byte], factor);
 }

@@ -1,18 +1,18 @@
 // Kernels that treat every element alike. NaN passes through all of them.
 
-#include "order.cuh"
+#include "dependent_launch.cuh"
 #include "vector.cuh"
 
 // y = x.
 extern "C" __global__ void copy(const Number* x, Number* y, int count) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (mine(count, i)) store(y, i, load(x, i));
 }
 
 // y = max(x, 0); y may be x.
 extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(x, i);
@@ -22,7 +22,7 @@ extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
 
 // dx = dy where y > 0, else 0; dx may be dy.
 extern "C" __global__ void relu_backward(const Number* dy, const Number* y, Number* dx, int count) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats gradient = load(dy, i);
@@ -34,8 +34,8 @@ extern "C" __global__ void relu_backward(const Number* dy, const Number* y, Numb
 
 // In place: dy · factor where y > 0, else 0. With y rectified and then dropped out this is the
 // gradient of both: what was dropped is 0.
-extern "C" __global__ void relu_mask(Number* dy, const Number* y, float factor, int count) {
-    in_order();
+extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, float factor, int count) {
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats gradient = load(dy, i);
@@ -47,7 +47,7 @@ extern "C" __global__ void relu_mask(Number* dy, const Number* y, float factor, 
 
 // y = (1 + tanh(x / 2)) / 2, which never overflows.
 extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(x, i);
@@ -58,7 +58,7 @@ extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count
 // dx = dy y (1 − y).
 extern "C" __global__ void sigmoid_backward(
     const Number* dy, const Number* y, Number* dx, int count) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats gradient = load(dy, i);

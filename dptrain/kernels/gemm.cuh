@@ -3,12 +3,12 @@
 // A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K terms at
 // a time: all threads bring a slice of A and of B into shared memory, and each adds its share of
 // the products to sums that it holds in registers. There are two slices of each, so that one is
-// filled while the other is used and one barrier a step is enough; what the next AHEAD steps need
+// filled while the other is used and one barrier a step is enough; what the next PREFETCH_STEPS steps need
 // is on its way from global memory to registers meanwhile. How slices lie, and who multiplies what,
 // is the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
 //
-// Few blocks keep a GPU busy only if each has many warps. So a block may have GROUPS of threads
-// (threadIdx.y) that share its tile: each takes every GROUPS-th step along the sum, in slices of
+// Few blocks keep a GPU busy only if each has many warps. So a block may have K_GROUPS of threads
+// (threadIdx.y) that share its tile: each takes every K_GROUPS-th step along the sum, in slices of
 // its own, and in the end the first adds what the others have.
 //
 // A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
@@ -22,23 +22,23 @@
 //     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
 //     value(raw)              its RUN elements, as slices hold them
 //
-// so that nothing waits for memory before value() is asked for, AHEAD steps later. The order in
+// so that nothing waits for memory before value() is asked for, PREFETCH_STEPS steps later. The order in
 // which an element's products are added depends on the kernel and the tile alone: results are the
 // same in every run.
 
 #pragma once
 
-#include "number.cuh"
-#include "order.cuh"
+#include "precision.cuh"
+#include "dependent_launch.cuh"
 
-#ifndef AHEAD
-#define AHEAD 1
-#define GROUPS 1
+#ifndef PREFETCH_STEPS
+#define PREFETCH_STEPS 1
+#define K_GROUPS 1
 #endif
 
-// Whether B is what the kernel before does not write, so that it may be read before `in_order`.
-#ifndef EARLY
-#define EARLY 0
+// Whether B is what the kernel before does not write, so that it may be read before `wait_for_previous_kernel`.
+#ifndef PREFETCH_WEIGHTS
+#define PREFETCH_WEIGHTS 0
 #endif
 
 constexpr int RUN = 16 / sizeof(Number);
@@ -63,17 +63,17 @@ template <class To, class From> __device__ inline To as(const From& from) {
 #include "mma.cuh"
 #endif
 
-constexpr int STRIDE_K = GROUPS * TILE_K;  // From one step of a group to its next.
+constexpr int STRIDE_K = K_GROUPS * TILE_K;  // From one step of a group to its next.
 
 // Blocks of a multiprocessor that are to run at a time, 512 threads together, for which kernels are
 // held to 128 registers: dptrain/backends/cuda/tiles.py counts on them.
-constexpr int RESIDENT = THREADS * GROUPS < 512 ? 512 / (THREADS * GROUPS) : 1;
+constexpr int GEMM_MIN_BLOCKS = THREADS * K_GROUPS < 512 ? 512 / (THREADS * K_GROUPS) : 1;
 
 // Largest power of two that divides both a run and the length of rows of x and dx (channels,
 // inputs), and of y, dy and weights (filters, outputs): so many elements are read at once.
-#ifndef IN_STEP
-#define IN_STEP 1
-#define OUT_STEP 1
+#ifndef IN_VECTOR
+#define IN_VECTOR 1
+#define OUT_VECTOR 1
 #endif
 
 template <int STEP, class T, int N>
@@ -96,7 +96,7 @@ struct Loader {
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
     typename Operand::Inner inners[INNERS];  // Of the next fetch.
-    typename Operand::Raw raws[AHEAD][COUNT];
+    typename Operand::Raw raws[PREFETCH_STEPS][COUNT];
 
     // For the tile's rows or columns from `first` on, and positions from k on.
     __device__ Loader(const Operand& operand, int first, int k) : operand(operand) {
@@ -124,7 +124,7 @@ struct Loader {
     }
 
     // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`, into registers of
-    // the step that is number `step` of AHEAD. From one call to the next k grows by STRIDE_K.
+    // the step that is number `step` of PREFETCH_STEPS. From one call to the next k grows by STRIDE_K.
     __device__ void fetch(int step, int k, int stop) {
         if constexpr (SUM_FIRST) inners[0] = operand.inner(k + position(0));
 #pragma unroll
@@ -136,10 +136,10 @@ struct Loader {
         }
     }
 
-    // Those of all AHEAD steps, from `begin` on.
+    // Those of all PREFETCH_STEPS steps, from `begin` on.
     __device__ void fetch_first(int begin, int stop) {
 #pragma unroll
-        for (int step = 0; step < AHEAD; ++step) fetch(step, begin + step * STRIDE_K, stop);
+        for (int step = 0; step < PREFETCH_STEPS; ++step) fetch(step, begin + step * STRIDE_K, stop);
     }
 
     __device__ void put(int step, Slice<WIDTH, SUM_FIRST>& slice) const {
@@ -161,7 +161,7 @@ __device__ inline void join_groups(Sums& sums, float* memory) {
     }
     __syncthreads();
     if (threadIdx.y > 0) return;
-    for (int group = 0; group < GROUPS - 1; ++group) {
+    for (int group = 0; group < K_GROUPS - 1; ++group) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
             own[i] += memory[(group * COUNT + i) * THREADS + threadIdx.x];
@@ -185,29 +185,29 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<B, TILE_N> next_b(b, left, begin);
     Sums sums;
     // Where rows and columns lie was worked out while the kernel before still ran.
-    if (EARLY) next_b.fetch_first(begin, stop);
-    in_order();
-    if (!EARLY) next_b.fetch_first(begin, stop);
+    if (PREFETCH_WEIGHTS) next_b.fetch_first(begin, stop);
+    wait_for_previous_kernel();
+    if (!PREFETCH_WEIGHTS) next_b.fetch_first(begin, stop);
     next_a.fetch_first(begin, stop);
     // All groups make as many steps as the first; what they fetch behind `stop` is 0.
     for (int k = first, slice = 0; k < stop;) {
         // Unrolled, so that each step has registers of its own.
 #pragma unroll
-        for (int step = 0; step < AHEAD; ++step) {
+        for (int step = 0; step < PREFETCH_STEPS; ++step) {
             if (k >= stop) break;
             next_a.put(step, slices.a[slice]);
             next_b.put(step, slices.b[slice]);
             __syncthreads();
-            if (k + AHEAD * STRIDE_K < stop) {
-                next_a.fetch(step, k - first + begin + AHEAD * STRIDE_K, stop);
-                next_b.fetch(step, k - first + begin + AHEAD * STRIDE_K, stop);
+            if (k + PREFETCH_STEPS * STRIDE_K < stop) {
+                next_a.fetch(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
+                next_b.fetch(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
             }
             sums.add(slices.a[slice], slices.b[slice]);
             k += STRIDE_K;
             slice ^= 1;
         }
     }
-    if (GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
+    if (K_GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
     if (threadIdx.y == 0) sums.give(top, left, store);
 }
 
@@ -303,7 +303,7 @@ struct StoreGradient {
             const int i = row + m * MEMBER_STEP;
             if (i > rows) continue;
             float* to = i < rows ? dweight + i * columns : dbias;
-            write<OUT_STEP>(to + part, column, columns, values[m]);
+            write<OUT_VECTOR>(to + part, column, columns, values[m]);
         }
     }
 };

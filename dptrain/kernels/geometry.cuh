@@ -15,7 +15,7 @@ struct Geometry {
 #ifdef FIXED_HEIGHT
 #define GEOMETRY_VALUES                                                                        \
     {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH,             \
-     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_DOWN, FIXED_ACROSS, FIXED_TOP, FIXED_LEFT}
+     FIXED_FILTERS, FIXED_R, FIXED_S, FIXED_STRIDE_H, FIXED_STRIDE_W, FIXED_PAD_TOP, FIXED_PAD_LEFT}
 #else
 #define GEOMETRY_VALUES \
     {height, width, channels, out_height, out_width, filters, r, s, down, across, top, left}

@@ -1,16 +1,16 @@
 // Losses of z (N, F) and their gradients dz, and what a step adds up: sums[0] = loss · scale, with
 // scale = 1 / samples of the global minibatch, sums[1] = number of correct answers, sums[2] = the
-// wish to stop, from `numbers` (step.cuh). dz is written only where `backward` says so.
+// wish to stop, from `numbers` (hyperparameters.cuh). dz is written only where `backward` says so.
 //
-// LANES threads, a part of a warp, take a sample. A block adds up its own, the block that comes
+// SAMPLE_LANES threads, a part of a warp, take a sample. A block adds up its own, the block that comes
 // last adds up the blocks, each in an order that is always the same: the same bits in every run.
 
-#include "number.cuh"
-#include "order.cuh"
-#include "step.cuh"
+#include "precision.cuh"
+#include "dependent_launch.cuh"
+#include "hyperparameters.cuh"
 
-#ifndef LANES
-#define LANES 16
+#ifndef SAMPLE_LANES
+#define SAMPLE_LANES 16
 #endif
 
 constexpr int THREADS = 512;
@@ -73,16 +73,16 @@ __device__ inline void finish(
     }
 }
 
-// What this thread has of a sample: outputs lane, lane + LANES, … Whole warps stay together, from
+// What this thread has of a sample: outputs lane, lane + SAMPLE_LANES, … Whole warps stay together, from
 // one `first` sample to the next: those behind the last count for nothing.
 struct Part {
-    int lane = threadIdx.x % LANES, offset = threadIdx.x % 32 / LANES;
-    int first = int(blockIdx.x * THREADS + threadIdx.x) / LANES - offset;
-    int stride = gridDim.x * (THREADS / LANES);
+    int lane = threadIdx.x % SAMPLE_LANES, offset = threadIdx.x % 32 / SAMPLE_LANES;
+    int first = int(blockIdx.x * THREADS + threadIdx.x) / SAMPLE_LANES - offset;
+    int stride = gridDim.x * (THREADS / SAMPLE_LANES);
 };
 
 template <class T, class F> __device__ inline T over_lanes(T value, F combine) {
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
+    for (int bit = SAMPLE_LANES / 2; bit > 0; bit /= 2)
         value = combine(value, __shfl_xor_sync(ALL, value, bit));
     return value;
 }
@@ -91,7 +91,7 @@ template <class T, class F> __device__ inline T over_lanes(T value, F combine) {
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
     const Number* z, const int* labels, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
-    in_order();
+    wait_for_previous_kernel();
     const Part part;
     Answer answer = {0.0f, 0};
     const float infinity = __int_as_float(0x7F800000);
@@ -103,14 +103,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
         const float chosen = to_float(row[label]);
         float own = -infinity, total = 0.0f;
         int best = outputs;
-        for (int k = part.lane; k < outputs; k += LANES) {
+        for (int k = part.lane; k < outputs; k += SAMPLE_LANES) {
             const float value = to_float(row[k]);
             if (value > own) own = value, best = k;
         }
         // The first among equals; a NaN loses to all, and shows in the total.
         const float largest = over_lanes(own, [](float a, float b) { return fmaxf(a, b); });
         best = over_lanes(own == largest ? best : outputs, [](int a, int b) { return min(a, b); });
-        for (int k = part.lane; k < outputs; k += LANES)
+        for (int k = part.lane; k < outputs; k += SAMPLE_LANES)
             total += expf(to_float(row[k]) - largest);
         total = over_lanes(total, [](float a, float b) { return a + b; });
         if (!there) continue;
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
             answer.correct += best == label;
         }
         if (!backward) continue;
-        for (int k = part.lane; k < outputs; k += LANES) {
+        for (int k = part.lane; k < outputs; k += SAMPLE_LANES) {
             const float share = expf(to_float(row[k]) - largest) / total;
             dz[sample * outputs + k] =
                 from_float<Number>((share - (k == label ? 1.0f : 0.0f)) * scale);
@@ -133,14 +133,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
 extern "C" __global__ void __launch_bounds__(THREADS) sigmoid_cross_entropy(
     const Number* z, const float* target, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
-    in_order();
+    wait_for_previous_kernel();
     const float factor = scale / outputs;
     const Part part;
     Answer answer = {0.0f, 0};
     for (int first = part.first; first < n; first += part.stride) {
         const int sample = first + part.offset;
         int wrong = 0;
-        for (int k = part.lane; k < outputs && sample < n; k += LANES) {
+        for (int k = part.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
             const int i = sample * outputs + k;
             const float value = to_float(z[i]), y = target[i];
             // max(z, 0) is written so that a NaN stays.
@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sigmoid_cross_entropy(
 extern "C" __global__ void __launch_bounds__(THREADS) mean_squared_error(
     const Number* z, const float* target, Number* dz, float* sums, const float* numbers,
     Word* between, int n, int outputs, float scale, int backward) {
-    in_order();
+    wait_for_previous_kernel();
     const float factor = scale / outputs;
     Answer answer = {0.0f, 0};
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < n * outputs; i += gridDim.x * THREADS) {

@@ -20,11 +20,11 @@
 #define TILE_N 64
 #define WARP_M 32
 #define WARP_N 32
-#define WORDS 16
+#define TILE_K_WORDS 16
 #endif
 
-// Of WORDS words of a slice along the sum.
-constexpr int TILE_K = WORDS * 4 / sizeof(Number);
+// Of TILE_K_WORDS words of a slice along the sum.
+constexpr int TILE_K = TILE_K_WORDS * 4 / sizeof(Number);
 constexpr int STEP_K = 8 * 4 / sizeof(Number);     // Terms of one instruction.
 constexpr int WARPS_N = TILE_N / WARP_N;
 constexpr int THREADS = 32 * (TILE_M / WARP_M) * WARPS_N;

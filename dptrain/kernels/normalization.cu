@@ -5,7 +5,7 @@
 // alone or with maximum pooling behind it. A thread takes a vector of channels, and reads its
 // neighbours' too: they come from the first cache.
 
-#include "order.cuh"
+#include "dependent_launch.cuh"
 #include "pooling.cuh"
 
 #ifndef RADIUS
@@ -13,8 +13,8 @@
 #endif
 
 // Whether beta is ¾, as published: powers are then a few roots, and take a tenth of the time.
-#ifndef ROOTS
-#define ROOTS 0
+#ifndef BETA_THREE_QUARTERS
+#define BETA_THREE_QUARTERS 0
 #endif
 
 constexpr int THREADS = 256;
@@ -22,9 +22,9 @@ constexpr int SIDE = (RADIUS + VECTOR - 1) / VECTOR;  // Vectors on either side 
 constexpr int SPAN = (2 * SIDE + 1) * VECTOR;         // Channels of a vector and those beside it.
 
 #ifdef FIXED_CHANNELS
-#define CHANNELS FIXED_CHANNELS
+#define NUM_CHANNELS FIXED_CHANNELS
 #else
-#define CHANNELS channels
+#define NUM_CHANNELS channels
 #endif
 
 struct Norm {
@@ -76,7 +76,7 @@ struct Powers {
 };
 
 __device__ inline Powers powers(float s, float beta) {
-#if ROOTS
+#if BETA_THREE_QUARTERS
     const float root = rsqrtf(s), power = root * rsqrtf(s * root);
     return {power, power * root * root};
 #else
@@ -94,8 +94,8 @@ __device__ inline Floats normalized(const Number* x, int i, int v, const Norm& n
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
     const Number* x, Number* y, int count, int channels, float bias, float alpha, float beta) {
-    in_order();
-    const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
+    wait_for_previous_kernel();
+    const Norm norm = {NUM_CHANNELS / VECTOR, bias, alpha, beta};
     int i;
     if (mine(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
 }
@@ -151,17 +151,17 @@ __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
     const Number* x, const Number* dy, Number* dx, int rectified, int count, int channels,
     float bias, float alpha, float beta) {
-    in_order();
-    const Norm norm = {CHANNELS / VECTOR, bias, alpha, beta};
+    wait_for_previous_kernel();
+    const Norm norm = {NUM_CHANNELS / VECTOR, bias, alpha, beta};
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
 }
 
 // With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It
 // normalises the rows that these look at into shared memory, which takes 4 bytes an element.
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
+extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_pool2d_forward(
     const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
     GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     extern __shared__ __align__(32) float rows[];
     const Geometry g = GEOMETRY_VALUES;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
@@ -187,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_forward(
 }
 
 // dx from the gradient by what was pooled.
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_backward(
+extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_pool2d_backward(
     const Number* __restrict__ x, const Number* __restrict__ dy, const Which* __restrict__ argmax,
     Number* __restrict__ dx, int samples, float bias, float alpha, float beta, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
     const int count = samples * g.height * g.width * g.channels;

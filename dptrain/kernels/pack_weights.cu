@@ -1,13 +1,13 @@
-// Weights as the main loop of column_sums.cuh takes them, rounded: a lane's words of a step side by
+// Weights as the main loop of implicit_gemm_mainloop.cuh takes them, rounded: a lane's words of a step side by
 // side, or, where they come to shared memory, eight rows' pieces of 16 bytes, as wgmma reads them.
 
-#include "order.cuh"
-#include "column_sums.cuh"
+#include "dependent_launch.cuh"
+#include "implicit_gemm_mainloop.cuh"
 
 // Output lines that are rows of A backward by the input.
-#ifndef BACK_TALL
-#define BACK_TALL 1
-#define BACK_LATER 0  // LATER there.
+#ifndef BACKWARD_LINES_IN_M
+#define BACKWARD_LINES_IN_M 1
+#define BACKWARD_PERSISTENT 0  // PERSISTENT there.
 #endif
 
 // Run i: sixty-four rows after the other, step by step. Of w (taps, channels, filters), r s taps,
@@ -42,15 +42,15 @@ extern "C" __global__ void pack_weights(const float* w, Number* packed, Number* 
                                         int lanes, int all, int r, int s, int channels,
                                         int filters) {
     // Places where others write may be those of the kernel before; weights are not.
-    if (!EARLY) in_order();
+    if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     Run<Number> words = {};
     if (i < lanes)
-        words = packed_run<false, TALL, LATER, OwnRows>(w, i, r, s, channels, filters);
+        words = packed_run<false, LINES_IN_M, PERSISTENT, OwnRows>(w, i, r, s, channels, filters);
     else if (i < all)
-        words = packed_run<true, BACK_TALL, BACK_LATER, Rows<BACK_TALL, false>>(
+        words = packed_run<true, BACKWARD_LINES_IN_M, BACKWARD_PERSISTENT, Rows<BACKWARD_LINES_IN_M, false>>(
             w, i - lanes, r, s, channels, filters);
-    if (EARLY) in_order();
+    if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
     if (i < lanes)
         reinterpret_cast<Run<Number>*>(packed)[i] = words;
     else if (i < all)

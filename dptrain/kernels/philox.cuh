@@ -1,7 +1,7 @@
 // The masks of dropout: those of dptrain/plan/random.py, bit for bit.
 #pragma once
 
-#include "step.cuh"
+#include "hyperparameters.cuh"
 #include "vector.cuh"
 
 // Philox4x32-10. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011,

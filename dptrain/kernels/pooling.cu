@@ -4,7 +4,7 @@
 // distance of windows: it gathers what the windows that hold its pixels give them, in order, so
 // that no two threads add to one element, and reads each of those windows once.
 
-#include "order.cuh"
+#include "dependent_launch.cuh"
 #include "philox.cuh"
 #include "pooling.cuh"
 
@@ -32,9 +32,9 @@ __device__ inline Largest rectified(const Number* x, const Geometry& g, const Pl
 }
 
 // y = largest of each window, argmax = which of its elements that is, row by row.
-extern "C" __global__ void max_forward(
+extern "C" __global__ void max_pool2d_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     int i;
     Place to;
@@ -43,9 +43,9 @@ extern "C" __global__ void max_forward(
 }
 
 // The same for x that is rectified: max_backward then gives the gradient in front of the rectifier.
-extern "C" __global__ void rectified_max_forward(
+extern "C" __global__ void relu_max_pool2d_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     int i;
     Place to;
@@ -53,9 +53,9 @@ extern "C" __global__ void rectified_max_forward(
 }
 
 // The same with dropout behind; max_backward needs its factor.
-extern "C" __global__ void dropped_max_forward(
+extern "C" __global__ void relu_max_pool2d_dropout_forward(
     const Number* x, Number* y, Which* argmax, int samples, GEOMETRY, DROPOUT) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     const Dropout d = DROPOUT_VALUES;
     int i;
@@ -100,10 +100,10 @@ __device__ inline bool my_cell(const Geometry& g, int samples, Place& cell) {
 }
 
 // dx = factor · sum of dy over the windows whose largest element this is.
-extern "C" __global__ void max_backward(const Number* __restrict__ dy,
+extern "C" __global__ void max_pool2d_backward(const Number* __restrict__ dy,
                                         const Which* __restrict__ argmax, Number* __restrict__ dx,
                                         float factor, int samples, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     const int vectors = g.channels / VECTOR;
     Place cell;
@@ -125,9 +125,9 @@ __device__ inline float weight(const Geometry& g, int p, int q, int average) {
 }
 
 // y = sum, or mean, of each window.
-extern "C" __global__ void sum_forward(
+extern "C" __global__ void sum_pool2d_forward(
     const Number* x, Number* y, int average, int samples, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     int i;
     Place to;
@@ -144,9 +144,9 @@ extern "C" __global__ void sum_forward(
 }
 
 // dx = sum of dy over the windows that hold this element, over their size where averaged.
-extern "C" __global__ void sum_backward(const Number* __restrict__ dy, Number* __restrict__ dx,
+extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy, Number* __restrict__ dx,
                                         int average, int samples, GEOMETRY) {
-    in_order();
+    wait_for_previous_kernel();
     const Geometry g = GEOMETRY_VALUES;
     const int vectors = g.channels / VECTOR;
     Place cell;

@@ -7,10 +7,10 @@
 
 // Which element of its window a maximum is, row by row; NOBODY where no element is to have the
 // gradient.
-#ifndef WIDE_WINDOWS
-#define WIDE_WINDOWS 0
+#ifndef WIDE_ARGMAX
+#define WIDE_ARGMAX 0
 #endif
-#if WIDE_WINDOWS
+#if WIDE_ARGMAX
 using Which = int;
 #else
 using Which = unsigned char;

@@ -1,7 +1,7 @@
 // Elements that lie side by side and are read and written by one access.
 #pragma once
 
-#include "number.cuh"
+#include "precision.cuh"
 
 // How many: as many numbers as 16 bytes hold (4 floats, 8 bfloat16) where rows (of channels, or of
 // all there is) are a multiple of that long, so that every access is aligned, else 1. Kernels are

@@ -173,7 +173,9 @@ class CudaBackend(Backend):
         kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
         lanes = _loss_lanes(kind, outputs)
         precision = 2 if output.dtype == np.uint16 else 0
-        function = device.function("losses.cu", LOSSES[kind], LANES=lanes, PRECISION=precision)
+        function = device.function(
+            "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision
+        )
         items = outputs if kind == "values" else lanes
 
         def blocks(n: int) -> int:
@@ -208,7 +210,7 @@ class CudaBackend(Backend):
         name = sgd if isinstance(rule, SGD) else "adam"
         # Slots are whole cache lines, so segments begin and end with vectors.
         width = vector(w.size, w.dtype.itemsize)
-        function = device.function("updates.cu", name, VECTOR=width)
+        function = device.function("optimizers.cu", name, VECTOR=width)
         constants: list[np.generic] = []
         if not isinstance(rule, SGD):
             betas = rule.beta1, rule.beta2, rule.epsilon, 1.0 - rule.beta1, 1.0 - rule.beta2

@@ -154,8 +154,9 @@ class Convolution(Weighted):
         )  # fmt: skip
         if narrow is not None:
             return self.product(
-                "narrow_forward.cu", "narrow_forward", Tiling(narrow, Parts(1, 1)), narrow.strips,
-                filters, (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
+                "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels",
+                Tiling(narrow, Parts(1, 1)), narrow.strips, filters,
+                (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
                 behind=follows(self.group), drops=True,
             )  # fmt: skip
         pixels, taps = computed_pixels(self.group), a["weight"].size // filters
@@ -178,7 +179,7 @@ class Convolution(Weighted):
             terms = self.summed_pixels(self.group, self.setting)
         else:
             name, tiling = (
-                "window_backward_weight",
+                "conv2d_backward_weight_halo",
                 way.tiling(self.group.head.output_shape[0], self.batch_size),
             )
             terms = way.strips

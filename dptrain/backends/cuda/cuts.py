@@ -43,7 +43,7 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         view: of what is read.
         precision: of the product.
         pooled: whether windows of two by two outputs are.
-        behind: what is undone as pixels are read, `BEHIND` of ``fused.cuh``.
+        behind: what is undone as pixels are read, `EPILOGUE` of ``epilogue.cuh``.
     """
     size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
     # Where a rectifier alone follows, kernels have no way of asking early.

@@ -70,12 +70,12 @@ class FullyConnected(Weighted):
             )  # fmt: skip
         # The sum over the inputs by several blocks: few samples alone would keep few busy.
         first = self.product(
-            file, "dense_forward_part", tiling, 1, int(outputs),
+            file, "dense_forward_split_k", tiling, 1, int(outputs),
             (a["x"], a["weight"], a["forward_partial"]), (inputs, outputs, np.int32(parts.terms)),
             behind=self.behind,
         )  # fmt: skip
-        defines = {**self.defines, "BEHIND": self.behind, "DROPS": int(self.drops)}
-        second = self.device.function("dense.cu", "dense_forward_sum", **defines)
+        defines = {**self.defines, "EPILOGUE": self.behind, "EPILOGUE_DROPOUT": int(self.drops)}
+        second = self.device.function("dense.cu", "dense_forward_reduce", **defines)
         args = a["forward_partial"], np.int32(parts.count), a["bias"], a["y"], outputs
         last = {training: self.dropping(training=training) for training in (False, True)}
 
@@ -116,7 +116,7 @@ class FullyConnected(Weighted):
 class FewSamples(FullyConnected):
     """The same of so few samples that bringing weights, used for these alone, takes longest."""
 
-    FILE = "dense_few.cu"
+    FILE = "skinny_gemm.cu"
 
     @classmethod
     def suits(cls, group: Group, setting: Setting) -> bool:
@@ -146,7 +146,7 @@ class FewSamples(FullyConnected):
         return self.output(self.FILE, tiling)
 
     def backward_weight(self) -> Kernel:
-        return self.weight_gradient("dense_few_backward_weight.cu")
+        return self.weight_gradient("skinny_gemm_backward_weight.cu")
 
     def backward_input(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape

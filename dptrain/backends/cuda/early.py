@@ -2,7 +2,8 @@
 
 A kernel in a graph that waits for the one before costs about a microsecond on an H200, which a
 launch of this kind hides in part; a step of model0 with 32 samples is some forty of them. Kernels
-say themselves where they need what came before (``order.cuh``). CuPy has no such launches.
+say themselves where they need what came before (``dependent_launch.cuh``). CuPy has no such
+launches.
 
 Source: CUDA C++ Programming Guide, section "Programmatic Dependent Launch and Synchronization";
 CUDA Driver API, ``cuLaunchKernelEx``.

@@ -1,4 +1,4 @@
-"""How dense layers of few samples are cut; see ``kernels/dense_few.cu``."""
+"""How dense layers of few samples are cut; see ``kernels/skinny_gemm.cu``."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Few:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``dense_few.cu``."""
+        """Macros of ``skinny_gemm.cu``."""
         return {
             "TILE_M": SAMPLES, "TILE_N": self.columns, "WARP_M": SAMPLES, "WARP_N": 16,
-            "WORDS": 16, "AHEAD": 1, "GROUPS": self.groups, "TERMS": self.terms,
+            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.groups, "BLOCK_K": self.terms,
         }  # fmt: skip
 
     @property
@@ -124,10 +124,10 @@ class FewGradient:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``dense_few_backward_weight.cu``."""
+        """Macros of ``skinny_gemm_backward_weight.cu``."""
         return {
             "TILE_M": self.ROWS, "TILE_N": self.columns, "WARP_M": self.OWN, "WARP_N": self.OWN,
-            "WORDS": self.samples * self.size // 4,
+            "TILE_K_WORDS": self.samples * self.size // 4,
         }  # fmt: skip
 
     @property

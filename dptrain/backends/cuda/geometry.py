@@ -12,8 +12,8 @@ from dptrain.network.network import Node
 FIXED = tuple(
     f"FIXED_{name}"
     for name in (
-        "HEIGHT", "WIDTH", "CHANNELS", "OUT_HEIGHT", "OUT_WIDTH", "FILTERS", "R", "S", "DOWN",
-        "ACROSS", "TOP", "LEFT",
+        "HEIGHT", "WIDTH", "CHANNELS", "OUT_HEIGHT", "OUT_WIDTH", "FILTERS", "R", "S",
+        "STRIDE_H", "STRIDE_W", "PAD_TOP", "PAD_LEFT",
     )
 )  # fmt: skip
 """Macros that stand for the numbers of `geometry`, in its order."""

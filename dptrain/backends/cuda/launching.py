@@ -18,7 +18,7 @@ def launch(function: Function, threads: int, *args: Any) -> None:
 
 
 SUM_ELEMENTS, SUM_SHARES = 32, 8
-"""Vectors of a block, and threads that share a vector's parts, as ``parts.cuh`` has them."""
+"""Vectors of a block, and threads that share a vector's parts, as ``split_k.cuh`` has them."""
 
 
 def launch_sum(function: Function, vectors: int, *args: Any) -> None:

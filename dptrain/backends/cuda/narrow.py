@@ -1,4 +1,4 @@
-"""How convolutions from few channels are cut, forward; see ``kernels/narrow_forward.cu``."""
+"""Tile configurations of ``kernels/conv2d_forward_few_channels.cu``."""
 
 from __future__ import annotations
 
@@ -184,13 +184,14 @@ class Narrow:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``narrow_forward.cu``."""
+        """Macros of ``conv2d_forward_few_channels.cu``."""
         return {
             "TILE_M": self.filters * self.sharing, "WARP_M": self.filters,
-            "TILE_N": 16 * self.warps, "WARP_N": 16, "WORDS": 16, "LINES": self.lines,
-            "EIGHTS": self.eights, "UNITS_ACROSS": self.across, "STEPS": self.steps,
-            "ROW_WORDS": self.row_words, "ROWS": self.rows, "PITCH": self.pitch,
-            "PIXEL": self.pixel, "COPIES": self.copies, "BLOCKS": self.blocks,
+            "TILE_N": 16 * self.warps, "WARP_N": 16, "TILE_K_WORDS": 16, "STRIP_LINES": self.lines,
+            "UNIT_OCTETS": self.eights, "UNITS_ACROSS": self.across, "K_STEPS": self.steps,
+            "PATCH_ROW_WORDS": self.row_words, "STRIP_INPUT_ROWS": self.rows,
+            "ROW_PITCH": self.pitch,
+            "PIXEL_PITCH": self.pixel, "ROW_COPIES": self.copies, "MIN_BLOCKS": self.blocks,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:

@@ -33,7 +33,7 @@ SERIALIZED = "wgmma.mma_async instructions are serialized"
 """Said where the compiler moved what goes into products of ``wgmma`` among them, so that each waits
 for the one before; which kernels it does that to changes from version to version."""
 
-SETTLE = "SETTLE"
+SETTLE = "SCHEDULING_BARRIER"
 """Macro of sources that can keep the compiler from that, at some cost."""
 
 

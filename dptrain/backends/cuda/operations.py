@@ -53,7 +53,7 @@ class Operation(ABC):
         self.itemsize = np.dtype(replica.plan.setting.activations).itemsize
 
     def function(self, file: str, name: str, **defines: int) -> Function:
-        """A kernel that moves activations as the plan keeps them (``number.cuh``)."""
+        """A kernel that moves activations as the plan keeps them (``precision.cuh``)."""
         bfloat16 = self.replica.plan.setting.activations == "uint16"
         return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
 
@@ -87,7 +87,7 @@ class Operation(ABC):
     def relu_mask(self, factor: float) -> Kernel:
         """Stage that writes dy · factor over dy where y is above 0, and 0 elsewhere."""
         dy, y = self.arrays["dy"], self.arrays["y"]
-        return self.each("relu_mask", dy, y, np.float32(factor))
+        return self.each("relu_dropout_backward", dy, y, np.float32(factor))
 
 
 class _Single(Operation):
@@ -246,7 +246,7 @@ class Windows:
         self.width = operation.vector(node.output_shape[0])
         self.defines = {"VECTOR": self.width, **fixed(operation.device, self.geometry)}
         if argmax_dtype(node) != "uint8":
-            self.defines["WIDE_WINDOWS"] = 1
+            self.defines["WIDE_ARGMAX"] = 1
 
     def function(self, file: str, name: str, **defines: int) -> Function:
         """A kernel compiled for this layer."""
@@ -298,11 +298,13 @@ class MaxPooling(_Single):
 
     def forward(self) -> Kernel:
         a, windows = self.arrays, Windows(self, self.group.head)
-        return windows.forward("max_forward", a["x"], a["y"], a["argmax"])
+        return windows.forward("max_pool2d_forward", a["x"], a["y"], a["argmax"])
 
     def backward(self) -> Kernel:
         a, windows = self.arrays, Windows(self, self.group.head)
-        return windows.backward("max_backward", a["dy"], a["argmax"], a["dx"], np.float32(1.0))
+        return windows.backward(
+            "max_pool2d_backward", a["dy"], a["argmax"], a["dx"], np.float32(1.0)
+        )
 
 
 class SumPooling(_Single):
@@ -312,11 +314,11 @@ class SumPooling(_Single):
 
     def forward(self) -> Kernel:
         a, windows = self.arrays, Windows(self, self.group.head)
-        return windows.forward("sum_forward", a["x"], a["y"], np.int32(self.average))
+        return windows.forward("sum_pool2d_forward", a["x"], a["y"], np.int32(self.average))
 
     def backward(self) -> Kernel:
         a, windows = self.arrays, Windows(self, self.group.head)
-        return windows.backward("sum_backward", a["dy"], a["dx"], np.int32(self.average))
+        return windows.backward("sum_pool2d_backward", a["dy"], a["dx"], np.int32(self.average))
 
 
 class AveragePooling(SumPooling):
@@ -338,7 +340,7 @@ class Norm:
         channels = node.output_maps[0]
         self._operation, self._size = operation, math.prod(node.output_shape)
         self.width, self.channels = operation.vector(channels), np.int32(channels)
-        self.defines = {"RADIUS": layer.radius, "ROOTS": int(layer.beta == 0.75)}
+        self.defines = {"RADIUS": layer.radius, "BETA_THREE_QUARTERS": int(layer.beta == 0.75)}
         self.numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
 
     def stage(self, name: str, *args: Any) -> Kernel:

@@ -1,6 +1,6 @@
 """How the gradients of weights of convolutions of stride 1 are cut.
 
-See ``kernels/window_backward_weight.cu``.
+See ``kernels/conv2d_backward_weight_halo.cu``.
 """
 
 from __future__ import annotations
@@ -221,14 +221,17 @@ class PixelSum:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``window_backward_weight.cu``."""
+        """Macros of ``conv2d_backward_weight_halo.cu``."""
         return {
             "TILE_M": ROWS, "TILE_N": self.columns, "WARP_M": 16, "WARP_N": self.columns,
-            "WORDS": 16, "AHEAD": 1, "GROUPS": self.groups, "BLOCKS": self.blocks,
-            "NARROW": int(self.narrow), "CHANNELS": self.channels, "FILTERS": self.filters,
-            "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns, "LINES": self.lines,
-            "SEGMENT": self.segment, "POSITIONS": self.width, "LINE_STEP": self.across,
-            "APART_DOWN": self.apart_down, "APART_ACROSS": self.apart_across,
+            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.groups,
+            "MIN_BLOCKS": self.blocks,
+            "FEW_CHANNELS": int(self.narrow), "TILE_CHANNELS": self.channels,
+            "TILE_FILTERS": self.filters,
+            "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns, "STRIP_LINES": self.lines,
+            "CONTIGUOUS_LINES": self.segment, "LINE_POSITIONS": self.width,
+            "LINE_PITCH": self.across,
+            "QUAD_ROWS_APART": self.apart_down, "QUAD_COLUMNS_APART": self.apart_across,
             "BUFFERS": self.buffers,
         }  # fmt: skip
 

@@ -22,7 +22,7 @@ from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, STAGED, Plan
 
 NUMBERS = 4
-"""Of a step, as ``step.cuh`` names them."""
+"""Of a step, as ``hyperparameters.cuh`` names them."""
 
 PLACE = 4
 """Numbers that say which part of a picture a sample is."""
@@ -51,7 +51,7 @@ eighth, 0.54 million, 1.03 and 1.01; model1, 0.32 million, 1.05 and 1.04 (the la
 gradients that stay in the cache)."""
 
 PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
-"""The macro ``PRECISION`` of ``number.cuh``."""
+"""The macro ``PRECISION`` of ``precision.cuh``."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class CudaReplica(Replica):
     Attributes:
         device: where its memory lies and its kernels run.
         samples: int64 (N,), `Context.samples` on the device; None where nothing is dropped.
-        numbers: float32 (4,), what ``step.cuh`` names, on the device.
+        numbers: float32 (4,), what ``hyperparameters.cuh`` names, on the device.
         pictures: float32 (M, C, H', W'), what `keep` was given, on the device; replicas may share
             it.
     """
@@ -169,7 +169,7 @@ class CudaReplica(Replica):
         places = 2 * len(plan.stages) + 2
         self._times = device.host_memory(8 * places).view(np.int64)
         self._noted = device.reach(self._times)
-        self._stamp = device.function("clock.cu", "stamp")
+        self._stamp = device.function("clock.cu", "record_time")
         self.pictures: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
         self._early = early_update(plan) if plan.training else None
@@ -183,8 +183,8 @@ class CudaReplica(Replica):
         self._sent = _Sent(0, False, True, False)
         self.ahead = message.turns - 1
         precision = {"PRECISION": PRECISIONS[plan.precision]}
-        self._take_batch = device.function("layout.cu", "take_batch", **precision)
-        self._take_places = device.function("layout.cu", "take_places", **precision)
+        self._take_batch = device.function("unpack_batch.cu", "unpack_batch", **precision)
+        self._take_places = device.function("unpack_batch.cu", "unpack_crop_windows", **precision)
 
     def keep(self, pictures: NDArray[np.float32]) -> None:
         canvas = pictures.shape if pictures.ndim == 4 else (*pictures.shape, 1, 1)
@@ -248,7 +248,10 @@ class CudaReplica(Replica):
         ]  # fmt: skip
 
     def _write_numbers(self, numbers: NDArray[np.float32], words: NDArray[np.uint32]) -> None:
-        """What changes from step to step, as ``step.cuh`` has it; both lie at the same place."""
+        """Write what changes from step to step, as ``hyperparameters.cuh`` declares it.
+
+        Both arguments are views of the same memory.
+        """
         context, rule = self.context, self.plan.optimizer
         rate, correction = context.learning_rate, 1.0
         if isinstance(rule, Adam) and self.updates:

@@ -1,4 +1,4 @@
-"""What blocks of convolutions over the pixels of windows take; see ``kernels/columns.cuh``."""
+"""Tile configurations of implicit GEMM on halo tiles; see ``kernels/implicit_gemm.cuh``."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Slide:
         holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
             to tile, and ask for what a window is made of before they need it. 0: they do not.
         ring: stages of weights that are there at a time, or 0 for all of them.
-        behind: what is undone as windows come, ``BEHIND`` of ``fused.cuh``.
+        behind: what is undone as windows come, ``EPILOGUE`` of ``epilogue.cuh``.
     """
 
     view: View
@@ -304,15 +304,18 @@ class Slide:
 
     @property
     def defines(self) -> dict[str, int]:
-        """Macros of ``segments.cuh``."""
+        """Macros of ``implicit_gemm_tile.cuh``."""
         segment = self.segment
         return {
-            "COLUMNS": segment.columns, "LINES": segment.lines, "STRIP": int(segment.strip),
-            "SEGMENTS": self.segments, "TEAMS": self.teams, "SHARES": self.shares,
-            "CHUNKS": self.chunks, "LATER": int(self.early), "HOLDERS": self.holders,
-            "RING": self.ring, "OWN_ACROSS": self.window_across * self.narrow, "SLAB": self.slab,
-            "WINDOW_BYTES": self.window_bytes, "POOLED": int(self.pooled), "TALL": self.tall,
-            "DEPTH": self.depth, "PIXELS": self.pixels, "BLOCKS": self.blocks,
+            "MMA_N": segment.columns, "PIXEL_TILE_LINES": segment.lines,
+            "PIXEL_TILE_STRIP": int(segment.strip),
+            "PIXEL_TILES": self.segments, "WARP_GROUPS": self.teams, "K_WARP_GROUPS": self.shares,
+            "CHANNEL_CHUNKS": self.chunks, "PERSISTENT": int(self.early),
+            "PERSISTENT_GROUPS": self.holders,
+            "WEIGHT_STAGES": self.ring, "CROPPED_WIDTH": self.window_across * self.narrow,
+            "SLAB_PACKS": self.slab,
+            "HALO_BYTES": self.window_bytes, "POOLED": int(self.pooled), "LINES_IN_M": self.tall,
+            "STAGE_STEPS": self.depth, "SLAB_PIXELS": self.pixels, "MIN_BLOCKS": self.blocks,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:

@@ -83,7 +83,7 @@ class SlidingConvolution(Convolution):
         if slide is not None:
             product = partial(
                 self.product,
-                "window_forward.cu", "window_forward", Tiling(slide, Parts(1, 1)),
+                "conv2d_forward_halo.cu", "conv2d_forward_halo", Tiling(slide, Parts(1, 1)),
                 slide.each, self.group.head.output_maps[0],
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
                 self.geometry, behind=follows(self.group), drops=True,
@@ -96,7 +96,8 @@ class SlidingConvolution(Convolution):
         if slide is None:
             return super().backward_input()
         return self.product(
-            "window_backward_input.cu", "window_backward_input", Tiling(slide, Parts(1, 1)),
+            "conv2d_backward_input_halo.cu", "conv2d_backward_input_halo",
+            Tiling(slide, Parts(1, 1)),
             slide.each, self.group.head.input_maps[0],
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
             behind=self.behind, maps=self._maps(slide, *self.dz[:2]),
@@ -127,9 +128,9 @@ class SlidingConvolution(Convolution):
             return product
         forward, back = (ways.get(phase) for phase in PACKED)
         way = next(iter(ways.values()))
-        defines = {**way.defines, **self.defines, "EARLY": int(self.early)}
+        defines = {**way.defines, **self.defines, "PREFETCH_WEIGHTS": int(self.early)}
         if back is not None:
-            defines |= {"BACK_TALL": back.tall, "BACK_LATER": int(back.early)}
+            defines |= {"BACKWARD_LINES_IN_M": back.tall, "BACKWARD_PERSISTENT": int(back.early)}
         function = self.device.function("pack_weights.cu", "pack_weights", **defines)
         weight, anywhere = self.arrays["weight"], self.arrays[PACKED[next(iter(ways))]]
         packed = [self.arrays.get(name, anywhere) for name in PACKED.values()]

@@ -80,16 +80,16 @@ class Pooled(Tail):
         a, windows = self.arrays, Windows(self.operation, self.nodes[0])
         arrays = a["maps"], a["y"], a["argmax"]
         if len(self.nodes) == 1:
-            return windows.forward("rectified_max_forward", *arrays)
+            return windows.forward("relu_max_pool2d_forward", *arrays)
         return self._dropped(windows, arrays)
 
     def _dropped(self, windows: Windows, arrays: tuple[Any, ...]) -> Kernel:
         dropping = Dropping(self.operation, self.nodes[1])
         keep, drop = (dropping.arguments(training=training) for training in (False, True))
         if self.operation.replica.samples is None:
-            return windows.forward("rectified_max_forward", *arrays)
+            return windows.forward("relu_max_pool2d_forward", *arrays)
         stages = {
-            training: windows.forward("dropped_max_forward", *arrays, behind=arguments)
+            training: windows.forward("relu_max_pool2d_dropout_forward", *arrays, behind=arguments)
             for training, arguments in ((False, keep), (True, drop))
         }
         return lambda context: stages[context.training](context)
@@ -98,7 +98,7 @@ class Pooled(Tail):
         a, windows = self.arrays, Windows(self.operation, self.nodes[0])
         dropped = [Dropping(self.operation, node).factor for node in self.nodes[1:]]
         factor = dropped[0] if dropped else np.float32(1.0)
-        return windows.backward("max_backward", a["dy"], a["argmax"], a["dmaps"], factor)
+        return windows.backward("max_pool2d_backward", a["dy"], a["argmax"], a["dmaps"], factor)
 
 
 class Normed(Tail):
@@ -132,7 +132,7 @@ class NormedPooled(Tail):
         large = batch_size * ceil_div(height, 2) >= WANTED_BLOCKS
         band = 2 if large and _band_bytes(node, 2) <= SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)
-        function = pool.function("normalization.cu", "lrn_max_forward", **norm.defines)
+        function = pool.function("normalization.cu", "lrn_max_pool2d_forward", **norm.defines)
         arrays = a["maps"], a["y"], a["argmax"]
         args = [*arrays, np.int32(band), *norm.numbers, *pool.geometry]
 
@@ -145,7 +145,7 @@ class NormedPooled(Tail):
 
     def backward(self) -> Kernel:
         a, (norm, pool) = self.arrays, self._layers()
-        function = pool.function("normalization.cu", "lrn_max_backward", **norm.defines)
+        function = pool.function("normalization.cu", "lrn_max_pool2d_backward", **norm.defines)
         vectors = math.prod(self.nodes[0].output_shape) // norm.width
         arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"]
 

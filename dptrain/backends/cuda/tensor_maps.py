@@ -1,4 +1,4 @@
-"""Tensor maps: what the engine for bulk copies of sm_90 knows of maps (``kernels/bulk.cuh``).
+"""Tensor maps: what the engine for bulk copies of sm_90 knows of maps (``kernels/tma.cuh``).
 
 Source: CUDA Driver API, ``cuTensorMapEncodeTiled``.
 """

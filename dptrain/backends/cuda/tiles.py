@@ -90,15 +90,15 @@ class Tile:
     def defines(self) -> dict[str, int]:
         """Macros of ``gemm.cuh``."""
         worker = "WARP" if self.tensor else "THREAD"
-        words = {"WORDS": self.words} if self.tensor else {}
+        words = {"TILE_K_WORDS": self.words} if self.tensor else {}
         return {
             **words,
             "TILE_M": self.rows,
             "TILE_N": self.columns,
             f"{worker}_M": self.own_rows,
             f"{worker}_N": self.own_columns,
-            "AHEAD": self.ahead,
-            "GROUPS": self.groups,
+            "PREFETCH_STEPS": self.ahead,
+            "K_GROUPS": self.groups,
         }
 
     @property

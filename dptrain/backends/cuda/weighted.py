@@ -18,7 +18,7 @@ from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
 
 NOTHING, RELU, RELU_POOLING = range(3)
-"""What kernels compute behind a product, `BEHIND` of ``fused.cuh``."""
+"""What kernels compute behind a product, `EPILOGUE` of ``epilogue.cuh``."""
 
 
 def follows(group: Group) -> int:
@@ -151,8 +151,8 @@ class Weighted(Operation):
             inputs = math.prod(self.group.head.input_shape)
         return {
             "PRECISION": PRECISIONS[self.precision],
-            "IN_STEP": step(inputs, self.itemsize),
-            "OUT_STEP": step(outputs, self.itemsize),
+            "IN_VECTOR": step(inputs, self.itemsize),
+            "OUT_VECTOR": step(outputs, self.itemsize),
         }
 
     def gradient_kernel(
@@ -170,7 +170,7 @@ class Weighted(Operation):
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         tile, parts = tiling.tile, tiling.parts
-        defines = {**tile.defines, **self.defines, "BEHIND": self.behind}
+        defines = {**tile.defines, **self.defines, "EPILOGUE": self.behind}
         first = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         if parts.count == 1:
@@ -185,7 +185,7 @@ class Weighted(Operation):
             return run
         partial = self.arrays["partial"].reshape(-1)
         width = vector(bias.size, 4)
-        second = self.device.function("sum_parts.cu", "sum_parts", VECTOR=width)
+        second = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
         sizes = np.int32(weight.size), np.int32(bias.size)
 
         def run_parts(context: Context) -> None:
@@ -227,11 +227,16 @@ class Weighted(Operation):
             maps: tensor maps, together the first of all arguments where there are any.
         """
         tile, parts = tiling.tile, tiling.parts.count
-        defines = {**tile.defines, **self.defines, "BEHIND": behind, "EARLY": int(self.early)}
+        defines = {
+            **tile.defines,
+            **self.defines,
+            "EPILOGUE": behind,
+            "PREFETCH_WEIGHTS": int(self.early),
+        }
         if drops:
-            defines["DROPS"] = int(self.drops)
+            defines["EPILOGUE_DROPOUT"] = int(self.drops)
         if maps:
-            defines["MAPPED"] = len(maps)
+            defines["TENSOR_MAPS"] = len(maps)
             arrays = np.void(b"".join(known.tobytes() for known in maps)), *arrays
         function = self.device.function(file, name, **defines)
         last = {

@@ -1,4 +1,4 @@
-"""How convolutions that read windows of maps are cut; see ``kernels/window.cuh``."""
+"""How convolutions that read windows of maps are cut; see ``kernels/halo_tile.cuh``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESERVED_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class View:
-    """A map as a convolution of stride 1 reads it: ``View`` of ``window.cuh``.
+    """A map as a convolution of stride 1 reads it: ``View`` of ``halo_tile.cuh``.
 
     Attributes:
         height, width, channels: of the map.

@@ -26,10 +26,10 @@ from dptrain.network.layers import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 SUM_THREADS = 256
-"""Of a block, `THREADS` of ``channel_sums.cu``."""
+"""Of a block, `THREADS` of ``backward_bias.cu``."""
 
 MOST_LANES = 32
-"""Threads of a block side by side along the channels, `LANES` of ``channel_sums.cu``."""
+"""Threads of a block side by side along the channels, `CHANNEL_VECTORS` of ``backward_bias.cu``."""
 
 NARROW = "narrow_weight", "narrow_bias"
 
@@ -97,7 +97,7 @@ class Convolution(Operation):
         a, tail, parts = self.arrays, tail_of(self.group), list[Kernel]()
         weight, bias = a["weight"], a["bias"]
         if NARROW[0] in a:
-            parts = [self._convert("narrow", a[name[7:]], a[name]) for name in NARROW]
+            parts = [self._convert("float_to_bfloat16", a[name[7:]], a[name]) for name in NARROW]
             weight, bias = (a[name] for name in NARROW)
         arrays = a["x"], weight, bias, a["maps" if tail else "y"]
         parts.append(self._by_cudnn(Phase.FORWARD, FORWARD, arrays))
@@ -112,7 +112,7 @@ class Convolution(Operation):
         arrays = a["x"], self._dz, result
         parts = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
         if narrow is not None:
-            parts.append(self._convert("widen", narrow, a["dweight"]))
+            parts.append(self._convert("bfloat16_to_float", narrow, a["dweight"]))
         whole = _in_order(*parts, self._sum_channels())
         return lambda context: (whole if context.n else clear)(context)
 
@@ -155,8 +155,10 @@ class Convolution(Operation):
         pixels, setting = math.prod(sides), self.replica.plan.setting
         parts, width = _bias_parts(self.group, setting), self.vector(filters)
         lanes = _lanes(filters, width)
-        first = self.function("channel_sums.cu", "channel_sums", VECTOR=width, LANES=lanes)
-        second = self.device.function("sum_parts.cu", "sum_parts")
+        first = self.function(
+            "backward_bias.cu", "backward_bias", VECTOR=width, CHANNEL_VECTORS=lanes
+        )
+        second = self.device.function("split_k_reduce.cu", "split_k_reduce")
         db, dz = self.arrays["dbias"], self._dz.reshape(-1)
         partial = self.arrays["partial"].reshape(-1) if parts.count > 1 else db
         columns, terms = ceil_div(filters, lanes * width), np.int32(parts.terms)
@@ -177,7 +179,7 @@ class Convolution(Operation):
     def _clear(self) -> Kernel:
         """Stage that writes the gradients of no samples: a sum of no parts."""
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
-        function = self.device.function("sum_parts.cu", "sum_parts")
+        function = self.device.function("split_k_reduce.cu", "split_k_reduce")
         arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(db.size)
         return lambda context: launch_sum(function, dw.size + db.size, *arguments)
 

@@ -108,13 +108,13 @@ def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.Monke
     memory = x * less if precision == "tf32" else kept.store(x)
     mark, numbers = np.uint8 if pooled else memory.dtype, geometry(node, layer.window)
     common = {
-        "PRECISION": 2 if precision == "bf16" else 1, "BEHIND": 1 + pooled, "IN_STEP": 1,
-        "OUT_STEP": 16 // SIZES[precision], **dict(zip(FIXED, map(int, numbers), strict=True)),
+        "PRECISION": 2 if precision == "bf16" else 1, "EPILOGUE": 1 + pooled, "IN_VECTOR": 1,
+        "OUT_VECTOR": 16 // SIZES[precision], **dict(zip(FIXED, map(int, numbers), strict=True)),
     }  # fmt: skip
     for way in some(view, layer.strides, precision, pooled=pooled):
         grid = way.grid(n * way.strips, k)
         got, which = launch_in_every_order(
-            "narrow_forward.cu", "narrow_forward", grid[0] * way.block[0],
+            "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels", grid[0] * way.block[0],
             *[memory, w * less, b, np.zeros(y.shape, memory.dtype), np.zeros_like(y, mark)],
             *ints(n), *numbers, block=way.block[0], columns=grid[1], **common, **way.defines,
         )[3:]  # fmt: skip

@@ -177,21 +177,21 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
     make_replica(WIDE, "cuda", 5, precision=precision)
     run = 4 if precision == "tf32" else 8
     found = set()
-    for back, file in enumerate(("window_forward.cu", "window_backward_input.cu")):
+    for back, file in enumerate(("conv2d_forward_halo.cu", "conv2d_backward_input_halo.cu")):
         for d in device.seen[file]:
-            mapped, undone = d.get("MAPPED", 0), back and d["BEHIND"] == 2
+            mapped, undone = d.get("TENSOR_MAPS", 0), back and d["EPILOGUE"] == 2
             assert mapped == (
-                0 if back and d["BEHIND"] == 1 else 1 if not undone else 2 * d["LATER"]
+                0 if back and d["EPILOGUE"] == 1 else 1 if not undone else 2 * d["PERSISTENT"]
             )
-            rows = d["LINES"] * d["TALL"] + d["FIXED_R"] - 1
+            rows = d["PIXEL_TILE_LINES"] * d["LINES_IN_M"] + d["FIXED_R"] - 1
             width = d["FIXED_WIDTH" if back else "FIXED_OUT_WIDTH"] + d["FIXED_S"] - 1
-            each = d["FIXED_FILTERS" if back else "FIXED_CHANNELS"] // d["CHUNKS"]
+            each = d["FIXED_FILTERS" if back else "FIXED_CHANNELS"] // d["CHANNEL_CHUNKS"]
             if undone:
-                box = 1, rows // 2 + 1, d["OWN_ACROSS"] // 2 + 1, each
-            elif d["OWN_ACROSS"]:
-                box = 1, rows, d["OWN_ACROSS"], d["SLAB"] * run
+                box = 1, rows // 2 + 1, d["CROPPED_WIDTH"] // 2 + 1, each
+            elif d["CROPPED_WIDTH"]:
+                box = 1, rows, d["CROPPED_WIDTH"], d["SLAB_PACKS"] * run
             else:
-                box = 1, 1, width, d["SLAB"] * run
+                box = 1, 1, width, d["SLAB_PACKS"] * run
             boxes = device.boxes[d["maps"] - mapped : d["maps"]]
             assert boxes == [(box, precision), (box, "marks")][:mapped]
             found.add(mapped)

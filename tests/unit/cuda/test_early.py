@@ -25,36 +25,41 @@ def test_every_kernel_waits_for_those_before_it() -> None:
         for name, body in KERNEL.findall(path.read_text())
     }
     assert len(bodies) == sum(p.read_text().count("__global__") for p in KERNELS.glob("*.cu"))
-    # What these have in front of it is tested below; shared memory is the kernel's own.
+    # The exceptions are tested below; a kernel may write its own shared memory before it waits.
+    wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
-        r"\b(multiply|sum_inputs)\(|if \(EARLY\) in_order\(\);"
-        r"|clear\(places\(i\)\);\s*__syncthreads\(\);\s*in_order\(\);"
-        r"|if \(EARLY\) kept\.read\(\{w, b, g, filter\}\);\s*in_order\(\);"
-        r"|prepare\(MAPS\);\s*in_order\(\);"
+        rf"\b(multiply|sum_inputs)\(|if \(PREFETCH_WEIGHTS\) {wait}"
+        rf"|clear\(places\(i\)\);\s*__syncthreads\(\);\s*{wait}"
+        rf"|if \(PREFETCH_WEIGHTS\) kept\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
+        rf"|prepare\(MAPS\);\s*{wait}"
     )
     first = {
         key
         for key, body in bodies.items()
-        if not body.lstrip().startswith("in_order();") and not later.search(body)
+        if not body.lstrip().startswith("wait_for_previous_kernel();") and not later.search(body)
     }
     assert first == set()
 
 
 def test_in_front_of_waiting_only_weights_are_read() -> None:
-    gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "dense_few.cu"))
+    gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
     body = gemm[gemm.index("void multiply(") :]
-    before = body[: body.index("    in_order();")]
-    assert before.count("fetch") == before.count("if (EARLY) next_b.fetch_first(") == 1
-    # Here the kernel waits at once unless weights may be asked for.
-    for ahead in re.findall(
-        r"if \(!EARLY\) in_order\(\);(.*?)if \(EARLY\) in_order\(\);", few, re.S
-    ):
+    before = body[: body.index("    wait_for_previous_kernel();")]
+    assert before.count("fetch") == before.count("if (PREFETCH_WEIGHTS) next_b.fetch_first(") == 1
+    # This kernel waits at once unless it may prefetch weights.
+    wait = r"wait_for_previous_kernel\(\);"
+    between = rf"if \(!PREFETCH_WEIGHTS\) {wait}(.*?)if \(PREFETCH_WEIGHTS\) {wait}"
+    for ahead in re.findall(between, few, re.S):
         assert re.fullmatch(r"\s*held\.weights\.ask\([^;]*\);\s*", ahead)
-    assert few.count("if (EARLY) in_order();") == 2
-    narrow = (KERNELS / "narrow_forward.cu").read_text()
-    before = narrow[narrow.index("    narrow_forward(") :]
-    before = before[: before.index("    in_order();")]
-    assert before.count("read") == before.count("if (EARLY) kept.read({w, b, g, filter});") == 1
+    assert few.count("if (PREFETCH_WEIGHTS) wait_for_previous_kernel();") == 2
+    narrow = (KERNELS / "conv2d_forward_few_channels.cu").read_text()
+    before = narrow[narrow.index("    conv2d_forward_few_channels(") :]
+    before = before[: before.index("    wait_for_previous_kernel();")]
+    assert (
+        before.count("read")
+        == before.count("if (PREFETCH_WEIGHTS) kept.read({w, b, g, filter});")
+        == 1
+    )
     assert "fetch" not in before
 
 

@@ -114,7 +114,7 @@ def elementwise(
 ) -> NDArray[Any]:
     """Results of a kernel in its last array, in memory, whatever the vectors."""
     factors = [] if factor is None else [np.float32(factor)]
-    last = 0 if name == "relu_mask" else -1
+    last = 0 if name == "relu_dropout_backward" else -1
     results = [
         launch_in_every_order(
             "elementwise.cu", name, count // width, *map(kept.store, arrays), *factors,
@@ -146,7 +146,7 @@ def test_activations_equal_the_reference(layer: Layer, count: int, kept: Kept) -
 @by_count
 def test_the_mask_of_relu_scales_what_is_kept(count: int, kept: Kept) -> None:
     y, dy = kept.round(np.maximum(spread(1, count), 0)), kept.round(spread(2, count))
-    masked = elementwise("relu_mask", kept, count, dy, y, factor=1.25)
+    masked = elementwise("relu_dropout_backward", kept, count, dy, y, factor=1.25)
     np.testing.assert_array_equal(masked, kept.store(np.where(y > 0, dy * np.float32(1.25), 0)))
 
 
@@ -214,7 +214,7 @@ def pool(
 
 
 def wide(layer: Any) -> dict[str, int]:
-    return {"WIDE_WINDOWS": 1} if math.prod(layer.windows) > 255 else {}
+    return {"WIDE_ARGMAX": 1} if math.prod(layer.windows) > 255 else {}
 
 
 @by_kept
@@ -229,10 +229,12 @@ def test_max_pooling_equals_the_reference(
     blank = np.zeros(pooled, np.int32 if wide(layer) else np.uint8)
     for width in kept.vectors(shape[3]):
         args = x, np.zeros_like(dy), blank, *numbers
-        _, forward, argmax = pool("max_forward", kept, width, y.size, *args, **wide(layer))
+        _, forward, argmax = pool("max_pool2d_forward", kept, width, y.size, *args, **wide(layer))
         assert_close(forward, y, 0, kept)
         args = dy, argmax, np.full_like(x, np.nan), np.float32(1.25), *numbers
-        *_, backward = pool("max_backward", kept, width, cells(layer, shape), *args, **wide(layer))
+        *_, backward = pool(
+            "max_pool2d_backward", kept, width, cells(layer, shape), *args, **wide(layer)
+        )
         assert_close(backward, 1.25 * dx, 8, kept)
 
 
@@ -246,10 +248,10 @@ def test_kernels_for_one_geometry_give_the_same_bits(kept: Kept) -> None:
     results = []
     for defines in ({}, fixed):
         args = x, np.zeros_like(dy), np.zeros(pooled, np.uint8), *numbers
-        forward = pool("max_forward", kept, kept.widths[1], dy.size, *args, **defines)
+        forward = pool("max_pool2d_forward", kept, kept.widths[1], dy.size, *args, **defines)
         args = dy, forward[2], np.full_like(x, np.nan), np.float32(1.0), *numbers
         elements = cells(layer, shape)
-        backward = pool("max_backward", kept, kept.widths[1], elements, *args, **defines)
+        backward = pool("max_pool2d_backward", kept, kept.widths[1], elements, *args, **defines)
         results.append([*forward, *backward])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -274,13 +276,18 @@ def test_nobody_gets_the_gradient_of_what_is_rectified_or_dropped(kept: Kept) ->
         blank = np.zeros(pooled, np.uint8)
         args = x, np.zeros_like(dy), blank, *numbers
         for name, behind, y, scale in (
-            ("rectified_max_forward", [], plain, 1.0),
-            ("dropped_max_forward", drops(rate, index, step, samples), dropped, float(factor)),
+            ("relu_max_pool2d_forward", [], plain, 1.0),
+            (
+                "relu_max_pool2d_dropout_forward",
+                drops(rate, index, step, samples),
+                dropped,
+                float(factor),
+            ),
         ):
             _, forward, argmax, *_ = pool(name, kept, width, y.size, *args, *behind)
             np.testing.assert_array_equal(as_numbers(forward), y)
             back = dy, argmax, np.full_like(x, np.nan), np.float32(scale), *numbers
-            *_, backward = pool("max_backward", kept, width, cells(layer, shape), *back)
+            *_, backward = pool("max_pool2d_backward", kept, width, cells(layer, shape), *back)
             _, dx = expected(layer, x, dy * (y > 0) * scale)
             assert_close(backward, dx, 4, kept)
 
@@ -298,10 +305,10 @@ def test_sum_and_average_pooling_equal_the_reference(
     average, blank = np.int32(kind is AveragePool2d), np.full_like(dy, np.nan)
     terms = math.prod(layer.windows)
     for width in kept.vectors(shape[3]):
-        _, forward = pool("sum_forward", kept, width, y.size, x, blank, average, *numbers)
+        _, forward = pool("sum_pool2d_forward", kept, width, y.size, x, blank, average, *numbers)
         assert_close(forward, y, terms, kept, np.abs(y).max())
         args = dy, np.full_like(x, np.nan), average, *numbers
-        _, backward = pool("sum_backward", kept, width, cells(layer, shape), *args)
+        _, backward = pool("sum_pool2d_backward", kept, width, cells(layer, shape), *args)
         assert_close(backward, dx, 9, kept)
 
 
@@ -311,7 +318,7 @@ def test_the_first_of_equals_and_a_nan_win() -> None:
     numbers, pooled = numbers_of(layer, shape)
     blank = np.zeros(pooled, np.uint8)
     _, y, argmax = launch(
-        "pooling.cu", "max_forward", 2, x, np.zeros(pooled, np.float32), blank, *numbers
+        "pooling.cu", "max_pool2d_forward", 2, x, np.zeros(pooled, np.float32), blank, *numbers
     )
     np.testing.assert_array_equal(y.reshape(-1), [1.0, np.nan])
     assert argmax.reshape(-1)[0] == 0
@@ -399,17 +406,17 @@ def test_normalisation_and_pooling_in_one_equal_the_reference(
     reals = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
     rows = min((band - 1) * pooling.strides[0] + pooling.windows[0], shape[1])
     for width in kept.vectors(shape[3]):
-        run = {"RADIUS": layer.radius, "ROOTS": int(layer.beta == 0.75)}
+        run = {"RADIUS": layer.radius, "BETA_THREE_QUARTERS": int(layer.beta == 0.75)}
         run.update(VECTOR=width, PRECISION=kept.precision)
         blocks = shape[0] * -(-pooled[1] // band)
         _, forward, argmax = launch_in_every_order(
-            "normalization.cu", "lrn_max_forward", blocks * 256,
+            "normalization.cu", "lrn_max_pool2d_forward", blocks * 256,
             kept.store(x), kept.store(0 * dy), np.zeros(pooled, np.uint8), *ints(band), *reals,
             *numbers[1:], shared_bytes=4 * rows * shape[2] * shape[3], **run,
         )  # fmt: skip
         assert_close(forward, y, 20, kept)
         *_, backward = launch_in_every_order(
-            "normalization.cu", "lrn_max_backward", x.size // width,
+            "normalization.cu", "lrn_max_pool2d_backward", x.size // width,
             kept.store(x), kept.store(dy), argmax, kept.store(0 * x), numbers[0],
             *reals, *numbers[1:], **run,
         )  # fmt: skip
@@ -490,7 +497,7 @@ def test_a_message_is_taken_apart(
     x, words = spread(1, *shape), np.arange(1, 11, dtype=np.uint32)
     blank = np.zeros((shape[0], shape[2], shape[1]), np.float32)
     results = launch_in_every_order(
-        "layout.cu", "take_batch", max(x.size, 4),
+        "unpack_batch.cu", "unpack_batch", max(x.size, 4),
         x, kept.store(blank), *ints(*shape), words, 0 * words, *ints(10), words[:6],
         0 * words[:6], *ints(6), words[:4], 0 * words[:4], np.float32([loss]), *ints(always),
         PRECISION=kept.precision,

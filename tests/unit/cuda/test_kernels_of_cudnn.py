@@ -21,9 +21,11 @@ def test_narrow_rounds_to_the_nearest_and_widen_is_exact(vector: int, seed: int)
     narrowed = np.zeros(1000, np.uint16)
     sizes = {"VECTOR": vector, "seed": seed}
     threads = 1000 // vector
-    _, bits = launch("cast.cu", "narrow", threads, x, narrowed, np.int32(1000), **sizes)
+    _, bits = launch("cast.cu", "float_to_bfloat16", threads, x, narrowed, np.int32(1000), **sizes)
     np.testing.assert_array_equal(np.delete(bits, 7), to_bfloat16(np.delete(x, 7)))
-    _, wide = launch("cast.cu", "widen", threads, bits, np.zeros_like(x), np.int32(1000), **sizes)
+    _, wide = launch(
+        "cast.cu", "bfloat16_to_float", threads, bits, np.zeros_like(x), np.int32(1000), **sizes
+    )
     np.testing.assert_array_equal(wide.view(np.uint32), bits.astype(np.uint32) << 16)
     assert np.isnan(wide[7])
     np.testing.assert_allclose(np.delete(wide, [2, 7]), np.delete(x, [2, 7]), rtol=2.0**-8)
@@ -44,9 +46,9 @@ def test_channels_are_summed_in_one_order(
     parts = -(-pixels // part)
     columns = -(-channels // (lanes * vector))
     _, partial = launch_in_every_order(
-        "channel_sums.cu", "channel_sums", parts * THREADS,
+        "backward_bias.cu", "backward_bias", parts * THREADS,
         stored, np.zeros((parts, channels), np.float32), *ints(pixels, channels, part),
-        columns=columns, VECTOR=vector, LANES=lanes, PRECISION=precision,
+        columns=columns, VECTOR=vector, CHANNEL_VECTORS=lanes, PRECISION=precision,
     )  # fmt: skip
     for i, sums in enumerate(partial):
         terms = exact[i * part : (i + 1) * part].astype(np.float64)
@@ -58,5 +60,5 @@ def test_channels_are_summed_in_one_order(
 @pytest.mark.parametrize("precision", [0, 2])
 def test_sums_compile_for_every_width(lanes: int, precision: int) -> None:
     compiler: Compiler = find_compiler([12])
-    defines = {"LANES": lanes, "VECTOR": 4, "PRECISION": precision}
-    assert compiler.compile(KERNELS / "channel_sums.cu", 90, defines).startswith(b"\x7fELF")
+    defines = {"CHANNEL_VECTORS": lanes, "VECTOR": 4, "PRECISION": precision}
+    assert compiler.compile(KERNELS / "backward_bias.cu", 90, defines).startswith(b"\x7fELF")

@@ -38,7 +38,7 @@ def evaluate(
         "losses.cu", name, blocks * THREADS,
         kept.store(z), target, kept.store(blank), sums, numbers, between, *ints(*z.shape),
         np.float32(scale), np.int32(backward),
-        block=THREADS, LANES=lanes, PRECISION=kept.precision,
+        block=THREADS, SAMPLE_LANES=lanes, PRECISION=kept.precision,
     )  # fmt: skip
     assert between[0] == 0
     assert sums[2] == 1.0
@@ -155,7 +155,9 @@ def update(
     size, runs = STOPS[-1], [np.array(STOPS, np.int32), np.array(DECAYS, np.float32)]
     told = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0])
     arguments = *arrays, *told, *runs, *ints(len(DECAYS), size), *rest
-    results = launch_in_every_order("updates.cu", name, size // vector, *arguments, VECTOR=vector)
+    results = launch_in_every_order(
+        "optimizers.cu", name, size // vector, *arguments, VECTOR=vector
+    )
     np.testing.assert_array_equal(results[1], arrays[1])
     return [results[0], *results[2 : len(arrays)]]
 

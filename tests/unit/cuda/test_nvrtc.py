@@ -32,7 +32,7 @@ from dptrain.backends.cuda.windows import View
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
-VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "updates.cu"]
+VECTORED = ["dropout.cu", "elementwise.cu", "normalization.cu", "pooling.cu", "optimizers.cu"]
 ARCHITECTURES = (70, 80, 86, 89, 90, 100)
 
 
@@ -74,7 +74,7 @@ def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
 
 @pytest.mark.parametrize("architecture", [70, 90])
 def test_sums_compile_for_every_number_of_ranks(architecture: int, compiler: Compiler) -> None:
-    path = KERNELS / "peers.cu"
+    path = KERNELS / "all_reduce.cu"
     codes = {compiler.compile(path, architecture, {"RANKS": n}) for n in (2, 3, 8)}
     assert len(codes) == 3
 
@@ -94,8 +94,8 @@ def test_every_tile_compiles_for_a_layer(
 ) -> None:
     """With tensor cores from sm_80 on, without them before."""
     layer = dict(zip(FIXED, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
-    steps = {"IN_STEP": 1, "OUT_STEP": 8 if precision == 2 else 4}
-    behind = {"PRECISION": precision, "BEHIND": 2 if kernel == "forward" else 1}
+    steps = {"IN_VECTOR": 1, "OUT_VECTOR": 8 if precision == 2 else 4}
+    behind = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
     path = KERNELS / f"conv2d_{kernel}.cu"
     code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **behind})
     assert code.startswith(b"\x7fELF")
@@ -108,13 +108,19 @@ def test_layers_of_few_samples_compile(
     name = "tf32" if precision == 1 else "bf16"
     forward, backward = few.forward_tiling(name, 32, 33856, 128).tile, few.Few(16, 112, 4)
     for defines in (forward.defines, replace(backward, sum_first=True).defines):
-        steps = {"IN_STEP": 4, "OUT_STEP": 4, "BEHIND": 1, "DROPS": 1, "EARLY": 1}
-        path = KERNELS / "dense_few.cu"
+        steps = {
+            "IN_VECTOR": 4,
+            "OUT_VECTOR": 4,
+            "EPILOGUE": 1,
+            "EPILOGUE_DROPOUT": 1,
+            "PREFETCH_WEIGHTS": 1,
+        }
+        path = KERNELS / "skinny_gemm.cu"
         code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
         assert code.startswith(b"\x7fELF")
     gradient = few.gradient_tiling(name, 64, 128).tile.defines
-    path = KERNELS / "dense_few_backward_weight.cu"
-    steps = {"IN_STEP": 4, "OUT_STEP": 2, "BEHIND": 1, "PRECISION": precision}
+    path = KERNELS / "skinny_gemm_backward_weight.cu"
+    steps = {"IN_VECTOR": 4, "OUT_VECTOR": 2, "EPILOGUE": 1, "PRECISION": precision}
     assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
 
 
@@ -136,7 +142,7 @@ def test_windows_compile_for_a_layer(
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
     pooled, step = filters == 64, 16 // size
-    common = {"PRECISION": precision, "BEHIND": 1 + pooled, "IN_STEP": step, "OUT_STEP": step}
+    common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
     common |= dict(zip(FIXED, layer, strict=True))
     forward = choose_slide(view, name, 2048, pooled=pooled)
     backward = choose_slide(view.backward, name, 2048, behind=1 + pooled)
@@ -145,16 +151,19 @@ def test_windows_compile_for_a_layer(
     assert backward is not None
     assert weight is not None
     mapped = architecture == tensor_maps.ARCHITECTURE
-    back = {"BACK_TALL": backward.tall, "BACK_LATER": int(backward.early)}
+    back = {"BACKWARD_LINES_IN_M": backward.tall, "BACKWARD_PERSISTENT": int(backward.early)}
     kernels = {
-        "window_forward.cu": {
+        "conv2d_forward_halo.cu": {
             **forward.defines,
-            "DROPS": int(pooled),
-            "MAPPED": forward.mapped * mapped,
+            "EPILOGUE_DROPOUT": int(pooled),
+            "TENSOR_MAPS": forward.mapped * mapped,
         },
         "pack_weights.cu": {**forward.defines, **back},
-        "window_backward_input.cu": {**backward.defines, "MAPPED": backward.mapped * mapped},
-        "window_backward_weight.cu": weight.defines,
+        "conv2d_backward_input_halo.cu": {
+            **backward.defines,
+            "TENSOR_MAPS": backward.mapped * mapped,
+        },
+        "conv2d_backward_weight_halo.cu": weight.defines,
     }
     for file, defines in kernels.items():
         code = compiler.compile(KERNELS / file, architecture, {**common, **defines})
@@ -175,9 +184,14 @@ def test_narrow_maps_compile_for_a_layer(
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
     pooled = filters == 16
-    common = {"PRECISION": precision, "BEHIND": 1 + pooled, "OUT_STEP": 16 // size, "IN_STEP": 1}
+    common = {
+        "PRECISION": precision,
+        "EPILOGUE": 1 + pooled,
+        "OUT_VECTOR": 16 // size,
+        "IN_VECTOR": 1,
+    }
     common |= dict(zip(FIXED, layer, strict=True))
-    path = KERNELS / "narrow_forward.cu"
+    path = KERNELS / "conv2d_forward_few_channels.cu"
     ways = list(narrows(view, (1, 1), name, pooled=pooled))
     for way in ways[:: len(ways) // 3]:
         code = compiler.compile(path, architecture, {**common, **way.defines})
@@ -194,11 +208,11 @@ def test_products_do_not_wait_for_each_other(precision: int, layer: tuple[int, .
     behind = 2 if layer in (WIDE[0], NARROW[1]) else 1
     way = choose_pixel_sum(view, name, (1, 1), behind, 2048)
     assert way is not None
-    steps = {"IN_STEP": step if channels > 3 else 1, "OUT_STEP": step}
-    common = {"PRECISION": precision, "BEHIND": behind, **steps}
+    steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
+    common = {"PRECISION": precision, "EPILOGUE": behind, **steps}
     compiler = find_compiler([13])
     layer_defines = dict(zip(FIXED, layer, strict=True))
-    path = KERNELS / "window_backward_weight.cu"
+    path = KERNELS / "conv2d_backward_weight_halo.cu"
     compiler.compile(path, 90, {**way.defines, **common, **layer_defines})
     assert SERIALIZED not in compiler.remarks
 
@@ -210,15 +224,17 @@ def test_a_kernel_is_kept_from_being_serialized(
 
     def compile_once(path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
         asked.append(defines)
-        compiler.remarks = "" if "SETTLE" in defines else f"ptxas info : {SERIALIZED} due to it"
+        compiler.remarks = (
+            "" if "SCHEDULING_BARRIER" in defines else f"ptxas info : {SERIALIZED} due to it"
+        )
         return str(defines).encode()
 
     monkeypatch.setattr(compiler, "_compile", compile_once)
-    code = compiler.compile(KERNELS / "window_backward_weight.cu", 90, {"LINES": 2})
-    assert asked == [{"LINES": 2}, {"LINES": 2, "SETTLE": 1}]
+    code = compiler.compile(KERNELS / "conv2d_backward_weight_halo.cu", 90, {"STRIP_LINES": 2})
+    assert asked == [{"STRIP_LINES": 2}, {"STRIP_LINES": 2, "SCHEDULING_BARRIER": 1}]
     assert code == str(asked[1]).encode()
     # Others know no way out.
-    compiler.compile(KERNELS / "window_forward.cu", 90)
+    compiler.compile(KERNELS / "conv2d_forward_halo.cu", 90)
     assert asked[2:] == [{}]
 
 

@@ -148,8 +148,8 @@ def launch(
     device.upload(gradients, np.full(gradients.shape, np.nan, np.float32))
     flat = gradients.reshape(-1)
     function = device.function(
-        "window_backward_weight.cu", "window_backward_weight", **way.defines,
-        BEHIND=behind, PRECISION=2 if precision == "bf16" else 1, IN_STEP=1, OUT_STEP=1,
+        "conv2d_backward_weight_halo.cu", "conv2d_backward_weight_halo", **way.defines,
+        EPILOGUE=behind, PRECISION=2 if precision == "bf16" else 1, IN_VECTOR=1, OUT_VECTOR=1,
     )  # fmt: skip
     geometry = ints(
         view.height, view.width, view.channels, view.out_height, view.out_width, view.filters,

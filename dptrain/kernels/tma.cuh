@@ -3,7 +3,7 @@
 //
 // A box of a map is asked for by a *tensor map*, which the host makes
 // (dptrain/backends/cuda/tensor_maps.py): it says how the map lies in memory, how large boxes are,
-// and that runs of 16 bytes change places in shared memory (window.cuh). What a box has outside of
+// and that runs of 16 bytes change places in shared memory (halo_tile.cuh). What a box has outside of
 // the map comes as zeros. Maps of tf32 are rounded on their way, to the nearest, halves to even.
 //
 // Source: PTX ISA, "Asynchronous copy", "Tensor Swizzling modes", and "mbarrier".
@@ -12,10 +12,10 @@
 
 #include "wgmma.cuh"
 
-#ifndef MAPPED
-#define MAPPED 0
+#ifndef TENSOR_MAPS
+#define TENSOR_MAPS 0
 #endif
-#if MAPPED && !WGMMA
+#if TENSOR_MAPS && !WGMMA
 #error "tensor maps are for what has wgmma"
 #endif
 
@@ -24,9 +24,9 @@ struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
 
-#if MAPPED
+#if TENSOR_MAPS
 struct TensorMaps {
-    TensorMap at[MAPPED];
+    TensorMap at[TENSOR_MAPS];
 };
 #define MAPS_PARAMETER const __grid_constant__ TensorMaps maps,
 #define MAPS maps.at
@@ -38,9 +38,9 @@ struct TensorMaps {
 // Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may
 // stand in front of what waits for the kernel before.
 __device__ inline void prepare(const TensorMap* maps) {
-#if MAPPED
+#if TENSOR_MAPS
     if (threadIdx.x > 0 || threadIdx.y > 0) return;
-    for (int i = 0; i < MAPPED; ++i)
+    for (int i = 0; i < TENSOR_MAPS; ++i)
         asm volatile("prefetch.tensormap [%0];" ::"l"(maps + i) : "memory");
 #endif
 }

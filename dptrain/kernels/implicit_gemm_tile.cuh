@@ -1,53 +1,53 @@
 // Where the columns of a product over pixels lie in the maps, and its rows among filters; see
-// column_sums.cuh and columns.cuh.
+// implicit_gemm_mainloop.cuh and implicit_gemm.cuh.
 //
-// A *segment* is what one instruction has as columns: LINES lines of the map, either in a STRIP of
+// A *segment* is what one instruction has as columns: PIXEL_TILE_LINES lines of the map, either in a PIXEL_TILE_STRIP of
 // eight columns, eights one below the other, or as they follow each other in the window, where
-// columns between them are computed in vain. Four warps have SEGMENTS of them.
+// columns between them are computed in vain. Four warps have PIXEL_TILES of them.
 
 #pragma once
 
-// Four warps are a team. TEAMS of a block have segments of their own; SHARES teams have the same
-// ones and share the sum. CHUNKS of the channels come one after the other. With LATER blocks go
+// Four warps are a team. WARP_GROUPS of a block have segments of their own; K_WARP_GROUPS teams have the same
+// ones and share the sum. CHANNEL_CHUNKS of the channels come one after the other. With PERSISTENT blocks go
 // from tile to tile, ask for windows before they need them, and have weights in shared memory:
-// HOLDERS, each with tiles and windows of its own as else a block, have them together, all of them,
-// or RING stages of DEPTH steps, which come again and again.
-#ifndef COLUMNS
-#define COLUMNS 32
-#define LINES 4
-#define STRIP 1
-#define SEGMENTS 1
-#define TEAMS 1
-#define SHARES 1
-#define CHUNKS 1
+// PERSISTENT_GROUPS, each with tiles and windows of its own as else a block, have them together, all of them,
+// or WEIGHT_STAGES stages of STAGE_STEPS steps, which come again and again.
+#ifndef MMA_N
+#define MMA_N 32
+#define PIXEL_TILE_LINES 4
+#define PIXEL_TILE_STRIP 1
+#define PIXEL_TILES 1
+#define WARP_GROUPS 1
+#define K_WARP_GROUPS 1
+#define CHANNEL_CHUNKS 1
 #define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
-#define TALL 1    // Output lines that are rows of A: two where there are only 32 filters.
-#define LATER 0
-#define HOLDERS 0
-#define RING 0
-#define DEPTH 2   // Steps that are started together; else, while words of A for as many come.
-#define SLAB 2    // Runs of a pixel side by side.
-#define PIXELS 32  // Of a slab.
-#define OWN_ACROSS 0  // Columns of narrow windows, which SEGMENTS strips side by side look at.
-#define MAPPED 0  // Tensor maps by which windows come, or what they are made of.
-#define WINDOW_BYTES 1024  // Of all windows of a holder.
-#define BLOCKS 1
+#define LINES_IN_M 1    // Output lines that are rows of A: two where there are only 32 filters.
+#define PERSISTENT 0
+#define PERSISTENT_GROUPS 0
+#define WEIGHT_STAGES 0
+#define STAGE_STEPS 2   // Steps that are started together; else, while words of A for as many come.
+#define SLAB_PACKS 2    // Runs of a pixel side by side.
+#define SLAB_PIXELS 32  // Of a slab.
+#define CROPPED_WIDTH 0  // Columns of narrow windows, which PIXEL_TILES strips side by side look at.
+#define TENSOR_MAPS 0  // Tensor maps by which windows come, or what they are made of.
+#define HALO_BYTES 1024  // Of all windows of a holder.
+#define MIN_BLOCKS 1
 #endif
 
-#define TILE_M (64 * TEAMS * SHARES)
+#define TILE_M (64 * WARP_GROUPS * K_WARP_GROUPS)
 #define TILE_N 16
 #define WARP_M 16
 #define WARP_N 16
-#define WORDS 16
+#define TILE_K_WORDS 16
 
-#include "window.cuh"
+#include "halo_tile.cuh"
 
 constexpr int TEAM = 128, ROWS = 64;    // Threads; rows of A.
-constexpr int ALL_THREADS = THREADS * (HOLDERS ? HOLDERS : 1);
-constexpr int EIGHTS = COLUMNS / 8;     // Of columns, of a segment.
-constexpr int BESIDE = EIGHTS / LINES;  // Of them side by side, where lines begin with one.
+constexpr int ALL_THREADS = THREADS * (PERSISTENT_GROUPS ? PERSISTENT_GROUPS : 1);
+constexpr int EIGHTS = MMA_N / 8;     // Of columns, of a segment.
+constexpr int BESIDE = EIGHTS / PIXEL_TILE_LINES;  // Of them side by side, where lines begin with one.
 
-// Where a segment begins; `line` counts TALL output lines.
+// Where a segment begins; `line` counts LINES_IN_M output lines.
 struct Segment {
     int sample, line, column;
 };
@@ -59,17 +59,17 @@ struct Segments {
 
     __device__ explicit Segments(const View& view) {
         const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
-        lines = (height + TALL - 1) / TALL;
+        lines = (height + LINES_IN_M - 1) / LINES_IN_M;
         width = POOLED ? view.out_width / 2 * 2 : view.out_width;
-        across = STRIP ? (width + 7) / 8 : 1;
-        each = across * ((lines + LINES - 1) / LINES);
+        across = PIXEL_TILE_STRIP ? (width + 7) / 8 : 1;
+        each = across * ((lines + PIXEL_TILE_LINES - 1) / PIXEL_TILE_LINES);
     }
     __device__ Segment operator()(int i) const {
-        return {i / each, i % each / across * LINES, i % each % across * 8};
+        return {i / each, i % each / across * PIXEL_TILE_LINES, i % each % across * 8};
     }
 };
 
-// Which filter a row of A belongs to, and which of TALL lines. A lane has rows g and g + 8 of its
+// Which filter a row of A belongs to, and which of LINES_IN_M lines. A lane has rows g and g + 8 of its
 // warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window
 // of pooling, both lines of one.
 template <int TALL_, bool MEET>
@@ -83,10 +83,10 @@ struct Rows {
     }
     static __device__ int line(int row) { return MEET ? row % 16 / 8 : row / FILTERS; }
 };
-using OwnRows = Rows<TALL, POOLED && TALL == 2>;
+using OwnRows = Rows<LINES_IN_M, POOLED && LINES_IN_M == 2>;
 
 // Eights of columns that are given together: with POOLED, those of a window's lines.
-constexpr int UNITS = POOLED && TALL == 1 ? EIGHTS / 2 : EIGHTS;
+constexpr int UNITS = POOLED && LINES_IN_M == 1 ? EIGHTS / 2 : EIGHTS;
 __device__ inline int unit_of(int g) {
     return UNITS == EIGHTS ? g : g / (2 * BESIDE) * BESIDE + g % BESIDE;
 }
@@ -100,7 +100,7 @@ __device__ inline int filter_of_lane() {
 #if POOLED
 // The lane's window of unit u of the segment that begins at `at`.
 struct UnitWindow {
-    static constexpr int HEIGHT = 2 / TALL;  // Of a window, in lines of segments.
+    static constexpr int HEIGHT = 2 / LINES_IN_M;  // Of a window, in lines of segments.
 
     int number;   // Of a sample's.
     bool inside;  // The map.

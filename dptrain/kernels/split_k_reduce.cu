@@ -1,12 +1,12 @@
 // Second pass of gradients of weights: the parts that blocks have summed over their own pixels.
 
-#include "order.cuh"
-#include "parts.cuh"
+#include "dependent_launch.cuh"
+#include "split_k.cuh"
 
 // dw, then db, from `parts` parts of weights + biases elements each.
-extern "C" __global__ void sum_parts(const float* partial, int parts, float* dw, int weights,
+extern "C" __global__ void split_k_reduce(const float* partial, int parts, float* dw, int weights,
                                      float* db, int biases) {
-    in_order();
+    wait_for_previous_kernel();
     const int i = blockIdx.x * ELEMENTS + threadIdx.x;
     Floats total;
     if (!sum_of_parts(partial, parts, weights + biases, i, total)) return;

@@ -1,5 +1,5 @@
 // Adds up what parts of a long sum came to, (parts, size), always in the same order.
-extern "C" __global__ void sum_parts(const float* parts, float* sums, int count, int size) {
+extern "C" __global__ void split_k_reduce(const float* parts, float* sums, int count, int size) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= size) return;
     float sum = 0;

@@ -11,7 +11,7 @@
 //
 // Every thread passes here, those with nothing to do included: only so does the end of this kernel
 // mean that those before it have ended, too.
-__device__ inline void in_order() {
+__device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,16 +1,16 @@
-// Convolutions over pixels that are columns of a product: blocks bring windows (window.cuh), make
-// sums (column_sums.cuh) of segments (segments.cuh), and give them to what stores them.
+// Convolutions over pixels that are columns of a product: blocks bring windows (halo_tile.cuh), make
+// sums (implicit_gemm_mainloop.cuh) of segments (implicit_gemm_tile.cuh), and give them to what stores them.
 
 #pragma once
 
-#include "held_weights.cuh"
+#include "weight_pipeline.cuh"
 
-static_assert(!LATER || TEAMS * SHARES == 1, "four warps go from tile to tile");
+static_assert(!PERSISTENT || WARP_GROUPS * K_WARP_GROUPS == 1, "four warps go from tile to tile");
 
 // Units of a segment that a team gives, and of all its segments.
-constexpr int TURNS = (UNITS + SHARES - 1) / SHARES, GIVEN = SEGMENTS * TURNS;
+constexpr int TURNS = (UNITS + K_WARP_GROUPS - 1) / K_WARP_GROUPS, GIVEN = PIXEL_TILES * TURNS;
 
-#if DROPS
+#if EPILOGUE_DROPOUT
 static_assert(POOLED && GIVEN * OwnRows::OWN <= 32, "a word has a bit for each output of a lane");
 constexpr int LANES = 4 / OwnRows::OWN;  // That have the four filters of a block of random numbers.
 
@@ -35,7 +35,7 @@ template <class Block> __device__ inline unsigned draw_together(const Block& blo
 
 // Gives `store` the outputs of segment i of a team, values of a lane's filters from `filter` on:
 // store.pixel(pixel, filter, values) those of a pixel, or, POOLED, store.window(window, filter,
-// values, kept) those of the members of a window, both counted over all samples. Of SHARES teams
+// values, kept) those of the members of a window, both counted over all samples. Of K_WARP_GROUPS teams
 // that have the same ones this is number `share`.
 template <class Store>
 __device__ void give(const ColumnSums& sums, const Segments& segments, const Segment& at, int i,
@@ -44,7 +44,7 @@ __device__ void give(const ColumnSums& sums, const Segments& segments, const Seg
     if (at.sample >= samples) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-        if (u % SHARES != share) continue;
+        if (u % K_WARP_GROUPS != share) continue;
 #if POOLED
         const UnitWindow window(segments, at, u);
         if (!window.inside) continue;
@@ -54,18 +54,18 @@ __device__ void give(const ColumnSums& sums, const Segments& segments, const Seg
         for (int m = 0; m < 4; ++m)
 #pragma unroll
             for (int n = 0; n < OwnRows::OWN; ++n)
-                values[m][n] = TALL == 2 ? sums.c[g][m]
+                values[m][n] = LINES_IN_M == 2 ? sums.c[g][m]
                                          : sums.c[g + m / 2 * BESIDE][m % 2 + n * 2];
         store.window(at.sample * UnitWindow::count(segments) + window.number, filter, values,
-                     kept >> (i * TURNS + u / SHARES) * OwnRows::OWN);
+                     kept >> (i * TURNS + u / K_WARP_GROUPS) * OwnRows::OWN);
 #else
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int beside = u * 8 + threadIdx.x % 4 * 2 + e;
-            const int line = STRIP ? u : beside / view.across;
-            const int x = STRIP ? at.column + beside % 8 : beside % view.across;
-            const int y = (at.line + line) * TALL + OwnRows::line(row_of_lane());
-            const bool inside = line < LINES && y < view.out_height && x < view.out_width;
+            const int line = PIXEL_TILE_STRIP ? u : beside / view.across;
+            const int x = PIXEL_TILE_STRIP ? at.column + beside % 8 : beside % view.across;
+            const int y = (at.line + line) * LINES_IN_M + OwnRows::line(row_of_lane());
+            const bool inside = line < PIXEL_TILE_LINES && y < view.out_height && x < view.out_width;
             const float values[2] = {sums.c[u][e], sums.c[u][e + 2]};
             if (inside)
                 store.pixel((at.sample * view.out_height + y) * view.out_width + x, filter,
@@ -87,47 +87,47 @@ struct Convolution {
     Segments segments{view};
 
     // Segment i of a team's tile.
-    __device__ Segment segment(int tile, int i) const { return segments(tile * SEGMENTS + i); }
+    __device__ Segment segment(int tile, int i) const { return segments(tile * PIXEL_TILES + i); }
 
-    static __device__ Pixel top(const Segment& s) { return {s.sample, s.line * TALL, s.column}; }
+    static __device__ Pixel top(const Segment& s) { return {s.sample, s.line * LINES_IN_M, s.column}; }
 
     // That the segments of all teams look at, of a chunk of the channels; tile `first` is the first
     // team's.
     __device__ Window window(int first, int chunk, Number* numbers) const {
-        const int each = view.channels / RUN / CHUNKS;
+        const int each = view.channels / RUN / CHANNEL_CHUNKS;
         const Segment begin = segment(first, 0);
-        const Segment end = OWN_ACROSS ? begin : segment(first + TEAMS - 1, SEGMENTS - 1);
+        const Segment end = CROPPED_WIDTH ? begin : segment(first + WARP_GROUPS - 1, PIXEL_TILES - 1);
         return {view, numbers, samples, chunk * each, each, row(begin),
-                row(end) + (LINES - 1) * TALL + view.r + TALL - 1, OWN_ACROSS ? begin.column : 0};
+                row(end) + (PIXEL_TILE_LINES - 1) * LINES_IN_M + view.r + LINES_IN_M - 1, CROPPED_WIDTH ? begin.column : 0};
     }
-    __device__ int row(const Segment& s) const { return s.sample * view.down() + s.line * TALL; }
+    __device__ int row(const Segment& s) const { return s.sample * view.down() + s.line * LINES_IN_M; }
 
     // Where segments begin in a window, in pieces.
-    __device__ void find(int (&places)[SEGMENTS], int tile, const Window& window) const {
+    __device__ void find(int (&places)[PIXEL_TILES], int tile, const Window& window) const {
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i) places[i] = window.place(top(segment(tile, i)));
+        for (int i = 0; i < PIXEL_TILES; ++i) places[i] = window.place(top(segment(tile, i)));
     }
 
     // Steps of a chunk.
-    __device__ int steps() const { return Steps{view}.count(view.channels / RUN / CHUNKS); }
+    __device__ int steps() const { return Steps{view}.count(view.channels / RUN / CHANNEL_CHUNKS); }
 
     // Of the block's rows, and pieces of 16 bytes that they are.
     __device__ const Number* own_weights() const { return weights + blockIdx.y * pieces() * RUN; }
-    __device__ int pieces() const { return CHUNKS * steps() * TEAM; }
+    __device__ int pieces() const { return CHANNEL_CHUNKS * steps() * TEAM; }
 
-    __device__ void give_all(const ColumnSums (&sums)[SEGMENTS], int tile, int share,
+    __device__ void give_all(const ColumnSums (&sums)[PIXEL_TILES], int tile, int share,
                              unsigned kept) const {
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i)
+        for (int i = 0; i < PIXEL_TILES; ++i)
             give(sums[i], segments, segment(tile, i), i, view, samples, share, kept, store);
     }
 
     // What dropout keeps of what the thread gives.
     __device__ unsigned draw(int tile, int share) const {
-#if DROPS
-        unsigned identities[SEGMENTS];
+#if EPILOGUE_DROPOUT
+        unsigned identities[PIXEL_TILES];
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i) {
+        for (int i = 0; i < PIXEL_TILES; ++i) {
             const int sample = min(segment(tile, i).sample, samples - 1);
             identities[i] = unsigned(store.dropout.samples[sample]);
         }
@@ -138,7 +138,7 @@ struct Convolution {
 #pragma unroll
             for (int other = 0; other < LANES; ++other) {
                 const int at = min(k + other, GIVEN - 1), i = at / TURNS;
-                const UnitWindow window(segments, segment(tile, i), at % TURNS * SHARES + share);
+                const UnitWindow window(segments, segment(tile, i), at % TURNS * K_WARP_GROUPS + share);
                 if (other == mine) identity = identities[i], block = window.number * blocks + own;
             }
             return draw_block(store.dropout, identity, block);
@@ -148,30 +148,30 @@ struct Convolution {
 #endif
     }
 
-#if !LATER
+#if !PERSISTENT
     // One tile of each team. What is outside of the maps is computed, and not given.
     __device__ void compute_one() const {
-        const int warpgroup = threadIdx.x / TEAM, first = blockIdx.x * TEAMS;
-        const int tile = first + warpgroup % TEAMS, share = SHARES > 1 ? warpgroup / TEAMS : 0;
-        const int own = steps() / SHARES;
+        const int warpgroup = threadIdx.x / TEAM, first = blockIdx.x * WARP_GROUPS;
+        const int tile = first + warpgroup % WARP_GROUPS, share = K_WARP_GROUPS > 1 ? warpgroup / WARP_GROUPS : 0;
+        const int own = steps() / K_WARP_GROUPS;
         Barrier& come = barriers().windows[0][0];
         begin(come);
-        ColumnSums sums[SEGMENTS];
+        ColumnSums sums[PIXEL_TILES];
         unsigned kept = 0;
-        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk) {
             const Window window = this->window(first, chunk, memory);
             if (chunk > 0) __syncthreads();
             source.ask(window, nullptr, &come);
             // There is nothing else to do while the window is on its way.
             if (chunk == 0) kept = draw(tile, share);
             make(window, nullptr, come, chunk);
-            int places[SEGMENTS];
+            int places[PIXEL_TILES];
             find(places, tile, window);
             const int step = chunk * steps() + share * own;
             multiply_steps(sums, own_weights() + step * TEAM * RUN, window, places, share * own,
                            own);
         }
-        if (SHARES > 1) join(sums, warpgroup % TEAMS, share);
+        if (K_WARP_GROUPS > 1) join(sums, warpgroup % WARP_GROUPS, share);
         give_all(sums, tile, share, kept);
     }
 
@@ -180,13 +180,13 @@ struct Convolution {
     // what the next is made of is on its way.
     __device__ void compute() const {
         Barrier(&come)[2] = barriers().windows[threadIdx.y];
-        const int tiles = (samples * segments.each + SEGMENTS - 1) / SEGMENTS;
-        const int ahead = threadIdx.y, step = gridDim.x * HOLDERS;  // To the next tile.
-        const int begin_tile = blockIdx.x * HOLDERS;
-        const int rounds = (tiles - begin_tile + step - 1) / step, all = rounds * CHUNKS;
+        const int tiles = (samples * segments.each + PIXEL_TILES - 1) / PIXEL_TILES;
+        const int ahead = threadIdx.y, step = gridDim.x * PERSISTENT_GROUPS;  // To the next tile.
+        const int begin_tile = blockIdx.x * PERSISTENT_GROUPS;
+        const int rounds = (tiles - begin_tile + step - 1) / step, all = rounds * CHANNEL_CHUNKS;
         // Window i of all that the group takes.
         const auto window = [&](int i) {
-            return this->window(begin_tile + ahead + i / CHUNKS * step, i % CHUNKS,
+            return this->window(begin_tile + ahead + i / CHANNEL_CHUNKS * step, i % CHANNEL_CHUNKS,
                                 numbers(Source::TWO ? i % 2 : 0));
         };
         const auto ask = [&](int i) {
@@ -196,11 +196,11 @@ struct Convolution {
         begin(come[0]), begin(come[1]);
 #if WGMMA
         HeldWeights held{memory, own_weights(), barriers().weights, pieces() / HeldWeights::STAGE,
-                         all * steps() / DEPTH};
+                         all * steps() / STAGE_STEPS};
         if (threadIdx.x == 0 && threadIdx.y == 0) held.begin();
         __syncthreads();
         if (threadIdx.x == 0 && threadIdx.y == 0) held.ask();
-#elif RING == 0
+#elif WEIGHT_STAGES == 0
         for (int i = threadIdx.y * THREADS + threadIdx.x; i < pieces(); i += ALL_THREADS)
             bring<16>(memory + i * RUN, own_weights() + i * RUN);
         arrived();
@@ -209,26 +209,26 @@ struct Convolution {
         ask(0);
         if (Source::TWO) ask(1);
 #if WGMMA
-        if (RING == 0) held.wait();
+        if (WEIGHT_STAGES == 0) held.wait();
 #endif
         int next = 0;
 #pragma unroll 1
         for (int tile = begin_tile + ahead; next < all; tile += step) {
-            ColumnSums sums[SEGMENTS];
+            ColumnSums sums[PIXEL_TILES];
             const unsigned kept = draw(tile, 0);
 #pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS; ++chunk, ++next) {
+            for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk, ++next) {
                 Number* const own = numbers(Source::TWO ? next % 2 : 0);
                 const Window window = this->window(tile, chunk, own);
                 make(window, numbers(1), come[next % 2], next / 2);
                 if (!Source::TWO) ask(next + 1);
-                int places[SEGMENTS];
+                int places[PIXEL_TILES];
                 find(places, tile, window);
 #if WGMMA
-                held.multiply(sums, window, places, chunk * steps(), steps() / DEPTH);
+                held.multiply(sums, window, places, chunk * steps(), steps() / STAGE_STEPS);
 #else
                 multiply_steps(sums,
-                               (RING ? own_weights() : memory) + chunk * steps() * TEAM * RUN,
+                               (WEIGHT_STAGES ? own_weights() : memory) + chunk * steps() * TEAM * RUN,
                                window, places, 0, steps());
 #endif
                 // Nobody reads the window any more.
@@ -242,21 +242,21 @@ struct Convolution {
 
     // By all who share a barrier.
     static __device__ void begin(Barrier& come) {
-#if MAPPED
+#if TENSOR_MAPS
         if (threadIdx.x == 0) come.begin();
-        if (!LATER) __syncthreads();
+        if (!PERSISTENT) __syncthreads();
 #endif
     }
 
     // Waits until a window has come, and makes it of what came.
     __device__ void make(const Window& window, const Number* raw, const Barrier& come,
                          int phase) const {
-#if MAPPED
+#if TENSOR_MAPS
         come.wait(phase);
         if (Source::TWO) return;
 #else
         // The one after it may be on its way.
-        if (LATER && Source::TWO)
+        if (PERSISTENT && Source::TWO)
             arrive<1>();
         else
             arrived();
@@ -268,7 +268,7 @@ struct Convolution {
 
     // Waits for all who share a window.
     static __device__ void meet() {
-#if LATER && defined(__CUDA_ARCH__)
+#if PERSISTENT && defined(__CUDA_ARCH__)
         asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.y) + 1), "n"(THREADS) : "memory");
 #else
         __syncthreads();
@@ -277,47 +277,47 @@ struct Convolution {
 
     // Bytes of weights in shared memory, windows behind them: one after the other, or what one is
     // made of behind it.
-    __device__ int held_bytes() const { return (RING ? RING * DEPTH * TEAM : pieces()) * 16; }
+    __device__ int held_bytes() const { return (WEIGHT_STAGES ? WEIGHT_STAGES * STAGE_STEPS * TEAM : pieces()) * 16; }
     __device__ Number* numbers(int i) const {
-        const int own = held_bytes() + threadIdx.y * WINDOW_BYTES;
+        const int own = held_bytes() + threadIdx.y * HALO_BYTES;
         return reinterpret_cast<Number*>(reinterpret_cast<char*>(memory) + own) +
-               i * (view.channels / CHUNKS * PIXELS);
+               i * (view.channels / CHANNEL_CHUNKS * SLAB_PIXELS);
     }
     // Behind all else in shared memory: nothing else may be where one is.
     struct Barriers {
-        Barrier windows[LATER ? HOLDERS : 1][2];
-#if LATER && WGMMA
+        Barrier windows[PERSISTENT ? PERSISTENT_GROUPS : 1][2];
+#if PERSISTENT && WGMMA
         HeldWeights::Shared weights;
 #endif
     };
     __device__ Barriers& barriers() const {
-        constexpr int SUMS_BYTES = SHARES > 1 ? THREADS * SEGMENTS * EIGHTS * 16 : 0;
-        const int all = LATER ? held_bytes() + HOLDERS * WINDOW_BYTES
-                              : max(WINDOW_BYTES, SUMS_BYTES);
+        constexpr int SUMS_BYTES = K_WARP_GROUPS > 1 ? THREADS * PIXEL_TILES * EIGHTS * 16 : 0;
+        const int all = PERSISTENT ? held_bytes() + PERSISTENT_GROUPS * HALO_BYTES
+                              : max(HALO_BYTES, SUMS_BYTES);
         return *reinterpret_cast<Barriers*>(reinterpret_cast<char*>(memory) + all);
     }
 
     // Adds what those who share a team's sums have, in order: each the eights that it gives.
-    __device__ void join(ColumnSums (&sums)[SEGMENTS], int team, int share) const {
+    __device__ void join(ColumnSums (&sums)[PIXEL_TILES], int team, int share) const {
         Run<float, 4>* const own = reinterpret_cast<Run<float, 4>*>(memory) + threadIdx.x % TEAM;
         const auto run = [&](int share, int i, int g) {
-            return own + (((share * TEAMS + team) * SEGMENTS + i) * EIGHTS + g) * TEAM;
+            return own + (((share * WARP_GROUPS + team) * PIXEL_TILES + i) * EIGHTS + g) * TEAM;
         };
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i)
+        for (int i = 0; i < PIXEL_TILES; ++i)
 #pragma unroll
             for (int g = 0; g < EIGHTS; ++g)
                 *run(share, i, g) = as<Run<float, 4>>(sums[i].c[g]);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < SEGMENTS; ++i)
+        for (int i = 0; i < PIXEL_TILES; ++i)
 #pragma unroll
             for (int g = 0; g < EIGHTS; ++g) {
-                if (unit_of(g) % SHARES != share) continue;
+                if (unit_of(g) % K_WARP_GROUPS != share) continue;
                 Run<float, 4> total = *run(0, i, g);
 #pragma unroll
-                for (int other = 1; other < SHARES; ++other) {
+                for (int other = 1; other < K_WARP_GROUPS; ++other) {
                     const Run<float, 4> more = *run(other, i, g);
 #pragma unroll
                     for (int e = 0; e < 4; ++e) total.at[e] += more.at[e];
@@ -334,7 +334,7 @@ __device__ void convolve(const View& view, const Source& source, int samples,
     extern __shared__ __align__(1024) char memory[];
     const Convolution<Source, Store> convolution{
         view, source, samples, weights, store, reinterpret_cast<Number*>(memory)};
-#if LATER
+#if PERSISTENT
     convolution.compute();
 #else
     convolution.compute_one();

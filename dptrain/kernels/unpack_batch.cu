@@ -2,8 +2,8 @@
 // read. It may lie in memory of the host, from where words take as long to come as a kernel, and 28
 // ns each if many threads ask: so they ask for little, and for all of it before they wait for any.
 
-#include "number.cuh"
-#include "order.cuh"
+#include "precision.cuh"
+#include "dependent_launch.cuh"
 
 // What the kernels here take besides the batch: targets, sample numbers and the step's numbers.
 //
@@ -42,16 +42,16 @@ __device__ inline void take_words(const Words& one, const Words& other, const Wo
 }
 
 // A step's shared sums to memory of the host.
-extern "C" __global__ void tell(const float* sums, float* told, int count) {
-    in_order();
+extern "C" __global__ void copy_loss_sums(const float* sums, float* told, int count) {
+    wait_for_previous_kernel();
     if (threadIdx.x < count) told[threadIdx.x] = sums[threadIdx.x];
 }
 
 // x (n, C, H·W) as it came into input (n, H·W, C). Neighbouring threads read from few places, since
 // images have few channels.
-extern "C" __global__ void take_batch(const float* x, Number* input, int n, int channels,
+extern "C" __global__ void unpack_batch(const float* x, Number* input, int n, int channels,
                                       int pixels, MESSAGE) {
-    in_order();
+    wait_for_previous_kernel();
     TAKE_MESSAGE;
     const int i = own_index();
     if (!taken || i >= n * channels * pixels) return;
@@ -67,9 +67,9 @@ struct alignas(16) Place {
 // Parts of pictures (M, C, rows, columns) into input (n, H, W, C), a block each; 0 lies outside of a
 // picture.
 extern "C" __global__ void __launch_bounds__(1024)
-    take_places(const float* pictures, const int* places, Number* input, int n, int channels,
+    unpack_crop_windows(const float* pictures, const int* places, Number* input, int n, int channels,
                 int height, int width, int rows, int columns, MESSAGE) {
-    in_order();
+    wait_for_previous_kernel();
     __shared__ Place place;
     const int sample = blockIdx.x, size = channels * height * width;
     Place own = {};

@@ -7,26 +7,26 @@
 // begin with an even one; so rows have a second copy, a number further on.
 //
 // Filters are rows of A. There are few weights: a warp keeps those of its WARP_M filters in
-// registers for good. Blocks take strips of LINES lines of outputs in turns; the next one's rows
+// registers for good. Blocks take strips of STRIP_LINES lines of outputs in turns; the next one's rows
 // are on their way to registers while one is multiplied. Words of A that are no weights are 0, and
 // meet numbers of other pixels: an infinite one makes outputs NaN that it has no part in.
 
-#ifndef LINES
+#ifndef STRIP_LINES
 #define TILE_M 32  // Filters of a block; of WARP_M of them a warp.
 #define WARP_M 32
 #define TILE_N 64  // 16 a warp that has pixels of its own.
 #define WARP_N 16
-#define WORDS 16
-#define LINES 2         // Of outputs, of a strip.
-#define EIGHTS 1        // Of pixels of a line, or of two, that a warp has at a time: its unit.
+#define TILE_K_WORDS 16
+#define STRIP_LINES 2         // Of outputs, of a strip.
+#define UNIT_OCTETS 1        // Of pixels of a line, or of two, that a warp has at a time: its unit.
 #define UNITS_ACROSS 1  // Units side by side.
-#define STEPS 2         // Instructions of tensor cores that the sum is.
-#define ROW_WORDS 3     // Of a row of a patch.
-#define ROWS 4          // Of the map, that patches of a strip are of,
-#define PITCH 32        // and words from one to the next.
-#define PIXEL 1         // Numbers from a pixel to the next, and
-#define COPIES 2        // how often rows lie there.
-#define BLOCKS 1
+#define K_STEPS 2         // Instructions of tensor cores that the sum is.
+#define PATCH_ROW_WORDS 3     // Of a row of a patch.
+#define STRIP_INPUT_ROWS 4          // Of the map, that patches of a strip are of,
+#define ROW_PITCH 32        // and words from one to the next.
+#define PIXEL_PITCH 1         // Numbers from a pixel to the next, and
+#define ROW_COPIES 2        // how often rows lie there.
+#define MIN_BLOCKS 1
 #endif
 
 #ifndef PRECISION
@@ -38,11 +38,11 @@
 constexpr int UNIT = 4 / sizeof(Number);   // Numbers of a word.
 constexpr int OWN = WARP_M / 8;            // Filters of a lane, side by side.
 constexpr int SIXTEENS = WARP_M / 16;      // Of a warp.
-constexpr int DOWN = BEHIND == 2 ? 2 : 1;  // Lines of a unit.
+constexpr int DOWN = EPILOGUE == 2 ? 2 : 1;  // Lines of a unit.
 constexpr int WARPS = THREADS / 32;
 
-static_assert(LINES % DOWN == 0, "a strip has whole windows");
-static_assert(COPIES <= UNIT, "a copy for each place in a word");
+static_assert(STRIP_LINES % DOWN == 0, "a strip has whole windows");
+static_assert(ROW_COPIES <= UNIT, "a copy for each place in a word");
 static_assert(TILE_M % WARP_M == 0 && WARP_N == 16, "warps share filters and pixels");
 
 __device__ inline int own_lane() { return threadIdx.x % 32; }
@@ -55,29 +55,29 @@ struct Strip {
 
 // Words on their way to shared memory. A warp brings whole rows.
 struct Brought {
-    static constexpr int OF_WARP = (ROWS + WARPS - 1) / WARPS, BATCHES = (PITCH + 31) / 32;
+    static constexpr int OF_WARP = (STRIP_INPUT_ROWS + WARPS - 1) / WARPS, BATCHES = (ROW_PITCH + 31) / 32;
 
-    unsigned words[OF_WARP][BATCHES][COPIES];
+    unsigned words[OF_WARP][BATCHES][ROW_COPIES];
 
     __device__ void fetch(const Number* x, const Geometry& g, const Strip& strip) {
 #pragma unroll
         for (int i = 0; i < OF_WARP; ++i) {
             const int row = own_warp() + i * WARPS, y = strip.line * g.down - g.top + row;
-            const bool exists = row < ROWS && unsigned(y) < unsigned(g.height);
+            const bool exists = row < STRIP_INPUT_ROWS && unsigned(y) < unsigned(g.height);
             const int width = g.width * g.channels;
             const Number* const from = x + (exists ? (strip.sample * g.height + y) * width : 0);
 #pragma unroll
             for (int batch = 0; batch < BATCHES; ++batch) {
-                Number numbers[UNIT + COPIES - 1] = {};
+                Number numbers[UNIT + ROW_COPIES - 1] = {};
 #pragma unroll
-                for (int n = 0; n < UNIT + COPIES - 1; ++n) {
-                    const int place = (batch * 32 + own_lane()) * UNIT + n, channel = place % PIXEL;
-                    const int at = place / PIXEL * g.channels + channel - g.left * g.channels;
+                for (int n = 0; n < UNIT + ROW_COPIES - 1; ++n) {
+                    const int place = (batch * 32 + own_lane()) * UNIT + n, channel = place % PIXEL_PITCH;
+                    const int at = place / PIXEL_PITCH * g.channels + channel - g.left * g.channels;
                     if (exists && channel < g.channels && unsigned(at) < unsigned(width))
                         numbers[n] = from[at];
                 }
 #pragma unroll
-                for (int n = 0; n < COPIES; ++n)
+                for (int n = 0; n < ROW_COPIES; ++n)
 #if PRECISION == 1
                     words[i][batch][n] = __float_as_uint(numbers[n]);
 #else
@@ -87,15 +87,15 @@ struct Brought {
         }
     }
 
-    __device__ void put(unsigned (&rows)[COPIES][ROWS][PITCH]) const {
+    __device__ void put(unsigned (&rows)[ROW_COPIES][STRIP_INPUT_ROWS][ROW_PITCH]) const {
 #pragma unroll
         for (int i = 0; i < OF_WARP; ++i)
 #pragma unroll
             for (int batch = 0; batch < BATCHES; ++batch) {
                 const int row = own_warp() + i * WARPS, at = batch * 32 + own_lane();
-                if (row >= ROWS || at >= PITCH) continue;
+                if (row >= STRIP_INPUT_ROWS || at >= ROW_PITCH) continue;
 #pragma unroll
-                for (int n = 0; n < COPIES; ++n) rows[n][row][at] = factor(words[i][batch][n]);
+                for (int n = 0; n < ROW_COPIES; ++n) rows[n][row][at] = factor(words[i][batch][n]);
             }
     }
 
@@ -123,7 +123,7 @@ struct Filters {
         Run<float, OWN> numbers[UNIT] = {};
 #pragma unroll
         for (int n = 0; n < UNIT; ++n) {
-            const int row = q / ROW_WORDS, at = q % ROW_WORDS * UNIT + n, width = g.s * g.channels;
+            const int row = q / PATCH_ROW_WORDS, at = q % PATCH_ROW_WORDS * UNIT + n, width = g.s * g.channels;
             if (row < g.r && at < width)
                 numbers[n] = *reinterpret_cast<const Run<float, OWN>*>(
                     w + (row * width + at) * g.filters + first);
@@ -145,7 +145,7 @@ struct Filters {
 struct Kept {
     Run<float, OWN> bias;
 #if __CUDA_ARCH__ >= 800
-    unsigned words[STEPS][SIXTEENS][4];
+    unsigned words[K_STEPS][SIXTEENS][4];
 #else
     Filters filters;
 #endif
@@ -154,7 +154,7 @@ struct Kept {
         bias = filters.bias();
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
-        for (int i = 0; i < STEPS * 2; ++i) {
+        for (int i = 0; i < K_STEPS * 2; ++i) {
             const Run<unsigned, OWN> word = filters.word(i * 4 + own_lane() % 4);
 #pragma unroll
             for (int f = 0; f < OWN; ++f) words[i / 2][f / 2][i % 2 * 2 + f % 2] = word.at[f];
@@ -167,21 +167,21 @@ struct Kept {
 
 // Where word q of the sum lies behind the first of a patch. Words behind the last are not used.
 __device__ inline int offset(const Geometry& g, int q) {
-    const int number = q % ROW_WORDS * UNIT;
-    const int place = number / g.channels * PIXEL + number % g.channels;
-    return q < g.r * ROW_WORDS ? q / ROW_WORDS * PITCH + place / UNIT : 0;
+    const int number = q % PATCH_ROW_WORDS * UNIT;
+    const int place = number / g.channels * PIXEL_PITCH + number % g.channels;
+    return q < g.r * PATCH_ROW_WORDS ? q / PATCH_ROW_WORDS * ROW_PITCH + place / UNIT : 0;
 }
 
 // Where the patch of a pixel of the first eight of a line begins.
 __device__ inline int start(const Geometry& g, int column) {
-    const int number = column * g.across * PIXEL;
-    return number % COPIES * (ROWS * PITCH) + number / UNIT;
+    const int number = column * g.across * PIXEL_PITCH;
+    return number % ROW_COPIES * (STRIP_INPUT_ROWS * ROW_PITCH) + number / UNIT;
 }
 
 // A lane's sums of a unit: of each sixteen filters rows g and g + 8, of eight pixels 2 t and 2 t +
 // 1.
 struct NarrowSums {
-    float c[DOWN][EIGHTS][SIXTEENS][4];
+    float c[DOWN][UNIT_OCTETS][SIXTEENS][4];
 
     __device__ float& at(int line, int eight, int filter, int pixel) {
         return c[line][eight][filter / 2][filter % 2 * 2 + pixel];
@@ -189,14 +189,14 @@ struct NarrowSums {
 
     __device__ explicit NarrowSums(const Run<float, OWN>& bias) {
 #pragma unroll
-        for (int i = 0; i < DOWN * EIGHTS * 2; ++i)
+        for (int i = 0; i < DOWN * UNIT_OCTETS * 2; ++i)
 #pragma unroll
-            for (int f = 0; f < OWN; ++f) at(i / 2 / EIGHTS, i / 2 % EIGHTS, f, i % 2) = bias.at[f];
+            for (int f = 0; f < OWN; ++f) at(i / 2 / UNIT_OCTETS, i / 2 % UNIT_OCTETS, f, i % 2) = bias.at[f];
     }
 
     // Words from one line, and from eight pixels, to the next.
-    static __device__ int down(const Geometry& g) { return g.down * PITCH; }
-    static __device__ int across(const Geometry& g) { return 8 * g.across * PIXEL / UNIT; }
+    static __device__ int down(const Geometry& g) { return g.down * ROW_PITCH; }
+    static __device__ int across(const Geometry& g) { return 8 * g.across * PIXEL_PITCH / UNIT; }
 
 #if __CUDA_ARCH__ >= 800
     // Of patches that begin at `from`.
@@ -204,16 +204,16 @@ struct NarrowSums {
         const int lane = own_lane();
         from += start(g, lane / 4);
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
+        for (int step = 0; step < K_STEPS; ++step) {
             const int first = offset(g, step * 8 + lane % 4);
             const int second = offset(g, step * 8 + 4 + lane % 4);
 #pragma unroll
-            for (int i = 0; i < DOWN * EIGHTS; ++i) {
-                const unsigned* const own = from + i / EIGHTS * down(g) + i % EIGHTS * across(g);
+            for (int i = 0; i < DOWN * UNIT_OCTETS; ++i) {
+                const unsigned* const own = from + i / UNIT_OCTETS * down(g) + i % UNIT_OCTETS * across(g);
                 const unsigned pixels[2] = {own[first], own[second]};
 #pragma unroll
                 for (int m = 0; m < SIXTEENS; ++m)
-                    multiply_add(c[i / EIGHTS][i % EIGHTS][m], kept.words[step][m], pixels[0],
+                    multiply_add(c[i / UNIT_OCTETS][i % UNIT_OCTETS][m], kept.words[step][m], pixels[0],
                                  pixels[1]);
             }
         }
@@ -221,10 +221,10 @@ struct NarrowSums {
 #else
     // The same, number by number.
     __device__ void add(const Kept& kept, const unsigned* from, const Geometry& g) {
-        for (int q = 0; q < STEPS * 8; ++q) {
+        for (int q = 0; q < K_STEPS * 8; ++q) {
             const Run<unsigned, OWN> weights = kept.filters.word(q);
-            for (int i = 0; i < DOWN * EIGHTS * 2; ++i) {
-                const int line = i / 2 / EIGHTS, eight = i / 2 % EIGHTS;
+            for (int i = 0; i < DOWN * UNIT_OCTETS * 2; ++i) {
+                const int line = i / 2 / UNIT_OCTETS, eight = i / 2 % UNIT_OCTETS;
                 const unsigned pixel = from[line * down(g) + eight * across(g) + offset(g, q) +
                                             start(g, own_lane() % 4 * 2 + i % 2)];
                 for (int f = 0; f < OWN; ++f)
@@ -248,7 +248,7 @@ struct NarrowSums {
     __device__ void give(const Geometry& g, int sample, int line, int column, int filter,
                          const StoreOutput& store) {
 #pragma unroll
-        for (int eight = 0; eight < EIGHTS; ++eight) {
+        for (int eight = 0; eight < UNIT_OCTETS; ++eight) {
             const int x = column + eight * 8 + own_lane() % 4 * 2;
             float values[DOWN * 2][OWN];
 #pragma unroll
@@ -256,7 +256,7 @@ struct NarrowSums {
 #pragma unroll
                 for (int f = 0; f < OWN; ++f)
                     values[i][f] = at(i / 2, eight, f, i % 2);
-#if BEHIND == 2
+#if EPILOGUE == 2
             const int height = g.out_height / 2, width = g.out_width / 2;
             if (line / 2 < height && x / 2 < width)
                 store.window((sample * height + line / 2) * width + x / 2, filter, values);
@@ -272,22 +272,22 @@ struct NarrowSums {
 };
 
 // y = convolution + bias and what follows, for `samples` samples.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    narrow_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+    conv2d_forward_few_channels(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
                    int samples, GEOMETRY DROPPING) {
     const Geometry g = GEOMETRY_VALUES;
-    const int each = (g.out_height / DOWN * DOWN + LINES - 1) / LINES, strips = samples * each;
-    const auto strip = [&](int i) { return Strip{i / each, i % each * LINES}; };
+    const int each = (g.out_height / DOWN * DOWN + STRIP_LINES - 1) / STRIP_LINES, strips = samples * each;
+    const auto strip = [&](int i) { return Strip{i / each, i % each * STRIP_LINES}; };
     const int filter = blockIdx.y * TILE_M + own_warp() / WARPS_N * WARP_M + own_lane() / 4 * OWN;
     const StoreOutput store{y, marks, b, output_rows(g, samples), g.filters, output_rows(g, 1),
                             DROPPING_VALUES};
-    __shared__ unsigned rows[COPIES][ROWS][PITCH];
+    __shared__ unsigned rows[ROW_COPIES][STRIP_INPUT_ROWS][ROW_PITCH];
     Kept kept;
-    if (EARLY) kept.read({w, b, g, filter});
-    in_order();
+    if (PREFETCH_WEIGHTS) kept.read({w, b, g, filter});
+    wait_for_previous_kernel();
     Brought next;
     next.fetch(x, g, strip(blockIdx.x));
-    if (!EARLY) kept.read({w, b, g, filter});
+    if (!PREFETCH_WEIGHTS) kept.read({w, b, g, filter});
     for (int i = blockIdx.x; i < strips; i += gridDim.x) {
         __syncthreads();
         next.put(rows);
@@ -295,8 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (i + gridDim.x < strips) next.fetch(x, g, strip(i + gridDim.x));
         const Strip own = strip(i);
 #pragma unroll 1
-        for (int unit = own_warp() % WARPS_N; unit < LINES / DOWN * UNITS_ACROSS; unit += WARPS_N) {
-            const int line = unit / UNITS_ACROSS * DOWN, eights = unit % UNITS_ACROSS * EIGHTS;
+        for (int unit = own_warp() % WARPS_N; unit < STRIP_LINES / DOWN * UNITS_ACROSS; unit += WARPS_N) {
+            const int line = unit / UNITS_ACROSS * DOWN, eights = unit % UNITS_ACROSS * UNIT_OCTETS;
             NarrowSums sums(kept.bias);
             sums.add(kept, rows[0][line * g.down] + eights * NarrowSums::across(g), g);
             sums.give(g, own.sample, own.line + line, eights * 8, filter, store);

@@ -2,12 +2,12 @@
 //
 // A weight is used for a few samples only, so the time goes to bringing weights, and to
 // instructions of threads that have nothing else to do while they wait. So a block asks at once for
-// all that its TERMS of the sum take, by copies that pass no register, and multiplies when all is
-// there: nothing is sliced. Where EARLY (gemm.cuh), weights are asked for while the kernel before
+// all that its BLOCK_K of the sum take, by copies that pass no register, and multiplies when all is
+// there: nothing is sliced. Where PREFETCH_WEIGHTS (gemm.cuh), weights are asked for while the kernel before
 // still runs.
 //
-// GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
-// each takes every GROUPS-th instruction along the sum.
+// K_GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
+// each takes every K_GROUPS-th instruction along the sum.
 
 #ifndef PRECISION
 #define PRECISION 2  // There are none in float32.
@@ -17,28 +17,28 @@
 #define TILE_N 16
 #define WARP_M 32
 #define WARP_N 16
-#define WORDS 16
+#define TILE_K_WORDS 16
 #endif
 // Of the sum, that a block takes.
-#ifndef TERMS
-#define TERMS 64
+#ifndef BLOCK_K
+#define BLOCK_K 64
 #endif
 
-#include "copy.cuh"
-#include "fused.cuh"
-#include "order.cuh"
+#include "cp_async.cuh"
+#include "epilogue.cuh"
+#include "dependent_launch.cuh"
 
-static_assert(WARP_M == TILE_M && TERMS % 16 == 0, "warps have all samples, and whole steps");
+static_assert(WARP_M == TILE_M && BLOCK_K % 16 == 0, "warps have all samples, and whole steps");
 
-constexpr int ALL_THREADS = THREADS * GROUPS;
+constexpr int ALL_THREADS = THREADS * K_GROUPS;
 __device__ inline int thread_of_block() { return threadIdx.y * THREADS + threadIdx.x; }
 
 // Of a row of weights, floats that are copied at once; of a row of x, numbers.
-constexpr int WEIGHT_STEP = OUT_STEP < 4 ? OUT_STEP : 4;
+constexpr int WEIGHT_STEP = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
 
 // A: a row is a sample, its terms side by side, as they lie in memory.
 struct Samples {
-    static constexpr int STRIDE = TERMS + RUN;  // What a warp reads lies in different banks.
+    static constexpr int STRIDE = BLOCK_K + RUN;  // What a warp reads lies in different banks.
 
     Number* numbers;
 
@@ -61,7 +61,7 @@ struct Samples {
 // B: weights as they lie in memory, in float32, rounded as they are read. Rows are (SUM_FIRST) of a
 // column, its terms side by side, or of a term.
 template <bool SUM_FIRST> struct Weights {
-    static constexpr int ROWS = SUM_FIRST ? TILE_N : TERMS, LENGTH = SUM_FIRST ? TERMS : TILE_N;
+    static constexpr int ROWS = SUM_FIRST ? TILE_N : BLOCK_K, LENGTH = SUM_FIRST ? BLOCK_K : TILE_N;
     static constexpr int STRIDE = LENGTH + (SUM_FIRST ? 4 : 8);  // As above.
 
     float* numbers;
@@ -115,7 +115,7 @@ __device__ void multiply_at_once(const Samples& a, const B& b, void* memory, con
     Sums sums;
 #if __CUDA_ARCH__ >= 800
 #pragma unroll 4
-    for (int k = threadIdx.y * STEP_K; k < TERMS; k += GROUPS * STEP_K) {
+    for (int k = threadIdx.y * STEP_K; k < BLOCK_K; k += K_GROUPS * STEP_K) {
         unsigned rows[Sums::DOWN][4], columns[Sums::ACROSS][2];
 #pragma unroll
         for (int i = 0; i < Sums::DOWN; ++i) a.words(rows[i], i * 16, k);
@@ -128,9 +128,9 @@ __device__ void multiply_at_once(const Samples& a, const B& b, void* memory, con
                 multiply_add(sums.c[i][j], rows[i], columns[j][0], columns[j][1]);
     }
 #else
-    if (threadIdx.y == 0) sums.add_each(a, b, TERMS);
+    if (threadIdx.y == 0) sums.add_each(a, b, BLOCK_K);
 #endif
-    if (GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
+    if (K_GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
     if (threadIdx.y == 0) sums.give(blockIdx.x * TILE_M, blockIdx.y * TILE_N, store);
 }
 
@@ -144,22 +144,22 @@ template <bool SUM_FIRST> struct Memory {
           samples{reinterpret_cast<Number*>(weights.numbers + weights.ROWS * weights.STRIDE)} {}
 };
 
-// The sum over TERMS inputs from `first` on.
+// The sum over BLOCK_K inputs from `first` on.
 template <class Store>
 __device__ void sum_inputs(const Number* x, const float* w, int first, int samples, int inputs,
                            int outputs, const Store& store) {
     extern __shared__ __align__(16) char memory[];
     const Memory<false> held(memory);
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
-    if (!EARLY) in_order();
+    if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
     held.weights.ask(w, first, inputs, left, outputs);
-    if (EARLY) in_order();
-    constexpr int PIECES = TERMS / IN_STEP;
+    if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
+    constexpr int PIECES = BLOCK_K / IN_VECTOR;
 #pragma unroll 4
     for (int i = thread_of_block(); i < TILE_M * PIECES; i += ALL_THREADS) {
-        const int row = i / PIECES, k = i % PIECES * IN_STEP;
+        const int row = i / PIECES, k = i % PIECES * IN_VECTOR;
         const bool there = top + row < samples && first + k < inputs;
-        bring<IN_STEP * sizeof(Number)>(
+        bring<IN_VECTOR * sizeof(Number)>(
             held.samples.at(row, k), x + (there ? (top + row) * inputs + first + k : 0), there);
     }
     multiply_at_once(held.samples, held.weights, memory, store);
@@ -173,37 +173,37 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS)
                StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
 }
 
-// Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part), part being TERMS.
+// Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part), part being BLOCK_K.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS)
-    dense_forward_part(const Number* x, const float* w, float* partial, int samples, int inputs,
+    dense_forward_split_k(const Number* x, const float* w, float* partial, int samples, int inputs,
                        int outputs, int part) {
     sum_inputs(x, w, blockIdx.z * part, samples, inputs, outputs,
                StorePlain<float, WEIGHT_STEP>{partial + blockIdx.z * samples * outputs, samples,
                                               outputs});
 }
 
-// dx = dz w^T; TERMS are all outputs.
+// dx = dz w^T; BLOCK_K are all outputs.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {
     extern __shared__ __align__(16) char memory[];
     const Memory<true> held(memory);
     const int top = blockIdx.x * TILE_M;
-    if (!EARLY) in_order();
+    if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
     held.weights.ask(w, blockIdx.y * TILE_N, inputs, 0, outputs);
-    if (EARLY) in_order();
+    if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
     const Gradient dz{dy, y, factor};
-    constexpr int PIECES = TERMS / RUN;
+    constexpr int PIECES = BLOCK_K / RUN;
 #pragma unroll 2
     for (int i = thread_of_block(); i < TILE_M * PIECES; i += ALL_THREADS) {
         const int row = i / PIECES, k = i % PIECES * RUN;
         Gradient::Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP)
+        for (int v = 0; v < RUN; v += OUT_VECTOR)
             if (top + row < samples && k + v < outputs)
                 dz.piece(raw, v, (top + row) * outputs + k + v, 0);
         *reinterpret_cast<Run<Number>*>(held.samples.at(row, k)) = dz.value(raw);
     }
     multiply_at_once(held.samples, held.weights, memory,
-                     StorePlain<Number, IN_STEP>{dx, samples, inputs});
+                     StorePlain<Number, IN_VECTOR>{dx, samples, inputs});
 }

@@ -1,17 +1,17 @@
 // Weights in shared memory, for blocks that go from tile to tile: all of them, or, where there is
-// no room, RING stages of DEPTH steps, each of which makes way for the one RING stages further when
+// no room, WEIGHT_STAGES stages of STAGE_STEPS steps, each of which makes way for the one WEIGHT_STAGES stages further when
 // all groups of warps are done with it. Nobody waits to fill a stage: who is done last asks for
-// what comes next. So groups may be RING stages apart, and one multiplies while another writes its
+// what comes next. So groups may be WEIGHT_STAGES stages apart, and one multiplies while another writes its
 // tile.
 
 #pragma once
 
-#include "column_sums.cuh"
+#include "implicit_gemm_mainloop.cuh"
 
-#if LATER && WGMMA
+#if PERSISTENT && WGMMA
 struct HeldWeights {
-    static constexpr int STAGE = DEPTH * TEAM;  // Pieces of 16 bytes.
-    static constexpr int STAGES = RING ? RING : 1;
+    static constexpr int STAGE = STAGE_STEPS * TEAM;  // Pieces of 16 bytes.
+    static constexpr int STAGES = WEIGHT_STAGES ? WEIGHT_STAGES : 1;
     static constexpr int WARPS = ALL_THREADS / 32;
 
     // Of a block, behind what else it has in shared memory.
@@ -35,41 +35,41 @@ struct HeldWeights {
     }
     // By the same behind it.
     __device__ void ask() const {
-        if (RING == 0)
+        if (WEIGHT_STAGES == 0)
             bring(0, all * STAGE);
         else
-            for (int i = 0; i < RING && i < total; ++i) bring(i, STAGE);
+            for (int i = 0; i < WEIGHT_STAGES && i < total; ++i) bring(i, STAGE);
     }
     __device__ void wait() const { shared.come[0].wait(0); }
 
     // sums[i] += A B_i over `count` stages, from step `first` of the window on.
-    __device__ void multiply(ColumnSums (&sums)[SEGMENTS], const Window& window,
-                             const int (&places)[SEGMENTS], int first, int count) {
+    __device__ void multiply(ColumnSums (&sums)[PIXEL_TILES], const Window& window,
+                             const int (&places)[PIXEL_TILES], int first, int count) {
         const Columns columns(window);
         Walk walk(window.view, 0);
         // Eights of rows lie behind each other, each with its two pieces.
-        const Number* const weights = memory + (RING ? 0 : first * TEAM * RUN);
+        const Number* const weights = memory + (WEIGHT_STAGES ? 0 : first * TEAM * RUN);
         const unsigned long long rows = wgmma::descriptor(weights, 128, 256);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             const int slot = stage % STAGES;
-            if (RING) shared.come[slot].wait(stage / STAGES);
+            if (WEIGHT_STAGES) shared.come[slot].wait(stage / STAGES);
             wgmma::start();
 #pragma unroll
-            for (int d = 0; d < DEPTH; ++d, walk.next())
+            for (int d = 0; d < STAGE_STEPS; ++d, walk.next())
 #pragma unroll
-                for (int j = 0; j < SEGMENTS; ++j)
-                    wgmma::multiply_add(sums[j].c, rows + (RING ? slot : i) * STAGE + d * TEAM,
+                for (int j = 0; j < PIXEL_TILES; ++j)
+                    wgmma::multiply_add(sums[j].c, rows + (WEIGHT_STAGES ? slot : i) * STAGE + d * TEAM,
                                         columns.from(places[j] + walk.distance));
             wgmma::commit();
-            if (RING && i > 0) {
+            if (WEIGHT_STAGES && i > 0) {
                 wgmma::finish<1>();
                 release(stage - 1);
             }
-            if (RING) ++stage;
+            if (WEIGHT_STAGES) ++stage;
         }
         wgmma::finish<0>();
-        if (RING) release(stage - 1);
+        if (WEIGHT_STAGES) release(stage - 1);
         keep_behind(sums);
     }
 

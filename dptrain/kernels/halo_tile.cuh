@@ -7,12 +7,12 @@
 // pads a map below pads the next above. So no instruction of the main loop asks where a map ends,
 // and what is read, made and rounded is so once, not once for each tap.
 //
-// Channels lie in runs of 16 bytes. SLAB runs of a pixel are side by side, then the same of the
+// Channels lie in runs of 16 bytes. SLAB_PACKS runs of a pixel are side by side, then the same of the
 // next pixel, and so on: a *slab*; behind it lies the slab of the next runs. Within 128 bytes runs
 // change places as the bits above say, so that eight pixels' runs of the same channels are in
 // different banks, wherever the first of the pixels lies: what CUDA calls a swizzle of as many
 // bytes as a pixel has in a slab. wgmma reads pixels so, and the engine for bulk copies writes them
-// so (bulk.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
+// so (tma.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
 
 #pragma once
 
@@ -20,16 +20,16 @@
 #define PRECISION 2  // There are none in float32.
 #endif
 #include "conv2d.cuh"
-#include "bulk.cuh"
-#include "copy.cuh"
+#include "tma.cuh"
+#include "cp_async.cuh"
 
-#ifndef SLAB
-#define SLAB 8     // Runs of a pixel side by side: 8, 4 or 2.
-#define PIXELS 8   // Of a slab.
-#define MAPPED 0   // Tensor maps by which maps come, or none.
+#ifndef SLAB_PACKS
+#define SLAB_PACKS 8     // Runs of a pixel side by side: 8, 4 or 2.
+#define SLAB_PIXELS 8   // Of a slab.
+#define TENSOR_MAPS 0   // Tensor maps by which maps come, or none.
 #endif
-#ifndef OWN_ACROSS
-#define OWN_ACROSS 0  // Columns of narrow windows, which have no more than their segments look at.
+#ifndef CROPPED_WIDTH
+#define CROPPED_WIDTH 0  // Columns of narrow windows, which have no more than their segments look at.
 #endif
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
@@ -46,9 +46,9 @@ __device__ inline View view_of(int height, int width, int channels, int top, int
                                int out_height, int out_width, int r, int s) {
     // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples
     // of 128 bytes.
-    constexpr int WHOLE = 8 / SLAB;
+    constexpr int WHOLE = 8 / SLAB_PACKS;
     const int padded = width + max(left, out_width + s - 1 - width - left);
-    const int across = OWN_ACROSS ? OWN_ACROSS : (padded + WHOLE - 1) / WHOLE * WHOLE;
+    const int across = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height, width, channels, top, left, out_height, out_width, r, s, across};
 }
 
@@ -83,7 +83,7 @@ __device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
 }
 
 // Where a piece of 16 bytes lies that would be number `piece` of a slab.
-__device__ inline int swizzled(int piece) { return piece ^ (piece >> 3 & (SLAB - 1)); }
+__device__ inline int swizzled(int piece) { return piece ^ (piece >> 3 & (SLAB_PACKS - 1)); }
 
 // Some rows of a map in shared memory; of each pixel some of its runs.
 struct Window {
@@ -99,14 +99,14 @@ struct Window {
 
     // Where a pixel's patch begins, in pieces of a slab that is not swizzled.
     __device__ int place(const Pixel& p) const {
-        return ((row(p) - first) * view.across + p.column - column) * SLAB;
+        return ((row(p) - first) * view.across + p.column - column) * SLAB_PACKS;
     }
 
     // Pixels and runs of all of them, and where one lies.
     __device__ int pixels() const { return (stop - first) * view.across + view.s - 1; }
     __device__ int runs() const { return pixels() * each; }
     __device__ Run<Number>* run(int at, int q) const {
-        const int piece = swizzled(at * SLAB + q % SLAB) + q / SLAB * (PIXELS * SLAB);
+        const int piece = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) + q / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS);
         return reinterpret_cast<Run<Number>*>(numbers) + piece;
     }
     __device__ Run<Number>* run(int i) const { return run(i / each, i % each); }
@@ -139,21 +139,21 @@ struct Maps {
     const Number* x;
     const TensorMap* map;
 
-#if MAPPED
+#if TENSOR_MAPS
     // What is outside of the map comes as zeros: a window at once, or a row a lane of the first
     // warp.
     __device__ void ask(const Window& window, Number*, Barrier* barrier) const {
-        if (threadIdx.x >= (OWN_ACROSS ? 1 : 32)) return;
+        if (threadIdx.x >= (CROPPED_WIDTH ? 1 : 32)) return;
         const View& view = window.view;
-        const int rows = window.stop - window.first, slabs = window.each / SLAB;
-        const int width = OWN_ACROSS ? view.across : view.out_width + view.s - 1;
-        if (threadIdx.x == 0) barrier->expect(rows * slabs * width * SLAB * 16);
-        if (!OWN_ACROSS) __syncwarp();
-        for (int i = threadIdx.x; i < (OWN_ACROSS ? 1 : rows); i += 32) {
+        const int rows = window.stop - window.first, slabs = window.each / SLAB_PACKS;
+        const int width = CROPPED_WIDTH ? view.across : view.out_width + view.s - 1;
+        if (threadIdx.x == 0) barrier->expect(rows * slabs * width * SLAB_PACKS * 16);
+        if (!CROPPED_WIDTH) __syncwarp();
+        for (int i = threadIdx.x; i < (CROPPED_WIDTH ? 1 : rows); i += 32) {
             const int y = window.first + i;
-            Number* const row = window.numbers + i * view.across * SLAB * RUN;
+            Number* const row = window.numbers + i * view.across * SLAB_PACKS * RUN;
             for (int q = 0; q < slabs; ++q)
-                bring_box(row + q * (PIXELS * SLAB * RUN), map, (window.from + q * SLAB) * RUN,
+                bring_box(row + q * (SLAB_PIXELS * SLAB_PACKS * RUN), map, (window.from + q * SLAB_PACKS) * RUN,
                           window.column - view.left, y % view.down() - view.top, y / view.down(),
                           barrier);
         }
@@ -169,7 +169,7 @@ struct Maps {
     }
 #endif
     __device__ void make(const Window& window, const Number*) const {
-#if PRECISION == 1 && !MAPPED
+#if PRECISION == 1 && !TENSOR_MAPS
         in_batches<Run<Number>, 6>(
             window.runs(), [&](int i) { return *window.run(i); },
             [&](int i, const Run<Number>& run) { *window.run(i) = as_factors(run); });
@@ -177,7 +177,7 @@ struct Maps {
     }
 };
 
-#if BEHIND == 2
+#if EPILOGUE == 2
 // Gradients by a run of pooled outputs, rounded, and to whom they go.
 struct PooledRun {
     Run<Number> dy;
@@ -300,7 +300,7 @@ struct PooledBox {
         // Eight threads write 128 bytes at once: where those are of several windows of pooling,
         // some write the right pixel where others write the left one, so that all banks are
         // different.
-        const int other = SLAB == 8 ? 0 : pixel / (4 / SLAB) % 2;
+        const int other = SLAB_PACKS == 8 ? 0 : pixel / (4 / SLAB_PACKS) % 2;
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
             const int down = m / 2, beside = m % 2 ^ other;
@@ -315,19 +315,19 @@ struct PooledBox {
 // dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
 // lie in memory.
 template <bool RAW> struct GradientMaps {
-    static constexpr bool TWO = BEHIND == 0;
+    static constexpr bool TWO = EPILOGUE == 0;
 
     Gradient dz;
     const TensorMap* maps;  // Of dz; or of dy and of the marks.
 
     __device__ void ask(const Window& window, Number* raw, Barrier* barrier) const {
-#if BEHIND == 0
+#if EPILOGUE == 0
         Maps{dz.dy, maps}.ask(window, raw, barrier);
-#elif BEHIND == 2
+#elif EPILOGUE == 2
         if (!RAW) return;
         const PooledBox box(window);
         Mark* const marks = box.marks(raw);
-#if MAPPED
+#if TENSOR_MAPS
         if (threadIdx.x > 0) return;
         barrier->expect(box.runs() * (16 + RUN));
         bring_box(raw, maps, window.from * RUN, box.column, box.line, box.sample, barrier);
@@ -344,9 +344,9 @@ template <bool RAW> struct GradientMaps {
     }
 
     __device__ void make(const Window& window, const Number* raw) const {
-#if BEHIND == 0
+#if EPILOGUE == 0
         Maps{dz.dy, maps}.make(window, raw);
-#elif BEHIND == 1
+#elif EPILOGUE == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};
             const int at = window.source(i);
@@ -375,7 +375,7 @@ template <bool RAW> struct GradientMaps {
 #endif
     }
 
-#if BEHIND == 2
+#if EPILOGUE == 2
    private:
     // Each run of dy is read once and goes to four pixels.
     template <class Places, class Fetch>

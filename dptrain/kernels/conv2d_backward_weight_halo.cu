@@ -1,5 +1,5 @@
 // Gradients of the weights of convolutions of stride 1: sums over pixels, of which a block keeps a
-// window (window.cuh) in shared memory.
+// window (halo_tile.cuh) in shared memory.
 //
 //     dw[(r, s, c), k] = sum over pixels of x[pixel + (r, s), c] dz[pixel, k]
 //
@@ -7,15 +7,15 @@
 // comes to registers once for all of them, and what follows the convolution is undone there. x is
 // read by tensor cores themselves, from pieces of 16 bytes: in bf16 eight channels of a pixel, so
 // that a piece lies along columns and is read transposed. tf32 has nothing of that kind, so there a
-// piece is one channel of four pixels, which need not be neighbours: they are APART_ACROSS columns
-// or APART_DOWN rows from each other, and the four stand for one *position* that a tap moves as if
+// piece is one channel of four pixels, which need not be neighbours: they are QUAD_COLUMNS_APART columns
+// or QUAD_ROWS_APART rows from each other, and the four stand for one *position* that a tap moves as if
 // it were a pixel.
 
-#include "order.cuh"
-#include "strip.cuh"
+#include "dependent_launch.cuh"
+#include "wgrad_tile.cuh"
 
-#ifndef SETTLE
-#define SETTLE 0  // Whether the compiler has to be kept from moving what `wgmma` reads.
+#ifndef SCHEDULING_BARRIER
+#define SCHEDULING_BARRIER 0  // Whether the compiler has to be kept from moving what `wgmma` reads.
 #endif
 
 // A: rows g and g + 8 of a warp's sixteen are neighbouring filters, which a lane reads at once.
@@ -34,12 +34,12 @@ struct GradientRows {
     __device__ Number element(int turn, int z, int row, int k) const {
         const int own = filter(row), h = k / (STEP_K / 2), at = k % (STEP_K / 2);
         const Number zero = from_float<Number>(0.0f);
-        if (own >= FILTERS) return zero;
+        if (own >= TILE_FILTERS) return zero;
         const int pooled = FOURFOLD ? at : h * 4 + at / 2;
-        const int i = turn * TURN_ROWS + (BEHIND == 2 ? pooled : z * STEP_K + k);
-#if BEHIND == 0
+        const int i = turn * TURN_ROWS + (EPILOGUE == 2 ? pooled : z * STEP_K + k);
+#if EPILOGUE == 0
         const bool counts = true;
-#elif BEHIND == 1
+#elif EPILOGUE == 1
         const bool counts = to_float(marks[i * MARKS + own]) > 0.0f;
 #else
         const bool counts = marks[i * MARKS + own] == z * 2 + (FOURFOLD ? h : at % 2);
@@ -56,9 +56,9 @@ struct GradientRows {
 
 #if __CUDA_ARCH__ >= 800
     // What a lane reads of dz for a turn, and of what says who gets it.
-    static constexpr int READS = BEHIND == 2 ? (FOURFOLD ? 1 : 2) : FOURFOLD ? 4 : 8;
+    static constexpr int READS = EPILOGUE == 2 ? (FOURFOLD ? 1 : 2) : FOURFOLD ? 4 : 8;
     // Of two filters; bytes are taken apart when they are wanted.
-#if BEHIND == 2
+#if EPILOGUE == 2
     using Both = unsigned short;
 #else
     using Both = Run<Mark, 2>;
@@ -71,21 +71,21 @@ struct GradientRows {
     __device__ Raw read(int turn) const {
         Raw raw;
         // Warps without filters read those of others: what becomes of it is thrown away.
-        const int own = FILTERS < TILE_M ? first() % FILTERS : first();
-        constexpr bool TWOS = BEHIND < 2 && !FOURFOLD;
+        const int own = TILE_FILTERS < TILE_M ? first() % TILE_FILTERS : first();
+        constexpr bool TWOS = EPILOGUE < 2 && !FOURFOLD;
         const int row = turn * TURN_ROWS + threadIdx.x % 4 * (TWOS ? 2 : 1);
 #pragma unroll
         for (int i = 0; i < READS; ++i) {
             const int at = row + (TWOS ? i / 2 * 8 + i % 2 : i * 4);
             raw.dz[i] = *reinterpret_cast<const Run<Number, 2>*>(dy + at * PITCH + own);
-            if (BEHIND) raw.marks[i] = *reinterpret_cast<const Both*>(marks + at * MARKS + own);
+            if (EPILOGUE) raw.marks[i] = *reinterpret_cast<const Both*>(marks + at * MARKS + own);
         }
         return raw;
     }
 
     // Filters first() and first() + 1 of the lane's terms of both steps of a turn.
     __device__ void words(unsigned (&words)[2][4], const Raw& raw) {
-#if PRECISION == 1 && BEHIND == 2
+#if PRECISION == 1 && EPILOGUE == 2
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const float rounded = as_tf32(raw.dz[0].at[n]);
@@ -101,13 +101,13 @@ struct GradientRows {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 float rounded = as_tf32(raw.dz[h].at[n]);
-#if BEHIND
+#if EPILOGUE
                 if (!(raw.marks[h].at[n] > 0.0f)) rounded = 0.0f;
 #endif
                 words[h / 2][h % 2 * 2 + n] = __float_as_uint(rounded);
                 totals[n] += rounded;
             }
-#elif BEHIND == 2
+#elif EPILOGUE == 2
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const unsigned both = as<unsigned>(raw.dz[h]);
@@ -128,7 +128,7 @@ struct GradientRows {
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
                 terms[m] = as<unsigned>(raw.dz[h * 2 + m]);
-#if BEHIND
+#if EPILOGUE
                 const Run<Bfloat16, 2>& y = raw.marks[h * 2 + m];
                 if (!(to_float(y.at[0]) > 0.0f)) terms[m] &= 0xFFFF0000u;
                 if (!(to_float(y.at[1]) > 0.0f)) terms[m] &= 0xFFFFu;
@@ -165,17 +165,17 @@ __device__ inline unsigned step_place(int turn, int z) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         int half = turn * 4 + z * 2 + h;
-        const bool exists = BEHIND == 2 ? turn * 4 + h * 2 < ALL_HALVES : half < ALL_HALVES;
+        const bool exists = EPILOGUE == 2 ? turn * 4 + h * 2 < ALL_HALVES : half < ALL_HALVES;
         int down, beside;
-        if (BEHIND == 2 && FOURFOLD) {
-            down = turn / (POSITIONS / 2) * 2 + z, beside = turn % (POSITIONS / 2) * 2 + h;
-        } else if (BEHIND == 2) {
+        if (EPILOGUE == 2 && FOURFOLD) {
+            down = turn / (LINE_POSITIONS / 2) * 2 + z, beside = turn % (LINE_POSITIONS / 2) * 2 + h;
+        } else if (EPILOGUE == 2) {
             half = turn * 2 + h;
             down = half / HALVES * 2 + z, beside = half % HALVES * HALF;
         } else if (FOURFOLD) {
-            down = half % LINES, beside = half / LINES;
+            down = half % STRIP_LINES, beside = half / STRIP_LINES;
         } else {
-            down = half / HALVES * SEGMENT, beside = half % HALVES * HALF;
+            down = half / HALVES * CONTIGUOUS_LINES, beside = half % HALVES * HALF;
         }
         at[h] = exists ? down * LINE + beside * POSITION : h ? at[0] : 0;
     }
@@ -191,8 +191,8 @@ struct WindowColumns {
     static __device__ constexpr int tap(int r, int s) { return r * LINE + s * POSITION; }
 
     __device__ Number element(int column, int k) const {
-        const int c = column % CHANNELS, r = column / CHANNELS % TAP_ROWS;
-        const int half = at(k / (STEP_K / 2)) + tap(r, column / CHANNELS / TAP_ROWS);
+        const int c = column % TILE_CHANNELS, r = column / TILE_CHANNELS % TAP_ROWS;
+        const int half = at(k / (STEP_K / 2)) + tap(r, column / TILE_CHANNELS / TAP_ROWS);
         const int own = k % (STEP_K / 2);
         if (FOURFOLD) return numbers[(half + c) * RUN + own];
         return numbers[(half + own + c / RUN * PLANE) * RUN + c % RUN];
@@ -221,21 +221,21 @@ struct WindowColumns {
 __device__ inline void multiply_step(Sums& sums, const unsigned (&words)[4],
                                      const WindowColumns& columns) {
 #if WGMMA
-    constexpr int BESIDE = ROWS_AT_ONCE ? TAP_ROWS : 1, EIGHTS = BESIDE * CHANNELS / 8;
+    constexpr int BESIDE = ROWS_AT_ONCE ? TAP_ROWS : 1, EIGHTS = BESIDE * TILE_CHANNELS / 8;
 #pragma unroll
     for (int s = 0; s < TAP_COLUMNS; ++s)
 #pragma unroll
         for (int r = 0; r < TAP_ROWS; r += BESIDE)
             wgmma::multiply_add<!FOURFOLD>(
                 reinterpret_cast<float(&)[EIGHTS][4]>(
-                    sums.c[0][(s * TAP_ROWS + r) * CHANNELS / 8]),
+                    sums.c[0][(s * TAP_ROWS + r) * TILE_CHANNELS / 8]),
                 words, columns.descriptor(WindowColumns::tap(r, s)));
 #else
 #pragma unroll
     for (int j = 0; j < TILE_N; j += 16) {
-        const int tap = j / CHANNELS;
+        const int tap = j / TILE_CHANNELS;
         unsigned column[4];
-        columns.words(column, WindowColumns::tap(tap % TAP_ROWS, tap / TAP_ROWS), j % CHANNELS);
+        columns.words(column, WindowColumns::tap(tap % TAP_ROWS, tap / TAP_ROWS), j % TILE_CHANNELS);
         multiply_add(sums.c[0][j / 8], words, column[0], column[2]);
         multiply_add(sums.c[0][j / 8 + 1], words, column[1], column[3]);
     }
@@ -258,7 +258,7 @@ struct Turns {
 #if __CUDA_ARCH__ >= 800
     // What one reads is on its way while the one before is multiplied; but narrow ones in bf16 read
     // twice as many numbers for as many products, and take longer so.
-    static constexpr bool READS_AHEAD = !NARROW || FOURFOLD;
+    static constexpr bool READS_AHEAD = !FEW_CHANNELS || FOURFOLD;
     GradientRows::Raw raw;
     Run<unsigned, 2> place;   // Of both steps.
     unsigned words[2][2][4];  // Of two turns: the one before may be under way with its own.
@@ -276,9 +276,9 @@ struct Turns {
         unsigned(&own)[2][4] = words[parity];
         rows.words(own, raw);
         // Behind the last turn its own again.
-        if (READS_AHEAD) read(min(turn + GROUPS, TURNS - 1));
+        if (READS_AHEAD) read(min(turn + K_GROUPS, TURNS - 1));
 #if WGMMA
-        if (SETTLE) settle(own);
+        if (SCHEDULING_BARRIER) settle(own);
         wgmma::start();
 #endif
 #pragma unroll
@@ -296,7 +296,7 @@ struct Turns {
     // What is the same for all lanes, as compilers know of what a shuffle gives: then one register
     // for all is enough for what many instructions take. Few take it as it is.
     static __device__ unsigned of_all(unsigned same) {
-        return NARROW ? same : __shfl_sync(~0u, same, 0);
+        return FEW_CHANNELS ? same : __shfl_sync(~0u, same, 0);
     }
 #if WGMMA
     // Compilers that move the making of words to behind `start` then have every product wait for
@@ -340,20 +340,20 @@ __device__ inline void join_totals(float (&totals)[2], float* memory) {
     for (int n = 0; n < 2; ++n) memory[(threadIdx.y * 2 + n) * THREADS + threadIdx.x] = totals[n];
     __syncthreads();
     for (int n = 0; n < 2; ++n)
-        for (int group = 1; group < GROUPS; ++group)
+        for (int group = 1; group < K_GROUPS; ++group)
             totals[n] += memory[(group * 2 + n) * THREADS + threadIdx.x];
 }
 
 // dw and db of the strips [z part, (z + 1) part), z = blockIdx.z, into part z.
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
-    window_backward_weight(const Number* x, const Number* dy, const Mark* marks, float factor,
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
+    conv2d_backward_weight_halo(const Number* x, const Number* dy, const Mark* marks, float factor,
                            float* dw, float* db, int samples, int part, GEOMETRY) {
     const Geometry g = GEOMETRY_VALUES;
-    const int lines = BEHIND == 2 ? g.out_height / 2 * 2 : g.out_height;
-    const int strips = (lines + TALL - 1) / TALL;
+    const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
+    const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
     const int begin = blockIdx.z * part, end = min(begin + part, samples * strips);
-    const int tiles = NARROW ? 1 : g.channels / CHANNELS;  // Of channels.
-    const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * CHANNELS;
+    const int tiles = FEW_CHANNELS ? 1 : g.channels / TILE_CHANNELS;  // Of channels.
+    const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;
     const int filter = blockIdx.y * TILE_M;
 
     extern __shared__ __align__(16) char memory[];
@@ -367,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
                       reinterpret_cast<Number*>(dz), reinterpret_cast<Mark*>(dz + DZ)};
     };
     const auto strip = [&](int i) {
-        return Strip{g, i / strips, i % strips * TALL, tap_row, channel, filter};
+        return Strip{g, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
     };
     // From `unit` on what is left of a strip, by so many warps that take turns.
     const auto bring = [&](int i, int unit, int warps) {
@@ -380,13 +380,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
     for (int i = own_thread(); i < TURNS * 2; i += ALL_THREADS) steps[i] = step_place(i / 2, i % 2);
     for (int i = 0; i < BUFFERS; ++i) strip(0).clear(places(i));
     __syncthreads();
-    in_order();
+    wait_for_previous_kernel();
     if (begin < end) bring(begin, own_warp(), WARPS);
     Sums sums;
     GradientRows rows{};
     for (int i = begin; i < end; ++i) {
         const Places at = places(i);
-        if (LATER) {
+        if (STAGED_TRANSPOSE) {
             arrive<0>();
             __syncthreads();
             Strip::settle(at);
@@ -404,11 +404,11 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
         rows.dy = at.dz, rows.marks = at.marks;
         Turns turns{sums, rows, at.window, steps};
         turns.begin(min(int(threadIdx.y), TURNS - 1));
-        for (int turn = threadIdx.y; turn < TURNS; turn += 2 * GROUPS) {
+        for (int turn = threadIdx.y; turn < TURNS; turn += 2 * K_GROUPS) {
             turns.multiply(turn, 0);
             meanwhile();
-            if (turn + GROUPS >= TURNS) break;
-            turns.multiply(turn + GROUPS, 1);
+            if (turn + K_GROUPS >= TURNS) break;
+            turns.multiply(turn + K_GROUPS, 1);
             meanwhile();
         }
         if (more) bring(i + 1, unit, WARPS);
@@ -418,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
             bring(i + 1, own_warp(), WARPS);
         }
     }
-    if (GROUPS > 1) {
+    if (K_GROUPS > 1) {
         join_groups(sums, reinterpret_cast<float*>(memory));
         join_totals(rows.totals, reinterpret_cast<float*>(memory));
         if (threadIdx.y > 0) return;
@@ -434,16 +434,16 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, BLOCKS)
         rows.totals[n] += __shfl_xor_sync(0xFFFFFFFFu, rows.totals[n], 1);
         rows.totals[n] += __shfl_xor_sync(0xFFFFFFFFu, rows.totals[n], 2);
     }
-    if (own >= g.filters || GradientRows::first() >= FILTERS) return;
+    if (own >= g.filters || GradientRows::first() >= TILE_FILTERS) return;
     if (blockIdx.x == 0 && threadIdx.x % 4 == 0) give(db + size, rows.totals[0], rows.totals[1]);
 #pragma unroll
     for (int j = 0; j < Sums::ACROSS; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + threadIdx.x % 4 * 2 + e, tap = column / CHANNELS;
-            const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS, c = column % CHANNELS;
-            if (r >= g.r || NARROW && c >= g.s * g.channels) continue;
-            const int row = NARROW ? r * g.s * g.channels + c
+            const int column = j * 8 + threadIdx.x % 4 * 2 + e, tap = column / TILE_CHANNELS;
+            const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS, c = column % TILE_CHANNELS;
+            if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) continue;
+            const int row = FEW_CHANNELS ? r * g.s * g.channels + c
                                    : (r * g.s + s) * g.channels + channel + c;
             give(dw + size + row * g.filters, sums.c[0][j][e], sums.c[0][j][e + 2]);
         }

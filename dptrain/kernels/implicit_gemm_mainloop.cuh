@@ -9,14 +9,14 @@
 
 #pragma once
 
-#include "segments.cuh"
+#include "implicit_gemm_tile.cuh"
 
 // Channels of two runs and one tap are a step of the sum: all taps of the first two runs, of the
 // next two, and so on.
 struct Steps {
     const View& view;
 
-    __device__ int taps() const { return (view.r + TALL - 1) * view.s; }
+    __device__ int taps() const { return (view.r + LINES_IN_M - 1) * view.s; }
     __device__ int count(int runs) const { return runs / 2 * taps(); }
 };
 
@@ -28,20 +28,20 @@ struct Walk {
     __device__ Walk(const View& view, int step) : view(view) {
         const int taps = Steps{view}.taps(), tap = step % taps;
         run = step / taps * 2, row = tap / view.s, column = tap % view.s;
-        distance = run / SLAB * (PIXELS * SLAB) + run % SLAB + (row * view.across + column) * SLAB;
+        distance = run / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS) + run % SLAB_PACKS + (row * view.across + column) * SLAB_PACKS;
     }
     __device__ void next() {
-        ++column, distance += SLAB;
+        ++column, distance += SLAB_PACKS;
         if (column < view.s) return;
-        column = 0, ++row, distance += (view.across - view.s) * SLAB;
-        if (row < view.r + TALL - 1) return;
-        row = 0, run += 2, distance += 2 - (view.r + TALL - 1) * view.across * SLAB;
-        if (run % SLAB == 0) distance += (PIXELS - 1) * SLAB;
+        column = 0, ++row, distance += (view.across - view.s) * SLAB_PACKS;
+        if (row < view.r + LINES_IN_M - 1) return;
+        row = 0, run += 2, distance += 2 - (view.r + LINES_IN_M - 1) * view.across * SLAB_PACKS;
+        if (run % SLAB_PACKS == 0) distance += (SLAB_PIXELS - 1) * SLAB_PACKS;
     }
 };
 
 // Pixels between eights of columns.
-__device__ inline int eights_apart(const View& view) { return STRIP ? TALL * view.across : 8; }
+__device__ inline int eights_apart(const View& view) { return PIXEL_TILE_STRIP ? LINES_IN_M * view.across : 8; }
 
 // A lane's row of its warp's sixteen and word of a row: those of word 0 of an instruction's four.
 // Words 1 and 3 are eight rows below, words 2 and 3 four words further.
@@ -60,20 +60,20 @@ __device__ inline int piece_of(const Place& p) {
     return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8;
 }
 
-#if __CUDA_ARCH__ >= 800 && !(WGMMA && LATER)
-// A lane's words of DEPTH steps, asked for where this stands: compilers would ask when it is too
+#if __CUDA_ARCH__ >= 800 && !(WGMMA && PERSISTENT)
+// A lane's words of STAGE_STEPS steps, asked for where this stands: compilers would ask when it is too
 // late.
-__device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
+__device__ inline void ask(Run<Number> (&words)[STAGE_STEPS], const Number* from) {
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d) {
+    for (int d = 0; d < STAGE_STEPS; ++d) {
         Run<unsigned, 4> run;
         const Number* const at = from + d * TEAM * RUN;
-#if LATER && RING == 0
+#if PERSISTENT && WEIGHT_STAGES == 0
         const int lane = threadIdx.x % 32;
         const Place place = {int(threadIdx.x) % TEAM / 32 * 16 + lane / 8 % 2 * 8 + lane % 8,
                              lane / 16 * 4};
         read_matrices(run.at, at + piece_of(place) * RUN);
-#elif LATER
+#elif PERSISTENT
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             const Place place = place_of_lane(threadIdx.x % TEAM, q);
@@ -89,7 +89,7 @@ __device__ inline void ask(Run<Number> (&words)[DEPTH], const Number* from) {
 }
 #endif
 
-// A lane's sums of ROWS x COLUMNS: elements 0 and 1 are those of row g, 2 and 3 of row g + 8, of
+// A lane's sums of ROWS x MMA_N: elements 0 and 1 are those of row g, 2 and 3 of row g + 8, of
 // columns 2 t and 2 t + 1 of every eight.
 struct ColumnSums {
     float c[EIGHTS][4] = {};
@@ -99,13 +99,13 @@ struct ColumnSums {
     __device__ void add(const Run<Number>& a, const Number* numbers, int b, int apart) {
         const Run<unsigned, 4> words = as<Run<unsigned, 4>>(a);
         const int lane = threadIdx.x % 32;
-        b += lane / 8 % 2 + lane % 8 * SLAB;
+        b += lane / 8 % 2 + lane % 8 * SLAB_PACKS;
 #pragma unroll
         for (int g = 0; g < EIGHTS; g += 2) {
             // An odd last eight is read twice.
             const int other = g + 1 < EIGHTS ? lane / 16 : 0;
             unsigned pixels[4];
-            read_matrices(pixels, numbers + swizzled(b + (g + other) * apart * SLAB) * RUN);
+            read_matrices(pixels, numbers + swizzled(b + (g + other) * apart * SLAB_PACKS) * RUN);
             multiply_add(c[g], words.at, pixels[0], pixels[1]);
             if (g + 1 < EIGHTS) multiply_add(c[g + 1], words.at, pixels[2], pixels[3]);
         }
@@ -119,13 +119,13 @@ struct ColumnSums {
             for (int h = 0; h < 2; ++h) {
                 const Place place = {place_of_lane(lane, h).row, k / UNIT};
                 const Run<Number> words =
-                    a[LATER ? piece_of(place) : lane - t + place.word % 4];
-                const int word = LATER ? place.word % 4 : place.word / 4 * 2 + h;
+                    a[PERSISTENT ? piece_of(place) : lane - t + place.word % 4];
+                const int word = PERSISTENT ? place.word % 4 : place.word / 4 * 2 + h;
                 const float weight = to_float(words.at[word * UNIT + k % UNIT]);
                 for (int g = 0; g < EIGHTS; ++g)
                     for (int e = 0; e < 2; ++e) {
                         const int pixel = g * apart + t * 2 + e;
-                        const int piece = swizzled(b + k / RUN + pixel * SLAB);
+                        const int piece = swizzled(b + k / RUN + pixel * SLAB_PACKS);
                         c[g][h * 2 + e] += weight * to_float(numbers[piece * RUN + k % RUN]);
                     }
             }
@@ -134,10 +134,10 @@ struct ColumnSums {
 };
 
 // The compiler must not read sums earlier than products are done.
-__device__ inline void keep_behind(ColumnSums (&sums)[SEGMENTS]) {
+__device__ inline void keep_behind(ColumnSums (&sums)[PIXEL_TILES]) {
 #if WGMMA
 #pragma unroll
-    for (int i = 0; i < SEGMENTS; ++i)
+    for (int i = 0; i < PIXEL_TILES; ++i)
 #pragma unroll
         for (int g = 0; g < EIGHTS; ++g)
 #pragma unroll
@@ -151,8 +151,8 @@ struct Columns {
     unsigned lower, upper;
 
     __device__ explicit Columns(const Window& window) {
-        const int across = eights_apart(window.view) * SLAB * 16;
-        const auto all = wgmma::swizzled_descriptor<SLAB>(window.numbers, across);
+        const int across = eights_apart(window.view) * SLAB_PACKS * 16;
+        const auto all = wgmma::swizzled_descriptor<SLAB_PACKS>(window.numbers, across);
         lower = unsigned(all), upper = unsigned(all >> 32);
     }
     __device__ unsigned long long from(int piece) const {
@@ -163,9 +163,9 @@ struct Columns {
 
 // sums[i] += A B_i over `count` steps, from step `first` of the window on, B_i being the columns
 // that begin at piece places[i]; `weights` those of the first.
-#if !(WGMMA && LATER)
-__device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number* weights,
-                                      const Window& window, const int (&places)[SEGMENTS],
+#if !(WGMMA && PERSISTENT)
+__device__ inline void multiply_steps(ColumnSums (&sums)[PIXEL_TILES], const Number* weights,
+                                      const Window& window, const int (&places)[PIXEL_TILES],
                                       int first, int count) {
     Walk walk(window.view, first);
 #if WGMMA
@@ -174,20 +174,20 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
     const int apart = eights_apart(window.view);
 #endif
 #if __CUDA_ARCH__ >= 800
-    Run<Number> words[2][DEPTH];
+    Run<Number> words[2][STAGE_STEPS];
     ask(words[0], weights);
     // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones
     // nobody uses what comes: from global memory whatever lies there; held, where windows that
     // others write would be next, the same words again.
-    const auto multiply = [&](const Run<Number>(&now)[DEPTH], Run<Number>(&next)[DEPTH],
+    const auto multiply = [&](const Run<Number>(&now)[STAGE_STEPS], Run<Number>(&next)[STAGE_STEPS],
                               bool last) {
 #if WGMMA
         wgmma::start();
 #endif
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d, walk.next())
+        for (int d = 0; d < STAGE_STEPS; ++d, walk.next())
 #pragma unroll
-            for (int i = 0; i < SEGMENTS; ++i) {
+            for (int i = 0; i < PIXEL_TILES; ++i) {
 #if WGMMA
                 wgmma::multiply_add<false>(sums[i].c, as<Run<unsigned, 4>>(now[d]).at,
                                            columns.from(places[i] + walk.distance));
@@ -200,19 +200,19 @@ __device__ inline void multiply_steps(ColumnSums (&sums)[SEGMENTS], const Number
         // Those before are done, and their words free.
         wgmma::finish<1>();
 #endif
-        if (!HOLDERS || !last) weights += DEPTH * TEAM * RUN;
+        if (!PERSISTENT_GROUPS || !last) weights += STAGE_STEPS * TEAM * RUN;
         ask(next, weights);
         return last;
     };
     // Not unrolled: compilers would take minutes.
 #pragma unroll 1
-    for (int step = 2 * DEPTH;; step += 2 * DEPTH) {
-        if (multiply(words[0], words[1], step - DEPTH == count)) break;
+    for (int step = 2 * STAGE_STEPS;; step += 2 * STAGE_STEPS) {
+        if (multiply(words[0], words[1], step - STAGE_STEPS == count)) break;
         if (multiply(words[1], words[0], step == count)) break;
     }
 #else
     for (int step = 0; step < count; ++step, walk.next(), weights += TEAM * RUN)
-        for (int i = 0; i < SEGMENTS; ++i)
+        for (int i = 0; i < PIXEL_TILES; ++i)
             sums[i].add(reinterpret_cast<const Run<Number>*>(weights), window.numbers,
                         places[i] + walk.distance, apart);
 #endif

@@ -1,11 +1,11 @@
 // Update rules, one pass over the flat arrays of parameters w, gradients g and optimizer state.
 //
 // Elements fall into runs that share a weight decay: run k ends before element stops[k] and decays
-// by decays[k]. Runs begin at multiples of 16 elements. Rates come from `numbers` (step.cuh). Where
+// by decays[k]. Runs begin at multiples of 16 elements. Rates come from `numbers` (hyperparameters.cuh). Where
 // the loss, sums[0], is not finite, everything stays as it is: what broke can be looked at.
 
-#include "order.cuh"
-#include "step.cuh"
+#include "dependent_launch.cuh"
+#include "hyperparameters.cuh"
 #include "vector.cuh"
 
 // State below this counts as zero, as on the CPU, where it would become denormal and slow.
@@ -23,7 +23,7 @@ __device__ inline float decay_at(int i, const int* stops, const float* decays, i
 
 // w ← w − α d, with d = g + λ w.
 extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i);
@@ -38,7 +38,7 @@ extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
 // v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w ← w − α v.
 extern "C" __global__ void sgd_momentum(
     float* w, const float* g, float* v, COMMON, float momentum, int nesterov) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), velocity = load(v, i);
@@ -59,7 +59,7 @@ extern "C" __global__ void sgd_momentum(
 // float32 that would be one rounding worse.
 extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, COMMON, float beta1,
                                 float beta2, float epsilon, float rest1, float rest2) {
-    in_order();
+    wait_for_previous_kernel();
     int i;
     if (!mine(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);

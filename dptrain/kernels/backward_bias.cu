@@ -1,23 +1,23 @@
 // Gradient of a bias: dy (pixels, channels) summed over pixels. Each block sums `part` pixels of
-// LANES · VECTOR channels; where there are several, sum_parts.cu adds what they wrote, in order, so
+// CHANNEL_VECTORS · VECTOR channels; where there are several, split_k_reduce.cu adds what they wrote, in order, so
 // that the result is the same in every run.
 
-#include "order.cuh"
+#include "dependent_launch.cuh"
 #include "vector.cuh"
 
-#ifndef LANES
-#define LANES 4
+#ifndef CHANNEL_VECTORS
+#define CHANNEL_VECTORS 4
 #endif
 
-constexpr int THREADS = 256, ROWS = THREADS / LANES;
+constexpr int THREADS = 256, ROWS = THREADS / CHANNEL_VECTORS;
 
 // partial[part, channel]; with one block for all pixels that is the sum.
-extern "C" __global__ void channel_sums(const Number* __restrict__ dy, float* __restrict__ partial,
+extern "C" __global__ void backward_bias(const Number* __restrict__ dy, float* __restrict__ partial,
                                         int pixels, int channels, int part) {
-    in_order();
-    __shared__ float rows[ROWS][LANES * VECTOR];
-    const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
-    const int vectors = channels / VECTOR, slot = blockIdx.y * LANES + lane;
+    wait_for_previous_kernel();
+    __shared__ float rows[ROWS][CHANNEL_VECTORS * VECTOR];
+    const int lane = threadIdx.x % CHANNEL_VECTORS, row = threadIdx.x / CHANNEL_VECTORS;
+    const int vectors = channels / VECTOR, slot = blockIdx.y * CHANNEL_VECTORS + lane;
     const int start = blockIdx.x * part, stop = min(start + part, pixels);
     Floats sums = {};
     if (slot < vectors) {

@@ -11,14 +11,14 @@
 #define TILE_N 128
 #define WARP_M 32
 #define WARP_N 32
-#define WORDS 16
+#define TILE_K_WORDS 16
 #endif
 
-#include "fused.cuh"
-#include "order.cuh"
+#include "epilogue.cuh"
+#include "dependent_launch.cuh"
 
 // A sum as it lies in dw, and how many are written at once.
-constexpr int PIECE = OUT_STEP < 4 ? OUT_STEP : 4;
+constexpr int PIECE = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
 
 struct Tile {
     static constexpr int STRIDE = TILE_N + 8;  // Eight rows of a fragment lie in different banks.
@@ -55,7 +55,7 @@ __device__ inline void fill(Slice<WIDTH, false>& slice, const Get& get) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int) {
-    in_order();
+    wait_for_previous_kernel();
     extern __shared__ __align__(16) char memory[];
     struct Slices {
         Slice<TILE_M, false> x;
@@ -68,15 +68,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fill(slices.x, [&](int sample, int i) {
         Run<Number> run = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += IN_STEP)
+        for (int v = 0; v < RUN; v += IN_VECTOR)
             if (sample < samples && top + i + v < inputs)
-                read<IN_STEP>(run, v, x + sample * inputs + top + i + v);
+                read<IN_VECTOR>(run, v, x + sample * inputs + top + i + v);
         return as_factors(run);
     });
     fill(slices.dz, [&](int sample, int j) {
         Gradient::Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_STEP)
+        for (int v = 0; v < RUN; v += OUT_VECTOR)
             if (sample < samples && left + j + v < outputs)
                 gradient.piece(raw, v, sample * outputs + left + j + v, 0);
         return gradient.value(raw);

@@ -12,7 +12,7 @@
 // the shared sums, which decide about the update and are what the host looks at, become NaN.
 
 #include "clock.cuh"
-#include "order.cuh"
+#include "dependent_launch.cuh"
 
 #ifndef RANKS
 #define RANKS 2
@@ -146,8 +146,8 @@ __device__ inline void leave(const Channel& channel, unsigned* turns, float* sum
 
 // x ← Σ_r x_r over ranks below `givers`, on ranks below `receivers`: each giver sends all that it
 // has to each receiver. `count` Words.
-extern "C" __global__ void sum_at_once(Words* x, int count, int givers, int receivers, COMMON) {
-    in_order();
+extern "C" __global__ void one_shot_all_reduce(Words* x, int count, int givers, int receivers, COMMON) {
+    wait_for_previous_kernel();
     Channel channel =
         enter(inboxes, start, (long long)givers * count, rank, turns, gave_up, patience_ns);
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
@@ -167,8 +167,8 @@ extern "C" __global__ void sum_at_once(Words* x, int count, int givers, int rece
 
 // x ← Σ_r x_r on every rank: rank r gets and sums share r of all, and sends the sum to everybody.
 // `count` Words, `share` of them a rank, the last perhaps fewer.
-extern "C" __global__ void sum_by_shares(Words* x, int count, int share, COMMON) {
-    in_order();
+extern "C" __global__ void two_shot_all_reduce(Words* x, int count, int share, COMMON) {
+    wait_for_previous_kernel();
     Channel channel =
         enter(inboxes, start, 2LL * RANKS * share, rank, turns, gave_up, patience_ns);
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;

@@ -1,10 +1,10 @@
-// What is computed with a product of a layer, without a pass of its own: BEHIND says what follows.
+// What is computed with a product of a layer, without a pass of its own: EPILOGUE says what follows.
 //
 //     0   nothing
 //     1   ReLU
 //     2   ReLU and maximum pooling with windows of two by two that touch
 //
-// A dropout may come last (DROPS, forward). What it drops is 0, so backward needs its factor only.
+// A dropout may come last (EPILOGUE_DROPOUT, forward). What it drops is 0, so backward needs its factor only.
 //
 // Maps that are pooled exist nowhere. Forward, a thread holds the four elements of a window; what
 // is written is the largest, and which it is (uint8): member 2 r + s of its window, the first among
@@ -16,11 +16,11 @@
 #include "gemm.cuh"
 #include "philox.cuh"
 
-#ifndef BEHIND
-#define BEHIND 0
+#ifndef EPILOGUE
+#define EPILOGUE 0
 #endif
-#ifndef DROPS
-#define DROPS 0
+#ifndef EPILOGUE_DROPOUT
+#define EPILOGUE_DROPOUT 0
 #endif
 
 // Whether sums began with the bias.
@@ -31,13 +31,13 @@
 constexpr unsigned char NOBODY = 255;
 
 // What backward needs to know of an output besides dy; nothing at all if nothing follows.
-#if BEHIND == 2
+#if EPILOGUE == 2
 using Mark = unsigned char;
 #else
 using Mark = Number;
 #endif
 
-#if DROPS
+#if EPILOGUE_DROPOUT
 #define DROPPING , DROPOUT
 #define DROPPING_VALUES DROPOUT_VALUES
 #else
@@ -45,10 +45,10 @@ using Mark = Number;
 #define DROPPING_VALUES {}
 #endif
 
-// Bit n: element `first` + n of a sample is kept; the smaller of N and OUT_STEP divides `first`.
+// Bit n: element `first` + n of a sample is kept; the smaller of N and OUT_VECTOR divides `first`.
 template <int N>
 __device__ inline unsigned kept_of_outputs(const Dropout& d, int sample, int first) {
-    constexpr int STEP = N < OUT_STEP ? N : OUT_STEP, APART = STEP < 4 ? STEP : 4;
+    constexpr int STEP = N < OUT_VECTOR ? N : OUT_VECTOR, APART = STEP < 4 ? STEP : 4;
     unsigned block = 0, kept = 0;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -71,7 +71,7 @@ struct StoreOutput {
 
     template <int N>
     __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
-#if BEHIND == 2
+#if EPILOGUE == 2
         if (window_of(row) < rows) window(window_of(row), column, values);
 #else
 #pragma unroll
@@ -116,7 +116,7 @@ struct StoreOutput {
     }
 
     template <int N> __device__ unsigned draw(int i, int column) const {
-        return DROPS ? kept_of_outputs<N>(dropout, i / each, i % each * columns + column) : 0;
+        return EPILOGUE_DROPOUT ? kept_of_outputs<N>(dropout, i / each, i % each * columns + column) : 0;
     }
 
     // What follows the product and, where outputs are pooled, the choice of the largest.
@@ -130,51 +130,51 @@ struct StoreOutput {
             if (!BIAS_INCLUDED) z[n] += column + n < columns ? __ldg(bias + column + n) : 0.0f;
             if (!(z[n] > 0.0f)) which[n] = NOBODY;
             // Written so that a NaN stays.
-            if (BEHIND && z[n] <= 0.0f) z[n] = 0.0f;
-            if (!DROPS) continue;
+            if (EPILOGUE && z[n] <= 0.0f) z[n] = 0.0f;
+            if (!EPILOGUE_DROPOUT) continue;
             // Times 0 where it is dropped, so that a NaN stays there, too.
             const bool keep = kept >> n & 1;
             z[n] *= keep ? dropout.factor : 0.0f;
             if (!keep) which[n] = NOBODY;
         }
-        write<OUT_STEP>(y + i * columns, column, columns, z);
-#if BEHIND == 2
-        write<OUT_STEP>(marks + i * columns, column, columns, which);
+        write<OUT_VECTOR>(y + i * columns, column, columns, z);
+#if EPILOGUE == 2
+        write<OUT_VECTOR>(marks + i * columns, column, columns, which);
 #endif
     }
 };
 
-// dz as it is read, by pieces of OUT_STEP outputs.
+// dz as it is read, by pieces of OUT_VECTOR outputs.
 struct Gradient {
     const Number* dy;
-    const Mark* marks;  // y (BEHIND 1), or which member (2).
+    const Mark* marks;  // y (EPILOGUE 1), or which member (2).
     float factor;       // Of dropout.
 
     struct Raw {
         Run<Number> dy;
-#if BEHIND
+#if EPILOGUE
         Run<Mark> marks;
 #endif
-#if BEHIND == 2
-        unsigned char members[RUN / OUT_STEP];
+#if EPILOGUE == 2
+        unsigned char members[RUN / OUT_VECTOR];
 #endif
     };
 
     // A piece of a run: outputs `i` on, of the member of their windows where these are pooled.
     __device__ void piece(Raw& raw, int v, int i, int member) const {
-        read<OUT_STEP>(raw.dy, v, dy + i);
-#if BEHIND
-        read<OUT_STEP>(raw.marks, v, marks + i);
+        read<OUT_VECTOR>(raw.dy, v, dy + i);
+#if EPILOGUE
+        read<OUT_VECTOR>(raw.marks, v, marks + i);
 #endif
-#if BEHIND == 2
-        raw.members[v / OUT_STEP] = (unsigned char)member;
+#if EPILOGUE == 2
+        raw.members[v / OUT_VECTOR] = (unsigned char)member;
 #endif
     }
 
     __device__ Run<Number> value(const Raw& raw) const {
-#if BEHIND == 0
+#if EPILOGUE == 0
         return as_factors(raw.dy);
-#elif BEHIND == 1
+#elif EPILOGUE == 1
         Run<float> dz;
 #pragma unroll
         for (int v = 0; v < RUN; ++v)
@@ -190,16 +190,16 @@ struct Gradient {
 #endif
     }
 
-#if BEHIND == 2
+#if EPILOGUE == 2
     // dy where the member was chosen, else 0.
     __device__ static Run<Number> chosen(const Raw& raw) {
-#if PRECISION == 2 && OUT_STEP >= 4
+#if PRECISION == 2 && OUT_VECTOR >= 4
         // Four elements at a time, by bits: a third of the instructions.
         const Run<unsigned, 2> marks = as<Run<unsigned, 2>>(raw.marks);
         Run<unsigned, 4> dz = as<Run<unsigned, 4>>(raw.dy);
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
-            const unsigned member = raw.members[q * 4 / OUT_STEP] * 0x01010101u;
+            const unsigned member = raw.members[q * 4 / OUT_VECTOR] * 0x01010101u;
             const unsigned other = marks.at[q] ^ member;
             // The highest bit of each byte that is 0, then all bits of it.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
@@ -218,7 +218,7 @@ struct Gradient {
         Run<Number> dz;
 #pragma unroll
         for (int v = 0; v < RUN; ++v) {
-            const bool same = raw.marks.at[v] == raw.members[v / OUT_STEP];
+            const bool same = raw.marks.at[v] == raw.members[v / OUT_VECTOR];
             dz.at[v] = same ? raw.dy.at[v] : from_float<Number>(0.0f);
         }
         return dz;
