@@ -21,8 +21,8 @@ from dptrain.cli.report import report
 from dptrain.cli.scale import scale
 from dptrain.cli.study import study
 from dptrain.comm.launcher import find_launch
-from dptrain.config import load_config
 from dptrain.errors import UserError
+from dptrain.training.settings import load_settings
 
 
 def main() -> None:
@@ -115,9 +115,9 @@ def train(file: Path | None, **flags: Any) -> int:
             RunDirectory.open(Path(chosen["resume"]))
         # A run that was begun by the same command has taken in what the file says.
         goes_on = "resume" in chosen and flags["resume"] == RUN_DIR
-        config = load_config(chosen, os.environ, None if goes_on else file)
+        config = load_settings(chosen, os.environ, None if goes_on else file)
         from dptrain.comm.world import World
-        from dptrain.training import train
+        from dptrain.training.loop import train
 
         summary = train(config, World.connect(timeout=config.timeout))
         # All that is left is to leave: a warning that time is short must not kill a finished run.
@@ -143,7 +143,7 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
     def action() -> int:
         from dptrain.cli.printing import print_values
         from dptrain.comm.world import World
-        from dptrain.training import evaluate
+        from dptrain.training.evaluation import evaluate
 
         world = World.connect()
         result = evaluate(run_dir, world, data=data, checkpoint=checkpoint)
@@ -166,7 +166,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
 
     def action() -> int:
         from dptrain.comm.world import World
-        from dptrain.training import predict
+        from dptrain.training.evaluation import predict
 
         world = World.connect()
         count = predict(run_dir, source, output, world, checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Flags made from the settings of `TrainConfig`, so that they cannot drift from them."""
+"""Flags made from the settings of `Settings`, so that they cannot drift from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from dptrain.config import CONFIG_FILE, Setting, settings
 from dptrain.errors import UserError
+from dptrain.training.settings import CONFIG_FILE, Setting, settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,9 +56,7 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
-    help = setting.help
-    if setting.default is not None and setting.type is not bool:
-        help = f"{help}  [default: {setting.default}]"
+    help = f"{setting.help}  [default: {setting.default_text}]"
     if setting.type is bool:
         negative = setting.flag.replace("--", "--no-")
         return click.option(f"{setting.flag}/{negative}", setting.name, default=None, help=help)

@@ -71,12 +71,12 @@ def profile(
 
     def action() -> int:
         from dptrain.comm.world import World
-        from dptrain.config import load_config
         from dptrain.training.profiling import ProfileOptions
         from dptrain.training.profiling import profile as measure
+        from dptrain.training.settings import load_settings
 
         options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
-        config = load_config({**given(flags), "steps": steps + skip}, os.environ, file)
+        config = load_settings({**given(flags), "steps": steps + skip}, os.environ, file)
         record = measure(config, World.connect(timeout=config.timeout), options, quiet=as_json)
         if record is not None:
             from dptrain.cli.printing import print_profile

@@ -133,15 +133,15 @@ def _design(
     file: Path | None, output: Path | None, flags: Mapping[str, Any]
 ) -> tuple[Path, Design]:
     """The folder, and what the study is to launch: what it has kept, or what is asked for."""
-    from dptrain.config import load_config
     from dptrain.scaling.design import Design, new_folder, refuse_difference
+    from dptrain.training.settings import load_settings
 
     kept = None if output is None else Design.read(output)
     own = {name: flags[name] for name in DEFAULTS if name in flags}
     settings = {name: value for name, value in flags.items() if name not in DEFAULTS}
     if kept is not None and file is None:
         settings = {**kept.settings, "batch_size": kept.batch_size, **settings}
-    config = load_config(settings, os.environ, file)
+    config = load_settings(settings, os.environ, file)
     values = {k: v for k, v in config.to_toml_values().items() if k not in (*LEFT_OUT, "threads")}
     words = {**DEFAULTS, **own}
     asked = Design(

@@ -60,13 +60,13 @@ def variants(
 
     def action() -> int:
         from dptrain.cli.printing import print_values
-        from dptrain.config import load_config
         from dptrain.experiments.study import study_variants
         from dptrain.experiments.variants import AXES
+        from dptrain.training.settings import load_settings
 
         texts = {name: flags.pop(name.replace("-", "_")) for name in AXES}
         axes = {name: words.names(text) for name, text in texts.items() if text is not None}
-        config = load_config(given(flags), os.environ, file)
+        config = load_settings(given(flags), os.environ, file)
         from dptrain.comm.world import World
 
         world = World.connect(timeout=config.timeout)

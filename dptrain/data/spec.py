@@ -105,14 +105,19 @@ def _at_home(path: str) -> str:
     return str(Path(path).expanduser()) if path[:2] == "~/" else path
 
 
-def absolute(spec: str) -> str:
-    """`spec` with absolute paths, so that it means the same from any directory."""
+def absolute(spec: str, folder: Path | None = None) -> str:
+    """Return `spec` with absolute paths, so that it means the same in any directory.
+
+    Args:
+        spec: of the data.
+        folder: to which relative paths belong; the current directory if it is None.
+    """
     place, question, tail = spec.partition("?")
     name, _, path = place.partition(":")
     if not path:
         return spec
     parts = path.split(",") if name == "npy" else [path]
-    path = ",".join(str(Path(_at_home(part)).absolute()) for part in parts)
+    path = ",".join(str((folder or Path()).joinpath(_at_home(part)).absolute()) for part in parts)
     return f"{name}:{path}{question}{tail}"
 
 

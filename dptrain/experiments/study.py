@@ -12,7 +12,6 @@ from typing import Any
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.ledger import OUTPUT, Ledger, machine, write_csv
@@ -26,6 +25,7 @@ from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
+from dptrain.training.settings import Settings
 from dptrain.training.step import FIRST_TIMED
 
 NAME = "variants"
@@ -107,7 +107,7 @@ class VariantResult:
 
 
 def study_variants(
-    config: TrainConfig,
+    config: Settings,
     axes: Mapping[str, Sequence[str]],
     folder: Path,
     world: World,
@@ -156,7 +156,7 @@ def study_variants(
 
 
 def _question(
-    config: TrainConfig,
+    config: Settings,
     network: Network,
     variants: Sequence[Variant],
     surroundings: Mapping[str, Any],
@@ -181,7 +181,7 @@ class _Runs:
         stop: heard by all of them, and between them.
     """
 
-    config: TrainConfig
+    config: Settings
     folder: Path
     world: World
     ledger: Ledger | None
@@ -263,7 +263,7 @@ def _train_all(
     return False
 
 
-def _opening(left: int, total: int, config: TrainConfig, folder: Path) -> str:
+def _opening(left: int, total: int, config: Settings, folder: Path) -> str:
     if not left:
         return f"all {total} variants are in {folder} already; train anew with another {OUTPUT}"
     length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:,} epochs"
@@ -357,7 +357,7 @@ def kind_times(stages: Sequence[Mapping[str, Any]]) -> tuple[KindTime, ...]:
 
 def conclude(
     network: Network,
-    config: TrainConfig,
+    config: Settings,
     results: Sequence[VariantResult],
     folder: Path,
     *,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.config import TrainConfig
 from dptrain.experiments.measuring import size_words
 from dptrain.experiments.tables import digits, duration
 from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network
+from dptrain.training.settings import Settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def study_report(
-    network: Network, config: TrainConfig, results: Sequence[VariantResult]
+    network: Network, config: Settings, results: Sequence[VariantResult]
 ) -> Iterator[Table | str]:
     """The variants side by side, why some are not possible, and the time of every kind."""
     yield variants_table(network, config, results)
@@ -29,9 +29,7 @@ def study_report(
         yield kinds_table(results)
 
 
-def variants_table(
-    network: Network, config: TrainConfig, results: Sequence[VariantResult]
-) -> Table:
+def variants_table(network: Network, config: Settings, results: Sequence[VariantResult]) -> Table:
     """A row a variant: time of convolutions, of a step, of training; memory, and the score."""
     has_answers = any(result.accuracy is not None for result in results)
     table = plain_table(f"{network.name} on {config.data}")

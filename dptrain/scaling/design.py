@@ -70,7 +70,7 @@ class Design:
         seed: of the order.
         launcher: what starts ranks, in words; empty: found by `dptrain.scaling.launching`.
         batch_size: of all ranks at the smallest number of workers.
-        settings: of the job, as `TrainConfig.to_toml_values` has them.
+        settings: of the job, as `Settings.to_toml_values` has them.
     """
 
     ranks: tuple[int, ...]

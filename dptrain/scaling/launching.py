@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from dptrain.config import OTHER_VARIABLES, PREFIX
 from dptrain.errors import UserError
+from dptrain.training.settings import OTHER_VARIABLES, PREFIX
 
 OPEN_MPI = "Open MPI"
 _GRACE_S = 5.0

@@ -18,7 +18,6 @@ from typing import IO
 import numpy as np
 
 from dptrain.comm.signals import StopRequest
-from dptrain.config import settings
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.measure.environment import available_cores
@@ -37,6 +36,7 @@ from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
 from dptrain.scaling.load import Clock, cores_of_others, is_loud
 from dptrain.scaling.points import refuse_small_data
+from dptrain.training.settings import settings
 
 POLL_S = 0.1
 SKIPPED = 5

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.data import open_data
 from dptrain.data.base import Samples
 from dptrain.data.inputs import Inputs, open_inputs
@@ -26,6 +25,7 @@ from dptrain.network.network import Network
 from dptrain.plan.plan import make_plan
 from dptrain.training.checkpoints import Checkpoint, restore_replica
 from dptrain.training.rundir import RunDirectory
+from dptrain.training.settings import Settings
 from dptrain.training.setup import (
     broadcast_flat,
     make_replica,
@@ -90,7 +90,7 @@ def score(replica: Replica, samples: Samples, world: World) -> Score:
 class Trained:
     """A trained network brought back for inference."""
 
-    config: TrainConfig
+    config: Settings
     network: Network
     replica: Replica
     step: int
@@ -110,7 +110,7 @@ def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
     found = call_on_rank_zero(world, lambda: _read_run(run_dir, step))
     values = world.broadcast_json(None if found is None else found[0])
     config = call_on_all_ranks(
-        world, lambda: TrainConfig.from_values(values, str(run_dir)).resolved()
+        world, lambda: Settings.from_values(values, str(run_dir)).with_recipe()
     )
     network = call_on_all_ranks(world, config.load_network)
     backend = open_backend(config, world)

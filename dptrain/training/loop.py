@@ -11,19 +11,19 @@ from typing import Any
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
 from dptrain.training.display import Display
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
+from dptrain.training.settings import Settings
 from dptrain.training.setup import Job, save_checkpoint, set_up
 from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
 
-def train(config: TrainConfig, world: World) -> dict[str, Any]:
+def train(config: Settings, world: World) -> dict[str, Any]:
     """Train as `config` says and leave a run directory behind.
 
     Args:
@@ -44,7 +44,7 @@ def train(config: TrainConfig, world: World) -> dict[str, Any]:
 
 
 def train_until(
-    stop: StopRequest, config: TrainConfig, world: World, *, brief: str | None = None
+    stop: StopRequest, config: Settings, world: World, *, brief: str | None = None
 ) -> dict[str, Any]:
     """`train`, with a wish to stop that may be older; it listens to all `SIGNALS` from now on.
 

@@ -15,7 +15,6 @@ import numpy as np
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
-from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.measure.analysis import (
     MS,
@@ -38,6 +37,7 @@ from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
 from dptrain.training.loop import raise_not_finite
 from dptrain.training.progress import Progress
+from dptrain.training.settings import Settings
 from dptrain.training.setup import (
     Job,
     bucket_bytes,
@@ -87,7 +87,7 @@ class ProfileOptions:
 
 
 def profile(
-    config: TrainConfig, world: World, options: ProfileOptions, *, quiet: bool = False
+    config: Settings, world: World, options: ProfileOptions, *, quiet: bool = False
 ) -> Profile | None:
     """Make steps of training and measure them.
 

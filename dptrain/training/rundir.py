@@ -24,14 +24,14 @@ from typing import Any
 
 import tomli_w
 
-from dptrain.config import CONFIG_FILE as CONFIG
-from dptrain.config import read_settings
 from dptrain.errors import UserError
 from dptrain.files import dump_json, parse_json, sync, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
 from dptrain.training.checkpoints import CheckpointStore
+from dptrain.training.settings import CONFIG_FILE as CONFIG
+from dptrain.training.settings import read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
 

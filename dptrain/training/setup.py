@@ -21,7 +21,6 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
-from dptrain.config import TrainConfig
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
@@ -37,6 +36,7 @@ from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
+from dptrain.training.settings import Settings
 from dptrain.training.step import Stepper
 
 
@@ -56,7 +56,7 @@ class Job:
         notes: what a user should know about the checkpoint that the run goes on from.
     """
 
-    config: TrainConfig
+    config: Settings
     world: World
     network: Network
     dataset: Dataset
@@ -105,7 +105,7 @@ def possible_efficiency(world: World, threads: int) -> float:
     return float(min(world.all_gather_json(share)))
 
 
-def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
+def resolve(config: Settings, backend: Backend, world: World) -> Settings:
     """Fill in what the configuration leaves to the backend and to the machine."""
     cores, sharing = share_of_cores(world)
     return dataclasses.replace(
@@ -115,7 +115,7 @@ def resolve(config: TrainConfig, backend: Backend, world: World) -> TrainConfig:
     )
 
 
-def open_backend(config: TrainConfig, world: World) -> Backend:
+def open_backend(config: Settings, world: World) -> Backend:
     """The backend, with a device chosen for this rank and, unless allowed, for no other."""
     backend = call_on_all_ranks(world, lambda: load_backend(config.backend))
     device = call_on_all_ranks(world, lambda: backend.place(world.local_rank))
@@ -129,7 +129,7 @@ def open_backend(config: TrainConfig, world: World) -> Backend:
     return backend
 
 
-def read_ahead(config: TrainConfig, samples: Samples, world: World) -> int:
+def read_ahead(config: Settings, samples: Samples, world: World) -> int:
     """Minibatches that a thread reads ahead of time.
 
     Where every core computes, such a thread takes as much from the computation as it saves, and
@@ -142,14 +142,14 @@ def read_ahead(config: TrainConfig, samples: Samples, world: World) -> int:
     return 2 if any(world.all_gather_json(spare or not isinstance(samples, MemorySamples))) else 0
 
 
-def find_transport(config: TrainConfig, world: World, replica: Replica) -> str:
+def find_transport(config: Settings, world: World, replica: Replica) -> str:
     """How gradients travel; one rank's stay where they are."""
     if world.size == 1:
         return "host"
     return call_on_all_ranks(world, lambda: choose_transport(world, replica, str(config.transport)))
 
 
-def bucket_bytes(config: TrainConfig, world: World, transport: str) -> int | None:
+def bucket_bytes(config: Settings, world: World, transport: str) -> int | None:
     """Least size of a bucket; None: the gradient is summed as a whole.
 
     Overlap gains where a network or GPUs carry the sums. Within a node computing cores copy and add
@@ -190,7 +190,7 @@ def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
 
 
 def set_up(
-    config: TrainConfig, world: World, *, keeps_run: bool = True, recorded_steps: int = 2048
+    config: Settings, world: World, *, keeps_run: bool = True, recorded_steps: int = 2048
 ) -> Job:
     """Open data and run directory, plan, compile, share parameters.
 
@@ -293,13 +293,13 @@ def _pictures(
     return samples.x
 
 
-def _augmentation(config: TrainConfig) -> Augmentation | None:
+def _augmentation(config: Settings) -> Augmentation | None:
     if not (config.crop or config.flip or config.brightness or config.contrast):
         return None
     return Augmentation(config.crop or 0, config.flip, config.brightness, config.contrast)
 
 
-def _schedule(config: TrainConfig, last_step: int) -> Schedule:
+def _schedule(config: Settings, last_step: int) -> Schedule:
     return Schedule(
         kind=str(config.schedule),
         base=float(config.learning_rate or 0.0),
@@ -310,7 +310,7 @@ def _schedule(config: TrainConfig, last_step: int) -> Schedule:
     )
 
 
-def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> RunDirectory:
+def _run_directory(config: Settings, network: Network, dataset: Dataset) -> RunDirectory:
     keep = config.keep_checkpoints
     if config.resume is not None:
         run = RunDirectory.open(Path(config.resume), keep=keep)
@@ -322,7 +322,7 @@ def _run_directory(config: TrainConfig, network: Network, dataset: Dataset) -> R
     )
 
 
-def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:
+def _restore(config: Settings, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:
     if config.resume is None or run is None or not run.begun():
         return None
     checkpoint = run.checkpoints.load()
@@ -331,7 +331,7 @@ def _restore(config: TrainConfig, run: RunDirectory | None, replica: Replica) ->
     return checkpoint
 
 
-def _check_same_job(config: TrainConfig, checkpoint: Checkpoint) -> None:
+def _check_same_job(config: Settings, checkpoint: Checkpoint) -> None:
     """A resumed run must see the same minibatches, or its step number means something else."""
     for name in ("batch_size", "seed", "data"):
         was, now = checkpoint.facts.get(name), getattr(config, name)
@@ -345,7 +345,7 @@ def _check_same_job(config: TrainConfig, checkpoint: Checkpoint) -> None:
 
 def _describe_run(
     run: RunDirectory,
-    config: TrainConfig,
+    config: Settings,
     network: Network,
     world: World,
     restored: Checkpoint | None,

@@ -13,9 +13,9 @@ import pytest
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, peer
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.settings import load_settings
 from tests.ranks.test_peer import Device
 from tests.unit.measure.test_trace import check_trace
 
@@ -40,7 +40,7 @@ def test_a_straggler_is_named_by_its_own_time(
         monkeypatch.setattr(Replica, "load", late)
     flags = {"network": "mlp-5", "backend": "reference", "batch_size": 60, "strategy": strategy}
     options = ProfileOptions(steps=10, skip=2, roofs=False)
-    found = profile(load_config(flags, {}), world, options, quiet=True)
+    found = profile(load_settings(flags, {}), world, options, quiet=True)
     assert (found is not None) == world.is_rank_zero
     if found is None or world.size == 1:
         return
@@ -77,7 +77,7 @@ def test_steps_that_are_enqueued_are_taken_apart(
     connected: World, devices: None, strategy: str, tmp_path: Path
 ) -> None:
     flags = {"network": "mlp-5", "backend": "cuda", "batch_size": 40, "strategy": strategy}
-    config = load_config({**flags, "bucket_kib": 1}, {})
+    config = load_settings({**flags, "bucket_kib": 1}, {})
     options = ProfileOptions(steps=3, skip=1, roofs=False, output=tmp_path / "p", trace=True)
     found = profile(config, connected, options, quiet=True)
     if found is None:

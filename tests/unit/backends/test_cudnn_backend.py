@@ -29,7 +29,6 @@ from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Context
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.measure.analysis import Measured, stage_profiles
 from dptrain.measure.recorder import SPANS
@@ -37,6 +36,7 @@ from dptrain.measure.tables import notes_table
 from dptrain.network import Conv2d, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU, zoo
 from dptrain.plan import SGD, make_plan
 from dptrain.plan.lowering import Group, Phase, Precision, Setting
+from dptrain.training.settings import Settings
 from dptrain.training.setup import open_backend
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import ENGINES, Engine, Module, to_bfloat16
@@ -450,7 +450,7 @@ def test_training_without_cudnn_is_refused_before_anything_is_planned(
 
     monkeypatch.setattr("dptrain.backends.cudnn.library.load_library", fail)
     with pytest.raises(UserError, match=r"finds no libcudnn.so.9; pip install it"):
-        open_backend(TrainConfig(backend="cudnn"), World.single())
+        open_backend(Settings(backend="cudnn"), World.single())
 
 
 def test_importing_and_planning_need_no_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:

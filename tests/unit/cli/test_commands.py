@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import dptrain
 import dptrain.training
 from dptrain.cli.main import cli, run
-from dptrain.config import TrainConfig, load_config, settings
 from dptrain.errors import UserError
+from dptrain.training.settings import Settings, load_settings, settings
 
 HEAVY = (
     "numpy",
@@ -157,7 +157,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             noted.append((name, *values, options))
             return answer
 
-        monkeypatch.setattr(dptrain.training, name, function, raising=False)
+        module = "loop" if name == "train" else "evaluation"
+        monkeypatch.setattr(f"dptrain.training.{module}.{name}", function)
 
     note("train", {"stopped": False})
     note("evaluate", {"samples": 360, "test_loss": 0.123456789, "test_accuracy": 0.975})
@@ -178,9 +179,9 @@ def test_train_hands_over_the_configuration(
     assert run(arguments, is_rank_zero=True) == 0
     [(name, config, options)] = calls
     assert (name, options) == ("train", {})
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, Settings)
     flags = {"network": "solar", "flip": True, "timeout": "9"}
-    assert config == load_config(flags, {"DPTRAIN_SEED": "5"}, file)
+    assert config == load_settings(flags, {"DPTRAIN_SEED": "5"}, file)
     assert FakeWorld.timeouts[-1] == 9.0
 
 
@@ -216,7 +217,7 @@ def test_a_mistake_found_while_training_is_said_like_any_other(
     def refuse(*arguments: Any) -> None:
         raise UserError("no")
 
-    monkeypatch.setattr(dptrain.training, "train", refuse, raising=False)
+    monkeypatch.setattr("dptrain.training.loop.train", refuse)
     assert run(["train"], is_rank_zero=True) == 2
     assert capfd.readouterr().err == "dptrain: no\n"
 

@@ -13,15 +13,15 @@ import pytest
 
 import dptrain
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.errors import UserError
 from dptrain.experiments import study as module
 from dptrain.experiments.study import kind_times, study_variants
 from dptrain.experiments.variants import AS_IT_IS, list_variants
 from dptrain.network import Conv2d, MaxPool2d, Network
 from dptrain.training import loop
+from dptrain.training.settings import Settings
 
-CONFIG = TrainConfig(network="model-small", data="digits", steps=4, batch_size=8).resolved()
+CONFIG = Settings(network="model-small", data="digits", steps=4, batch_size=8).with_recipe()
 AXES = {"stride": ("1", "2"), "first-pool": ("3/1",)}
 
 
@@ -169,7 +169,7 @@ def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
     # Training shows how far it is, and leaves the telling to the study.
     assert "Where a step goes" not in text
     assert "summary.json" not in text
-    longer = TrainConfig(network="model-small", data="digits", steps=5, batch_size=8).resolved()
+    longer = Settings(network="model-small", data="digits", steps=5, batch_size=8).with_recipe()
     with pytest.raises(UserError, match="is of steps 4, this command asks for 5;"):
         study_variants(longer, AXES, tmp_path, World.single())
 
@@ -177,9 +177,9 @@ def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
 def test_a_training_that_was_killed_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(
+    config = Settings(
         network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
-    ).resolved()
+    ).with_recipe()
     world = World.single()
     whole = study_variants(config, {}, tmp_path / "whole", world, verbose=False)
 
@@ -220,16 +220,16 @@ def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -
 
 
 def test_what_is_wrong_with_the_first_variant_ends_the_study(tmp_path: Path) -> None:
-    config = TrainConfig(network="model-small", data="mnist:nowhere", steps=4).resolved()
+    config = Settings(network="model-small", data="mnist:nowhere", steps=4).with_recipe()
     with pytest.raises(UserError, match="nowhere does not exist"):
         study_variants(config, AXES, tmp_path, World.single(), verbose=False)
 
 
-def on_an_emulated_gpu(**changes: Any) -> TrainConfig:
+def on_an_emulated_gpu(**changes: Any) -> Settings:
     """A small training whose layers are timed in some steps only."""
-    return TrainConfig(
+    return Settings(
         network="mlp-5", data="irradiance?samples=64", backend="cuda", batch_size=8, **changes
-    ).resolved()
+    ).with_recipe()
 
 
 def test_a_study_says_so_where_no_step_was_timed_layer_by_layer(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.errors import UserError
 from dptrain.measure.nvtx import LIBRARIES, load_ranges
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.settings import load_settings
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_stages_have_ranges_of_their_names(backend: str, marks: list[str]) -> None:
     flags = {"network": "mlp-5", "backend": backend, "batch_size": 100}
     options = ProfileOptions(steps=3, skip=1, roofs=False, nvtx=True)
-    record = profile(load_config(flags, {}), World.single(), options, quiet=True)
+    record = profile(load_settings(flags, {}), World.single(), options, quiet=True)
     assert record is not None
     depth = 0
     for mark in marks:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.errors import UserError
 from dptrain.files import parse_json
 from dptrain.measure import profile_tables
@@ -21,6 +20,7 @@ from dptrain.measure.profile_files import claim, csv_text
 from dptrain.measure.vocabulary import SECTIONS, find_word, vocabulary_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def measure(backend: str, **options: Any) -> Profile:
         flags |= {"network": "mlp-5", "batch_size": 100}
     options = {"steps": 4, "skip": 1, "roofs": False} | options
     record = profile(
-        load_config({**flags, "steps": 1}, {}),
+        load_settings({**flags, "steps": 1}, {}),
         World.single(),
         ProfileOptions(**options),
         quiet=True,

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.measure.vocabulary import find_word
 from dptrain.network import get_network
-from dptrain.training import train
+from dptrain.training.loop import train
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.settings import load_settings
 
 
 def read(folder: Path) -> Any:
@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_says_steps_once(tmp_path: Path) -> None:
 
 def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
     flags = {"network": "model-small", "run_dir": str(tmp_path / "run"), "steps": 50}
-    config = load_config({**flags, "tensorboard": True, "baseline_steps": 0, "threads": 1}, {})
+    config = load_settings({**flags, "tensorboard": True, "baseline_steps": 0, "threads": 1}, {})
     train(config, World.single())
     found = read(tmp_path / "run" / FOLDER)
     records = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
@@ -95,7 +95,7 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
 def test_a_profile_has_a_line_a_step(tmp_path: Path) -> None:
     flags = {"network": "mlp-5", "backend": "reference", "batch_size": 100, "tensorboard": True}
     options = ProfileOptions(steps=3, skip=1, output=tmp_path / "p", roofs=False)
-    record = profile(load_config(flags, {}), World.single(), options, quiet=True)
+    record = profile(load_settings(flags, {}), World.single(), options, quiet=True)
     assert record is not None
     found = read(tmp_path / "p" / FOLDER)
     times = tuple(event.value for event in found.Scalars("step_ms"))
@@ -114,12 +114,12 @@ def test_without_the_package_one_line_says_what_to_do(
     with pytest.raises(UserError, match=r"needs the package tensorboard.*dptrain\[tensorboard\]"):
         TensorBoard(tmp_path)
     flags = {"network": "mlp-5", "backend": "reference", "tensorboard": True, "steps": 1}
-    config = load_config({**flags, "run_dir": str(tmp_path / "run")}, {})
+    config = load_settings({**flags, "run_dir": str(tmp_path / "run")}, {})
     with pytest.raises(UserError, match="needs the package"):
         train(config, World.single())
 
 
 def test_a_profile_for_tensorboard_needs_a_folder() -> None:
-    config = load_config({"network": "mlp-5", "tensorboard": True}, {})
+    config = load_settings({"network": "mlp-5", "tensorboard": True}, {})
     with pytest.raises(UserError, match=r"--tensorboard writes files.*--output"):
         profile(config, World.single(), ProfileOptions(), quiet=True)

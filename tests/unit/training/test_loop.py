@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.training import loop
+from dptrain.training.settings import load_settings
 from dptrain.training.step import FIRST_TIMED, Stepper
 
 
@@ -27,7 +27,7 @@ def train(
     monkeypatch.setattr(loop, "set_up", set_up)
     small = {"network": "mlp-50-25", "data": "irradiance?samples=64", "backend": "reference"}
     same = {**small, "baseline_steps": "0", "steps": "50", "run_dir": str(run), **flags}
-    return loop.train(load_config(same, {}), World.single())
+    return loop.train(load_settings(same, {}), World.single())
 
 
 def test_a_warning_is_granted_after_one_step_so_that_every_turn_gets_on(
@@ -56,7 +56,7 @@ def test_of_steps_that_are_enqueued_those_behind_the_first_are_told(
         "network": "mlp-5", "data": "irradiance?samples=640", "backend": "cuda", "batch_size": "8",
         "baseline_steps": "3", "steps": str(steps), "run_dir": str(tmp_path / "run"),
     }  # fmt: skip
-    summary = loop.train(load_config(flags, {}), World.single())
+    summary = loop.train(load_settings(flags, {}), World.single())
     ahead, first = 3, FIRST_TIMED
     timed = steps > first
     # Steps behind one that is timed find the device at rest.
@@ -74,7 +74,7 @@ def test_of_steps_alone_those_with_a_whole_minibatch_count(backend: str, tmp_pat
         "network": "mlp-5", "data": "irradiance?samples=51", "backend": backend, "batch_size": "8",
         "baseline_steps": "7", "steps": "24", "run_dir": str(tmp_path / "run"),
     }  # fmt: skip
-    summary = loop.train(load_config(flags, {}), World.single())
+    summary = loop.train(load_settings(flags, {}), World.single())
     assert summary["scaling"]["steps_alone"] == 6
 
 
@@ -99,7 +99,7 @@ def test_the_first_step_that_is_timed_has_a_whole_minibatch_and_a_program_that_w
         "batch_size": "8", "baseline_steps": "0", "steps": "40", "run_dir": str(tmp_path / "run"),
         "evaluate_every": "0",
     }  # fmt: skip
-    summary = loop.train(load_config(flags, {}), World.single())
+    summary = loop.train(load_settings(flags, {}), World.single())
     assert timed == [first]
     assert all(stage["time_ms"]["n"] == 1 for stage in summary["stages"])
     assert len(summary["stages"]) > 0

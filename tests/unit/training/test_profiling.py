@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dptrain.comm.world import World
-from dptrain.config import load_config
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.settings import load_settings
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -18,7 +18,7 @@ def test_as_many_steps_are_timed_as_were_asked_for(samples: int, steps: int) -> 
         "batch_size": "8",
     }  # fmt: skip
     options = ProfileOptions(steps=steps, skip=0, roofs=False)
-    found = profile(load_config(flags, {}), World.single(), options, quiet=True)
+    found = profile(load_settings(flags, {}), World.single(), options, quiet=True)
     assert found is not None
     assert found.steps == steps
     assert all(stage.time_ms.n == steps and stage.time_ms.mean > 0 for stage in found.stages)

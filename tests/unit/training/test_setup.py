@@ -10,9 +10,9 @@ import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.comm.world import World
-from dptrain.config import TrainConfig
 from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
+from dptrain.training.settings import Settings
 from dptrain.training.setup import _pictures, bucket_bytes, open_backend
 
 
@@ -38,29 +38,29 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_ranks_on_one_gpu_are_refused_unless_allowed() -> None:
     world = Neighbours(("here", "GPU-0"))
     with pytest.raises(UserError, match=r"2 ranks would use one GPU; .*--share-gpus"):
-        open_backend(TrainConfig(backend="cuda"), world)
-    assert open_backend(TrainConfig(backend="cuda", share_gpus=True), world).name == "cuda"
+        open_backend(Settings(backend="cuda"), world)
+    assert open_backend(Settings(backend="cuda", share_gpus=True), world).name == "cuda"
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("other", [("here", "GPU-1"), ("elsewhere", "GPU-0")])
 def test_ranks_with_gpus_of_their_own_are_welcome(other: tuple[str, str]) -> None:
-    open_backend(TrainConfig(backend="cuda"), Neighbours(other))
+    open_backend(Settings(backend="cuda"), Neighbours(other))
 
 
 def test_ranks_share_processors() -> None:
-    open_backend(TrainConfig(backend="numba"), Neighbours(("here", "")))
+    open_backend(Settings(backend="numba"), Neighbours(("here", "")))
 
 
 def test_a_bucket_suits_those_who_carry_it() -> None:
     world = World.single()
-    config = TrainConfig()
+    config = Settings()
     assert bucket_bytes(config, world, "host") is None
     assert bucket_bytes(config, world, "peer") == 256 * 1024
     assert bucket_bytes(config, world, "nccl") == 1024 * 1024
     world.size = 2  # The other rank is on another node.
     assert bucket_bytes(config, world, "host") == 256 * 1024
-    assert bucket_bytes(TrainConfig(bucket_kib=3), world, "peer") == 3 * 1024
+    assert bucket_bytes(Settings(bucket_kib=3), world, "peer") == 3 * 1024
 
 
 @pytest.mark.parametrize(

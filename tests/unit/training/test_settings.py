@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from dptrain.config import TrainConfig, load_config, settings
 from dptrain.errors import UserError
 from dptrain.plan import SGD, Adam
+from dptrain.training.settings import Settings, load_settings, settings
 
 SAMPLES: dict[str, tuple[Any, Any]] = {
     "network": ("model1", "model2"),
@@ -52,7 +52,7 @@ def test_flags_beat_environment_beats_file_beats_default(setting: Any, tmp_path:
     file.write_text(tomli_w.dumps({setting.name: as_toml(first)}))
 
     def value(flags: dict[str, Any], environment: dict[str, str]) -> Any:
-        return getattr(load_config(flags, environment, file), setting.name)
+        return getattr(load_settings(flags, environment, file), setting.name)
 
     flag = second if setting.type is bool else str(second)
     assert value({}, {}) == first
@@ -61,31 +61,31 @@ def test_flags_beat_environment_beats_file_beats_default(setting: Any, tmp_path:
 
 
 def test_defaults_come_from_the_recipe_of_the_network() -> None:
-    config = load_config({}, {"HOME": "somewhere"})
+    config = load_settings({}, {"HOME": "somewhere"})
     assert (config.network, config.data, config.optimizer) == ("model0", "digits", "sgd")
     assert config.epochs
     assert config.steps is None
     assert config.learning_rate
     assert config.update_rule() == SGD(0.9)
-    regression = load_config({"network": "solar"}, {})
+    regression = load_settings({"network": "solar"}, {})
     assert (regression.data, regression.update_rule()) == ("irradiance", Adam())
     assert regression.learning_rate == 1e-4
 
 
 def test_another_optimizer_brings_its_own_rate() -> None:
-    assert load_config({"optimizer": "adam"}, {}).learning_rate == 1e-3
-    assert load_config({"optimizer": "adam"}, {}).update_rule() == Adam()
-    chosen = load_config({"optimizer": "sgd", "network": "solar"}, {})
+    assert load_settings({"optimizer": "adam"}, {}).learning_rate == 1e-3
+    assert load_settings({"optimizer": "adam"}, {}).update_rule() == Adam()
+    chosen = load_settings({"optimizer": "sgd", "network": "solar"}, {})
     assert chosen.update_rule() == SGD(0.9)
-    assert load_config({"learning_rate": "0.5", "optimizer": "adam"}, {}).learning_rate == 0.5
+    assert load_settings({"learning_rate": "0.5", "optimizer": "adam"}, {}).learning_rate == 0.5
 
 
 def test_a_higher_layer_may_say_steps_where_a_lower_one_says_epochs(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("epochs = 3\n")
-    config = load_config({"steps": "50"}, {}, file)
+    config = load_settings({"steps": "50"}, {}, file)
     assert (config.epochs, config.steps) == (None, 50)
-    config = load_config({"epochs": "2"}, {"DPTRAIN_STEPS": "9"}, file)
+    config = load_settings({"epochs": "2"}, {"DPTRAIN_STEPS": "9"}, file)
     assert (config.epochs, config.steps) == (2, None)
 
 
@@ -102,34 +102,34 @@ def test_a_higher_layer_may_say_steps_where_a_lower_one_says_epochs(tmp_path: Pa
 def test_a_resolved_configuration_starts_the_same_run_again(
     flags: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = load_config(flags, {})
+    config = load_settings(flags, {})
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(config.to_toml_values()))
-    again = load_config({}, {}, file)
+    again = load_settings({}, {}, file)
     assert again.to_toml_values() == config.to_toml_values()
-    assert TrainConfig.from_values(config.to_toml_values(), "here").resolved() == again
-    assert again.resolved() == again
+    assert Settings.from_values(config.to_toml_values(), "here").with_recipe() == again
+    assert again.with_recipe() == again
     # A second run with the same settings has a directory of its own.
     assert again.run_dir is None
 
 
 def test_resume_reads_the_configuration_of_its_run(tmp_path: Path) -> None:
-    first = load_config({"network": "model1", "epochs": "2"}, {})
+    first = load_settings({"network": "model1", "epochs": "2"}, {})
     (tmp_path / "config.toml").write_text(tomli_w.dumps(first.to_toml_values()))
-    config = load_config({"resume": str(tmp_path), "epochs": "5"}, {})
+    config = load_settings({"resume": str(tmp_path), "epochs": "5"}, {})
     assert (config.network, config.epochs) == ("model1", 5)
     assert config.run_dir == config.resume == tmp_path
-    assert load_config({}, {"DPTRAIN_RESUME": str(tmp_path)}).run_dir == tmp_path
+    assert load_settings({}, {"DPTRAIN_RESUME": str(tmp_path)}).run_dir == tmp_path
 
 
-def test_no_default_data_is_said(tmp_path: Path) -> None:
+def test_missing_default_data_is_an_error(tmp_path: Path) -> None:
     network = tmp_path / "pair.toml"
     network.write_text(
         'input = [4]\nloss = "sigmoid_cross_entropy"\n[[layer]]\ntype = "dense"\nunits = 1\n'
     )
-    with pytest.raises(UserError, match=r"no default data for network '.*pair.toml'; try --data"):
-        load_config({"network": str(network)}, {})
-    assert load_config({"network": str(network), "data": "npz:/a"}, {}).data == "npz:/a"
+    with pytest.raises(UserError, match=r"network '.*pair.toml' has no default data; try --data"):
+        load_settings({"network": str(network)}, {})
+    assert load_settings({"network": str(network), "data": "npz:/a"}, {}).data == "npz:/a"
 
 
 def test_paths_mean_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +143,11 @@ def test_paths_mean_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.M
         "mnist:~/mnist": "mnist:/home/me/mnist",
         "cifar10:/data": "cifar10:/data",
     }.items():
-        assert load_config({"data": given}, {}).data == expected
+        assert load_settings({"data": given}, {}).data == expected
 
 
 def test_other_variables_of_the_project_are_left_alone() -> None:
-    load_config(
+    load_settings(
         {},
         {
             "DPTRAIN_CACHE_DIR": "x",
@@ -172,9 +172,9 @@ MISTAKES = [
     ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn"
                            "; did you mean 'numba'?"),
     ({"network": "model9"}, "no network 'model9'; expected model0,"),
-    ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; expected one of the two"),
-    ({"schedule": "step"}, "schedule is 'step' without step_every; try --step-every 1000"),
-    ({"step_every": "5"}, "step_every is 5 but schedule is left out; try --schedule step"),
+    ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; set only one of the two"),
+    ({"schedule": "step"}, "schedule is 'step' but step_every is not set; try --step-every 1000"),
+    ({"step_every": "5"}, "step_every is 5 but schedule is not set; try --schedule step"),
     ({"optimizer": "adam", "momentum": "0.5"}, "momentum and nesterov belong to optimizer sgd"),
     ({"network": "solar", "nesterov": True}, "momentum and nesterov belong to optimizer sgd"),
     ({"nesterov": True, "momentum": "0"}, "nesterov needs a momentum above 0"),
@@ -185,9 +185,34 @@ MISTAKES = [
 @pytest.mark.parametrize(("flags", "message"), MISTAKES)
 def test_mistakes_in_flags(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_config(flags, {})
+        load_settings(flags, {})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_every_value_has_an_origin(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("batch_size = 16\nseed = 1\nepochs = 3\n")
+    found = load_settings({"steps": "5"}, {"DPTRAIN_SEED": "2"}, file)
+    assert found.origins["batch_size"] == str(file)
+    assert found.origins["seed"] == "DPTRAIN_SEED"
+    assert found.origins["steps"] == "--steps"
+    assert found.origins["learning_rate"] == "recipe"
+    assert "epochs" not in found.origins
+    assert "flip" not in found.origins
+
+
+def test_paths_in_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('network = "model0"\ndata = "npz:cells.npz"\n')
+    assert load_settings({}, {}, file).data == f"npz:{tmp_path / 'cells.npz'}"
+
+
+def test_a_resumed_run_takes_the_threads_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("threads = 7\nseed = 3\n")
+    assert load_settings({"resume": str(tmp_path)}, {}).threads is None
+    assert load_settings({"resume": str(tmp_path)}, {}).seed == 3
+    assert load_settings({"resume": str(tmp_path), "threads": "2"}, {}).threads == 2
 
 
 @pytest.mark.parametrize(
@@ -202,7 +227,7 @@ def test_mistakes_in_flags(flags: dict[str, Any], message: str) -> None:
 )  # fmt: skip
 def test_mistakes_in_the_environment(variable: str, text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_config({}, {variable: text})
+        load_settings({}, {variable: text})
     assert message in str(caught.value)
 
 
@@ -224,29 +249,31 @@ def test_mistakes_in_the_file(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        load_config({}, {}, file)
+        load_settings({}, {}, file)
     assert str(caught.value).startswith(f"{file}: ")
     assert message in str(caught.value)
 
 
 def test_resume_has_one_directory_and_one_file(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
-    with pytest.raises(UserError, match="leave run_dir out"):
-        load_config({"resume": str(tmp_path), "run_dir": "other"}, {})
-    with pytest.raises(UserError, match="leave --config out"):
-        load_config({"resume": str(tmp_path)}, {}, tmp_path / "config.toml")
+    with pytest.raises(UserError, match="remove run_dir"):
+        load_settings({"resume": str(tmp_path), "run_dir": "other"}, {})
+    with pytest.raises(UserError, match="remove --config"):
+        load_settings({"resume": str(tmp_path)}, {}, tmp_path / "config.toml")
 
 
 def test_python_users_get_the_same_checks() -> None:
     with pytest.raises(UserError, match="batch_size is 0; expected a whole number of at least 1"):
-        TrainConfig(batch_size=0)
-    assert type(TrainConfig(learning_rate=1).learning_rate) is float
-    assert TrainConfig(run_dir="a").run_dir == Path("a")  # type: ignore[arg-type]
+        Settings(batch_size=0)
+    assert type(Settings(learning_rate=1).learning_rate) is float
+    assert Settings(run_dir="a").run_dir == Path("a")  # type: ignore[arg-type]
 
 
 def test_every_setting_has_help_and_a_right_default() -> None:
     found = settings()
-    assert [setting.name for setting in found] == [item.name for item in fields(TrainConfig)]
+    names = [item.name for item in fields(Settings)]
+    assert [*(setting.name for setting in found), "origins"] == names
     for setting in found:
         assert setting.help.endswith((".", ")"))
         assert setting.default is not None or setting.optional
+        assert setting.default_text, setting.name
