@@ -21,8 +21,8 @@ import click
 from benchmarks.machine import about
 from benchmarks.targets import Target
 from dptrain.measure.console import make_console
+from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table
-from dptrain.scaling.statistics import Estimate
 from dptrain.scaling.study import Study
 
 AGREE, MINUTES = Target(0.9), Target(5.0, at_most=True)

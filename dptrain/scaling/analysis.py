@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dptrain.errors import UserError
+from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.answer import conclude
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
 from dptrain.scaling.points import (
@@ -16,7 +17,6 @@ from dptrain.scaling.points import (
     refuse_small_data,
     scalings_of,
 )
-from dptrain.scaling.statistics import FEWEST
 from dptrain.scaling.study import Point, Study
 
 SAME = (

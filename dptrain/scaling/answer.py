@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.scaling.forecast import UNMEASURED_NETWORK
 from dptrain.scaling.points import PARTS
-from dptrain.scaling.statistics import FEWEST, Estimate
 from dptrain.scaling.study import Forecast, Point
 
 GOOD = 0.8

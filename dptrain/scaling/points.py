@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.errors import UserError
 from dptrain.measure.profile import Parts, Profile
-from dptrain.scaling.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.measure.profile import Parts
+from dptrain.measure.statistics import Estimate
 from dptrain.records import Form
-from dptrain.scaling.statistics import Estimate
 
 WEAK, STRONG = "weak", "strong"
 FORM = Form(

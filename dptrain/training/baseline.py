@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Loader
+from dptrain.measure.efficiency import Baseline
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
-from dptrain.scaling.efficiency import Baseline
 from dptrain.training.setup import Job
 from dptrain.training.step import Stepper
 

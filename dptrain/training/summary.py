@@ -9,11 +9,10 @@ import numpy as np
 
 from dptrain import __version__
 from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
+from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.recorder import HIDDEN
 from dptrain.measure.tables import closing_table, notes_table
-from dptrain.scaling.efficiency import Baseline, Efficiency, efficiency
-from dptrain.scaling.tables import efficiency_table
 from dptrain.training.display import Display
 from dptrain.training.progress import Progress
 from dptrain.training.setup import Job, possible_efficiency

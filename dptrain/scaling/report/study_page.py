@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from dptrain.measure.profile_files import PROFILE
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.report.canvas import Plot, part_name
 from dptrain.scaling.report.numbers import fixed, percent, short
 from dptrain.scaling.report.page import Key, Page, Section
@@ -29,7 +30,6 @@ from dptrain.scaling.report.study_tables import (
     points_table,
 )
 from dptrain.scaling.report.tables import Cell, Number
-from dptrain.scaling.statistics import Estimate
 from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
 
 

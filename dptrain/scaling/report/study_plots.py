@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.report.canvas import (
     BOTTOM,
     HEIGHT,
@@ -22,7 +23,6 @@ from dptrain.scaling.report.canvas import (
     ranks_axis,
 )
 from dptrain.scaling.report.numbers import decimals_for, fixed, percent
-from dptrain.scaling.statistics import Estimate
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from dptrain.measure.profile import Spread
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.report.numbers import decimals_for, fixed
-from dptrain.scaling.statistics import Estimate
 
 MISSING = "–"
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.scaling.statistics import (
+from dptrain.measure.statistics import (
     STUDENT,
     Estimate,
     median_of_launches,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.scaling.efficiency import Baseline, efficiency
-from dptrain.scaling.statistics import ratio_of_medians
+from dptrain.measure.efficiency import Baseline, efficiency
+from dptrain.measure.statistics import ratio_of_medians
 
 
 def test_an_efficiency_follows_its_definition() -> None:
