@@ -27,11 +27,11 @@ import numpy as np
 
 from dptrain.backends.cuda import dense, weighted
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.dense import FewSamples
+from dptrain.backends.cuda.dense import SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, split_terms, tiles
+from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
-from dptrain.backends.cuda.sliding import SlidingConvolution
-from dptrain.backends.cuda.tiles import Parts, Tile, Tiling, cut, tiles
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.network import get_network
 from dptrain.network.layers import Conv2d, Dense
@@ -88,7 +88,7 @@ def _compile(unit: tuple[str, tuple[tuple[str, int], ...]]) -> None:
     compile_cached(find_compiler(MAJORS), unit[0], ARCHITECTURE, dict(unit[1]))
 
 
-def candidates(plan: Plan, everything: bool) -> Sequence[Tile | None]:
+def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
     """Tiles to try; None is the one that is chosen."""
     if not everything:
         return [None]
@@ -96,7 +96,7 @@ def candidates(plan: Plan, everything: bool) -> Sequence[Tile | None]:
     ways = [(2, 1, 16), (2, 2, 16), (2, 4, 16), (1, 4, 32)] if few else [
         (1, 1, 16), (2, 1, 16), (1, 1, 32),
     ]  # fmt: skip
-    found: list[Tile | None] = [None]
+    found: list[GemmTile | None] = [None]
     for tile in tiles(plan.precision):
         size = tile.rows * tile.columns
         if size > 64 * 64 if few else size < 64 * 32:
@@ -111,26 +111,30 @@ def products(plan: Plan) -> Iterator[Group]:
 
 
 def with_tile(
-    tile: Tile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
-) -> Tiling:
+    tile: GemmTile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
+) -> GemmConfig:
     """A tiling by this tile."""
     threads = tile.blocks(rows, columns) * tile.block[0]
-    parts = cut(terms, threads) if split else Parts(1, max(terms, 1))
-    return Tiling(tile, parts)
+    parts = split_terms(terms, threads) if split else SplitK(1, max(terms, 1))
+    return GemmConfig(tile, parts)
 
 
-def bound(replica: Any, group: Group, tile: Tile | None) -> Mapping[Phase, Kernel]:
+def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, Kernel]:
     """Kernels of a group, with a tile of one's own choice."""
     backend, setting = replica.backend, replica.plan.setting
     if tile is None:
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
         return chosen
     with ExitStack() as stack:
-        for special in (SlidingConvolution, FewSamples):
+        for special in (HaloConvolution, SkinnyDenseGemm):
             stack.enter_context(mock.patch.object(special, "suits", return_value=False))
-        stack.enter_context(mock.patch.object(weighted, "choose_narrow", return_value=None))
+        stack.enter_context(
+            mock.patch.object(weighted, "select_few_channel_tile", return_value=None)
+        )
         for module in (weighted, dense):
-            stack.enter_context(mock.patch.object(module, "choose", partial(with_tile, tile)))
+            stack.enter_context(
+                mock.patch.object(module, "select_gemm_config", partial(with_tile, tile))
+            )
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.ladder.layer import Layer, Numbers
 from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.plan.lowering import Phase
 
 FOLDER = Path(__file__).parent

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda import operations
-from dptrain.backends.cuda.convolution import Convolution
-from dptrain.backends.cuda.dense import FewSamples, FullyConnected
+from dptrain.backends.cuda.convolution import GatherConvolution
+from dptrain.backends.cuda.dense import DenseGemm, SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.epilogues import EPILOGUES
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.operations import Operation, vector
 from dptrain.backends.cuda.replica import CudaReplica, Message
-from dptrain.backends.cuda.sliding import SlidingConvolution
-from dptrain.backends.cuda.tails import TAILS
-from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
@@ -50,8 +50,8 @@ from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
-    Conv2d: Convolution,
-    Dense: FullyConnected,
+    Conv2d: GatherConvolution,
+    Dense: DenseGemm,
     MaxPool2d: operations.MaxPooling,
     AveragePool2d: operations.AveragePooling,
     SumPool2d: operations.SumPooling,
@@ -63,7 +63,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 }
 """By the first layer of a group, which says what may follow in it."""
 
-CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [(Conv2d, ReLU, *tail) for tail in TAILS]
+CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [(Conv2d, ReLU, *tail) for tail in EPILOGUES]
 """Groups that a convolution leads, with all that may follow its rectifier."""
 
 LOSSES = {
@@ -132,7 +132,7 @@ class CudaBackend(Backend):
         return self.device.free_bytes
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
-        tail = TAILS.get(tuple(type(node.layer) for node in nodes[2:]))
+        tail = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
         return tail is None or tail.fits(nodes[2:])
 
     def staged(self, network: Network, setting: Setting) -> Shape:
@@ -149,7 +149,7 @@ class CudaBackend(Backend):
 
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
         """What computes a group."""
-        for special in (SlidingConvolution, FewSamples):
+        for special in (HaloConvolution, SkinnyDenseGemm):
             if special.suits(group, setting):
                 return special
         return OPERATIONS[type(group.head.layer)]

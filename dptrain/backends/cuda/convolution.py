@@ -7,23 +7,23 @@ import math
 import numpy as np
 
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.epilogues import epilogue_of
+from dptrain.backends.cuda.few_channel_tiles import select_few_channel_tile
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
 from dptrain.backends.cuda.geometry import fixed, geometry
-from dptrain.backends.cuda.narrow import choose_narrow
+from dptrain.backends.cuda.halo_tiles import View
 from dptrain.backends.cuda.operations import Kernels
-from dptrain.backends.cuda.pixel_sums import PixelSum, choose_pixel_sum
-from dptrain.backends.cuda.tails import tail_of
-from dptrain.backends.cuda.tiles import Parts, Tiling, choose
 from dptrain.backends.cuda.weighted import (
     NOTHING,
     RELU,
     RELU_POOLING,
-    Weighted,
+    WeightedOperation,
     computed_pixels,
-    follows,
-    pools_in_place,
-    separate_tail,
+    fused_epilogue,
+    pools_in_kernel,
+    separate_epilogue,
 )
-from dptrain.backends.cuda.windows import View
+from dptrain.backends.cuda.wgrad_tiles import WgradTile, select_wgrad_tile
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -34,7 +34,7 @@ each tap of the convolution. On an H200 a gradient by the input that makes dz to
 as the forward product of the same size; the bound itself was estimated, not measured."""
 
 
-class Convolution(Weighted):
+class GatherConvolution(WeightedOperation):
     """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
 
     Where windows of pooling are two by two and touch, the maps that are pooled are never written,
@@ -46,7 +46,7 @@ class Convolution(Weighted):
         """Whether the gradient by what was pooled is written before it is used."""
         head = group.head
         size = setting.batch_size * math.prod(head.output_shape)
-        return pools_in_place(group) and head.index > 0 and size >= SPREAD
+        return pools_in_kernel(group) and head.index > 0 and size >= SPREAD
 
     @classmethod
     def summed_pixels(cls, group: Group, setting: Setting) -> int:
@@ -55,18 +55,18 @@ class Convolution(Weighted):
         return super().summed_pixels(group, setting)
 
     @classmethod
-    def pixel_sum(cls, group: Group, setting: Setting) -> PixelSum | None:
+    def pixel_sum(cls, group: Group, setting: Setting) -> WgradTile | None:
         """How windows of maps are summed up to the gradient of weights; None if it is gathered."""
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
-        spread = separate_tail(group) is not None or cls.spreads(group, setting)
-        return choose_pixel_sum(
+        spread = separate_epilogue(group) is not None or cls.spreads(group, setting)
+        return select_wgrad_tile(
             View.forward(group.head), setting.precision, layer.strides,
-            NOTHING if spread else follows(group), setting.batch_size,
+            NOTHING if spread else fused_epilogue(group), setting.batch_size,
         )  # fmt: skip
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
         """Of two ways the one of more parts: which it is the device decides."""
         gathered, way = cls.gathered_sum(group, setting), cls.pixel_sum(group, setting)
         if way is None:
@@ -76,7 +76,7 @@ class Convolution(Weighted):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        n, behind, tail = setting.batch_size, follows(group), separate_tail(group)
+        n, behind, tail = setting.batch_size, fused_epilogue(group), separate_epilogue(group)
         buffers: dict[str, BufferSpec] = {}
         maps = BufferSpec((n, *group.head.output_maps), setting.activations)
         dz: tuple[str, ...] = ("dy", "y") if behind == RELU else ("dy",)
@@ -100,14 +100,14 @@ class Convolution(Weighted):
 
     def kernels(self) -> Kernels:
         kernels = dict(super().kernels())
-        tail = tail_of(self.group)
+        tail = epilogue_of(self.group)
         if tail is not None and "dmaps" in self.arrays:
             kernels[Phase.BACKWARD] = tail(self).backward()
         return kernels
 
     @property
     def behind(self) -> int:
-        return NOTHING if "dmaps" in self.arrays else follows(self.group)
+        return NOTHING if "dmaps" in self.arrays else fused_epilogue(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
@@ -127,7 +127,7 @@ class Convolution(Weighted):
         return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
 
     def forward(self) -> Kernel:
-        tail, convolve = separate_tail(self.group), self.convolve()
+        tail, convolve = separate_epilogue(self.group), self.convolve()
         if tail is None:
             return convolve
         behind = tail(self).forward()
@@ -142,29 +142,29 @@ class Convolution(Weighted):
     def outputs(self) -> tuple[Array, Array]:
         """What the forward product writes: y, or maps that a tail reads, and marks."""
         a = self.arrays
-        y = a["maps"] if separate_tail(self.group) else a["y"]
-        return y, a["argmax"] if pools_in_place(self.group) else y
+        y = a["maps"] if separate_epilogue(self.group) else a["y"]
+        return y, a["argmax"] if pools_in_kernel(self.group) else y
 
     def convolve(self) -> Kernel:
         """Stage of the forward product."""
         a, filters = self.arrays, self.group.head.output_shape[0]
-        narrow = choose_narrow(
+        narrow = select_few_channel_tile(
             View.forward(self.group.head), self.layer.strides, self.precision, self.batch_size,
-            pooled=pools_in_place(self.group),
+            pooled=pools_in_kernel(self.group),
         )  # fmt: skip
         if narrow is not None:
             return self.product(
                 "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels",
-                Tiling(narrow, Parts(1, 1)), narrow.strips, filters,
+                GemmConfig(narrow, SplitK(1, 1)), narrow.strips, filters,
                 (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-                behind=follows(self.group), drops=True,
+                behind=fused_epilogue(self.group), drops=True,
             )  # fmt: skip
         pixels, taps = computed_pixels(self.group), a["weight"].size // filters
-        tiling = choose(self.precision, self.batch_size * pixels, filters, taps)
+        tiling = select_gemm_config(self.precision, self.batch_size * pixels, filters, taps)
         return self.product(
             "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
             (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-            behind=follows(self.group), drops=True,
+            behind=fused_epilogue(self.group), drops=True,
         )  # fmt: skip
 
     def backward_weight(self) -> Kernel:
@@ -187,7 +187,9 @@ class Convolution(Weighted):
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
-        tiling = choose(self.precision, self.batch_size * h * w, c, a["weight"].size // c)
+        tiling = select_gemm_config(
+            self.precision, self.batch_size * h * w, c, a["weight"].size // c
+        )
         return self.product(
             "conv2d_backward_input.cu", "conv2d_backward_input", tiling, h * w, c,
             (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,

@@ -6,27 +6,29 @@ import math
 
 import numpy as np
 
-from dptrain.backends.cuda import few
+from dptrain.backends.cuda import skinny_gemm
 from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.launching import launch_sum
-from dptrain.backends.cuda.tiles import Parts, Tiling, choose
-from dptrain.backends.cuda.weighted import Weighted
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
+from dptrain.backends.cuda.launching import launch_reduction
+from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dense, ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
 
-class FullyConnected(Weighted):
+class DenseGemm(WeightedOperation):
     """Dense, perhaps with ReLU, perhaps with ReLU and Dropout.
 
     An output that was dropped or rectified is 0, so backward needs no mask but the output.
     """
 
     @classmethod
-    def forward_tiling(cls, group: Group, setting: Setting) -> Tiling:
+    def forward_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
         """Of the product that is the output."""
         inputs, outputs = _shape(group)
-        return choose(setting.precision, setting.batch_size, outputs, inputs, split=True)
+        return select_gemm_config(
+            setting.precision, setting.batch_size, outputs, inputs, split=True
+        )
 
     @classmethod
     def most_parts(cls, group: Group, setting: Setting) -> int:
@@ -59,7 +61,7 @@ class FullyConnected(Weighted):
     def forward(self) -> Kernel:
         return self.output("dense.cu", self.forward_tiling(self.group, self.setting))
 
-    def output(self, file: str, tiling: Tiling) -> Kernel:
+    def output(self, file: str, tiling: GemmConfig) -> Kernel:
         """Stage of the product that is the output, by a file's kernels."""
         a, (inputs, outputs), parts = self.arrays, self.shape, tiling.parts
         if parts.count == 1:
@@ -82,7 +84,7 @@ class FullyConnected(Weighted):
         def run(context: Context) -> None:
             first(context)
             size = context.n * int(outputs)
-            launch_sum(second, size, *args, np.int32(size), *last[context.training])
+            launch_reduction(second, size, *args, np.int32(size), *last[context.training])
 
         return run
 
@@ -106,14 +108,14 @@ class FullyConnected(Weighted):
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
-        tiling = choose(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
+        tiling = select_gemm_config(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
         return self.product(
             "dense.cu", "dense_backward_input", tiling, 1, int(shape[0]),
             (*self.dz, a["weight"], a["dx"]), shape, behind=self.behind,
         )  # fmt: skip
 
 
-class FewSamples(FullyConnected):
+class SkinnyDenseGemm(DenseGemm):
     """The same of so few samples that bringing weights, used for these alone, takes longest."""
 
     FILE = "skinny_gemm.cu"
@@ -121,19 +123,19 @@ class FewSamples(FullyConnected):
     @classmethod
     def suits(cls, group: Group, setting: Setting) -> bool:
         """Whether there are kernels for a group."""
-        return isinstance(group.head.layer, Dense) and few.suits(
+        return isinstance(group.head.layer, Dense) and skinny_gemm.suits(
             setting.precision, setting.batch_size, math.prod(_shape(group))
         )
 
     @classmethod
-    def few_tiling(cls, group: Group, setting: Setting) -> Tiling:
+    def few_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
         """Of the product that is the output, on a device whose blocks have room for it."""
-        return few.forward_tiling(setting.precision, setting.batch_size, *_shape(group))
+        return skinny_gemm.forward_tiling(setting.precision, setting.batch_size, *_shape(group))
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
         outputs = group.head.output_shape[0]
-        return few.gradient_tiling(setting.precision, setting.batch_size, outputs)
+        return skinny_gemm.gradient_tiling(setting.precision, setting.batch_size, outputs)
 
     @classmethod
     def most_parts(cls, group: Group, setting: Setting) -> int:
@@ -150,11 +152,12 @@ class FewSamples(FullyConnected):
 
     def backward_input(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape
-        tile = few.backward_tile(self.precision, self.batch_size, int(inputs), int(outputs))
+        tile = skinny_gemm.backward_tile(self.precision, self.batch_size, int(inputs), int(outputs))
         if tile is None or tile.shared_bytes > self.device.shared_bytes:
             return super().backward_input()
         return self.product(
-            self.FILE, "dense_backward_input", Tiling(tile, Parts(1, tile.terms)), 1, int(inputs),
+            self.FILE, "dense_backward_input", GemmConfig(tile, SplitK(1, tile.terms)), 1,
+            int(inputs),
             (*self.dz, a["weight"], a["dx"]), self.shape, behind=self.behind,
         )  # fmt: skip
 

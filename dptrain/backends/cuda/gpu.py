@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda import cublas, early, tensor_maps
+from dptrain.backends.cuda import cublas, dependent_launch, tensor_maps
 from dptrain.backends.cuda.device import (
     SUMS,
     WEIGHTS,
@@ -68,7 +68,7 @@ class GPU(Device):
         self._compiler = find_compiler([major for major in MAJORS if major <= own] or MAJORS)
         capability = int(device.compute_capability)
         self.architecture = best_architecture(capability, self._compiler.architectures)
-        self._launch_early = early.find_launch(self.architecture)
+        self._launch_early = dependent_launch.find_launch(self.architecture)
         self._encode = tensor_maps.find_encoder(self.architecture)
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dptrain.backends.cuda.device import Function
-from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 
 THREADS = 256
 """Of a block, where every thread computes an element by itself."""
@@ -21,7 +21,7 @@ SUM_ELEMENTS, SUM_SHARES = 32, 8
 """Vectors of a block, and threads that share a vector's parts, as ``split_k.cuh`` has them."""
 
 
-def launch_sum(function: Function, vectors: int, *args: Any) -> None:
+def launch_reduction(function: Function, vectors: int, *args: Any) -> None:
     """Enqueue a kernel that adds up the parts of so many vectors."""
     if vectors:
         grid = ceil_div(vectors, SUM_ELEMENTS), 1, 1

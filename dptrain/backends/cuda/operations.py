@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dptrain.backends.cuda.device import Array, Device, Function
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.geometry import fixed, geometry
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
-from dptrain.backends.cuda.tiles import ceil_div
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Node
@@ -161,7 +161,7 @@ class Logistic(_Elementwise):
     kind = "sigmoid"
 
 
-class Dropping:
+class DropoutKernels:
     """How a dropout layer drops; see ``philox.cuh``.
 
     Args:
@@ -211,14 +211,16 @@ class Drop(_Single):
 
     @classmethod
     def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        return {"mask": Dropping.mask(shape)} if setting.training else {}
+        return {"mask": DropoutKernels.mask(shape)} if setting.training else {}
 
     def forward(self) -> Kernel:
         a = self.arrays
         keep = self.each("copy", a["x"], a["y"])
         if "mask" not in a:
             return keep
-        drop = Dropping(self, self.group.head).stage("dropout_forward", a["x"], a["y"], a["mask"])
+        drop = DropoutKernels(self, self.group.head).stage(
+            "dropout_forward", a["x"], a["y"], a["mask"]
+        )
 
         def run(context: Context) -> None:
             (drop if context.training else keep)(context)
@@ -227,7 +229,7 @@ class Drop(_Single):
 
     def backward(self) -> Kernel:
         a = self.arrays
-        dropping = Dropping(self, self.group.head)
+        dropping = DropoutKernels(self, self.group.head)
         return dropping.stage("dropout_backward", a["dy"], a["mask"], a["dx"])
 
 

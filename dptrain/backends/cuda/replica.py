@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.device import Array, Device
-from dptrain.backends.cuda.tiles import ceil_div
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network

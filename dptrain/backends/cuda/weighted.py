@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backends.cuda.launching import launch_sum
-from dptrain.backends.cuda.operations import Dropping, Kernels, Operation, vector
+from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, select_gemm_config, step
+from dptrain.backends.cuda.launching import launch_reduction
+from dptrain.backends.cuda.operations import DropoutKernels, Kernels, Operation, vector
 from dptrain.backends.cuda.replica import PRECISIONS
-from dptrain.backends.cuda.tails import Pooled, Tail, tail_of
-from dptrain.backends.cuda.tiles import Tiling, choose, step
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
@@ -21,16 +21,16 @@ NOTHING, RELU, RELU_POOLING = range(3)
 """What kernels compute behind a product, `EPILOGUE` of ``epilogue.cuh``."""
 
 
-def follows(group: Group) -> int:
+def fused_epilogue(group: Group) -> int:
     """What the kernels of a group compute behind its products."""
     if ReLU not in group.kinds:
         return NOTHING
-    return RELU_POOLING if pools_in_place(group) else RELU
+    return RELU_POOLING if pools_in_kernel(group) else RELU
 
 
-def pools_in_place(group: Group) -> bool:
+def pools_in_kernel(group: Group) -> bool:
     """Whether windows of pooling are two by two and touch: the convolution's own kernel pools."""
-    if tail_of(group) is not Pooled:
+    if epilogue_of(group) is not PoolEpilogue:
         return False
     node = group.nodes[group.kinds.index(MaxPool2d)]
     pool = node.layer
@@ -39,12 +39,12 @@ def pools_in_place(group: Group) -> bool:
     return square and pool.pads(node.input_shape) == ((0, 0), (0, 0))
 
 
-def separate_tail(group: Group) -> type[Tail] | None:
+def separate_epilogue(group: Group) -> type[Epilogue] | None:
     """What kernels of its own compute behind the convolution and its rectifier."""
-    return None if pools_in_place(group) else tail_of(group)
+    return None if pools_in_kernel(group) else epilogue_of(group)
 
 
-class Weighted(Operation):
+class WeightedOperation(Operation):
     """What layers with weight and bias have in common: three matrix products.
 
     The gradients of weights are summed over many more terms than they have elements. The sum is
@@ -66,17 +66,17 @@ class Weighted(Operation):
         return computed_pixels(group)
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> Tiling:
+    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
         """Of the product that is the gradient of weights."""
         return cls.gathered_sum(group, setting)
 
     @classmethod
-    def gathered_sum(cls, group: Group, setting: Setting) -> Tiling:
+    def gathered_sum(cls, group: Group, setting: Setting) -> GemmConfig:
         """Of that product by ``gemm.cuh``, in one row more the gradient of the bias."""
         weight, bias = group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         terms = setting.batch_size * cls.summed_pixels(group, setting)
-        return choose(setting.precision, rows, columns, terms, split=True)
+        return select_gemm_config(setting.precision, rows, columns, terms, split=True)
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self.forward()}
@@ -112,19 +112,19 @@ class Weighted(Operation):
     @property
     def behind(self) -> int:
         """What backward kernels undo as they read dy."""
-        return follows(self.group)
+        return fused_epilogue(self.group)
 
     @property
     def drops(self) -> bool:
         """Whether forward kernels drop what they give."""
-        fused = self.group.kinds[-1] is Dropout and separate_tail(self.group) is None
+        fused = self.group.kinds[-1] is Dropout and separate_epilogue(self.group) is None
         return fused and self.replica.samples is not None
 
     def dropping(self, *, training: bool) -> list[Any]:
         """Last arguments of forward kernels."""
         if not self.drops:
             return []
-        return Dropping(self, self.group.tail).arguments(training=training)
+        return DropoutKernels(self, self.group.tail).arguments(training=training)
 
     @property
     def factor(self) -> np.float32:
@@ -156,7 +156,13 @@ class Weighted(Operation):
         }
 
     def gradient_kernel(
-        self, file: str, name: str, tiling: Tiling, terms: int, inputs: tuple[Any, ...], rest: Any
+        self,
+        file: str,
+        name: str,
+        tiling: GemmConfig,
+        terms: int,
+        inputs: tuple[Any, ...],
+        rest: Any,
     ) -> Kernel:
         """Stage of both passes.
 
@@ -196,7 +202,7 @@ class Weighted(Operation):
                 shared_bytes=tile.shared_bytes,
             )  # fmt: skip
             vectors = rows * columns // width
-            launch_sum(second, vectors, partial, np.int32(used), dw, sizes[0], db, sizes[1])
+            launch_reduction(second, vectors, partial, np.int32(used), dw, sizes[0], db, sizes[1])
 
         return run_parts
 
@@ -204,7 +210,7 @@ class Weighted(Operation):
         self,
         file: str,
         name: str,
-        tiling: Tiling,
+        tiling: GemmConfig,
         rows: int,
         columns: int,
         arrays: tuple[Any, ...],
@@ -257,6 +263,6 @@ class Weighted(Operation):
 
 def computed_pixels(group: Group) -> int:
     """Output pixels a sample that products compute; those of no pooling window are left out."""
-    if follows(group) == RELU_POOLING:
+    if fused_epilogue(group) == RELU_POOLING:
         return 4 * math.prod(group.tail.output_maps[1:])
     return math.prod(group.head.output_maps[1:])

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.launching import launch, launch_sum
+from dptrain.backends.cuda.epilogues import epilogue_of
+from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
+from dptrain.backends.cuda.launching import launch, launch_reduction
 from dptrain.backends.cuda.operations import Kernels, Operation, vector
-from dptrain.backends.cuda.tails import tail_of
-from dptrain.backends.cuda.tiles import Parts, ceil_div, cut
 from dptrain.backends.cudnn.engines import Plan
 from dptrain.backends.cudnn.graphs import (
     BACKWARD_INPUT,
@@ -46,7 +46,7 @@ class Convolution(Operation):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        tail, (weight, bias) = tail_of(group), group.head.parameters
+        tail, (weight, bias) = epilogue_of(group), group.head.parameters
         maps = BufferSpec((setting.batch_size, *group.head.output_maps), setting.activations)
         buffers = {"maps": maps, **tail.buffers(group, setting)} if tail else {}
         narrow = setting.activations != setting.dtype
@@ -76,7 +76,7 @@ class Convolution(Operation):
         a, kernels = self.arrays, {Phase.FORWARD: self._forward()}
         if "dy" not in a:
             return kernels
-        if tail := tail_of(self.group):
+        if tail := epilogue_of(self.group):
             kernels[Phase.BACKWARD] = tail(self).backward()
         elif ReLU in self.group.kinds:
             kernels[Phase.BACKWARD] = self.relu_mask(1.0)
@@ -91,10 +91,10 @@ class Convolution(Operation):
     @property
     def _dz(self) -> Array:
         """Gradient by what the convolution gave."""
-        return self.arrays["dmaps" if tail_of(self.group) else "dy"]
+        return self.arrays["dmaps" if epilogue_of(self.group) else "dy"]
 
     def _forward(self) -> Kernel:
-        a, tail, parts = self.arrays, tail_of(self.group), list[Kernel]()
+        a, tail, parts = self.arrays, epilogue_of(self.group), list[Kernel]()
         weight, bias = a["weight"], a["bias"]
         if NARROW[0] in a:
             parts = [self._convert("float_to_bfloat16", a[name[7:]], a[name]) for name in NARROW]
@@ -172,7 +172,9 @@ class Convolution(Operation):
             )  # fmt: skip
             if parts.count > 1:
                 sizes = np.int32(filters), np.int32(0)
-                launch_sum(second, filters, partial, np.int32(used), db, sizes[0], db, sizes[1])
+                launch_reduction(
+                    second, filters, partial, np.int32(used), db, sizes[0], db, sizes[1]
+                )
 
         return run
 
@@ -181,7 +183,7 @@ class Convolution(Operation):
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         function = self.device.function("split_k_reduce.cu", "split_k_reduce")
         arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(db.size)
-        return lambda context: launch_sum(function, dw.size + db.size, *arguments)
+        return lambda context: launch_reduction(function, dw.size + db.size, *arguments)
 
 
 def _in_order(*kernels: Kernel) -> Kernel:
@@ -197,9 +199,9 @@ def _lanes(filters: int, width: int) -> int:
     return min(1 << (ceil_div(filters, width) - 1).bit_length(), MOST_LANES)
 
 
-def _bias_parts(group: Group, setting: Setting) -> Parts:
+def _bias_parts(group: Group, setting: Setting) -> SplitK:
     """How the sum over the pixels of a batch is cut."""
     filters, height, width = group.head.output_maps
     step = vector(filters, np.dtype(setting.activations).itemsize)
     blocks = ceil_div(filters, _lanes(filters, step) * step)
-    return cut(setting.batch_size * height * width, blocks * SUM_THREADS)
+    return split_terms(setting.batch_size * height * width, blocks * SUM_THREADS)

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from dptrain.backends.cuda import few, nvrtc, tensor_maps
+from dptrain.backends.cuda import nvrtc, skinny_gemm, tensor_maps
 from dptrain.backends.cuda.device import KERNELS
+from dptrain.backends.cuda.few_channel_tiles import few_channel_candidates
+from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
 from dptrain.backends.cuda.geometry import FIXED
 from dptrain.backends.cuda.gpu import GPU, best_architecture
-from dptrain.backends.cuda.narrow import narrows
+from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.nvrtc import (
     SERIALIZED,
     CompileError,
@@ -25,10 +28,7 @@ from dptrain.backends.cuda.nvrtc import (
     compile_cached,
     find_compiler,
 )
-from dptrain.backends.cuda.pixel_sums import choose_pixel_sum
-from dptrain.backends.cuda.slide_times import choose_slide
-from dptrain.backends.cuda.tiles import TENSOR_TILES, THREAD_TILES, Tile
-from dptrain.backends.cuda.windows import View
+from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.errors import UserError
 
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -90,7 +90,7 @@ PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
 @pytest.mark.parametrize(("precision", "architecture", "tile"), PRODUCTS, ids=str)
 @pytest.mark.parametrize("kernel", ["forward", "backward_weight", "backward_input"])
 def test_every_tile_compiles_for_a_layer(
-    kernel: str, precision: int, architecture: int, tile: Tile, compiler: Compiler
+    kernel: str, precision: int, architecture: int, tile: GemmTile, compiler: Compiler
 ) -> None:
     """With tensor cores from sm_80 on, without them before."""
     layer = dict(zip(FIXED, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
@@ -106,7 +106,10 @@ def test_layers_of_few_samples_compile(
     precision: int, architecture: int, compiler: Compiler
 ) -> None:
     name = "tf32" if precision == 1 else "bf16"
-    forward, backward = few.forward_tiling(name, 32, 33856, 128).tile, few.Few(16, 112, 4)
+    forward, backward = (
+        skinny_gemm.forward_tiling(name, 32, 33856, 128).tile,
+        skinny_gemm.SkinnyTile(16, 112, 4),
+    )
     for defines in (forward.defines, replace(backward, sum_first=True).defines):
         steps = {
             "IN_VECTOR": 4,
@@ -118,7 +121,7 @@ def test_layers_of_few_samples_compile(
         path = KERNELS / "skinny_gemm.cu"
         code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
         assert code.startswith(b"\x7fELF")
-    gradient = few.gradient_tiling(name, 64, 128).tile.defines
+    gradient = skinny_gemm.gradient_tiling(name, 64, 128).tile.defines
     path = KERNELS / "skinny_gemm_backward_weight.cu"
     steps = {"IN_VECTOR": 4, "OUT_VECTOR": 2, "EPILOGUE": 1, "PRECISION": precision}
     assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
@@ -144,9 +147,9 @@ def test_windows_compile_for_a_layer(
     pooled, step = filters == 64, 16 // size
     common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
     common |= dict(zip(FIXED, layer, strict=True))
-    forward = choose_slide(view, name, 2048, pooled=pooled)
-    backward = choose_slide(view.backward, name, 2048, behind=1 + pooled)
-    weight = choose_pixel_sum(view, name, (1, 1), 1 + pooled, 2048)
+    forward = select_implicit_gemm_tile(view, name, 2048, pooled=pooled)
+    backward = select_implicit_gemm_tile(view.backward, name, 2048, behind=1 + pooled)
+    weight = select_wgrad_tile(view, name, (1, 1), 1 + pooled, 2048)
     assert forward is not None
     assert backward is not None
     assert weight is not None
@@ -192,7 +195,7 @@ def test_narrow_maps_compile_for_a_layer(
     }
     common |= dict(zip(FIXED, layer, strict=True))
     path = KERNELS / "conv2d_forward_few_channels.cu"
-    ways = list(narrows(view, (1, 1), name, pooled=pooled))
+    ways = list(few_channel_candidates(view, (1, 1), name, pooled=pooled))
     for way in ways[:: len(ways) // 3]:
         code = compiler.compile(path, architecture, {**common, **way.defines})
         assert code.startswith(b"\x7fELF")
@@ -206,7 +209,7 @@ def test_products_do_not_wait_for_each_other(precision: int, layer: tuple[int, .
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
     behind = 2 if layer in (WIDE[0], NARROW[1]) else 1
-    way = choose_pixel_sum(view, name, (1, 1), behind, 2048)
+    way = select_wgrad_tile(view, name, (1, 1), behind, 2048)
     assert way is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
     common = {"PRECISION": precision, "EPILOGUE": behind, **steps}

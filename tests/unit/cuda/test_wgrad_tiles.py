@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.pixel_sums import (
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.wgrad_tiles import (
     FEWEST_PIXELS,
-    PixelSum,
-    choose_pixel_sum,
-    pixel_sums,
+    WgradTile,
+    select_wgrad_tile,
     suits,
+    wgrad_candidates,
 )
-from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import View
 from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
 from tests.unit.cuda.launching import BF16, FP32, ints
@@ -60,7 +60,7 @@ CASES: list[tuple[View, int, str, tuple[int, int, int, int, bool, int, int]]] = 
 ]
 
 
-def key(way: PixelSum) -> tuple[int, int, int, int, bool, int, int]:
+def key(way: WgradTile) -> tuple[int, int, int, int, bool, int, int]:
     return (
         way.channels, way.tap_rows, way.lines, way.segment, way.apart_down > 0, way.groups,
         way.buffers,
@@ -76,7 +76,7 @@ def test_sums_over_pixels_equal_float64(
     Factors are rounded as tensor cores take them, so what is left is what sums in float32 round:
     of 2 · 9 · 13 terms at most, far below 2e-6.
     """
-    way = next(way for way in pixel_sums(view, precision, behind) if key(way) == wanted)
+    way = next(way for way in wgrad_candidates(view, precision, behind) if key(way) == wanted)
     rng = np.random.default_rng(3)
     n, k = SAMPLES, view.filters
     unit = 2 if behind == POOLING else 1
@@ -129,7 +129,7 @@ def sums(view: View, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], N
 
 
 def launch(
-    way: PixelSum,
+    way: WgradTile,
     view: View,
     precision: str,
     behind: int,
@@ -178,7 +178,7 @@ VIEWS = [
 @pytest.mark.parametrize("samples", [1, 32, 2048])
 def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> None:
     for view, behind in VIEWS:
-        way = choose_pixel_sum(view, precision, (1, 1), behind, samples)
+        way = select_wgrad_tile(view, precision, (1, 1), behind, samples)
         few = samples * view.out_height * view.out_width < FEWEST_PIXELS
         first = view.channels % 16 > 0 and behind == POOLING and precision == "tf32"
         assert (way is None) == (few and first)
@@ -212,4 +212,4 @@ def test_wide_and_narrow_layers_of_stride_one_are_summed_by_windows(
 
 def test_maps_without_room_are_gathered() -> None:
     view = View(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
-    assert choose_pixel_sum(view, "tf32", (1, 1), NOTHING, 64) is None
+    assert select_wgrad_tile(view, "tf32", (1, 1), NOTHING, 64) is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import math
 
-from dptrain.backends.cuda.cuts import slides
-from dptrain.backends.cuda.slides import ROWS, SLABS, TEAM, Slide
-from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
+from dptrain.backends.cuda.implicit_gemm_candidates import implicit_gemm_candidates
+from dptrain.backends.cuda.implicit_gemm_tiles import ROWS, SLABS, TEAM, ImplicitGemmTile
 
 PRODUCT, WEIGHTS, FILL, GIVE = 0.66, 0.18, 0.72, 0.54
 """Cycles of a multiprocessor for a step of a column, 16 bytes of weights, 16 bytes of a window and
@@ -40,10 +40,10 @@ RING = 1.2
 
 
 @functools.cache
-def choose_slide(
+def select_implicit_gemm_tile(
     view: View, precision: str, samples: int, *, pooled: bool = False, behind: int = 0,
     room: int = SHARED_BYTES,
-) -> Slide | None:  # fmt: skip
+) -> ImplicitGemmTile | None:  # fmt: skip
     """The way that a product over the pixels of so many samples takes the least time with.
 
     Args:
@@ -54,7 +54,7 @@ def choose_slide(
     Returns:
         None where no window has room.
     """
-    known = slides(view, precision, pooled=pooled, behind=behind)
+    known = implicit_gemm_candidates(view, precision, pooled=pooled, behind=behind)
     ways = [way for way in known if way.shared_bytes <= room]
     late = (way for way in ways if not way.early)
     found = min(late, key=lambda way: cycles(way, samples), default=None)
@@ -63,19 +63,19 @@ def choose_slide(
     return min([*best, *early], key=lambda way: cycles_of_many(way, samples), default=None)
 
 
-def _goes_on(way: Slide, samples: int) -> bool:
+def _goes_on(way: ImplicitGemmTile, samples: int) -> bool:
     """Whether blocks go from tile to tile for long enough, and others work while one waits."""
     return way.together > 1 and rounds(way, samples) >= FEWEST_ROUNDS
 
 
-def rounds(way: Slide, samples: int) -> float:
+def rounds(way: ImplicitGemmTile, samples: int) -> float:
     """Tiles, one after the other, in the time that all multiprocessors take for them."""
     tiles = ceil_div(samples * way.each, way.teams * way.segments)
     tiles *= ceil_div(way.view.filters * way.tall, ROWS)
     return tiles / (MULTIPROCESSORS * way.together)
 
 
-def cycles_of_many(way: Slide, samples: int) -> float:
+def cycles_of_many(way: ImplicitGemmTile, samples: int) -> float:
     """An estimate for so many samples that blocks follow each other, or go from tile to tile.
 
     Fitted to 1491 products of 2048 samples timed on an H200, of layers of solar, cifar and
@@ -95,7 +95,7 @@ def cycles_of_many(way: Slide, samples: int) -> float:
     return full * (way.together * cycles + alone)
 
 
-def _cycles_of_early(way: Slide, samples: int) -> float:
+def _cycles_of_early(way: ImplicitGemmTile, samples: int) -> float:
     columns, instructions = way.segment.columns, way.segments * way.steps
     pieces = way.chunks * way.planes * way.pixels
     # Tensor cores multiply half a column a cycle; shared memory gives 128 bytes.
@@ -111,7 +111,7 @@ def _cycles_of_early(way: Slide, samples: int) -> float:
     return math.ceil(rounds(way, samples)) * (together + alone)
 
 
-def cycles(way: Slide, samples: int) -> float:
+def cycles(way: ImplicitGemmTile, samples: int) -> float:
     """An estimate of what a product over the pixels of so many samples takes.
 
     Blocks that a multiprocessor runs at a time begin together and so do the same at the same time:

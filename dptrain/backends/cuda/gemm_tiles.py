@@ -45,7 +45,7 @@ def _slice_bytes(width: int, words: int) -> int:
     return 4 * max(width * (words + 4), words * (width + 8))
 
 
-class Work(Protocol):
+class BlockTile(Protocol):
     """What one block of a product computes, as the stage that launches it sees it."""
 
     @property
@@ -65,7 +65,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Tile:
+class GemmTile:
     """What one block computes, rows × columns, and what one of its workers does of that.
 
     Attributes:
@@ -147,36 +147,36 @@ class Tile:
 
 
 THREAD_TILES = (
-    Tile(128, 16, 4, 4),
-    Tile(128, 32, 8, 4),
-    Tile(64, 64, 4, 4),
-    Tile(128, 64, 8, 4),
+    GemmTile(128, 16, 4, 4),
+    GemmTile(128, 32, 8, 4),
+    GemmTile(64, 64, 4, 4),
+    GemmTile(128, 64, 8, 4),
 )
 """For float32."""
 
 TENSOR_TILES = (
-    Tile(32, 16, 32, 16, tensor=True, ahead=2),
-    Tile(64, 16, 32, 16, tensor=True, ahead=2),
-    Tile(128, 16, 32, 16, tensor=True),
-    Tile(32, 32, 32, 16, tensor=True, ahead=2),
-    Tile(64, 32, 32, 16, tensor=True, ahead=2),
-    Tile(128, 32, 32, 32, tensor=True),
-    Tile(32, 64, 32, 16, tensor=True, ahead=2),
-    Tile(64, 64, 32, 32, tensor=True, ahead=2),
-    Tile(128, 64, 32, 32, tensor=True, words=32),
-    Tile(128, 128, 64, 32, tensor=True),
+    GemmTile(32, 16, 32, 16, tensor=True, ahead=2),
+    GemmTile(64, 16, 32, 16, tensor=True, ahead=2),
+    GemmTile(128, 16, 32, 16, tensor=True),
+    GemmTile(32, 32, 32, 16, tensor=True, ahead=2),
+    GemmTile(64, 32, 32, 16, tensor=True, ahead=2),
+    GemmTile(128, 32, 32, 32, tensor=True),
+    GemmTile(32, 64, 32, 16, tensor=True, ahead=2),
+    GemmTile(64, 64, 32, 32, tensor=True, ahead=2),
+    GemmTile(128, 64, 32, 32, tensor=True, words=32),
+    GemmTile(128, 128, 64, 32, tensor=True),
 )
 """For tf32 and bf16. Steps ahead and length of slices are those that were mostly the fastest on an
 H200."""
 
 
-def tiles(precision: str) -> Sequence[Tile]:
+def tiles(precision: str) -> Sequence[GemmTile]:
     """Those that compute products in `precision`."""
     return THREAD_TILES if precision == "fp32" else TENSOR_TILES
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitK:
     """A long sum, cut so that enough blocks work on it.
 
     Attributes:
@@ -188,29 +188,31 @@ class Parts:
     terms: int
 
     def used(self, terms: int) -> int:
-        """Parts that a sum of so many terms has; a sum of none still has one, which is 0."""
+        """SplitK that a sum of so many terms has; a sum of none still has one, which is 0."""
         return max(ceil_div(terms, self.terms), 1)
 
 
-def cut(terms: int, threads: int, least: int = SMALLEST_PARTS[0]) -> Parts:
-    """Parts of at least `least` terms for a sum that so many threads compute together.
+def split_terms(terms: int, threads: int, least: int = SMALLEST_PARTS[0]) -> SplitK:
+    """SplitK of at least `least` terms for a sum that so many threads compute together.
 
     No more than run at a time: a last few that wait for the others cost as much as all.
     """
     wanted = max(WANTED_THREADS // threads, 1)
     part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, least)
-    return Parts(ceil_div(terms, part), part)
+    return SplitK(ceil_div(terms, part), part)
 
 
 @dataclass(frozen=True)
-class Tiling:
+class GemmConfig:
     """How a product is computed: by which tile, its sum in how many parts."""
 
-    tile: Work
-    parts: Parts
+    tile: BlockTile
+    parts: SplitK
 
 
-def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool = False) -> Tiling:
+def select_gemm_config(
+    precision: str, rows: int, columns: int, terms: int, *, split: bool = False
+) -> GemmConfig:
     """The tiling that a product takes the least time with, by an estimate.
 
     Large tiles read less for each multiplication; but small products fill a GPU only with small
@@ -222,7 +224,7 @@ def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool =
     bf16).
     """
 
-    def estimate(tile: Tile, parts: Parts) -> tuple[float, Tiling]:
+    def estimate(tile: GemmTile, parts: SplitK) -> tuple[float, GemmConfig]:
         blocks = tile.blocks(rows, columns)
         covered = blocks * tile.rows * tile.columns / (rows * columns)
         blocks *= parts.count
@@ -244,13 +246,13 @@ def choose(precision: str, rows: int, columns: int, terms: int, *, split: bool =
             time *= covered**WASTE
         if parts.count > 1:
             time += SECOND_PASS + ADDING * parts.count * rows * columns
-        return time, Tiling(replace(tile, groups=groups), parts)
+        return time, GemmConfig(replace(tile, groups=groups), parts)
 
-    def ways(tile: Tile) -> Iterator[Parts]:
-        yield Parts(1, max(terms, 1))
+    def ways(tile: GemmTile) -> Iterator[SplitK]:
+        yield SplitK(1, max(terms, 1))
         if split:
             threads = tile.blocks(rows, columns) * tile.block[0]
-            yield from (cut(terms, threads, least) for least in SMALLEST_PARTS)
+            yield from (split_terms(terms, threads, least) for least in SMALLEST_PARTS)
 
     estimates = (estimate(tile, parts) for tile in tiles(precision) for parts in ways(tile))
     return min(estimates, key=lambda pair: pair[0])[1]

@@ -8,17 +8,17 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, dense, weighted
-from dptrain.backends.cuda.tiles import (
+from dptrain.backends.cuda.gemm_tiles import (
     DEPTH,
     SMALLEST_PARTS,
     TENSOR_TILES,
     THREAD_TILES,
     WANTED_THREADS,
-    Parts,
-    Tile,
-    Tiling,
-    choose,
-    cut,
+    GemmConfig,
+    GemmTile,
+    SplitK,
+    select_gemm_config,
+    split_terms,
     step,
 )
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
@@ -44,7 +44,7 @@ PRODUCTS = [("fp32", tile) for tile in THREAD_TILES] + [
 
 @pytest.mark.parametrize(("precision", "tile"), PRODUCTS, ids=lambda value: str(value))
 def test_every_tile_gives_the_same(
-    precision: str, tile: Tile, monkeypatch: pytest.MonkeyPatch
+    precision: str, tile: GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks and threads in a random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
@@ -52,9 +52,9 @@ def test_every_tile_gives_the_same(
     shared = replace(tile, groups=2 if tile.block[0] < 128 else 1)
     for module in (weighted, convolution, dense):
         monkeypatch.setattr(
-            module, "choose",
-            lambda _, rows, columns, terms, split=False: Tiling(
-                shared, cut(terms, 8 * tile.block[0]) if split else Parts(1, terms)
+            module, "select_gemm_config",
+            lambda _, rows, columns, terms, split=False: GemmConfig(
+                shared, split_terms(terms, 8 * tile.block[0]) if split else SplitK(1, terms)
             ),
         )  # fmt: skip
     ours, reference = (
@@ -109,14 +109,14 @@ def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> None:
-    small, large = (choose(precision, rows, 64, 576).tile for rows in (1024, 10**6))
+    small, large = (select_gemm_config(precision, rows, 64, 576).tile for rows in (1024, 10**6))
     assert small.rows * small.columns < large.rows * large.columns
-    assert choose(precision, 10**6, 16, 576).tile.columns == 16
+    assert select_gemm_config(precision, 10**6, 16, 576).tile.columns == 16
 
 
 def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
     few, many, short = (
-        choose("tf32", rows, 64, terms).tile.groups
+        select_gemm_config("tf32", rows, 64, terms).tile.groups
         for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
     )
     assert few > many == short == 1
@@ -140,7 +140,7 @@ def test_rows_are_read_in_pieces_that_divide_them(
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
 @pytest.mark.parametrize("threads", [32, 128 * 7, 128 * 1000])
 def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
-    parts = cut(terms, threads)
+    parts = split_terms(terms, threads)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % DEPTH == 0
     assert parts.terms >= SMALLEST_PARTS[0]

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dptrain.backends.cuda.gemm_tiles import WANTED_BLOCKS, ceil_div
 from dptrain.backends.cuda.launching import THREADS, launch
-from dptrain.backends.cuda.operations import Dropping, Norm, Operation, Windows, argmax_dtype
-from dptrain.backends.cuda.tiles import WANTED_BLOCKS, ceil_div
+from dptrain.backends.cuda.operations import DropoutKernels, Norm, Operation, Windows, argmax_dtype
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d
 from dptrain.network.network import Node
@@ -25,7 +25,7 @@ SHARED_BYTES = 48 << 10
 """Shared memory that every GPU gives a block without asking."""
 
 
-class Tail(ABC):
+class Epilogue(ABC):
     """The layers of a group behind its rectifier, bound to arrays.
 
     Args:
@@ -64,7 +64,7 @@ class Tail(ABC):
         """Stage that writes dmaps."""
 
 
-class Pooled(Tail):
+class PoolEpilogue(Epilogue):
     """MaxPool2d, perhaps with Dropout: neither what is rectified nor what is dropped was chosen."""
 
     reads = ("argmax",)
@@ -84,7 +84,7 @@ class Pooled(Tail):
         return self._dropped(windows, arrays)
 
     def _dropped(self, windows: Windows, arrays: tuple[Any, ...]) -> Kernel:
-        dropping = Dropping(self.operation, self.nodes[1])
+        dropping = DropoutKernels(self.operation, self.nodes[1])
         keep, drop = (dropping.arguments(training=training) for training in (False, True))
         if self.operation.replica.samples is None:
             return windows.forward("relu_max_pool2d_forward", *arrays)
@@ -96,12 +96,12 @@ class Pooled(Tail):
 
     def backward(self) -> Kernel:
         a, windows = self.arrays, Windows(self.operation, self.nodes[0])
-        dropped = [Dropping(self.operation, node).factor for node in self.nodes[1:]]
+        dropped = [DropoutKernels(self.operation, node).factor for node in self.nodes[1:]]
         factor = dropped[0] if dropped else np.float32(1.0)
         return windows.backward("max_pool2d_backward", a["dy"], a["argmax"], a["dmaps"], factor)
 
 
-class Normed(Tail):
+class NormEpilogue(Epilogue):
     """LocalResponseNorm."""
 
     reads = ("maps",)
@@ -115,7 +115,7 @@ class Normed(Tail):
         return norm.stage("lrn_backward", a["maps"], a["dy"], a["dmaps"], np.int32(1))
 
 
-class NormedPooled(Tail):
+class NormPoolEpilogue(Epilogue):
     """LocalResponseNorm and MaxPool2d: what is normalised never comes to memory."""
 
     reads = ("maps", "argmax")
@@ -167,15 +167,15 @@ def _band_bytes(node: Node, band: int) -> int:
     return 4 * rows * width * channels
 
 
-TAILS: Mapping[tuple[type[Layer], ...], type[Tail]] = {
-    (MaxPool2d,): Pooled,
-    (MaxPool2d, Dropout): Pooled,
-    (LocalResponseNorm,): Normed,
-    (LocalResponseNorm, MaxPool2d): NormedPooled,
+EPILOGUES: Mapping[tuple[type[Layer], ...], type[Epilogue]] = {
+    (MaxPool2d,): PoolEpilogue,
+    (MaxPool2d, Dropout): PoolEpilogue,
+    (LocalResponseNorm,): NormEpilogue,
+    (LocalResponseNorm, MaxPool2d): NormPoolEpilogue,
 }
 """By the layers behind the rectifier."""
 
 
-def tail_of(group: Group) -> type[Tail] | None:
+def epilogue_of(group: Group) -> type[Epilogue] | None:
     """What follows the rectifier of a convolution's group, if anything does."""
-    return TAILS.get(group.kinds[2:])
+    return EPILOGUES.get(group.kinds[2:])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import (
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_tiles import (
     MULTIPROCESSORS,
     PIECE,
     RESERVED_BYTES,
@@ -72,7 +72,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Slide:
+class ImplicitGemmTile:
     """A product over pixels: what a block takes at a time.
 
     Attributes:

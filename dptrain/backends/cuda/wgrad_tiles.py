@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
-from dptrain.backends.cuda.windows import (
+from dptrain.backends.cuda.gemm_tiles import WARP, GemmConfig, SplitK, ceil_div
+from dptrain.backends.cuda.halo_tiles import (
     MULTIPROCESSORS,
     PIECE,
     RESERVED_BYTES,
@@ -78,7 +78,7 @@ SHORT = 16
 """Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
 
 MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 1000
-"""Parts of a number beyond which so many more, which come to their sum at a time, cost cycles of
+"""SplitK of a number beyond which so many more, which come to their sum at a time, cost cycles of
 their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
 
 FEWEST_PIXELS = 1 << 17
@@ -90,7 +90,7 @@ MOST_NARROW = 32
 
 
 @dataclass(frozen=True)
-class PixelSum:
+class WgradTile:
     """What a block sums up, and of what it has a window at a time: macros of the kernel.
 
     Attributes:
@@ -240,12 +240,12 @@ class PixelSum:
         kinds = ceil_div(self.all_rows, self.tap_rows) * ceil_div(self.all_channels, self.channels)
         return kinds, ceil_div(columns, ROWS), parts
 
-    def tiling(self, filters: int, samples: int) -> Tiling:
+    def tiling(self, filters: int, samples: int) -> GemmConfig:
         """With parts of all strips that all multiprocessors work on."""
         tiles = math.prod(self.grid(0, filters))
         wanted = max(MULTIPROCESSORS * self.blocks // tiles, 1)
         part = max(ceil_div(samples * self.strips, wanted), 1)
-        return Tiling(self, Parts(max(ceil_div(samples * self.strips, part), 1), part))
+        return GemmConfig(self, SplitK(max(ceil_div(samples * self.strips, part), 1), part))
 
 
 def _more_than_eights(least: int, rest: int) -> int:
@@ -277,7 +277,7 @@ def _columns(view: View) -> Iterator[tuple[bool, int, int, int]]:
                     break
 
 
-def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
+def wgrad_candidates(view: View, precision: str, behind: int) -> Iterator[WgradTile]:
     """Ways to compute the gradient of weights."""
     pooled = behind == 2
     unit = 2 if pooled else 1
@@ -287,7 +287,7 @@ def pixel_sums(view: View, precision: str, behind: int) -> Iterator[PixelSum]:
         for lines, segment, wide, across, down, beside in _strips(view, precision, unit):
             tall = lines * 4 if down else lines
             for groups, buffers in itertools.product((1, 2, 4) if narrow else (1, 2), (1, 2)):
-                way = PixelSum(
+                way = WgradTile(
                     precision, behind, narrow, channels, tap_rows, tap_columns,
                     channels if narrow else view.channels, view.r, filters, lines, segment, wide,
                     across, down, beside, ceil_div(height, tall), groups, buffers,
@@ -310,7 +310,7 @@ def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, i
             yield lines, 1, width, width, lines, 0
 
 
-def estimate(way: PixelSum, view: View, samples: int) -> float:
+def estimate(way: WgradTile, view: View, samples: int) -> float:
     """Cycles that the gradient of weights takes.
 
     Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
@@ -337,9 +337,9 @@ def estimate(way: PixelSum, view: View, samples: int) -> float:
 
 
 @functools.cache
-def choose_pixel_sum(
+def select_wgrad_tile(
     view: View, precision: str, strides: tuple[int, int], behind: int, samples: int
-) -> PixelSum | None:
+) -> WgradTile | None:
     """The way that the gradient of weights takes the least time with, by an estimate of cycles.
 
     Returns:
@@ -352,5 +352,5 @@ def choose_pixel_sum(
     if not suits(view, precision, strides):
         return None
 
-    ways = pixel_sums(view, precision, behind)
+    ways = wgrad_candidates(view, precision, behind)
     return min(ways, key=lambda way: estimate(way, view, samples), default=None)

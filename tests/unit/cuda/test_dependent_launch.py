@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.backends.cuda import early
+from dptrain.backends.cuda import dependent_launch
 from dptrain.backends.cuda.device import KERNELS
 
 KERNEL = re.compile(
@@ -64,7 +64,7 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
 
 
 def test_older_gpus_launch_as_ever() -> None:
-    assert early.find_launch(89) is None
+    assert dependent_launch.find_launch(89) is None
 
 
 def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPa
             ptr = 0x7F00_0000_1000
 
     def start(config: Any, kernel: int, places: Any, extra: Any) -> int:
-        config = ctypes.cast(config, ctypes.POINTER(early._Config)).contents
+        config = ctypes.cast(config, ctypes.POINTER(dependent_launch._Config)).contents
         seen["extents"] = [*config.grid], [*config.block], config.shared_bytes, config.stream
         attribute = config.attributes[0]
         seen["attribute"] = config.count, attribute.id, attribute.value
@@ -90,17 +90,17 @@ def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPa
     )
     driver = type("Driver", (), {"cuLaunchKernelEx": signature(start)})()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    launch = early.find_launch(90)
+    launch = dependent_launch.find_launch(90)
     assert launch is not None
     grid: Any = (np.int32(7), 1, 2)
     launch(99, grid, (256, 1, 1), [Array, np.int32(-5), np.float32(0.5)], 4096, 17)
     assert seen["extents"] == ([7, 1, 2], [256, 1, 1], 4096, 17)
-    assert seen["attribute"] == (1, early.EARLY, 1)
+    assert seen["attribute"] == (1, dependent_launch.EARLY, 1)
     assert (seen["kernel"], seen["args"]) == (99, [0x7F00_0000_1000, -5, 0.5])
 
 
 def test_structures_are_as_large_as_the_drivers() -> None:
     # CUDA Driver API: CUlaunchAttribute is an id, its padding and a value of 64 bytes;
     # CUlaunchConfig seven numbers, a stream, a pointer and a number, each at its alignment.
-    assert ctypes.sizeof(early._Attribute) == 72
-    assert ctypes.sizeof(early._Config) == 56
+    assert ctypes.sizeof(dependent_launch._Attribute) == 72
+    assert ctypes.sizeof(dependent_launch._Config) == 56

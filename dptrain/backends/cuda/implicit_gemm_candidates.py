@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from dptrain.backends.cuda.slides import (
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_tiles import PIECE, SIZES, View
+from dptrain.backends.cuda.implicit_gemm_tiles import (
     EIGHTS,
     MOST_COLUMNS,
     ROWS,
     SLABS,
+    ImplicitGemmTile,
     Segment,
-    Slide,
     slab,
 )
-from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import PIECE, SIZES, View
 
 FEWEST_COLUMNS, WASTE = 32, 1.1
 """Of a segment that is worth trying, and times the fewest columns that it may take for a map."""
@@ -36,7 +36,9 @@ def segments(view: View, *, pooled: bool) -> Iterator[Segment]:
             yield Segment(lines * view.across, lines, strip=False)
 
 
-def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0) -> Iterator[Slide]:
+def implicit_gemm_candidates(
+    view: View, precision: str, *, pooled: bool = False, behind: int = 0
+) -> Iterator[ImplicitGemmTile]:
     """Ways to compute one product over pixels.
 
     Args:
@@ -55,7 +57,7 @@ def slides(view: View, precision: str, *, pooled: bool = False, behind: int = 0)
         aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
         for segment in good_segments(aligned, pooled=pooled):
             for count in range(1, MOST_COLUMNS // segment.columns + 1):
-                way = Slide(
+                way = ImplicitGemmTile(
                     aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
                     behind,
                 )  # fmt: skip
@@ -69,7 +71,7 @@ def good_segments(view: View, *, pooled: bool) -> tuple[Segment, ...]:
     found = [s for s in segments(view, pooled=pooled) if s.columns // 8 in EIGHTS]
     widest = max((s.columns for s in found), default=0)
     wide = [s for s in found if s.columns >= min(FEWEST_COLUMNS, widest)]
-    columns = {s: Slide(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
+    columns = {s: ImplicitGemmTile(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
     return tuple(s for s in wide if columns[s] <= WASTE * min(columns.values()))
 
 

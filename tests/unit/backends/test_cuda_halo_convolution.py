@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution, cuts, slides, sliding, windows
-from dptrain.backends.cuda.slide_times import choose_slide
-from dptrain.backends.cuda.slides import Slide
-from dptrain.backends.cuda.sliding import SlidingConvolution
-from dptrain.backends.cuda.windows import View
+from dptrain.backends.cuda import (
+    convolution,
+    halo_convolution,
+    halo_tiles,
+    implicit_gemm_candidates,
+    implicit_gemm_tiles,
+)
+from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.replica import Replica
 from dptrain.network import (
     Conv2d,
@@ -59,23 +65,23 @@ CUTS = (
 """Of slides: each way of sharing work, strips and lines, lines that are left over."""
 
 
-def cut(way: Slide) -> tuple[int, ...]:
+def cut(way: ImplicitGemmTile) -> tuple[int, ...]:
     return (
         way.holders, way.ring, way.segment.strip, way.segment.lines, way.segments, way.teams,
         way.shares, way.chunks,
     )  # fmt: skip
 
 
-def sharing(way: Slide) -> tuple[int, ...]:
+def sharing(way: ImplicitGemmTile) -> tuple[int, ...]:
     return way.shares, way.segments, way.teams, way.chunks
 
 
-def most_like(wanted: tuple[int, ...], facts: Callable[[Slide], tuple[int, ...]]) -> Any:
-    """`choose_slide` that takes the way whose `facts` are nearest, the first of them first."""
+def most_like(wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple[int, ...]]) -> Any:
+    """`select_implicit_gemm_tile` that whose tile has the `facts` nearest to `wanted`."""
 
     def slide(view: View, precision: str, samples: int, *, room: int, **known: Any) -> Any:
         return min(
-            cuts.slides(view, precision, **known),
+            implicit_gemm_candidates.implicit_gemm_candidates(view, precision, **known),
             key=lambda way: [abs(a - b) for a, b in zip(facts(way), wanted, strict=True)],
         )
 
@@ -101,9 +107,9 @@ def test_every_way_gives_the_same(
     weights round dz before they scale it by what dropout keeps, products that gather behind it.
     """
     gathered = gathering(5, precision, monkeypatch)
-    monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(CUTS[number], cut))
     # So few blocks that they go from tile to tile, where they do.
-    monkeypatch.setattr(slides, "MULTIPROCESSORS", 1)
+    monkeypatch.setattr(implicit_gemm_tiles, "MULTIPROCESSORS", 1)
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
@@ -125,7 +131,7 @@ def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
     Two lanes share a block of random numbers, with 32 filters four. They take turns in odd and even
     numbers, not all of which a team's segments have; the last segments are those of no sample.
     """
-    monkeypatch.setattr(sliding, "choose_slide", most_like(wanted, sharing))
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(wanted, sharing))
     layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
     network = Network((1, 7, 11), layers, MeanSquaredError())
     seed, step, samples = 2**40 + 17, 2**31 + 5, np.array([7, 2**33 + 1])
@@ -173,7 +179,7 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
     """
     device = Mapping()
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device)
-    monkeypatch.setattr(sliding, "choose_slide", most_like(CUTS[number], cut))
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(CUTS[number], cut))
     make_replica(WIDE, "cuda", 5, precision=precision)
     run = 4 if precision == "tf32" else 8
     found = set()
@@ -201,8 +207,8 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
 def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
     """A replica of `WIDE` without windows."""
     with monkeypatch.context() as patch:
-        patch.setattr(convolution, "choose_pixel_sum", lambda *_: None)
-        patch.setattr(SlidingConvolution, "suits", lambda group, setting: False)
+        patch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
+        patch.setattr(HaloConvolution, "suits", lambda group, setting: False)
         return make_replica(WIDE, "cuda", n, precision=precision)
 
 
@@ -235,13 +241,13 @@ def test_wide_layers_of_stride_one_have_windows(
     layer: Conv2d, precision: str, expected: bool
 ) -> None:
     node = Network((32, 8, 8), [layer, Flatten(), Dense(2)]).nodes[0]
-    assert windows.suits(View.forward(node), precision, layer.strides) == expected
+    assert halo_tiles.suits(View.forward(node), precision, layer.strides) == expected
 
 
 def test_maps_without_room_are_gathered() -> None:
     wide = Network((1024, 640, 640), [Conv2d(1024), Flatten(), Dense(2)]).nodes[0]
-    assert choose_slide(View.forward(wide), "tf32", 64) is None
-    assert choose_slide(VIEWS[0], "bf16", 1) is not None
+    assert select_implicit_gemm_tile(View.forward(wide), "tf32", 64) is None
+    assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1) is not None
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -250,7 +256,7 @@ def test_maps_without_room_are_gathered() -> None:
 def test_segments_cover_the_map_and_windows_their_segments(
     view: View, pooled: bool, precision: str
 ) -> None:
-    found = list(cuts.slides(view, precision, pooled=pooled))
+    found = list(implicit_gemm_candidates.implicit_gemm_candidates(view, precision, pooled=pooled))
     assert found
     height, width = view.out_height, view.out_width
     needed = height // 2 * 2 * (width // 2 * 2) if pooled else height * width
@@ -283,7 +289,7 @@ def test_segments_cover_the_map_and_windows_their_segments(
 
 def test_few_samples_share_sums_and_many_do_not() -> None:
     cifar = VIEWS[0]
-    few, many = (choose_slide(cifar, "tf32", n) for n in (32, 2048))
+    few, many = (select_implicit_gemm_tile(cifar, "tf32", n) for n in (32, 2048))
     assert few is not None
     assert many is not None
     assert few.shares > many.shares == 1
@@ -291,8 +297,8 @@ def test_few_samples_share_sums_and_many_do_not() -> None:
 
 def test_many_samples_keep_weights_where_there_is_room() -> None:
     solar = VIEWS[1]
-    few, many = (choose_slide(solar, "bf16", n, pooled=True) for n in (32, 2048))
-    small = choose_slide(solar, "bf16", 2048, pooled=True, room=48 << 10)
+    few, many = (select_implicit_gemm_tile(solar, "bf16", n, pooled=True) for n in (32, 2048))
+    small = select_implicit_gemm_tile(solar, "bf16", 2048, pooled=True, room=48 << 10)
     assert few is not None
     assert many is not None
     assert small is not None
@@ -305,13 +311,17 @@ def test_many_samples_keep_weights_where_there_is_room() -> None:
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_boxes_of_pooled_maps_cover_their_windows(view: View, precision: str) -> None:
     """Wherever these begin, at an odd line or column, too."""
-    found = [way for way in cuts.slides(view, precision, behind=2) if way.early]
+    found = [
+        way
+        for way in implicit_gemm_candidates.implicit_gemm_candidates(view, precision, behind=2)
+        if way.early
+    ]
     for way in found[:: max(len(found) // 20, 1)]:
         assert way.narrow
         _, lines, columns, channels = way.box
-        raw = way.window_bytes - way.planes * way.pixels * windows.PIECE
-        runs = lines * columns * channels * way.size // windows.PIECE
-        assert runs * windows.PIECE + runs * windows.PIECE // way.size <= raw
+        raw = way.window_bytes - way.planes * way.pixels * halo_tiles.PIECE
+        runs = lines * columns * channels * way.size // halo_tiles.PIECE
+        assert runs * halo_tiles.PIECE + runs * halo_tiles.PIECE // way.size <= raw
         for odd in (0, 1):
             assert lines * 2 - odd >= way.window_rows
             assert columns * 2 - odd >= way.window_across

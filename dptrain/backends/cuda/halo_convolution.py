@@ -8,15 +8,20 @@ from functools import partial
 
 import numpy as np
 
-from dptrain.backends.cuda import windows
-from dptrain.backends.cuda.convolution import Convolution
+from dptrain.backends.cuda import halo_tiles
+from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
+from dptrain.backends.cuda.halo_tiles import SHARED_BYTES, View
+from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.slide_times import choose_slide
-from dptrain.backends.cuda.slides import Slide
-from dptrain.backends.cuda.tiles import Parts, Tiling
-from dptrain.backends.cuda.weighted import NOTHING, follows, pools_in_place, separate_tail
-from dptrain.backends.cuda.windows import SHARED_BYTES, View
+from dptrain.backends.cuda.weighted import (
+    NOTHING,
+    fused_epilogue,
+    pools_in_kernel,
+    separate_epilogue,
+)
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
@@ -25,12 +30,12 @@ PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "p
 """Where the weights lie as a phase's kernel takes them."""
 
 
-class SlidingConvolution(Convolution):
-    """Conv2d of stride 1 between maps of many channels, and what `Convolution` has behind it.
+class HaloConvolution(GatherConvolution):
+    """Conv2d of stride 1 between maps of many channels, and what `GatherConvolution` has behind it.
 
     Every phase reads each pixel once, so what was pooled is undone as it is read. Plans are made
     without a GPU: on one whose blocks have less shared memory a phase is cut to fit, and computed
-    as `Convolution` does where nothing fits.
+    as `GatherConvolution` does where nothing fits.
     """
 
     @classmethod
@@ -39,7 +44,7 @@ class SlidingConvolution(Convolution):
         layer = group.head.layer
         if not isinstance(layer, Conv2d):
             return False
-        return windows.suits(View.forward(group.head), setting.precision, layer.strides)
+        return halo_tiles.suits(View.forward(group.head), setting.precision, layer.strides)
 
     @classmethod
     def spreads(cls, group: Group, setting: Setting) -> bool:
@@ -48,18 +53,18 @@ class SlidingConvolution(Convolution):
     @classmethod
     def undone(cls, group: Group) -> int:
         """What kernels undo as they read dy."""
-        return NOTHING if separate_tail(group) is not None else follows(group)
+        return NOTHING if separate_epilogue(group) is not None else fused_epilogue(group)
 
     @classmethod
     def slide(
         cls, group: Group, setting: Setting, phase: Phase, room: int = SHARED_BYTES
-    ) -> Slide | None:
-        """How a product over pixels is computed; None if as `Convolution` does."""
-        view, choose = View.forward(group.head), partial(choose_slide, room=room)
+    ) -> ImplicitGemmTile | None:
+        """How a product over pixels is computed; None if as `GatherConvolution` does."""
+        view, choose = View.forward(group.head), partial(select_implicit_gemm_tile, room=room)
         if phase is Phase.BACKWARD_INPUT:
             view, choose = view.backward, partial(choose, behind=cls.undone(group))
         else:
-            choose = partial(choose, pooled=pools_in_place(group))
+            choose = partial(choose, pooled=pools_in_kernel(group))
         return choose(view, setting.precision, setting.batch_size)
 
     @classmethod
@@ -83,10 +88,10 @@ class SlidingConvolution(Convolution):
         if slide is not None:
             product = partial(
                 self.product,
-                "conv2d_forward_halo.cu", "conv2d_forward_halo", Tiling(slide, Parts(1, 1)),
+                "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(slide, SplitK(1, 1)),
                 slide.each, self.group.head.output_maps[0],
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
-                self.geometry, behind=follows(self.group), drops=True,
+                self.geometry, behind=fused_epilogue(self.group), drops=True,
                 maps=self._maps(slide, self.arrays["x"]),
             )  # fmt: skip
         return self._packing(product())
@@ -97,13 +102,15 @@ class SlidingConvolution(Convolution):
             return super().backward_input()
         return self.product(
             "conv2d_backward_input_halo.cu", "conv2d_backward_input_halo",
-            Tiling(slide, Parts(1, 1)),
+            GemmConfig(slide, SplitK(1, 1)),
             slide.each, self.group.head.input_maps[0],
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
             behind=self.behind, maps=self._maps(slide, *self.dz[:2]),
         )  # fmt: skip
 
-    def _maps(self, slide: Slide, maps: Array, marks: Array | None = None) -> Sequence[np.void]:
+    def _maps(
+        self, slide: ImplicitGemmTile, maps: Array, marks: Array | None = None
+    ) -> Sequence[np.void]:
         """What the device's engine for copies knows of what windows are of, if it has one."""
         view, unit = slide.view, 2 if slide.undone else 1
         shape = self.batch_size, view.height // unit, view.width // unit, view.channels
@@ -114,8 +121,8 @@ class SlidingConvolution(Convolution):
         ]
         return [known for known in found if known is not None]
 
-    def _fitting(self, phase: Phase) -> Slide | None:
-        """How a product is computed on this device; None if as `Convolution` does."""
+    def _fitting(self, phase: Phase) -> ImplicitGemmTile | None:
+        """How a product is computed on this device; None if as `GatherConvolution` does."""
         return self.slide(self.group, self.setting, phase, self.device.shared_bytes)
 
     def _packing(self, product: Kernel) -> Kernel:

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.tiles import WARP, ceil_div
-from dptrain.backends.cuda.windows import MULTIPROCESSORS, RESERVED_BYTES, SHARED_BYTES, SIZES, View
+from dptrain.backends.cuda.gemm_tiles import WARP, ceil_div
+from dptrain.backends.cuda.halo_tiles import (
+    MULTIPROCESSORS,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    SIZES,
+    View,
+)
 
 WORD = 4
 """Bytes that a lane multiplies by at once."""
@@ -53,7 +59,7 @@ MOST_BYTES = 48 << 10
 
 
 @dataclass(frozen=True)
-class Narrow:
+class FewChannelTile:
     """A product over pixels of narrow maps: what a block takes at a time.
 
     Attributes:
@@ -208,9 +214,9 @@ def suits(view: View, precision: str, samples: int) -> bool:
     return narrow and precision in SIZES and view.filters % 16 == 0
 
 
-def narrows(
+def few_channel_candidates(
     view: View, strides: tuple[int, int], precision: str, *, pooled: bool = False
-) -> Iterator[Narrow]:
+) -> Iterator[FewChannelTile]:
     """Ways to compute one product, the one that takes the least time with many samples first.
 
     Args:
@@ -230,15 +236,15 @@ def narrows(
         sharing = math.gcd(view.filters // filters, FILTERS // filters)
         warps = WARPS // sharing
         lines = min(ceil_div(warps * times, across) * unit, height)
-        way = Narrow(view, strides, size, pooled, filters, sharing, warps, lines, eights)
+        way = FewChannelTile(view, strides, size, pooled, filters, sharing, warps, lines, eights)
         if way.possible and (times == 1 or way.coming <= MOST_COMING):
             yield way
 
 
 @functools.cache
-def choose_narrow(
+def select_few_channel_tile(
     view: View, strides: tuple[int, int], precision: str, samples: int, *, pooled: bool = False
-) -> Narrow | None:
+) -> FewChannelTile | None:
     """The way that a product over the pixels of so many samples takes the least time with.
 
     Returns:
@@ -246,7 +252,7 @@ def choose_narrow(
     """
     if not suits(view, precision, samples):
         return None
-    ways = list(narrows(view, strides, precision, pooled=pooled))
+    ways = list(few_channel_candidates(view, strides, precision, pooled=pooled))
     wanted = FILLED * MULTIPROCESSORS
     filled = (way for way in ways if way.tiles * samples * way.strips >= wanted)
     return next(filled, ways[-1] if ways else None)

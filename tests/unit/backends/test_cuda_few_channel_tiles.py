@@ -11,11 +11,17 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution, narrow
+from dptrain.backends.cuda import convolution, few_channel_tiles
+from dptrain.backends.cuda.few_channel_tiles import (
+    FILLED,
+    MOST_BYTES,
+    FewChannelTile,
+    few_channel_candidates,
+    select_few_channel_tile,
+)
+from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.geometry import FIXED, geometry
-from dptrain.backends.cuda.narrow import FILLED, MOST_BYTES, Narrow, choose_narrow, narrows
-from dptrain.backends.cuda.tiles import ceil_div
-from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES, View
+from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, SIZES, View
 from dptrain.network import (
     Conv2d,
     Dense,
@@ -58,9 +64,11 @@ CASES = {
 }  # fmt: skip
 
 
-def some(view: View, strides: tuple[int, int], precision: str, *, pooled: bool) -> list[Narrow]:
+def some(
+    view: View, strides: tuple[int, int], precision: str, *, pooled: bool
+) -> list[FewChannelTile]:
     """The first and the last that are tried, and one with warps and lines that fit nothing."""
-    first, *_, last = narrows(view, strides, precision, pooled=pooled)
+    first, *_, last = few_channel_candidates(view, strides, precision, pooled=pooled)
     odd = replace(first, filters=16, sharing=1, warps=2, lines=(1 + pooled) * 3, eights=1)
     return [first, last, odd]
 
@@ -93,7 +101,7 @@ def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.Monke
     Factors are eighths, a little less in memory than what they are rounded to; sums of their
     products are sixty-fourths that float32 has room for. So all is exact but rounding y.
     """
-    monkeypatch.setattr(narrow, "MULTIPROCESSORS", 1)
+    monkeypatch.setattr(few_channel_tiles, "MULTIPROCESSORS", 1)
     node, pooled = CASES[case]
     layer: Any = node.layer
     view, (k, *_), c = View.forward(node), node.output_shape, node.input_shape[0]
@@ -134,10 +142,10 @@ def test_a_network_trains_as_with_products_that_gather(
 ) -> None:
     """Sums are in another order, so that one in many is rounded to its other neighbour later."""
     net = Network((3, 9, 10), LAYERS, name="narrow")
-    monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: None)
+    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: None)
     gathered = make_replica(net, "cuda", 5, precision=precision)
     ways = some(View.forward(net.nodes[0]), (1, 1), precision, pooled=True)
-    monkeypatch.setattr(convolution, "choose_narrow", lambda *_, **__: ways[1])
+    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: ways[1])
     emulator = Emulator(seed=7)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     ours = make_replica(net, "cuda", 5, precision=precision)
@@ -155,7 +163,7 @@ def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precisio
     layer: Any = node.layer
     view, (down, across) = View.forward(node), layer.strides
     unit, each = 1 + pooled, 4 // SIZES[precision]
-    for way in narrows(view, layer.strides, precision, pooled=pooled):
+    for way in few_channel_candidates(view, layer.strides, precision, pooled=pooled):
         assert way.strips * way.lines >= view.out_height // unit * unit
         columns = way.across * way.eights * 8
         assert columns >= view.out_width // unit * unit
@@ -181,7 +189,8 @@ def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> 
     node = get_network(name).nodes[0]
     pooled = name.startswith("model")
     few, many = (
-        choose_narrow(View.forward(node), (1, 1), precision, n, pooled=pooled) for n in (32, 2048)
+        select_few_channel_tile(View.forward(node), (1, 1), precision, n, pooled=pooled)
+        for n in (32, 2048)
     )
     assert few is not None
     assert many is not None
@@ -202,5 +211,5 @@ def test_few_channels_and_many_filters_are_for_it(
 ) -> None:
     """Not more weights than a thread has registers for."""
     view = View.forward(node(shape, layer))
-    assert (choose_narrow(view, (1, 1), "tf32", samples) is not None) == expected
-    assert choose_narrow(view, (1, 1), "fp32", samples) is None
+    assert (select_few_channel_tile(view, (1, 1), "tf32", samples) is not None) == expected
+    assert select_few_channel_tile(view, (1, 1), "fp32", samples) is None

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.cuda import windows
+from dptrain.backends.cuda import halo_tiles
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.tiles import WARP, Parts, Tiling, ceil_div
-from dptrain.backends.cuda.windows import MULTIPROCESSORS, SIZES
+from dptrain.backends.cuda.gemm_tiles import WARP, GemmConfig, SplitK, ceil_div
+from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, SIZES
 
 SAMPLES = 32
 """Of a tile."""
@@ -47,7 +47,7 @@ SECOND_PASS, ADDING = 1.2, 3e6
 
 
 @dataclass(frozen=True)
-class Few:
+class SkinnyTile:
     """What a block computes: all terms of its part at once.
 
     Attributes:
@@ -95,7 +95,7 @@ class Few:
 
     def microseconds(self, blocks: int) -> float:
         """That so many blocks take, by an estimate."""
-        held = MULTIPROCESSORS * max(windows.SHARED_BYTES // self.shared_bytes, 1)
+        held = MULTIPROCESSORS * max(halo_tiles.SHARED_BYTES // self.shared_bytes, 1)
         rounds, nbytes = max(blocks / held, 1.0), self.shared_bytes
         arriving = max(nbytes / BLOCK_RATE, min(blocks, held) * nbytes / RATE)
         steps = self.terms * self.size / 32 / self.groups
@@ -103,7 +103,7 @@ class Few:
 
 
 @dataclass(frozen=True)
-class FewGradient:
+class SkinnyWgradTile:
     """What a block computes of the gradient of weights: a tile, of all samples at once.
 
     Attributes:
@@ -146,13 +146,13 @@ class FewGradient:
         return ceil_div(rows - 1, self.ROWS), ceil_div(columns, self.columns), parts
 
 
-def gradient_tiling(precision: str, batch_size: int, outputs: int) -> Tiling:
+def gradient_tiling(precision: str, batch_size: int, outputs: int) -> GemmConfig:
     """Of the product that is the gradient of weights."""
-    columns = min(ceil_div(outputs, FewGradient.OWN), 4)
-    columns = FewGradient.OWN << (columns - 1).bit_length()
+    columns = min(ceil_div(outputs, SkinnyWgradTile.OWN), 4)
+    columns = SkinnyWgradTile.OWN << (columns - 1).bit_length()
     samples = ceil_div(batch_size, SAMPLES) * SAMPLES
-    tile = FewGradient(columns, samples, SIZES[precision])
-    return Tiling(tile, Parts(1, batch_size))
+    tile = SkinnyWgradTile(columns, samples, SIZES[precision])
+    return GemmConfig(tile, SplitK(1, batch_size))
 
 
 def _padded(terms: int) -> int:
@@ -164,30 +164,30 @@ def suits(precision: str, batch_size: int, weights: int) -> bool:
     return precision in SIZES and batch_size <= MOST_SAMPLES and weights >= MANY_WEIGHTS
 
 
-def forward_tiling(precision: str, batch_size: int, inputs: int, outputs: int) -> Tiling:
+def forward_tiling(precision: str, batch_size: int, inputs: int, outputs: int) -> GemmConfig:
     """Of the product that is the output, its sum perhaps in parts."""
 
-    def estimate(tiling: Tiling) -> float:
+    def estimate(tiling: GemmConfig) -> float:
         few, parts = tiling.tile, tiling.parts
-        assert isinstance(few, Few)
+        assert isinstance(few, SkinnyTile)
         time = few.microseconds(math.prod(few.grid(batch_size, outputs, parts.count)))
         if parts.count > 1:
             time += SECOND_PASS + 8 * parts.count * batch_size * outputs / ADDING
         return time
 
     ways = (
-        Tiling(few, Parts(ceil_div(inputs, few.terms), few.terms))
+        GemmConfig(few, SplitK(ceil_div(inputs, few.terms), few.terms))
         for columns in COLUMNS
         for few in _cuts(columns, inputs, SIZES[precision])
     )
     return min(ways, key=estimate)
 
 
-def _cuts(columns: int, terms: int, size: int) -> Iterator[Few]:
-    """Parts of a sum, from whole to a step, each half as long as the one before or thereabouts."""
+def _cuts(columns: int, terms: int, size: int) -> Iterator[SkinnyTile]:
+    """SplitK of a sum, from whole to a step, each half as long as the one before or thereabouts."""
     parts = 1
     while True:
-        few = Few(columns, _padded(ceil_div(terms, parts)), size)
+        few = SkinnyTile(columns, _padded(ceil_div(terms, parts)), size)
         if few.shared_bytes <= SHARED_BYTES:
             yield few
         if few.terms == STEP_TERMS:
@@ -195,9 +195,9 @@ def _cuts(columns: int, terms: int, size: int) -> Iterator[Few]:
         parts += max(parts // 4, 1)
 
 
-def backward_tile(precision: str, batch_size: int, inputs: int, outputs: int) -> Few | None:
+def backward_tile(precision: str, batch_size: int, inputs: int, outputs: int) -> SkinnyTile | None:
     """Of the product that is the gradient by the inputs; None where outputs are too many."""
-    ways = (Few(n, _padded(outputs), SIZES[precision], sum_first=True) for n in COLUMNS)
+    ways = (SkinnyTile(n, _padded(outputs), SIZES[precision], sum_first=True) for n in COLUMNS)
     return min(
         (few for few in ways if few.shared_bytes <= SHARED_BYTES),
         key=lambda few: few.microseconds(math.prod(few.grid(batch_size, inputs))), default=None,
