@@ -122,7 +122,7 @@ def _outcome(case: Case, result: Result) -> str:
         return f"{_words(case)}: {result.samples:,}" + (f", {result.why}" if result.why else "")
     if result.timing is None:
         return f"{_words(case)}: {result.why}"
-    return f"{_words(case)}: {digits(result.median_ms)} ms, {result.images_per_s:,.0f} images/s"
+    return f"{_words(case)}: {digits(result.median_ms)} ms, {result.samples_per_s:,.0f} samples/s"
 
 
 def _conclude(

@@ -44,7 +44,7 @@ class Finding:
         batches: how many batch sizes of training were measured.
         flat_from: smallest batch size from which on the time a sample of training is flat; None
             where it still falls at the largest one, or where fewer than two were measured.
-        images_per_s: most of training.
+        samples_per_s: most of training.
         in_time, late: numbers of samples whose answer is there in time, and those that are not.
         largest_training, largest_inference: batches that fit; None where they were not looked for.
     """
@@ -53,7 +53,7 @@ class Finding:
     parameters: int
     batches: int
     flat_from: int | None
-    images_per_s: float
+    samples_per_s: float
     in_time: tuple[int, ...]
     late: tuple[int, ...]
     largest_training: int | None
@@ -93,7 +93,7 @@ def _finding(network: str, results: Sequence[Result], view: View) -> Finding:
         parameters=results[0].parameters,
         batches=len(trained),
         flat_from=flat_from({r.samples: r.median_ms / r.samples for r in trained}),
-        images_per_s=max((r.images_per_s for r in trained), default=0.0),
+        samples_per_s=max((r.samples_per_s for r in trained), default=0.0),
         in_time=tuple(r.samples for r in answers if view.in_time(r)),
         late=tuple(r.samples for r in answers if not view.in_time(r)),
         largest_training=searched.get(True),
@@ -132,7 +132,7 @@ def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
             "q3_ms": times and times.q3, "mean_ms": times and times.mean, "n": times and times.n,
             "outliers": r.timing and r.timing.outliers, "warm_up": r.timing and r.timing.warm_up,
             "first_ms": r.timing and r.timing.first_ms, "setup_s": r.setup_s,
-            "images_per_s": r.images_per_s, "gflops": r.gflops,
+            "samples_per_s": r.samples_per_s, "gflops": r.gflops,
             "training_s": view.training_s(r) if times and r.task == TRAINING else None,
             "in_time": view.in_time(r) if answers else None,
             "need_bytes": r.need_bytes, "room_bytes": r.room_bytes, "taken_bytes": r.taken_bytes,

@@ -53,7 +53,7 @@ class Result:
         batch_size: of the plan; below `samples` where inference goes piece by piece.
         setup_s: of planning, compiling, allocating, and drawing parameters.
         timing: None where nothing was timed. Of a search: of its only step.
-        images_per_s: samples over the median time.
+        samples_per_s: samples over the median time.
         gflops: operations by plan over the median time, 10⁹ a second.
         largest: what a search found by plan.
     """
@@ -74,7 +74,7 @@ class Result:
     device: str = ""
     setup_s: float = 0.0
     timing: Timing | None = None
-    images_per_s: float = 0.0
+    samples_per_s: float = 0.0
     gflops: float = 0.0
     largest: Largest | None = None
 
@@ -223,7 +223,7 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
         device=replica.memory.name,
         setup_s=setup_s,
         timing=timing,
-        images_per_s=samples / seconds,
+        samples_per_s=samples / seconds,
         gflops=work / seconds / 1e9,
     )
 

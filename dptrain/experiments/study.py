@@ -69,7 +69,7 @@ class VariantResult:
         accuracy: on the test data; None where answers are values.
         test_loss: mean there.
         step_ms: median, with its quartiles.
-        images_per_s: of all ranks.
+        samples_per_s: of all ranks.
         conv_forward_ms, conv_forward_share: time of the stages with a convolution in a forward
             pass, as in `KindTime`, and their share of the time of its stages.
         conv_step_ms, conv_step_share: the same in a whole step, backward and update included.
@@ -90,7 +90,7 @@ class VariantResult:
     step_ms: float = 0.0
     step_q1_ms: float = 0.0
     step_q3_ms: float = 0.0
-    images_per_s: float = 0.0
+    samples_per_s: float = 0.0
     conv_forward_ms: float = 0.0
     conv_forward_share: float = 0.0
     conv_step_ms: float = 0.0
@@ -321,7 +321,7 @@ def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
         step_ms=step_ms,
         step_q1_ms=step["q1"],
         step_q3_ms=step["q3"],
-        images_per_s=summary["images_per_s"],
+        samples_per_s=summary["samples_per_s"],
         conv_forward_ms=_time(forward, Conv2d.kind),
         conv_forward_share=_time(forward, Conv2d.kind) / _time(forward),
         conv_step_ms=_time(stages, Conv2d.kind),

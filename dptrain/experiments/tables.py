@@ -82,12 +82,12 @@ def training_table(results: Sequence[Result], view: View, means: str) -> Table:
     """A row a network and batch size."""
     table = plain_table(f"Training, {means}")
     epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
-    _columns(table, "network", "batch", "step ms", "outliers", "images/s", epochs)
+    _columns(table, "network", "batch", "step ms", "outliers", "samples/s", epochs)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4)
             continue
-        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
+        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
                       duration(view.training_s(r)))  # fmt: skip
     room = size_words(min(r.room_bytes for r in results))
     _explain(table, f"an epoch: {view.epoch_samples:,} samples, by the time of a step; "
@@ -99,13 +99,13 @@ def answers_table(results: Sequence[Result], view: View, means: str) -> Table:
     """A row a network and number of samples."""
     table = plain_table(f"Answers, {means}")
     limit = f"within {duration(view.within_s)}"
-    _columns(table, "network", "samples", "answer ms", "outliers", "images/s", limit)
+    _columns(table, "network", "samples", "answer ms", "outliers", "samples/s", limit)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4)
             continue
         said = "yes" if view.in_time(r) else "no"
-        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.images_per_s:,.0f}",
+        table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
                       f"{said}, {r.why}" if r.why else said)  # fmt: skip
     return table
 
@@ -133,13 +133,13 @@ def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table
     table = plain_table(f"What follows, {means}")
     table.add_column("network", no_wrap=True)
     within = f"within {duration(view.within_s)}"
-    for column in ("parameters", "flat from", "best images/s", within):
+    for column in ("parameters", "flat from", "best samples/s", within):
         table.add_column(column, justify="right")
     for f in findings:
         flat = "not yet" if f.flat_from is None else f"{f.flat_from:,}"
         late = f", not {_list(f.late)}" if f.late else ""
         answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
-        best = f"{f.images_per_s:,.0f}" if f.images_per_s else ""
+        best = f"{f.samples_per_s:,.0f}" if f.samples_per_s else ""
         table.add_row(f.network, f"{f.parameters:,}", flat if f.batches > 1 else "", best, answers)
     _explain(table, f"flat from: the batch from which on the time a sample is within {FLAT:.0%} of "
                     "the least")  # fmt: skip

@@ -174,7 +174,7 @@ class Profile:
         steps: timed.
         step_ms: of the slowest rank of each step.
         step_times_ms: those, in order.
-        images_per_s: minibatch over the median step.
+        samples_per_s: minibatch over the median step.
         timing_ms: of a step, what its timing takes; the calls of the clock timed alone.
         parts: of the mean step, over ranks.
         stages: in the order of the plan.
@@ -190,7 +190,7 @@ class Profile:
     steps: int
     step_ms: Spread
     step_times_ms: tuple[float, ...]
-    images_per_s: float
+    samples_per_s: float
     timing_ms: float
     parts: Parts
     stages: tuple[StageProfile, ...]

@@ -97,7 +97,7 @@ def _parts_table(profile: Profile) -> Table:
     total = profile.parts.total
     title = (
         f"A step: {step.median:.3f} ms ({step.q1:.3f} – {step.q3:.3f}, slowest rank, "
-        f"n = {step.n}), {profile.images_per_s:,.0f} images/s"
+        f"n = {step.n}), {profile.samples_per_s:,.0f} samples/s"
     )
     named = (
         ("compute", parts.compute, "stages of the plan"),

@@ -60,7 +60,7 @@ PROFILE = (
     Word("step_ms", "ms", "Of the slowest rank in each step; of a rank, the mean of its own. In "
          "`metrics.jsonl`: of the last step, on rank 0."),
     Word("step_times_ms", "ms", "Every step of `step_ms`, in order."),
-    Word("images_per_s", "1/s", "Samples of a minibatch over the median step; in training, all "
+    Word("samples_per_s", "1/s", "Samples of a minibatch over the median step; in training, all "
          "samples over all steps so far."),
     Word("timing_ms", "ms", "What the clock readings of a step take, timed alone; 0 on a "
          "GPU, whose stages are timed in steps of their own."),

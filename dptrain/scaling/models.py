@@ -135,7 +135,7 @@ def fit_gustafson(points: Sequence[Timed]) -> Model:
     total = float(constant + slope)
     return Model(
         "gustafson",
-        {"images_per_s_1": 1e3 * total, "serial_fraction": float(constant) / total},
+        {"samples_per_s_1": 1e3 * total, "serial_fraction": float(constant) / total},
         "X(n) = X₁ (s + (1 − s) n)",
         ("each further worker adds as many images a second as those before",),
         lambda at: at.batch_size / float(constant + slope * at.n),
@@ -167,7 +167,7 @@ def fit_usl(points: Sequence[Timed]) -> Model:
     return Model(
         "usl",
         {
-            "images_per_s_1": 1e3 / float(inverse),
+            "samples_per_s_1": 1e3 / float(inverse),
             "contention": float(contention / inverse),
             "coherence": float(coherence / inverse),
         },

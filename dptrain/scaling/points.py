@@ -49,7 +49,7 @@ def refuse_small_data(folder: str, profile: Profile) -> None:
         UserError: steps had fewer samples than the minibatch has.
     """
     wanted = int(profile.job["batch_size"])
-    had = round(profile.images_per_s * profile.step_ms.median / 1e3)
+    had = round(profile.samples_per_s * profile.step_ms.median / 1e3)
     if had < wanted:
         raise UserError(
             f"{folder} asks for minibatches of {wanted:,}, but all of the data is {had:,} samples; "
@@ -206,7 +206,7 @@ def _point(scaling: str, group: Group, base: Group, slower: float | None) -> Poi
         local_batch=int(job["local_batch"]),
         launches=tuple(_launch(measured) for measured in group.launches),
         step_ms=step,
-        images_per_s=step.below(1e3 * group.batch_size),
+        samples_per_s=step.below(1e3 * group.batch_size),
         speed_up=speed_up,
         efficiency=speed_up.times(1 / workers),
         karp_flatt=karp_flatt(speed_up, workers) if scaling == STRONG else None,

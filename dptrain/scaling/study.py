@@ -74,7 +74,7 @@ class Point:
     local_batch: int
     launches: tuple[Launch, ...]
     step_ms: Estimate
-    images_per_s: Estimate
+    samples_per_s: Estimate
     speed_up: Estimate
     efficiency: Estimate
     karp_flatt: Estimate | None
@@ -221,7 +221,7 @@ def _point(values: Mapping[str, Any]) -> Point:
     )
     estimates = {
         name: None if values[name] is None else Estimate(**values[name])
-        for name in ("step_ms", "images_per_s", "speed_up", "efficiency", "karp_flatt")
+        for name in ("step_ms", "samples_per_s", "speed_up", "efficiency", "karp_flatt")
     }
     parts = {name: Parts(**values[name]) for name in ("parts", "ideal", "loss")}
     outliers = tuple(values["outliers"])

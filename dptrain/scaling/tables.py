@@ -69,7 +69,7 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         "ranks": _places(points),
         "batch": [f"{point.batch_size:,}" for point in points],
         "step ms": [_interval(point.step_ms, _number) for point in points],
-        "images/s": [_number(point.images_per_s.value) for point in points],
+        "samples/s": [_number(point.samples_per_s.value) for point in points],
         "speed-up": [_interval(p.speed_up, _number) for p in points] if wide else [],
         "efficiency": [_interval(point.efficiency, _share) for point in points],
         "possible": [f"{point.possible:.0%}" for point in points] if shares else [],

@@ -85,4 +85,4 @@ class Display(Voice):
 
 
 def _facts(progress: Progress) -> str:
-    return f"loss {progress.loss:.4f}  {progress.images_per_s:,.0f} images/s"
+    return f"loss {progress.loss:.4f}  {progress.samples_per_s:,.0f} samples/s"

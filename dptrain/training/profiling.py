@@ -348,7 +348,7 @@ def _record(
         steps=measured.steps.shape[1],
         step_ms=spread(slowest),
         step_times_ms=tuple(slowest.tolist()),
-        images_per_s=samples / float(np.median(slowest)) * 1e3,
+        samples_per_s=samples / float(np.median(slowest)) * 1e3,
         timing_ms=0.0 if job.replica.memory.asynchronous else timing_cost_ms(job.plan.stages),
         parts=measured.parts,
         stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),

@@ -62,7 +62,7 @@ class Progress:
         self._epoch_loss, self._epoch_correct, self._epoch_images = 0.0, 0, 0
 
     @property
-    def images_per_s(self) -> float:
+    def samples_per_s(self) -> float:
         """Mean rate of the steps of this process, all ranks together."""
         return self._images / self._busy_ns * 1e9 if self._busy_ns else 0.0
 
@@ -74,7 +74,7 @@ class Progress:
             "loss": self.loss,
             "learning_rate": self.rate,
             "step_ms": self._step_ns / 1e6,
-            "images_per_s": self.images_per_s,
+            "samples_per_s": self.samples_per_s,
         }
 
     def score_record(self) -> dict[str, Any]:
@@ -94,5 +94,5 @@ class Progress:
             parts.append(f"train {self._epoch_correct / max(self._epoch_images, 1):.1%}")
         if self.score is not None and self.scored_at == self.step:
             parts.append(f"test {self.score}")
-        parts.append(f"{self.images_per_s:,.0f} images/s")
+        parts.append(f"{self.samples_per_s:,.0f} samples/s")
         return "  ".join(parts)

@@ -125,7 +125,7 @@ def _summary(
         "train_loss": None if measured is None else progress.last_train_loss,
         "test_loss": None if score is None else score.loss,
         "test_accuracy": None if score is None else score.accuracy,
-        "images_per_s": progress.images_per_s,
+        "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
         "scaling": {
             "weak": None if scaling.weak is None else scaling.weak.value,

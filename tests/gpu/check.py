@@ -60,7 +60,7 @@ def train(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()
     summary = path / "summary.json"
     if summary.exists():
         facts = json.loads(summary.read_text())
-        wanted = ("ranks", "steps", "test_accuracy", "step_ms", "images_per_s")
+        wanted = ("ranks", "steps", "test_accuracy", "step_ms", "samples_per_s")
         print("   ", {key: facts[key] for key in wanted if key in facts}, flush=True)
 
 

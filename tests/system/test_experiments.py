@@ -41,7 +41,7 @@ def test_bench_is_killed_and_gone_on_with(tmp_path: Path) -> None:
     largest = by_task["solar", "largest training"]
     assert largest["timing"]["time_ms"]["n"] == 1
     assert largest["need_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
-    assert by_task["solar", "training"]["images_per_s"] > 0
+    assert by_task["solar", "training"]["samples_per_s"] > 0
     other = dptrain_command(*BENCH, str(folder), "--threads", "2")
     assert other.returncode == 2
     assert other.stderr.count("\n") == 1

@@ -199,7 +199,7 @@ def test_every_number_is_that_of_the_record(browser: Browser, folder: Path, name
         expected = {
             (f"points.{i}.{quantity}.{end}")
             for i in range(2 * len(RANKS))
-            for quantity in ("step_ms", "efficiency", "speed_up", "images_per_s")
+            for quantity in ("step_ms", "efficiency", "speed_up", "samples_per_s")
             for end in ("value", "low", "high")
         }
         assert expected <= {source for file, source in sources if file == "study.json"}

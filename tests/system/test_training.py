@@ -62,7 +62,7 @@ def test_train_without_arguments_learns_the_digits(tmp_path: Path) -> None:
     assert facts["ranks"] == 4
     assert facts["backend"] == "numba"
     assert facts["first_step_s"] > 0
-    assert facts["images_per_s"] > 0
+    assert facts["samples_per_s"] > 0
     for kind in ("weak", "strong"):
         low, high = facts["scaling"][f"{kind}_interval"]
         assert 0 < low <= facts["scaling"][kind] <= high

@@ -158,8 +158,8 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
         Key("Step", (Number(short(step.median), step.median, "step_ms.median"), " ms"),
             ("quartiles ", Number(short(step.q1), step.q1, "step_ms.q1"), "–",
              Number(short(step.q3), step.q3, "step_ms.q3"))),
-        Key("Rate", (Number(fixed(profile.images_per_s, 0), profile.images_per_s,
-                            "images_per_s"),), ("images/s",)),
+        Key("Rate", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
+                            "samples_per_s"),), ("samples/s",)),
         Key("Computing", (percent(parts["compute"] / whole),), ("of the step",)),
     ]  # fmt: skip
     if len(profile.ranks) > 1:

@@ -171,7 +171,7 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     fitted = " Lines are models fitted to the points." if fits else ""
     return plot(
         f"speed-up-{scaling}", f"{scaling.capitalize()} scaling: speed-up",
-        f"images/s over those of {base} worker{'s' * (base > 1)}", draw,
+        f"samples/s over those of {base} worker{'s' * (base > 1)}", draw,
         caption=f"Speed-up with 95% intervals over launches; dashed is ideal.{fitted}",
         alt=f"Speed-up of {scaling} scaling: {_said(points, 'speed_up', 2)}.",
     )  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_figure_has_its_rate(backend: str) -> None:
     result = measured(TRAINING, 2, backend=backend)
     assert result.fits
     assert result.timing is not None
-    assert result.images_per_s == pytest.approx(2 / result.median_ms * 1e3)
+    assert result.samples_per_s == pytest.approx(2 / result.median_ms * 1e3)
     flops = sum(n.flops.forward for n in dptrain.get_network("model-small").nodes) * 2
     assert result.gflops * result.median_ms * 1e6 > 2 * flops
     # Beside the plan, a batch lies on the host.
@@ -194,7 +194,7 @@ def test_files_hold_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture
 def result_of(task: str, samples: int, ms: float, network: str = "net") -> Result:
     timing = Timing(spread(np.full(5, ms)), 0, 3, ms)
     return Result(network, task, samples, "numba", "fp32", 1, 10, True, "", 1, 2, samples,
-                  timing=timing, images_per_s=samples / ms * 1e3)  # fmt: skip
+                  timing=timing, samples_per_s=samples / ms * 1e3)  # fmt: skip
 
 
 def test_flat_is_where_all_larger_batches_are_within_a_tenth_of_the_least() -> None:
@@ -218,7 +218,7 @@ def test_findings_answer_the_questions() -> None:
     view = View(within_s=1.0, epoch_samples=1000, epochs=5)
     (finding,) = find(results, view)
     assert finding.flat_from == 64
-    assert finding.images_per_s == 1000.0
+    assert finding.samples_per_s == 1000.0
     assert (finding.in_time, finding.late) == ((2, 512), (1024,))
     assert (finding.largest_training, finding.largest_inference) == (700, None)
     # 5 epochs of 16 steps of 65 ms.

@@ -75,7 +75,7 @@ def test_a_step_is_its_parts_and_only_whole_minibatches_count(measured: Profile)
     assert measured.parts.total == pytest.approx(measured.step_ms.mean, rel=1e-9)
     stages = sum(stage.time_ms.mean for stage in measured.stages)
     assert stages == pytest.approx(measured.parts.compute, rel=1e-9)
-    assert measured.images_per_s == pytest.approx(5e3 / measured.step_ms.median)
+    assert measured.samples_per_s == pytest.approx(5e3 / measured.step_ms.median)
     assert 0 < measured.timing_ms < 0.1 * measured.step_ms.median
 
 

@@ -72,7 +72,7 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
     train(config, World.single())
     found = read(tmp_path / "run" / FOLDER)
     records = MetricsFile(tmp_path / "run" / "metrics.jsonl").read()
-    for tag in ("loss", "learning_rate", "images_per_s", "step_ms", "test_loss", "test_accuracy"):
+    for tag in ("loss", "learning_rate", "samples_per_s", "step_ms", "test_loss", "test_accuracy"):
         expected = [(r["step"], np.float32(r[tag])) for r in records if tag in r]
         assert expected
         assert [(event.step, event.value) for event in found.Scalars(tag)] == expected

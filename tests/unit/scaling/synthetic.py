@@ -134,7 +134,7 @@ def make_profile(
         steps=steps,
         step_ms=_spread(step, steps),
         step_times_ms=tuple((step * generator.lognormal(0, 0.02, steps)).tolist()),
-        images_per_s=1e3 * batch_size / step,
+        samples_per_s=1e3 * batch_size / step,
         timing_ms=0.01,
         parts=parts,
         stages=tuple(stages),

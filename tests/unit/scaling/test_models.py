@@ -53,7 +53,7 @@ def test_gustafson_finds_the_serial_fraction() -> None:
     points = [timed(n, 8 * n / (0.2 + 0.8 * n), batch_size=8 * n) for n in RANKS]
     model = fit_gustafson(points)
     assert model.parameters["serial_fraction"] == pytest.approx(0.2)
-    assert model.parameters["images_per_s_1"] == pytest.approx(1000)
+    assert model.parameters["samples_per_s_1"] == pytest.approx(1000)
     at = timed(64, 0, batch_size=8 * 64).setting
     assert model.step_ms(at) == pytest.approx(8 * 64 / (0.2 + 0.8 * 64))
 

@@ -70,7 +70,7 @@ def test_efficiencies_follow_their_definitions() -> None:
     # Karp and Flatt: (1 / 2.5 − 1 / 4) / (1 − 1 / 4).
     assert strong.karp_flatt is not None
     assert strong.karp_flatt.value == pytest.approx(0.2)
-    assert strong.images_per_s.value == pytest.approx(32 / 4e-3)
+    assert strong.samples_per_s.value == pytest.approx(32 / 4e-3)
 
 
 def test_serial_fractions_have_the_interval_of_the_speed_up(study: Study) -> None:
