@@ -12,7 +12,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,14 @@ _QUIET_NAP_S = 1e-3
 
 
 class AgreedError(UserError):
-    """A user's mistake that every rank knows of: rank 0 prints it, all exit in good order."""
+    """A user's mistake that all ranks raise: rank 0 prints it, and all ranks exit with code 2."""
+
+    @classmethod
+    def of(cls, errors: Sequence[str | None]) -> AgreedError:
+        """Return the error of the lowest rank, with its number unless all errors are equal."""
+        rank, message = next((r, text) for r, text in enumerate(errors) if text is not None)
+        same = all(other == message for other in errors)
+        return cls(message if same else f"rank {rank}: {message}")
 
 
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -72,18 +79,28 @@ class World:
         return cls(None, None, 300.0)
 
     @classmethod
-    def connect(cls, *, timeout: float = 300.0, error: UserError | None = None) -> World:
-        """Start MPI and join the ranks of COMM_WORLD.
+    def connect(
+        cls,
+        *,
+        timeout: float = 300.0,
+        error: UserError | None = None,
+        command: str | None = None,
+    ) -> World:
+        """Start MPI, join the ranks of COMM_WORLD, and check that all run the same program.
 
         Args:
             timeout: longest wait for other ranks, in seconds, in this and every later call.
-            error: what this rank has found wrong so far, if anything; see `agree`.
+            error: the mistake that this rank has found so far; see `agreement.agree`.
+            command: the command of `dptrain` that this rank runs.
 
         Raises:
-            UserError: no MPI library; one rank where the launcher meant many; an error of any rank.
+            UserError: no MPI library; a single rank although the launcher started several; an
+                error of any rank; ranks that run different versions or commands.
         """
+        from dptrain.comm.agreement import agree
+
         world = cls.join(timeout)
-        world.agree(error)
+        agree(world, {} if command is None else {"command": command}, error)
         return world
 
     @classmethod
@@ -255,17 +272,15 @@ class World:
     # Failing.
 
     def agree(self, error: UserError | None) -> None:
-        """Find out whether any rank has met a user's mistake.
+        """Raise the same error on every rank if any rank passes one.
 
         Raises:
-            AgreedError: on every rank, if any rank gave an error: the one of the lowest such rank,
-                with that rank's number in front unless all ranks say the same.
+            AgreedError: the error of the lowest rank that passes one, with that rank's number
+                unless all ranks pass the same error.
         """
-        messages = self.all_gather_json(None if error is None else str(error))
-        for rank, message in enumerate(messages):
-            if message is not None:
-                alone = any(other != message for other in messages)
-                raise AgreedError(f"rank {rank}: {message}" if alone else message)
+        errors = self.all_gather_json(None if error is None else str(error))
+        if any(message is not None for message in errors):
+            raise AgreedError.of(errors)
 
 
 def _start_mpi() -> Any:
