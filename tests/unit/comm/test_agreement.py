@@ -77,7 +77,9 @@ def test_versions_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = reports([{}])
     monkeypatch.setattr(dptrain, "__version__", "9.9.1")
     everything += reports([{}])
-    with pytest.raises(AgreedError, match=r"differ in version: 0\.1\.0 on rank 0; 9\.9\.1 on rank 1"):
+    with pytest.raises(
+        AgreedError, match=r"differ in version: 0\.1\.0 on rank 0; 9\.9\.1 on rank 1"
+    ):
         agree(Gathered(everything), {})
 
 
