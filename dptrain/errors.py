@@ -9,9 +9,14 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake that the user can correct: one line with the value found and what to do.
 
-    The command line prints the line once and ends with exit code 2. Control characters and line
+    The command line prints the line once and ends with `exit_code`. Control characters and line
     breaks in the message are escaped, so that text from an input file cannot break the line.
+
+    Attributes:
+        exit_code: 2 for a mistake in the input; a subclass may use 1 for a failure during the run.
     """
+
+    exit_code = 2
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_escape(message))

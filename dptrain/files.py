@@ -1,45 +1,55 @@
-"""Files that are whole or not there, and JSON that every reader takes."""
+"""Write files atomically, refuse to read special files, and convert values to strict JSON."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dptrain.errors import UserError
 
+MAX_TEXT_BYTES = 64 * 2**20
+"""Largest settings or manifest file that is read; real ones have a few kilobytes."""
+
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that JSON lacks, by the string that stands for each."""
+"""Numbers that JSON lacks, by the string that represents each."""
+
+_SPECIAL = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 @contextmanager
 def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
-    """Turn what the operating system refuses inside the block into one line about `path`.
+    """Convert an `OSError` inside the block to a one-line error about `path`.
 
     Args:
-        path: what is written.
-        flag: what chooses another place.
+        path: file or directory that the block writes.
+        flag: the flag that selects another location.
 
     Raises:
-        UserError: in place of `OSError`: no space left, no permission, a read-only disk.
+        UserError: no space is left, a permission is missing, or the disk is read-only.
     """
     try:
         yield
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; "
-            f"make room or mend its permissions, or choose another {flag}"
+            f"free some space or correct its permissions, or choose another {flag}"
         ) from error
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's contents, or a folder's list of names, are on the disk."""
+    """Wait until the contents of a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,14 +58,15 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str | bytes, flag: str = "--run-dir") -> None:
-    """Write a file so that, whenever the power fails, the old or the new one is there whole.
+    """Write a file atomically: after a power failure the old or the new file is complete.
 
     Args:
-        path, flag: as `writing` has them.
-        text: contents; text is written as UTF-8.
+        path: file to write.
+        text: contents; text is encoded as UTF-8.
+        flag: the flag that selects another location, for the error message.
 
     Raises:
-        UserError: it cannot be written; the old file is as it was.
+        UserError: the file cannot be written; an old file is unchanged.
     """
     partial = path.with_name(f".{path.name}.partial")
     with writing(path, flag):
@@ -70,27 +81,64 @@ def write_whole(path: Path, text: str | bytes, flag: str = "--run-dir") -> None:
             raise
 
 
-def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON text; NaN and infinities, which JSON lacks, become strings.
+def require_regular(path: Path) -> int:
+    """Return the size of a regular file in bytes without opening it.
 
-    The strings are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which Python's ``float`` and
-    JavaScript's ``Number`` turn back into numbers, and so does `parse_json`.
+    Opening a named pipe blocks, and reading /dev/zero never ends.
+
+    Raises:
+        OSError: the file does not exist, is a directory, or is a special file.
+    """
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        kind = _SPECIAL.get(stat.S_IFMT(status.st_mode), "a special file")
+        raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
+    return status.st_size
+
+
+def read_regular(path: Path, limit_bytes: int | None = None) -> bytes:
+    """Return the contents of a regular file.
+
+    Args:
+        path: the file; special files are refused before they are opened.
+        limit_bytes: largest size that is read.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or is too large.
+    """
+    size = require_regular(path)
+    if limit_bytes is not None and size > limit_bytes:
+        text = f"it has {size:,} bytes; expected at most {limit_bytes:,}"
+        raise OSError(errno.EFBIG, text, str(path))
+    return path.read_bytes()
+
+
+def dump_json(value: Any, *, indent: int | None = None) -> str:
+    """Return `value` as strict JSON; NaN and infinities, which JSON lacks, become strings.
+
+    The strings are ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. Python's ``float``, JavaScript's
+    ``Number`` and `parse_json` convert them back to numbers.
     """
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Value of `text` written by `dump_json`, not-finite numbers included.
+    """Return the value of `text` written by `dump_json`, including NaN and infinities.
 
     Raises:
-        ValueError: `text` is no JSON.
+        ValueError: `text` is not JSON, or is nested too deeply.
     """
-    return _restored(json.loads(text))
+    try:
+        return _restored(json.loads(text))
+    except RecursionError:
+        raise ValueError("the brackets are nested too deeply") from None
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
+    if hasattr(value, "dtype"):
+        value = value.item()  # A NumPy scalar; NumPy itself is not imported to start quickly.
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

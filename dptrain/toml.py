@@ -1,4 +1,4 @@
-"""Reading TOML files, with a user's mistakes as one line."""
+"""Read TOML files and report mistakes in them in one line."""
 
 from __future__ import annotations
 
@@ -7,21 +7,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
+from dptrain.files import MAX_TEXT_BYTES, read_regular
+
+_PIPES = (Path("/dev/stdin"), Path("/dev/fd"), Path("/proc/self/fd"))
+"""Names that a user chooses on purpose, for example by ``--config <(command)`` in a shell."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; `UserError` if it is absent, unreadable or no TOML."""
-    # tomllib is in the standard library from 3.11 on; before that, tomli is the same code.
+    """Return the contents of a TOML file.
+
+    Raises:
+        UserError: the file does not exist, cannot be read, is a special file, or is not TOML.
+    """
+    # tomllib is in the standard library since Python 3.11; tomli is the same code.
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        values: dict[str, Any] = parser.loads(path.read_text(encoding="utf-8"))
+        is_pipe = path in _PIPES or path.parent in _PIPES
+        content = path.read_bytes() if is_pipe else read_regular(path, MAX_TEXT_BYTES)
+        values: dict[str, Any] = parser.loads(content.decode())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8; expected TOML") from None
-    except parser.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
+        raise UserError(f"{path}: the file is not text in UTF-8; expected TOML") from None
+    except RecursionError:
+        raise UserError(f"{path}: not TOML: the brackets are nested too deeply") from None
+    except ValueError as error:
+        # TOMLDecodeError, or the plain ValueError of an integer with more than 4,300 digits.
+        raise UserError(f"{path}: not TOML: {shown(error, 200)}") from None
     return values

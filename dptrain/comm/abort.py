@@ -127,7 +127,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
 def exit_code(error: BaseException) -> int:
     """2 for a user's mistake, 130 for Ctrl-C, what `sys.exit` said unless that was 0, else 1."""
     if isinstance(error, UserError):
-        return 2
+        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, SystemExit) and isinstance(error.code, int):

@@ -1,14 +1,14 @@
-"""Checkpoints: arrays and a manifest with checksums in a folder that is whole or not there.
+"""Checkpoints: a folder with arrays and a manifest with checksums, written atomically.
 
     checkpoints/
       step-00000450/
         state.safetensors    every array, in canonical layout
-        manifest.json        format, step, facts; dtype and shape of every array; size and sha256 of
-                             the arrays' file and of the manifest itself
+        manifest.json        format, step, facts; dtype and shape of every array; size and SHA-256
+                             of state.safetensors; SHA-256 of the manifest itself
 
-A folder is filled under a hidden name, synced, and renamed. Whatever moment a crash picks, `load`
-finds either the old newest checkpoint or the new one. Hidden names left by a crash are removed by
-the next `save`. Nothing is pickled.
+`CheckpointStore.save` fills a folder under a hidden name, waits until it is on the disk, and
+renames it. After a crash at any moment `CheckpointStore.load` finds the old newest checkpoint or
+the new one. The next `save` removes hidden folders that a crash left. No file is pickled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dptrain.backends.replica import Replica
-from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, sync, writing
+from dptrain.errors import UserError, shown
+from dptrain.files import (
+    MAX_TEXT_BYTES,
+    dump_json,
+    parse_json,
+    read_regular,
+    require_regular,
+    sync,
+    writing,
+)
 
 FORMAT = 1
-"""Version of what a checkpoint's folder holds."""
+"""Version of the layout of a checkpoint folder."""
 
 ARRAYS, MANIFEST = "state.safetensors", "manifest.json"
 
@@ -39,17 +47,133 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class DamageError(Exception):
-    """Why a checkpoint cannot be trusted; begins with the name of the file."""
+    """Why a checkpoint cannot be used; the message begins with the name of the file."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a training run stores in a checkpoint besides its arrays.
+
+    Attributes:
+        updates: number of parameter updates, which Adam's bias correction uses.
+        network: name of the network.
+        batch_size: samples in a global minibatch.
+        seed: seed of the run.
+        data: data specification.
+        ranks: number of ranks that wrote the checkpoint; a resumed run may have another number.
+        total_steps: last step of the learning rate schedule.
+        schedule: kind of learning rate schedule.
+        spec: the agreed job specification.
+        preprocessing: the preprocessing of the inputs.
+    """
+
+    updates: int
+    network: str
+    batch_size: int
+    seed: int
+    data: str
+    ranks: int
+    total_steps: int
+    schedule: str
+    spec: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the facts for `CheckpointStore.save`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_mapping(cls, facts: Mapping[str, Any], source: Path | str) -> CheckpointFacts:
+        """Check the types of stored facts; unknown keys are ignored.
+
+        Args:
+            facts: as stored in the manifest.
+            source: the checkpoint, for the error message.
+
+        Raises:
+            UserError: a fact is missing or has the wrong type; the message names it.
+        """
+        hints = get_type_hints(cls)
+        for name, expected in hints.items():
+            if name not in facts:
+                raise UserError(
+                    f"checkpoint {source} does not store '{name}'; "
+                    "it was written by another version of dptrain"
+                )
+            value = facts[name]
+            description, is_right = _FACT_TYPES.get(expected, ("a table", _is_mapping))
+            if not is_right(value):
+                raise UserError(
+                    f"checkpoint {source}: {name} is {shown(repr(value))}; expected {description}"
+                )
+        return cls(**{name: facts[name] for name in hints})
+
+    def check_same_run(
+        self,
+        source: Path | str,
+        *,
+        batch_size: int,
+        seed: int,
+        data: str,
+        schedule: str,
+        total_steps: int,
+    ) -> None:
+        """Refuse to resume with settings that would change the meaning of the step number.
+
+        The minibatch of a step follows from the batch size, the seed and the data. The learning
+        rate of a cosine schedule follows from the total number of steps: with another total it
+        would jump at the step where the run is resumed.
+
+        Args:
+            source: the checkpoint, for the error message.
+            batch_size, seed, data, schedule, total_steps: of the resumed run.
+
+        Raises:
+            UserError: one of them differs; the message names the setting and both values.
+        """
+        for name, now in (("batch_size", batch_size), ("seed", seed), ("data", data)):
+            then = getattr(self, name)
+            if then != now:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(
+                    f"checkpoint {source} was trained with {flag} {shown(then)}, but this run uses "
+                    f"{shown(now)}; resume with {flag} {shown(then)}, or start a new run"
+                )
+        if self.schedule == schedule == "cosine" and self.total_steps != total_steps:
+            raise UserError(
+                f"checkpoint {source} has a cosine schedule of {self.total_steps} steps, but "
+                f"this run has {total_steps}, and the learning rate would jump; resume with "
+                f"--steps {self.total_steps}, or with --schedule constant and a --learning-rate, "
+                "or start a new run"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+_FACT_TYPES: Mapping[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number of at least 0", _is_count),
+    str: ("text", _is_text),
+}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory, its checksums verified.
+    """A checkpoint in memory; its checksums are verified.
 
     Attributes:
-        step: number of updates the run had made.
-        arrays: by name, ``parameters/conv1.weight``; see `replica_arrays`.
-        facts: what else the run needs to go on, as given to `CheckpointStore.save`.
+        step: number of training steps made.
+        arrays: arrays by name, such as ``parameters/conv1.weight``; see `replica_arrays`.
+        facts: the facts that `CheckpointStore.save` received.
         path: its folder.
         notes: one line for each newer checkpoint that was skipped because it is damaged.
     """
@@ -60,40 +184,63 @@ class Checkpoint:
     path: Path
     notes: tuple[str, ...] = ()
 
-
-class CheckpointStore:
-    """The checkpoints of one run. One process may save at a time.
-
-    Args:
-        folder: where they lie; made by the first `save`.
-        keep: how many `save` leaves, itself included.
-    """
-
-    def __init__(self, folder: Path, keep: int = 3) -> None:
-        if keep < 1:
-            raise UserError(f"{keep} checkpoints to keep; expected at least 1")
-        self.folder, self.keep = folder, keep
-
-    def save(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:
-        """Write a checkpoint; when this returns, it survives a crash and a power failure.
-
-        Afterwards, and only then, the oldest are deleted. So are those of later steps: saving at
-        `step` means that the run went back to before them, past damage or because it was told to.
-
-        Args:
-            step: number of updates made.
-            arrays: any names, dtypes float, int or bool, any shapes.
-            facts: what `dptrain.files.dump_json` takes.
-
-        Returns:
-            The checkpoint's folder.
+    @property
+    def run_facts(self) -> CheckpointFacts:
+        """The facts of a training run, with their types checked.
 
         Raises:
-            UserError: it cannot be written; those that were there are as they were.
+            UserError: see `CheckpointFacts.from_mapping`.
         """
+        return CheckpointFacts.from_mapping(self.facts, self.path)
+
+    @property
+    def warning(self) -> str | None:
+        """One line that names the damaged checkpoints and the step that is used instead."""
+        if not self.notes:
+            return None
+        return f"{'; '.join(self.notes)}; using the checkpoint of step {self.step}"
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Only one process may save at a time.
+
+    Args:
+        folder: folder of the checkpoints; the first `save` creates it.
+        keep: number of checkpoints that `save` keeps, including the new one.
+        before_save: called before anything is written; it may refuse with an exception.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int = 3, before_save: Callable[[], None] | None = None
+    ) -> None:
+        if keep < 1:
+            raise UserError(f"the number of checkpoints to keep is {keep}; expected at least 1")
+        self.folder, self.keep, self._before_save = folder, keep, before_save
+
+    def save(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint; after the return it survives a crash and a power failure.
+
+        Older checkpoints are deleted only afterwards. Checkpoints of later steps are deleted too:
+        saving at `step` means that the run went back, because of damage or on request.
+
+        Args:
+            step: number of training steps made.
+            arrays: arrays of any name, shape and dtype (float, int or bool).
+            facts: values that `dptrain.files.dump_json` accepts.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            UserError: an array holds a value that is not finite, or the checkpoint cannot be
+                written; earlier checkpoints are unchanged.
+        """
+        self._check_finite(step, arrays)
+        if self._before_save is not None:
+            self._before_save()
         path = self._path(step)
         with writing(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             sync(self.folder.parent)
             self._clean()
             partial = path.with_name(f".{path.name}.partial")
@@ -108,7 +255,7 @@ class CheckpointStore:
         return path
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, whole or damaged, in rising order.
+        """Return the steps that have a checkpoint, complete or damaged, in rising order.
 
         Raises:
             UserError: the folder cannot be read.
@@ -116,18 +263,20 @@ class CheckpointStore:
         return sorted(self._look())
 
     def load(self, step: int | None = None) -> Checkpoint:
-        """Read the checkpoint of `step`, or the newest whole one.
+        """Read the checkpoint of `step`, or the newest undamaged one.
 
         Raises:
-            UserError: there is none, or that of `step` is damaged; the message says which file
-                and how.
+            UserError: there is none, or that of `step` is damaged; the message names the file
+                and the damage.
         """
         found = self._look()
         if not found:
-            raise UserError(f"no checkpoint in {self.folder}; train without --resume to make some")
+            raise UserError(f"there is no checkpoint in {self.folder}; train a new run first")
         if step is not None and step not in found:
             steps = ", ".join(map(str, sorted(found)))
-            raise UserError(f"no checkpoint of step {step} in {self.folder}; there are {steps}")
+            raise UserError(
+                f"there is no checkpoint of step {step} in {self.folder}; expected one of {steps}"
+            )
         notes: list[str] = []
         for number in sorted(found, reverse=True) if step is None else (step,):
             try:
@@ -135,8 +284,26 @@ class CheckpointStore:
                 return Checkpoint(number, arrays, facts, found[number], tuple(notes))
             except DamageError as damage:
                 notes.append(f"checkpoint {found[number]} is damaged: {damage}")
-        others = "train again without --resume" if step is None else "choose another step"
+        others = "start a new run" if step is None else "choose another step"
         raise UserError(f"{notes[0]}; {others}")
+
+    def _check_finite(self, step: int, arrays: Arrays) -> None:
+        """Refuse to save an array with NaN or infinity, which no run can continue from."""
+        for name, array in arrays.items():
+            if not np.issubdtype(array.dtype, np.floating):
+                continue
+            finite = np.isfinite(array)
+            if finite.all():
+                continue
+            kind, _, parameter = name.rpartition("/")
+            what = parameter if kind in ("", "parameters") else f"{kind} of {parameter}"
+            kept = self.steps()
+            good = f"; the newest checkpoint is that of step {kept[-1]}" if kept else ""
+            raise UserError(
+                f"after step {step} {np.count_nonzero(~finite):,} of {array.size:,} values of "
+                f"{what} are not finite, so no checkpoint was saved{good}; "
+                "try a lower learning rate"
+            )
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -148,8 +315,11 @@ class CheckpointStore:
             raise UserError(f"cannot read {self.folder}: {error.strerror}") from error
 
     def _found(self) -> dict[int, Path]:
-        """Folder of every checkpoint; one set aside counts while nothing has taken its name."""
-        if not self.folder.is_dir():
+        """Return the folder of every checkpoint by step.
+
+        A folder that `_put` set aside counts as long as no other has taken its name.
+        """
+        if not self.folder.exists() and not self.folder.is_symlink():
             return {}
         found: dict[int, Path] = {}
         for path in self.folder.iterdir():
@@ -160,7 +330,7 @@ class CheckpointStore:
         return found
 
     def _put(self, partial: Path, path: Path) -> None:
-        """Give a filled folder its name; an earlier one of the same step is first set aside."""
+        """Rename a filled folder to its final name, after setting aside one of the same step."""
         aside = path.with_name(f".{path.name}.aside")
         if path.exists():
             path.replace(aside)
@@ -170,9 +340,9 @@ class CheckpointStore:
             _discard(aside)
 
     def _prune(self, step: int) -> None:
-        """Delete all but the `keep` newest up to `step`, the oldest first.
+        """Delete all but the `keep` newest checkpoints up to `step`, the oldest first.
 
-        In that order, `load` never finds one in between while those of later steps go.
+        In this order `load` never finds an older checkpoint while later ones are deleted.
         """
         found = self._found()
         kept = sorted(number for number in found if number <= step)[-self.keep :]
@@ -180,9 +350,9 @@ class CheckpointStore:
             _discard(found[number])
 
     def _clean(self) -> None:
-        """Finish what a crash interrupted."""
+        """Finish a `save` that a crash interrupted."""
         for path in self.folder.glob(".step-*.partial"):
-            shutil.rmtree(path)
+            _remove(path)
         for path in self.folder.glob(".step-*.aside"):
             final = path.with_name(path.name[1:].removesuffix(".aside"))
             if final.exists():
@@ -192,17 +362,25 @@ class CheckpointStore:
 
 
 def _discard(path: Path) -> None:
-    """Delete a folder; it loses its name first, so that no half of it is ever taken for whole."""
+    """Rename and delete a folder, so that a partly deleted one is never read as a checkpoint."""
     name = path.name.removeprefix(".").removesuffix(".aside")
     doomed = path.with_name(f".{name}.partial")
     path.replace(doomed)
-    shutil.rmtree(doomed)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or a file or link that is in the place of one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _fill(folder: Path, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> None:
     """Write both files of a checkpoint and wait until they are on the disk."""
-    # safetensors writes memory as it lies; asarray keeps the shape () where ascontiguousarray
-    # would make it (1,).
+    # safetensors writes memory in storage order. `ascontiguousarray` would change the shape ()
+    # to (1,).
     ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     state, manifest = folder / ARRAYS, folder / MANIFEST
     try:
@@ -218,47 +396,60 @@ def _fill(folder: Path, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> 
     }
     content["sha256"] = _content_sha256(content)
     manifest.write_text(dump_json(content, indent=2) + "\n", encoding="utf-8")
-    # safetensors makes files that only their owner can read.
+    # safetensors creates files that only their owner can read.
     shutil.copymode(manifest, state)
     for path in (state, manifest, folder):
         sync(path)
 
 
 def _read(folder: Path, step: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays and facts of the checkpoint in `folder`, or `DamageError`."""
+    """Return the arrays and facts of the checkpoint in `folder`, or raise `DamageError`."""
     content = _read_manifest(folder / MANIFEST)
-    if content["format"] != FORMAT:
-        raise DamageError(f"{MANIFEST} has format {content['format']}; this version reads {FORMAT}")
     if content["step"] != step:
-        raise DamageError(f"{MANIFEST} belongs to step {content['step']}")
+        raise DamageError(f"{MANIFEST} belongs to step {shown(content['step'])}")
     state, expected = folder / ARRAYS, content["files"][ARRAYS]
     try:
-        size = state.stat().st_size
+        size = require_regular(state)
         if size != expected["bytes"]:
-            raise DamageError(f"{ARRAYS} has {size} bytes; expected {expected['bytes']}")
+            raise DamageError(f"{ARRAYS} has {size} bytes; expected {shown(expected['bytes'])}")
         if _file_sha256(state) != expected["sha256"]:
             raise DamageError(f"{ARRAYS} differs from its checksum")
         arrays = load_file(state)
     except (OSError, SafetensorError) as error:
         raise DamageError(f"{ARRAYS} cannot be read ({_reason(error)})") from error
-    assert _description(arrays) == content["arrays"], "the checksums match, the contents do not"
+    if _description(arrays) != content["arrays"]:
+        raise DamageError(f"{MANIFEST} describes other arrays than {ARRAYS} holds")
     return {name: arrays[name] for name in content["arrays"]}, content["facts"]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return a manifest whose checksum, format and structure are right."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_regular(path, MAX_TEXT_BYTES))
+        if not isinstance(content, dict) or content.pop("sha256", None) != _content_sha256(content):
+            raise DamageError(f"{path.name} differs from its checksum")
     except OSError as error:
         raise DamageError(f"{path.name} cannot be read ({_reason(error)})") from error
-    except ValueError as error:
-        raise DamageError(f"{path.name} is no JSON") from error
-    if not isinstance(content, dict) or content.pop("sha256", None) != _content_sha256(content):
-        raise DamageError(f"{path.name} differs from its checksum")
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"{path.name} is not JSON") from error
+    if content.get("format") != FORMAT:
+        found = shown(content.get("format"))
+        raise DamageError(f"{path.name} has format {found}; this version reads {FORMAT}")
+    files = content.get("files")
+    is_complete = (
+        "step" in content
+        and all(isinstance(content.get(key), dict) for key in ("facts", "arrays"))
+        and isinstance(files, dict)
+        and isinstance(files.get(ARRAYS), dict)
+        and files[ARRAYS].keys() >= {"bytes", "sha256"}
+    )
+    if not is_complete:
+        raise DamageError(f"{path.name} lacks a description of {ARRAYS}")
     return content
 
 
 def _reason(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    return (isinstance(error, OSError) and error.strerror) or shown(error)
 
 
 def _description(arrays: Arrays) -> dict[str, Any]:
@@ -269,7 +460,7 @@ def _description(arrays: Arrays) -> dict[str, Any]:
 
 
 def _content_sha256(content: Mapping[str, Any]) -> str:
-    """Checksum of what a manifest says, however it is spaced."""
+    """Return the checksum of a manifest's values, independent of white space."""
     return hashlib.sha256(dump_json(content).encode()).hexdigest()
 
 
@@ -282,11 +473,12 @@ def _file_sha256(path: Path) -> str:
 
 
 def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
-    """Copy what training changes in a replica, whatever the backend keeps inside.
+    """Return a copy of the parameters and the optimizer state of a replica.
 
     Returns:
-        ``parameters/conv1.weight`` and, for each state of the optimizer, ``momentum/conv1.weight``,
-        in canonical shape, (K, C, R, S), (out, in) or (out,), and the replica's dtype.
+        Arrays such as ``parameters/conv1.weight`` and, for each array of the optimizer's state,
+        ``momentum/conv1.weight``, in canonical shape, (K, C, R, S), (out, in) or (out,), and in
+        the dtype of the replica. They do not depend on the backend.
     """
     return {
         f"{kind}/{name}": arrays[name]
@@ -298,34 +490,37 @@ def replica_arrays(replica: Replica) -> dict[str, NDArray[Any]]:
 def restore_replica(
     replica: Replica, checkpoint: Checkpoint, *, parameters_only: bool = False
 ) -> None:
-    """Put the replica where it was when `replica_arrays` was called, bit for bit.
+    """Set the replica to the state in a checkpoint, bit for bit.
 
-    ``replica.updates`` is set from the fact of that name.
+    ``replica.updates`` is set from the fact ``updates``.
 
     Args:
-        replica: of the same network; backend and batch size may differ.
-        checkpoint: what to restore.
-        parameters_only: leave the optimizer alone and convert between precisions; for evaluation
-            and prediction.
+        replica: a replica of the same network; backend and batch size may differ.
+        checkpoint: the state to restore.
+        parameters_only: leave the optimizer state unchanged and convert between precisions, for
+            evaluation and prediction.
 
     Raises:
-        UserError: the checkpoint is of another network, precision or optimizer; the message names
-            the first array that differs, and the replica is as it was.
+        UserError: the checkpoint has another network, precision or optimizer; the message names
+            the first array that differs, and the replica is unchanged.
     """
     arrays = checkpoint.arrays
     if parameters_only:
         arrays = {k: v for k, v in arrays.items() if k.startswith("parameters/")}
     mismatch = _mismatch(replica, arrays, parameters_only)
-    if mismatch is None and not parameters_only and "updates" not in checkpoint.facts:
-        mismatch = "its facts lack the number of updates"
     if mismatch is not None:
         raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {mismatch}")
+    updates = replica.updates if parameters_only else checkpoint.facts.get("updates")
+    if not _is_count(updates):
+        raise UserError(
+            f"checkpoint {checkpoint.path}: the number of updates is {shown(repr(updates))}; "
+            "expected a whole number of at least 0"
+        )
     named = _named(replica)
     for name, array in arrays.items():
         kind, _, parameter = name.partition("/")
         named[kind][parameter] = array
-    if not parameters_only:
-        replica.updates = int(checkpoint.facts["updates"])
+    replica.updates = int(updates)
 
 
 def _named(replica: Replica) -> dict[str, Any]:
@@ -333,29 +528,33 @@ def _named(replica: Replica) -> dict[str, Any]:
 
 
 def _mismatch(replica: Replica, arrays: Arrays, parameters_only: bool) -> str | None:
-    """Say how `arrays` differ from what the replica holds; None where they fit."""
+    """Describe the first difference between `arrays` and the replica; None if they fit."""
     kinds = ["parameters"] if parameters_only else ["parameters", *replica.state]
     shapes = {parameter.name: parameter.shape for parameter in replica.plan.network.parameters}
     for name in (f"{kind}/{parameter}" for kind in kinds for parameter in shapes):
         kind, _, parameter = name.partition("/")
         if name not in arrays:
-            return _unknown("it lacks", kind, parameter)
+            return _describe_difference("it lacks", kind, parameter)
         if arrays[name].shape != shapes[parameter]:
-            return f"{parameter} has shape {arrays[name].shape} there, {shapes[parameter]} here"
+            return (
+                f"{parameter} has shape {arrays[name].shape} in the checkpoint and "
+                f"{shapes[parameter]} in this run"
+            )
         if arrays[name].dtype != replica.plan.dtype and not parameters_only:
             return (
-                f"{parameter} is {arrays[name].dtype} there, {replica.plan.dtype} here; "
-                "use the --precision it was trained with"
+                f"{parameter} is {arrays[name].dtype} in the checkpoint and {replica.plan.dtype} "
+                "in this run; use the --precision of the original run"
             )
     expected = {f"{kind}/{parameter}" for kind in kinds for parameter in shapes}
     for name in arrays:
         if name not in expected:
             kind, _, parameter = name.partition("/")
-            return _unknown("it also has", kind, parameter)
+            return _describe_difference("it also has", kind, parameter)
     return None
 
 
-def _unknown(what: str, kind: str, parameter: str) -> str:
+def _describe_difference(verb: str, kind: str, parameter: str) -> str:
     if kind == "parameters":
-        return f"{what} parameter {parameter}; use the --network it was trained with"
-    return f"{what} {kind} of {parameter}; use the optimizer settings it was trained with"
+        return f"{verb} parameter {shown(parameter)}; use the --network of the original run"
+    name = f"{shown(kind)} of {shown(parameter)}"
+    return f"{verb} {name}; use the optimizer settings of the original run"

@@ -1,11 +1,12 @@
-"""The directory of a run: what was asked for, where it ran, what it measured, what it learned.
+"""The directory of a run.
 
-config.toml      every setting, resolved; starts the same run again
-env.json         machine, versions and command
-metrics.jsonl    one record a line while training
-summary.json     results, written at the end
-checkpoints/     see `dptrain.training.checkpoints`
-.lock            held by the process that trains here
+config.toml       every setting, resolved; `dptrain train --config` starts the same run again
+env.json          machine, versions and command
+metrics.jsonl     one record a line, written while training
+summary.json      results, written when the run ends
+checkpoints/      see `dptrain.training.checkpoints`
+.last_checkpoint  step of the newest checkpoint
+.lock             locked by the process that trains here
 """
 
 from __future__ import annotations
@@ -18,26 +19,42 @@ import re
 import socket
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from dptrain.errors import UserError
-from dptrain.files import dump_json, parse_json, sync, write_whole, writing
+from dptrain.errors import UserError, shown
+from dptrain.files import (
+    MAX_TEXT_BYTES,
+    dump_json,
+    parse_json,
+    read_regular,
+    sync,
+    write_whole,
+    writing,
+)
 from dptrain.measure.metrics import MetricsFile
 from dptrain.network.files import write_network
 from dptrain.network.network import Network
-from dptrain.training.checkpoints import CheckpointStore
+from dptrain.training.checkpoints import Arrays, CheckpointStore
 from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
+LAST_CHECKPOINT = ".last_checkpoint"
+
+
+class RunDirectoryLostError(UserError):
+    """The run directory was moved or deleted while the run was writing to it."""
+
+    exit_code = 1
 
 
 class RunDirectory:
-    """One run's files. Made by `create` for a new run, by `open` for one that is there.
+    """The files of one run. `create` makes a new directory; `open` opens an existing one.
 
     Attributes:
         path: the directory.
@@ -47,27 +64,28 @@ class RunDirectory:
 
     def __init__(self, path: Path, *, keep: int = 3) -> None:
         self.path = path
-        self.metrics = MetricsFile(path / "metrics.jsonl")
-        self.checkpoints = CheckpointStore(path / "checkpoints", keep)
+        self.metrics = MetricsFile(path / "metrics.jsonl", self.check_present)
+        self.checkpoints = CheckpointStore(path / "checkpoints", keep, self.check_present)
         self._release: weakref.finalize[Any, Any] | None = None
+        self._directory: int | None = None
 
     @classmethod
     def create(
         cls, path: Path | None, *, network: str, data: str, now: datetime, keep: int = 3
     ) -> RunDirectory:
-        """Make the directory of a new run and hold it; nothing that is there is overwritten.
+        """Create and lock the directory of a new run; nothing is overwritten.
 
         Args:
-            path: where; None for ``runs/<network>-<data>-<date>-<time>``, and ``-2``, ``-3``, …
-                behind it while that is taken.
-            network: name of the network, or its file.
-            data: name of the data; what follows a colon is left out.
-            now: the time, for the name.
-            keep: how many checkpoints stay.
+            path: the directory; None for ``runs/<network>-<data>-<date>-<time>``, followed by
+                ``-2``, ``-3``, … while the name is taken.
+            network: name or file of the network.
+            data: data specification; the part after a colon is left out.
+            now: the time for the name.
+            keep: number of checkpoints to keep.
 
         Raises:
-            UserError: `path` is a file or holds something, or cannot be made. Hidden files do not
-                count: a start that was killed leaves some, and so do network disks.
+            UserError: `path` is a file, is not empty, or cannot be created. Hidden files do not
+                count: a run that was killed at its start leaves some, and so do network disks.
         """
         if path is None:
             parent = Path("runs")
@@ -83,15 +101,15 @@ class RunDirectory:
             sync(path.parent)
             run = cls(path, keep=keep)
             run.hold()
-            _refuse_taken(path)  # Another process may have come and gone in the meantime.
+            _refuse_taken(path)  # Another process may have trained here in the meantime.
         return run
 
     @classmethod
     def open(cls, path: Path, *, keep: int = 3) -> RunDirectory:
-        """Open the directory of a run that was started before.
+        """Open the directory of an existing run.
 
         Raises:
-            UserError: there is no run; the message says what is missing and what is near.
+            UserError: there is no run; the message names what is missing and similar paths.
         """
         try:
             if (path / CONFIG).is_file():
@@ -103,106 +121,202 @@ class RunDirectory:
         raise UserError(f"{path} is not a run directory: {problem}{near}")
 
     def hold(self) -> None:
-        """Keep other processes from training here, until `release` or the end of this process.
+        """Prevent other processes from training here, until `release` or the end of the process.
 
         Raises:
-            UserError: another process does; the message says which.
+            UserError: another process trains here; the message names it.
         """
         path = self.path / LOCK
         with writing(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
             try:
-                # Of all locks, this kind is the one that works on network disks.
+                # POSIX locks also work on network disks, unlike flock.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
                     holder = os.read(descriptor, 200).decode(errors="replace").strip()
                     os.close(descriptor)
                     raise UserError(
-                        f"{holder or 'another process'} is training in run directory {self.path}; "
-                        "wait until it ends, or choose another --run-dir"
+                        f"{shown(holder) or 'another process'} is training in run directory "
+                        f"{self.path}; wait until it ends, or choose another --run-dir"
                     ) from None
-                # A disk without locks: there is nobody to ask.
-            self._release = weakref.finalize(self, os.close, descriptor)
+                # The disk has no locks, so other processes cannot be detected.
+            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            self._release = weakref.finalize(self, _close_all, descriptor, directory)
+            self._directory = directory
             os.ftruncate(descriptor, 0)
             os.write(descriptor, _myself().encode())
 
     def release(self) -> None:
-        """Let others train here."""
+        """Allow other processes to train here."""
+        self._directory = None
         if self._release is not None:
             self._release()
 
-    def begun(self) -> bool:
-        """Whether there is something to go on from: a run killed early leaves nothing of the kind.
+    def check_present(self) -> None:
+        """Check that the directory which `hold` locked is still at `path`.
+
+        Every write calls this first. Otherwise a run whose directory was moved would continue
+        without leaving results, or would write a part of them to a new directory.
 
         Raises:
-            UserError: the checkpoints cannot be looked at.
+            RunDirectoryLostError: the directory was moved or deleted.
         """
-        return bool(self.checkpoints.steps()) or (self.path / SUMMARY).exists()
+        if self._directory is None:
+            return
+        # The open descriptor keeps the number of the inode from being used again.
+        held = os.fstat(self._directory)
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), held):
+                return
+        moved_to = ""
+        if held.st_nlink:
+            with suppress(OSError):
+                moved_to = os.readlink(f"/proc/self/fd/{self._directory}")
+        if moved_to and Path(moved_to).is_dir():
+            raise RunDirectoryLostError(
+                f"run directory {self.path} was moved to {moved_to} during training, so training "
+                f"ends; resume it with: dptrain train --resume {moved_to}"
+            )
+        raise RunDirectoryLostError(
+            f"run directory {self.path} was deleted or moved during training, so training ends; "
+            "start a new run, or resume the run from its new location"
+        )
+
+    def begun(self) -> bool:
+        """Return True if the run has a checkpoint to resume from, False if it never saved one.
+
+        Raises:
+            UserError: the run saved checkpoints or ended, but its checkpoints are missing or
+                cannot be read.
+        """
+        folder = self.checkpoints.folder
+        if self.checkpoints.steps():
+            return True
+        last, is_ended = self._last_checkpoint(), (self.path / SUMMARY).exists()
+        if last is None and not is_ended:
+            return False
+        saved = "ended" if last is None else f"saved a checkpoint of step {last}"
+        missing = "is empty" if folder.exists() else "is missing"
+        raise UserError(
+            f"the run in {self.path} {saved}, but {folder} {missing}; restore that folder, or "
+            f"start a new run with: dptrain train --config {self.path / CONFIG}"
+        )
+
+    def save_checkpoint(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and record its step, so that `begun` notices if it disappears.
+
+        Arguments, result and errors are those of `CheckpointStore.save`.
+        """
+        path = self.checkpoints.save(step, arrays, facts)
+        marker = self.path / LAST_CHECKPOINT
+        # Written after the checkpoint: a run that is killed in between is still resumed.
+        with writing(marker):
+            partial = marker.with_name(f"{marker.name}.partial")
+            partial.write_text(f"{step}\n")
+            partial.replace(marker)
+        return path
+
+    def _last_checkpoint(self) -> str | None:
+        """Return the step in `.last_checkpoint` as text; None if there is no such file."""
+        path = self.path / LAST_CHECKPOINT
+        try:
+            return shown(read_regular(path, 100).decode(errors="replace").strip())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
 
     def write_config(self, values: Mapping[str, Any]) -> None:
-        """Write `config.toml`; values that are None are left out, and paths become strings."""
+        """Write `config.toml`; None is left out, and paths become strings."""
         text = tomli_w.dumps(_for_toml(values))
         heading = f"# Starts the same run again: dptrain train --config {CONFIG}\n"
-        write_whole(self.path / CONFIG, heading + text)
+        self._write(CONFIG, heading + text)
 
     def keep_network(self, network: Network) -> str:
-        """Write `network.toml`, so that the run outlives the file that the network came from.
+        """Write `network.toml`, so that the run does not need the original file of the network.
 
         Returns:
-            What `config.toml` is to call the network.
+            The value of `network` in `config.toml`.
         """
-        write_network(network, self.path / NETWORK)
+        self.check_present()
+        path = self.path / NETWORK
+        partial = path.with_name(f".{NETWORK}.partial")
+        with writing(path):
+            try:
+                write_network(network, partial)
+                sync(partial)
+                partial.replace(path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
         return NETWORK
 
     def read_config(self) -> dict[str, Any]:
-        """Values of `config.toml`.
+        """Return the values of `config.toml`.
 
         Raises:
-            UserError: it is missing or no TOML.
+            UserError: it is missing or is not TOML.
         """
         return read_settings(self.path / CONFIG)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `env.json`; see `dptrain.measure.environment`."""
-        write_whole(self.path / ENVIRONMENT, dump_json(environment, indent=2) + "\n")
+        self._write(ENVIRONMENT, dump_json(environment, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""
-        write_whole(self.path / SUMMARY, dump_json(summary, indent=2) + "\n")
+        self._write(SUMMARY, dump_json(summary, indent=2) + "\n")
+
+    def remove_summary(self) -> None:
+        """Delete `summary.json`, because the run continues and the results will be others."""
+        self.check_present()
+        with writing(self.path / SUMMARY):
+            (self.path / SUMMARY).unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any]:
-        """What `write_summary` wrote.
+        """Return the content of `summary.json`.
 
         Raises:
             UserError: the run has not ended, or the file is damaged.
         """
         path = self.path / SUMMARY
         try:
-            summary: dict[str, Any] = parse_json(path.read_bytes())
+            summary = parse_json(read_regular(path, MAX_TEXT_BYTES))
         except OSError as error:
             raise UserError(
                 f"cannot read {path}: {error.strerror}; a run writes it when it ends"
             ) from error
         except ValueError as error:
-            raise UserError(f"{path} is no JSON: {error}") from error
+            raise UserError(f"{path} is not JSON: {shown(error)}") from error
+        if not isinstance(summary, dict):
+            raise UserError(f"{path}: expected a JSON object, found {shown(summary)}")
         return summary
 
     def summary_of(self, step: int) -> dict[str, Any] | None:
-        """What `write_summary` wrote when the run had made `step` steps; None if it has not."""
+        """Return `summary.json` if it describes the run after `step` steps, else None."""
         try:
             summary = self.read_summary()
         except UserError:
             return None
         return summary if summary.get("steps") == step else None
 
+    def _write(self, name: str, text: str) -> None:
+        self.check_present()
+        write_whole(self.path / name, text)
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
 
 def _refuse_taken(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_dir() or any(not child.name.startswith(".") for child in path.iterdir()):
-        advice = "go on with that run by --resume, or " if (path / CONFIG).exists() else ""
-        found = "is not empty" if advice else "is not empty and holds no run"
+        advice = "resume that run with --resume, or " if (path / CONFIG).exists() else ""
+        found = "is not empty" if advice else "is not empty and does not contain a run"
         raise UserError(f"run directory {path} {found}; {advice}choose another --run-dir")
 
 
@@ -212,13 +326,13 @@ def _myself() -> str:
 
 
 def _run_name(network: str, data: str, now: datetime) -> str:
-    words = (Path(network).name.removesuffix(".toml"), data.partition(":")[0])
-    plain = [re.sub(r"[^A-Za-z0-9._+]+", "-", word).strip("-.") for word in words]
-    return "-".join([word for word in plain if word] + [now.strftime("%Y%m%d-%H%M%S")])
+    parts = (Path(network).name.removesuffix(".toml"), data.partition(":")[0])
+    plain = [re.sub(r"[^A-Za-z0-9._+]+", "-", part).strip("-.") for part in parts]
+    return "-".join([part for part in plain if part] + [now.strftime("%Y%m%d-%H%M%S")])
 
 
 def _make_new(parent: Path, name: str) -> Path:
-    """Make ``parent/name``, or the first of ``name-2``, ``name-3``, … that is not there."""
+    """Create ``parent/name``, or the first of ``name-2``, ``name-3``, … that does not exist."""
     parent.mkdir(parents=True, exist_ok=True)
     path, number = parent / name, 1
     while True:
@@ -231,16 +345,16 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _near(path: Path) -> str:
-    """Runs that may be meant: one that `path` lies in, one inside it, or names like its own."""
-    # Two up from checkpoints/step-00000450 lies the run.
+    """Suggest runs: the one that contains `path`, those inside it, or those with similar names."""
+    # The run is two levels above checkpoints/step-00000450.
     above = [folder for folder in path.parents[:2] if (folder / CONFIG).is_file()]
     if above:
         return f"; did you mean {above[0]}?"
     inside = _runs_in(path)
-    beside = _runs_in(path.parent)
-    close = inside[-3:] or difflib.get_close_matches(path.name, beside, n=3) or beside[-3:]
-    where = path if inside else path.parent
-    return f"; near it: {', '.join(str(where / name) for name in close)}" if close else ""
+    siblings = _runs_in(path.parent)
+    close = inside[-3:] or difflib.get_close_matches(path.name, siblings, n=3) or siblings[-3:]
+    parent = path if inside else path.parent
+    return f"; runs nearby: {', '.join(str(parent / name) for name in close)}" if close else ""
 
 
 def _runs_in(folder: Path) -> list[str]:

@@ -33,7 +33,12 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan, make_plan
-from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
+from dptrain.training.checkpoints import (
+    Checkpoint,
+    CheckpointFacts,
+    replica_arrays,
+    restore_replica,
+)
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
 from dptrain.training.settings import Settings
@@ -204,6 +209,7 @@ def set_up(
         UserError: the same on every rank.
     """
     backend = open_backend(config, world)
+    threads = config.threads
     config = resolve(config, backend, world)
     network = call_on_all_ranks(world, config.load_network)
     dataset = call_on_all_ranks(
@@ -235,11 +241,15 @@ def set_up(
     if pictures is not None:
         replica.keep(pictures)
     prefetch = 0 if pictures is not None else read_ahead(config, dataset.train, world)
-    restored = call_on_rank_zero(world, lambda: _restore(config, run, replica))
+    restored = call_on_rank_zero(world, lambda: _restore(config, run, replica, last_step))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
     if run is not None:
-        _describe_run(run, config, network, world, restored)
+        # A run that is resumed on another machine uses that machine's cores, unless the user set
+        # the number of threads.
+        _describe_run(run, dataclasses.replace(config, threads=threads), network, world, restored)
+        if first_step < last_step:
+            run.remove_summary()
     transport = find_transport(config, world, replica)
     buckets = make_buckets(plan, bucket_bytes(config, world, transport))
     recorder = StepRecorder(plan.stages, recorded_steps)
@@ -322,25 +332,22 @@ def _run_directory(config: Settings, network: Network, dataset: Dataset) -> RunD
     )
 
 
-def _restore(config: Settings, run: RunDirectory | None, replica: Replica) -> Checkpoint | None:
+def _restore(
+    config: Settings, run: RunDirectory | None, replica: Replica, last_step: int
+) -> Checkpoint | None:
     if config.resume is None or run is None or not run.begun():
         return None
     checkpoint = run.checkpoints.load()
-    _check_same_job(config, checkpoint)
+    checkpoint.run_facts.check_same_run(
+        checkpoint.path,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        data=str(config.data),
+        schedule=str(config.schedule),
+        total_steps=last_step,
+    )
     restore_replica(replica, checkpoint)
     return checkpoint
-
-
-def _check_same_job(config: Settings, checkpoint: Checkpoint) -> None:
-    """A resumed run must see the same minibatches, or its step number means something else."""
-    for name in ("batch_size", "seed", "data"):
-        was, now = checkpoint.facts.get(name), getattr(config, name)
-        if was != now:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(
-                f"{checkpoint.path} was trained with {flag} {was}, this run asks for {now}; "
-                f"resume with {flag} {was}, or start a new run"
-            )
 
 
 def _describe_run(
@@ -364,12 +371,16 @@ def save_checkpoint(job: Job, step: int) -> Path | None:
     if job.run is None:
         return None
     config = job.config
-    facts = {
-        "updates": job.replica.updates,
-        "network": job.network.name,
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "data": config.data,
-        "ranks": job.world.size,
-    }
-    return job.run.checkpoints.save(step, replica_arrays(job.replica), facts)
+    facts = CheckpointFacts(
+        updates=job.replica.updates,
+        network=job.network.name,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        data=str(config.data),
+        ranks=job.world.size,
+        total_steps=job.last_step,
+        schedule=str(config.schedule),
+        spec=config.to_toml_values(),
+        preprocessing={},
+    )
+    return job.run.save_checkpoint(step, replica_arrays(job.replica), facts.to_mapping())
