@@ -68,13 +68,13 @@ class MetricsFile:
         Raises:
             UserError: the file cannot be read or written, or a line is damaged.
         """
+        if self._before_write is not None:
+            self._before_write()
         self.close()
         lines = self._lines()
         records = (self._parse(number, line) for number, line in enumerate(lines, 1))
         kept = [line for line, r in zip(lines, records, strict=True) if r.get("step", 0) <= step]
         if len(kept) < len(lines):
-            if self._before_write is not None:
-                self._before_write()
             write_whole(self.path, b"".join(kept))
 
     def close(self) -> None:

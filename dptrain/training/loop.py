@@ -115,9 +115,15 @@ def nothing_left(job: Job, progress: Progress, display: Display) -> dict[str, An
     One that was killed behind its last checkpoint has none of them yet; it gets what can still be
     known.
     """
+    advice = "train longer with a larger --epochs or --steps"
+    if job.config.schedule == "cosine":
+        # The learning rate is 0 by now, and a longer cosine schedule would make it jump.
+        advice = (
+            "its cosine schedule has ended, so train longer with --schedule constant, "
+            "a --learning-rate and a larger --epochs or --steps"
+        )
     display.say(
-        f"nothing left to do: {job.first_step} steps are made and {job.last_step} were asked for; "
-        "go on with a larger --epochs or --steps"
+        f"nothing left to do: the run has made {job.first_step} of {job.last_step} steps; {advice}"
     )
     written = None if job.run is None else job.run.summary_of(job.first_step)
     written = job.world.broadcast_json(written)

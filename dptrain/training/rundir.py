@@ -172,7 +172,7 @@ class RunDirectory:
         moved_to = ""
         if held.st_nlink:
             with suppress(OSError):
-                moved_to = os.readlink(f"/proc/self/fd/{self._directory}")
+                moved_to = str(Path(f"/proc/self/fd/{self._directory}").readlink())
         if moved_to and Path(moved_to).is_dir():
             raise RunDirectoryLostError(
                 f"run directory {self.path} was moved to {moved_to} during training, so training "

@@ -27,7 +27,6 @@ from dptrain.data.base import Samples
 from dptrain.data.loader import can_be_kept
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import MemorySamples
-from dptrain.errors import UserError
 from dptrain.measure.environment import available_cores, environment
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network

@@ -93,6 +93,38 @@ def test_a_damaged_line_in_the_middle_is_named(metrics: MetricsFile) -> None:
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"step": "x"}', r"line 2: step is 'x'; expected a whole number"),
+        (b'{"step": "NaN"}', r"line 2: step is nan; expected a whole number"),
+        (b'{"step": true}', r"line 2: step is True"),
+        (b"[" * 200_000, r"line 2: expected a JSON object, found '\[+… \(200 characters\)'"),
+        (b'{"step": ' + b"9" * 5000 + b"}", r"line 2: expected a JSON object"),
+        (b"\x1b[2J\x00", r"line 2: expected a JSON object, found '\\x1b\[2J\\x00'"),
+    ],
+)
+def test_a_senseless_line_is_named(metrics: MetricsFile, line: bytes, message: str) -> None:
+    metrics.path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    for read in (metrics.read, lambda: metrics.truncate_after(1)):
+        with pytest.raises(UserError, match=message) as info:
+            read()
+        assert str(info.value).isprintable()
+        assert len(str(info.value)) < 400
+
+
+def test_every_write_may_be_refused_before_it_begins(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UserError("no")
+
+    MetricsFile(tmp_path / "metrics.jsonl").append({"step": 5})
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", refuse)
+    for write in (lambda: metrics.append({"step": 6}), lambda: metrics.truncate_after(1)):
+        with pytest.raises(UserError, match=r"^no$"):
+            write()
+    assert metrics.read() == [{"step": 5}]
+
+
 def test_a_full_disk_costs_the_line_that_did_not_fit(
     metrics: MetricsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,17 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.comm.abort import exit_code
 from dptrain.errors import UserError
-from dptrain.training.rundir import RunDirectory
+from dptrain.training.rundir import RunDirectory, RunDirectoryLostError
 
 NOW = datetime(2026, 11, 20, 16, 31, 52)
+ARRAYS = {"w": np.ones(5, np.float32)}
 
 keys = st.text(max_size=8)
 scalars = st.text() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
@@ -167,9 +171,9 @@ def test_what_is_no_run_is_explained(tmp_path: Path) -> None:
     make(tmp_path / "solar-irradiance-1")
     (tmp_path / "other").mkdir()
     cases = {
-        tmp_path / "model0-digit-1": "no such directory; near it: .*model0-digits-1$",
-        tmp_path / "other": r"it has no config\.toml; near it: ",
-        tmp_path: r"it has no config\.toml; near it: .*model0-digits-1, .*solar-irradiance-1",
+        tmp_path / "model0-digit-1": "no such directory; runs nearby: .*model0-digits-1$",
+        tmp_path / "other": r"it has no config\.toml; runs nearby: ",
+        tmp_path: r"it has no config\.toml; runs nearby: .*model0-digits-1, .*solar-irradiance-1",
         tmp_path / "model0-digits-1" / "checkpoints": "did you mean .*model0-digits-1",
         tmp_path / "model0-digits-1/checkpoints/step-00000450": "did you mean .*model0-digits-1",
         tmp_path / "a" / "b": "no such directory$",
@@ -199,17 +203,240 @@ def test_a_file_is_old_or_new_but_never_half(
         assert not list(run.path.glob(".*.partial"))
 
 
-def test_a_directory_that_went_away_is_one_line(tmp_path: Path) -> None:
+WRITES: dict[str, Callable[[RunDirectory], object]] = {
+    "metrics": lambda run: run.metrics.append({"step": 2}),
+    "checkpoint": lambda run: run.save_checkpoint(2, ARRAYS, {}),
+    "summary": lambda run: run.write_summary({"steps": 2}),
+    "configuration": lambda run: run.write_config({"network": "model0"}),
+    "environment": lambda run: run.write_environment({}),
+    "truncation": lambda run: run.metrics.truncate_after(0),
+    "removal": lambda run: run.remove_summary(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced"])
+def test_a_directory_that_is_lost_during_training_ends_the_run(
+    tmp_path: Path, write: str, how: str
+) -> None:
     run = make(tmp_path / "run")
-    shutil.rmtree(run.path)
-    with pytest.raises(UserError, match=r"cannot write .*No such file"):
-        run.write_summary({})
+    run.metrics.append({"step": 1})
+    run.save_checkpoint(1, ARRAYS, {})
+    moved = tmp_path / "moved"
+    run.path.rename(moved)
+    before = files_below(moved)
+    if how == "deleted":
+        shutil.rmtree(moved)
+    elif how == "replaced":
+        run.path.mkdir()
+    with pytest.raises(RunDirectoryLostError, match="during training") as info:
+        WRITES[write](run)
+    one_line(str(info.value))
+    assert exit_code(info.value) == 1
+    if how == "deleted":
+        assert "was deleted or moved" in str(info.value)
+        assert not moved.exists()
+    else:
+        assert f"was moved to {moved} during" in str(info.value)
+        assert f"dptrain train --resume {moved}" in str(info.value)
+        assert files_below(moved) == before
+    assert files_below(run.path) == {}
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_run_that_was_moved_after_training_is_used_at_its_new_path(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    run.save_checkpoint(1, ARRAYS, {})
+    run.release()
+    run.path.rename(tmp_path / "moved")
+    again = RunDirectory.open(tmp_path / "moved")
+    again.hold()
+    assert again.begun()
+    again.save_checkpoint(2, ARRAYS, {})
+    again.metrics.append({"step": 2})
+    assert again.checkpoints.load().step == 2
+    assert not run.path.exists()
+
+
+# Checkpoints that have disappeared.
+
+
+def delete_checkpoints(run: RunDirectory) -> None:
+    shutil.rmtree(run.checkpoints.folder)
+
+
+def empty_checkpoints(run: RunDirectory) -> None:
+    delete_checkpoints(run)
+    run.checkpoints.folder.mkdir()
+
+
+def link_checkpoints_to_a_missing_disk(run: RunDirectory) -> None:
+    delete_checkpoints(run)
+    run.checkpoints.folder.symlink_to(run.path / "unmounted" / "disk")
+
+
+def replace_checkpoints_by_a_file(run: RunDirectory) -> None:
+    delete_checkpoints(run)
+    run.checkpoints.folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (delete_checkpoints, r"saved a checkpoint of step 7, but .*checkpoints is missing"),
+        (empty_checkpoints, r"saved a checkpoint of step 7, but .*checkpoints is empty"),
+        (link_checkpoints_to_a_missing_disk, r"cannot read .*checkpoints: No such file"),
+        (replace_checkpoints_by_a_file, r"cannot read .*checkpoints: Not a directory"),
+    ],
+)
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_whose_checkpoints_vanished_is_not_begun_again(
+    tmp_path: Path, lose: Callable[[RunDirectory], None], message: str, ended: bool
+) -> None:
+    run = make(tmp_path / "run")
+    run.save_checkpoint(7, ARRAYS, {})
+    if ended:
+        run.write_summary({"steps": 7})
+    run.release()
+    lose(run)
+    with pytest.raises(UserError, match=message) as info:
+        RunDirectory.open(run.path).begun()
+    one_line(str(info.value))
+    if "cannot read" not in message:
+        assert f"dptrain train --config {run.path}/config.toml" in str(info.value)
+
+
+def test_a_run_killed_before_its_first_checkpoint_has_not_begun(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    assert not run.begun()
+    run.checkpoints.folder.mkdir()
+    (run.checkpoints.folder / ".step-00000001.partial").mkdir()
+    assert not run.begun()
+
+
+def test_a_resumed_run_has_no_summary_of_an_earlier_step(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    run.write_summary({"steps": 7})
+    run.remove_summary()
+    run.remove_summary()
+    with pytest.raises(UserError, match="when it ends"):
+        run.read_summary()
+
+
+# Damaged and special files.
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1]", "expected a JSON object, found \\[1\\]"),
+        (b"[" * 200_000, "is not JSON"),
+        (b'{"steps": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (None, "it is a named pipe; expected a regular file"),
+        ("/dev/zero", "it is a device; expected a regular file"),
+    ],
+)
+def test_a_damaged_summary_is_one_line(
+    tmp_path: Path, content: bytes | str | None, message: str
+) -> None:
+    run = make(tmp_path / "run")
+    spoil(run.path / "summary.json", content)
+    with pytest.raises(UserError, match=message) as info:
+        run.read_summary()
+    one_line(str(info.value))
+    assert len(str(info.value)) < 400
+    assert run.summary_of(3) is None
+
+
+def spoil(path: Path, content: bytes | str | None) -> None:
+    """Put bytes, a link to a device, or (for None) a named pipe at `path`."""
+    path.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(path)
+    elif isinstance(content, str):
+        path.symlink_to(content)
+    else:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", [None, "/dev/zero"])
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", ".last_checkpoint"])
+def test_special_files_are_refused_before_they_are_opened(
+    tmp_path: Path, name: str, content: str | None
+) -> None:
+    run = make(tmp_path / "run")
+    spoil(run.path / name, content)
+    reads = {"config.toml": run.read_config, "metrics.jsonl": run.metrics.read}
+    with pytest.raises(UserError, match="expected a regular file") as info:
+        reads.get(name, run.begun)()
+    one_line(str(info.value))
+
+
+# A full disk. Files of a process cannot grow beyond RLIMIT_FSIZE, which needs no other disk.
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from dptrain.errors import UserError
+from dptrain.network.layers import Dense
+from dptrain.network.network import Network
+from dptrain.training.rundir import RunDirectory
+
+run = RunDirectory.open(Path(sys.argv[1]))
+network = Network((4,), [Dense(3)] * 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
+writes = {
+    "checkpoint": lambda: run.save_checkpoint(2, {"w": np.zeros(1000)}, {}),
+    "network": lambda: run.keep_network(network),
+    "summary": lambda: run.write_summary({"text": "x" * 1000}),
+    "metrics": lambda: run.metrics.append({"text": "x" * 1000}),
+}
+for name, write in writes.items():
+    try:
+        write()
+    except UserError as error:
+        print(name, error)
+"""
+
+
+def test_a_full_disk_is_one_line_and_old_files_stay(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    run.save_checkpoint(1, ARRAYS, {})
+    run.write_summary({"steps": 1})
+    run.metrics.append({"step": 1})
+    run.release()
+    run.metrics.close()
+    before = files_below(run.path)
+    command = [sys.executable, "-c", FULL_DISK, str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == ""
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert set(lines) == {"checkpoint", "network", "summary", "metrics"}
+    for line in lines.values():
+        assert "cannot write" in line
+        assert "File too large" in line
+    assert RunDirectory.open(run.path).checkpoints.load().step == 1
+    assert run.metrics.read() == [{"step": 1}]
+    after = files_below(run.path)
+    assert {name: after[name] for name in before if name != "metrics.jsonl"} == {
+        name: content for name, content in before.items() if name != "metrics.jsonl"
+    }
+    assert set(after) == set(before)
 
 
 def test_a_folder_without_a_run_is_not_advised_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"is not empty and holds no run; choose another --run-dir"):
+    with pytest.raises(UserError, match="does not contain a run; choose another --run-dir"):
         RunDirectory.create(tmp_path, network="model0", data="digits", now=datetime.now())
     (tmp_path / "config.toml").write_text("")
-    with pytest.raises(UserError, match="go on with that run by --resume"):
+    with pytest.raises(UserError, match="resume that run with --resume"):
         RunDirectory.create(tmp_path, network="model0", data="digits", now=datetime.now())
