@@ -510,7 +510,7 @@ def restore_replica(
     mismatch = _mismatch(replica, arrays, parameters_only)
     if mismatch is not None:
         raise UserError(f"checkpoint {checkpoint.path} does not fit this run: {mismatch}")
-    updates = replica.updates if parameters_only else checkpoint.facts.get("updates")
+    updates: Any = replica.updates if parameters_only else checkpoint.facts.get("updates")
     if not _is_count(updates):
         raise UserError(
             f"checkpoint {checkpoint.path}: the number of updates is {shown(repr(updates))}; "
@@ -520,7 +520,7 @@ def restore_replica(
     for name, array in arrays.items():
         kind, _, parameter = name.partition("/")
         named[kind][parameter] = array
-    replica.updates = int(updates)
+    replica.updates = updates
 
 
 def _named(replica: Replica) -> dict[str, Any]:
