@@ -5,7 +5,7 @@ Each thread but the caller's has a word that says what it is at:
     ASLEEP ── the thread ──▶ IDLE ── a caller ──▶ POSTED ── the thread ──▶ IDLE
     IDLE ── the thread, when nothing comes ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
 
-An idle thread looks at its word for some tens of microseconds; then it sleeps in the interpreter
+An idle thread polls its word, for at most `SPIN_LIMIT` polls; then it sleeps in the interpreter
 until its queue has a token. What leads away from IDLE is an atomic exchange, so nobody posts to a
 thread that has just fallen asleep: what that one should do, the caller does in its name. So a
 launch needs nobody to wake up, and is over when it returns: no signal can leave a kernel running on
@@ -15,6 +15,7 @@ memory that is freed.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -45,8 +46,18 @@ ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
 """Bytes from the start of a launch's record to its words: what runs, on which team, with what."""
 DONE, ERROR, SLEEPERS = range(3)
 """What `_run` returns."""
-PATIENCE = 2000
-"""Looks at its word before a thread falls asleep: 20 to 100 microseconds, by processor."""
+SPIN_LIMIT = 500_000
+"""Polls after which an idle thread sleeps if each thread has its own core: 5 to 25 milliseconds."""
+OVERSUBSCRIBED_SPIN_LIMIT = 2000
+"""Polls after which an idle thread sleeps if threads share cores: 20 to 100 microseconds."""
+
+_LOCAL_RANKS = (
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+"""Environment variables in which launchers state the number of ranks on this node."""
 
 
 @inlined
@@ -121,12 +132,12 @@ def _run(record: int, count: int, patience: int) -> int:
 
 
 @native
-def _serve(memory: int, threads: int, thread: int) -> int:
-    """Do what is posted to a thread, until nothing has come for a while."""
+def _serve(memory: int, threads: int, thread: int, spin_limit: int) -> int:
+    """Run what is posted to a thread. Return after `spin_limit` polls without work."""
     slot, turns = memory + thread * LINE, 0
     exchange(slot, ASLEEP, IDLE)
     while True:
-        tired = turns >= PATIENCE or load(slot + DISMISSED)
+        tired = turns >= spin_limit or load(slot + DISMISSED)
         if tired and exchange(slot, IDLE, ASLEEP) == IDLE:
             return DONE
         if load(slot) == POSTED:
@@ -145,16 +156,20 @@ class Team:
     the same bits. After `close`, and in a forked process, the caller does the work of all.
 
     Args:
-        threads: how many compute, the caller's own included.
+        threads: number of threads that compute, including the caller's.
+        spin_limit: polls after which an idle thread sleeps; default: `default_spin_limit`.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, spin_limit: int | None = None) -> None:
         self.threads = threads
         self._memory = aligned_zeros(threads * LINE // 8, "int64").reshape(threads, -1)
         self._tokens: list[_Tokens] = [SimpleQueue() for _ in range(threads - 1)]
         self._threads = [
             threading.Thread(
-                target=_live, args=(self._memory, i, tokens), name=f"dptrain-{i}", daemon=True
+                target=_live,
+                args=(self._memory, i, tokens, spin_limit or default_spin_limit(threads)),
+                name=f"dptrain-{i}",
+                daemon=True,
             )
             for i, tokens in enumerate(self._tokens, 1)
         ]
@@ -192,7 +207,7 @@ class Team:
             status = run(record.address, count, 0)
             if status == SLEEPERS:
                 self._wake()
-                status = run(record.address, count, PATIENCE)
+                status = run(record.address, count, OVERSUBSCRIBED_SPIN_LIMIT)
             if status == ERROR:
                 raise KernelError(f"kernel {kernel.py_func.__name__} raised an exception")
 
@@ -204,12 +219,35 @@ class Team:
                 tokens.put(True)
 
 
-def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens) -> None:
-    """Life of a thread: work, sleep until there is a token, and go when it is False."""
-    serve, address = interpreted(_serve, 3), address_of(memory)
+def default_spin_limit(threads: int) -> int:
+    """Return the polls after which idle threads of a team sleep.
+
+    Waking a thread needs the interpreter's lock, one thread after another, so threads that have
+    their own cores should not sleep within a training step. If threads share cores, those that
+    spin take time slices from those that compute.
+    """
+    return SPIN_LIMIT if threads <= _cores_of_this_rank() else OVERSUBSCRIBED_SPIN_LIMIT
+
+
+def _cores_of_this_rank() -> int:
+    """Return the number of cores of this process divided by the number of ranks that share them.
+
+    A launcher that binds ranks to cores gives each rank its own; otherwise all ranks of a node
+    share all cores.
+    """
+    machine = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    local_ranks = (re.match(r"\d+", os.environ.get(name, "")) for name in _LOCAL_RANKS)
+    ranks = next((int(number[0]) for number in local_ranks if number), 1)
+    return cores if cores * ranks <= machine else cores // ranks
+
+
+def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens, spin_limit: int) -> None:
+    """Work, sleep until a token arrives, and end when the token is False."""
+    serve, address = interpreted(_serve, 4), address_of(memory)
     awake = True
     while awake:
-        serve(address, len(memory), thread)
+        serve(address, len(memory), thread, spin_limit)
         awake = tokens.get()
     memory[thread, 0] = GONE
 

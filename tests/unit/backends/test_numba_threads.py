@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,15 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.numba.jit import KernelError, kernel
-from dptrain.backends.numba.threads import ASLEEP, GONE, Team
+from dptrain.backends.numba.threads import (
+    _LOCAL_RANKS,
+    ASLEEP,
+    GONE,
+    OVERSUBSCRIBED_SPIN_LIMIT,
+    SPIN_LIMIT,
+    Team,
+    default_spin_limit,
+)
 from dptrain.network import Network, ReLU
 
 SIZE = 1000
@@ -103,6 +112,35 @@ def test_threads_sleep_when_there_is_nothing_to_do(team: Team) -> None:
     assert time.process_time() - used < 0.5 * (time.monotonic() - wall)
     marks.launch(SIZE)
     marks.check()
+
+
+@pytest.mark.parametrize(
+    ("machine", "mask", "variables", "threads", "long"),
+    [
+        (16, 16, {}, 16, True),
+        (16, 16, {}, 17, False),
+        (16, 4, {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4, True),  # ranks bound to 4 cores each
+        (16, 16, {"MPI_LOCALNRANKS": "4"}, 4, True),
+        (16, 16, {"MPI_LOCALNRANKS": "4"}, 5, False),
+        (2, 2, {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, 1, True),
+        (2, 2, {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, 2, False),
+    ],
+)
+def test_idle_threads_spin_for_long_only_on_their_own_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: int,
+    mask: int,
+    variables: dict[str, str],
+    threads: int,
+    long: bool,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(mask)), raising=False)
+    for name in _LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert default_spin_limit(threads) == (SPIN_LIMIT if long else OVERSUBSCRIBED_SPIN_LIMIT)
 
 
 def test_a_kernel_that_raises(team: Team) -> None:
