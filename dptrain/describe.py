@@ -89,18 +89,22 @@ def _words(optimizer: Optimizer) -> str:
 
 
 def _layers(network: Network) -> list[dict[str, Any]]:
-    first = next((node.index for node in network.nodes if node.parameters), len(network.nodes))
     rows: list[dict[str, Any]] = []
+    # Nodes with parameters, and nodes that follow one: gradients of their outputs are needed.
+    trained: set[str] = set()
     for node in network.nodes:
-        backward = node.flops.backward_weight + (
-            node.flops.backward_input if node.index > first else 0
-        )
+        needs_input_gradient = not trained.isdisjoint(node.inputs)
+        if needs_input_gradient or node.parameters:
+            trained.add(node.name)
+        flops = node.flops
         rows.append({
             "name": node.name,
+            "inputs": list(node.inputs),
             "output_shape": list(node.output_shape),
             "parameters": sum(parameter.size for parameter in node.parameters),
-            "forward_flops": node.flops.forward,
-            "backward_flops": backward,
+            "forward_flops": flops.forward,
+            "backward_flops": flops.backward_weight
+            + (flops.backward_input if needs_input_gradient else 0),
         })  # fmt: skip
     return rows
 

@@ -70,18 +70,21 @@ class TensorBoard:
         self._add(step=step, summary=library.Summary(value=[value]))
 
     def graph(self, network: Network) -> None:
-        """Write the network: its layers in order with their parameters, and the loss."""
-        before, nodes = "input", [self._node("input", "Input", (), network.input_shape)]
+        """Write the network: its layers with their inputs and parameters, and the loss."""
+        shown = {"input": "input"}
+        nodes = [self._node("input", "Input", (), network.input_shape)]
         for node in network.nodes:
             parameters = [p.name.replace(".", "/") for p in node.parameters]
             for name, parameter in zip(parameters, node.parameters, strict=True):
                 nodes.append(self._node(name, "Parameter", (), parameter.shape, batch=False))
             kind = type(node.layer).__name__
-            # A layer with parameters is a folder for them in the viewer, and itself in it.
+            # The viewer shows a layer with parameters as a folder that holds them and the layer.
             name = f"{node.name}/{node.layer.kind}" if parameters else node.name
-            nodes.append(self._node(name, kind, (before, *parameters), node.output_shape))
-            before = name
-        nodes.append(self._node("loss", type(network.loss).__name__, (before,), (), batch=False))
+            inputs = (*(shown[i] for i in node.inputs), *parameters)
+            nodes.append(self._node(name, kind, inputs, node.output_shape))
+            shown[node.name] = name
+        loss = type(network.loss).__name__
+        nodes.append(self._node("loss", loss, (name,), (), batch=False))
         library = self._library
         versions = library.VersionDef(producer=PRODUCER)
         graph = library.GraphDef(node=nodes, versions=versions)

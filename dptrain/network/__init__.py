@@ -27,7 +27,7 @@ from dptrain.network.losses import (
     SigmoidBinaryCrossEntropy,
     SoftmaxCrossEntropy,
 )
-from dptrain.network.network import Network, Node
+from dptrain.network.network import Network, Node, NodeSpec
 
 __all__ = [
     "LAYERS",
@@ -47,6 +47,7 @@ __all__ = [
     "MeanSquaredError",
     "Network",
     "Node",
+    "NodeSpec",
     "Normal",
     "Parameter",
     "ReLU",

@@ -14,9 +14,17 @@
     [[layer]]
     type = "relu"
 
-The keys of a layer are the fields of its class, so a new class of layer needs no change here. An
-initialiser (any field that is itself a description) is a table with a type, or the type alone
-where everything else is left as it is: ``weight_init = "he"``.
+The keys of a layer are the fields of its class. An initialiser is a table with a type, or the type
+alone if all of its fields have their defaults: ``weight_init = "he"``.
+
+A layer reads the output of the layer before it. ``inputs = ["conv1"]`` names other inputs, and
+``name = "stem"`` another name than kind and running number::
+
+    [[layer]]
+    type = "conv"
+    filters = 16
+    name = "stem"
+    inputs = ["input"]
 """
 
 from __future__ import annotations
@@ -26,15 +34,18 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from dptrain.errors import UserError, suggest
+from dptrain.errors import UserError, shown, suggest
 from dptrain.network.layers import LAYERS, Layer
 from dptrain.network.losses import LOSSES, Loss
-from dptrain.network.network import Network
+from dptrain.network.network import INPUT, Network, NodeSpec, default_names
 from dptrain.network.zoo import build_network
 from dptrain.toml import read_toml
 
 KEYS = ("name", "input", "loss", "layer")
-"""What may stand at the top of a network file."""
+"""Keys at the top of a network file."""
+
+NODE_KEYS = ("name", "inputs")
+"""Keys of a layer that belong to its node, not to its class."""
 
 
 def get_network(name_or_path: str | Path) -> Network:
@@ -57,11 +68,14 @@ def get_network(name_or_path: str | Path) -> Network:
 
 
 def read_network(path: Path | str) -> Network:
-    """Read a network.
+    """Read a network from a TOML file.
+
+    Args:
+        path: the file; its stem is the network's name unless the file states one.
 
     Raises:
-        UserError: the file is absent or describes no network; the message names the file, the
-            layer, the key and what was expected.
+        UserError: the file does not exist or does not describe a network; the message names the
+            file, the layer, the key and the expected value.
     """
     path = Path(path)
     values = read_toml(path)
@@ -72,14 +86,17 @@ def read_network(path: Path | str) -> Network:
 
 
 def write_network(network: Network, path: Path | str) -> None:
-    """Write `network`; `read_network` gives an equal one. Fields at their default are left out."""
+    """Write a network to a TOML file, from which `read_network` returns an equal network.
+
+    Fields that have their defaults are omitted, and so are names and inputs of a chain.
+    """
     import tomli_w
 
     values: dict[str, Any] = {
         "name": network.name,
         "input": list(network.input_shape),
         "loss": _plain(network.loss, network.loss.kind),
-        "layer": [{"type": layer.kind, **_changed(layer)} for layer in network.layers],
+        "layer": _layer_tables(network),
     }
     Path(path).write_text(tomli_w.dumps(values), encoding="utf-8")
 
@@ -90,62 +107,95 @@ def write_network(network: Network, path: Path | str) -> None:
 def _network(values: Mapping[str, Any], name: str) -> Network:
     for key in values:
         if key not in KEYS:
-            raise UserError(f"unknown key '{key}'; expected {', '.join(KEYS)}{suggest(key, KEYS)}")
+            raise UserError(
+                f"unknown key '{shown(key)}'; expected {', '.join(KEYS)}{suggest(key, KEYS)}"
+            )
     for key in ("input", "layer"):
         if key not in values:
             raise UserError(f"key '{key}' is missing")
     shape = values["input"]
     if not (isinstance(shape, list) and shape and all(type(size) is int for size in shape)):
-        raise UserError(f"input is {shape!r}; expected whole numbers, [C, H, W] or [F]")
+        raise UserError(f"input is {_show(shape)}; expected whole numbers, [C, H, W] or [F]")
     tables = values["layer"]
     if not (isinstance(tables, list) and all(isinstance(table, dict) for table in tables)):
-        raise UserError("layer is no list of tables; write [[layer]] above the keys of each layer")
+        raise UserError("layer is not a list of tables; write [[layer]] above the keys of a layer")
     name = _value(values.get("name", name), str, "name")
     loss: Loss = _description(values.get("loss", "softmax_cross_entropy"), LOSSES, "loss")
-    layers: list[Layer] = [
-        _description(table, LAYERS, f"layer {number}") for number, table in enumerate(tables, 1)
-    ]
-    return Network(tuple(shape), layers, loss, name)
+    nodes = [_node(table, f"layer {number}") for number, table in enumerate(tables, 1)]
+    return Network.from_nodes(tuple(shape), nodes, loss, name)
 
 
-def _description(value: Any, classes: Mapping[str, type[Any]], where: str) -> Any:
-    """Make the object that a table with a type, or a type alone, describes."""
+def _node(table: dict[str, Any], where: str) -> NodeSpec:
+    """Return the node that a table under ``[[layer]]`` describes."""
+    rest = {key: value for key, value in table.items() if key not in NODE_KEYS}
+    layer: Layer = _description(rest, LAYERS, where, more_keys=NODE_KEYS)
+    name, inputs = table.get("name"), table.get("inputs")
+    if not isinstance(name, str | None):
+        raise UserError(f"{where}: name is {_show(name)}; expected text")
+    if inputs is None:
+        return NodeSpec(layer, name)
+    if not (isinstance(inputs, list) and all(isinstance(item, str) for item in inputs)):
+        raise UserError(
+            f"{where}: inputs is {_show(inputs)}; expected a list of names of layers, such as "
+            '["conv1"]'
+        )
+    return NodeSpec(layer, name, tuple(inputs))
+
+
+def _description(
+    value: Any, classes: Mapping[str, type[Any]], where: str, more_keys: tuple[str, ...] = ()
+) -> Any:
+    """Return the object that a type, or a table with a type, describes.
+
+    Args:
+        value: the TOML value.
+        classes: classes by type.
+        where: start of error messages.
+        more_keys: further keys for the list of keys in an error message.
+    """
     table = {"type": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
-        raise UserError(f"{where} is {value!r}; expected a type or a table with one")
+        raise UserError(f"{where} is {_show(value)}; expected a type or a table with a type")
     if "type" not in table:
         raise UserError(f"{where} has no type; expected one of {', '.join(classes)}")
     kind = table["type"]
     if not isinstance(kind, str) or kind not in classes:
-        hint = suggest(str(kind), classes)
-        raise UserError(f"{where}: unknown type {kind!r}; expected {', '.join(classes)}{hint}")
+        hint = suggest(kind, classes) if isinstance(kind, str) else ""
+        raise UserError(f"{where}: unknown type {_show(kind)}; expected {', '.join(classes)}{hint}")
     cls = classes[kind]
     where = f"{where} ({kind})"
-    known = _settable(cls)
-    given = {key: item for key, item in table.items() if key != "type"}
-    for key in given:
-        if key not in known:
-            expected = ", ".join(known) or "no keys but type"
-            raise UserError(f"{where}: unknown key '{key}'; expected {expected}"
-                            f"{suggest(key, known)}")  # fmt: skip
-    for key, field in known.items():
-        if field.default is MISSING and key not in given:
+    settable = _settable(cls)
+    items = {key: item for key, item in table.items() if key != "type"}
+    for key in items:
+        if key not in settable:
+            expected = (*settable, *more_keys)
+            raise UserError(
+                f"{where}: unknown key '{shown(key)}'; expected "
+                f"{', '.join(expected) or 'no key except type'}{suggest(key, expected)}"
+            )
+    for key, field in settable.items():
+        if field.default is MISSING and key not in items:
             raise UserError(f"{where}: key '{key}' is missing")
     hints = get_type_hints(cls)
-    arguments = {key: _value(item, hints[key], f"{where}: {key}") for key, item in given.items()}
+    arguments = {key: _value(item, hints[key], f"{where}: {key}") for key, item in items.items()}
     try:
         return cls(**arguments)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
+def _show(value: Any) -> str:
+    """Return a TOML value as text for an error message."""
+    return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+
+
 def _settable(cls: type[Any]) -> dict[str, Field[Any]]:
-    """Fields that a user may set, by name; `cls` may be a plain class without any."""
+    """Return the fields of a description by name; a plain class has none."""
     return {f.name: f for f in fields(cls) if f.init} if is_dataclass(cls) else {}
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:
-    """Convert a TOML value to what the annotation `hint` asks for."""
+    """Convert a TOML value to the type that the annotation `hint` states."""
     options = _options(hint)
     described = {
         option.__name__.lower(): option
@@ -166,39 +216,54 @@ def _value(value: Any, hint: Any, where: str) -> Any:
         elif option is float and type(value) is int:
             return float(value)
     expected = " or ".join(text for option in options if (text := _expected(option)))
-    words = [word for option in options if get_origin(option) is Literal
-             for word in get_args(option)]  # fmt: skip
-    hint_text = suggest(value, words) if isinstance(value, str) else ""
-    raise UserError(f"{where} is {value!r}; expected {expected}{hint_text}")
+    choices = [choice for option in options if get_origin(option) is Literal
+               for choice in get_args(option)]  # fmt: skip
+    hint_text = suggest(value, choices) if isinstance(value, str) else ""
+    raise UserError(f"{where} is {_show(value)}; expected {expected}{hint_text}")
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """Members of a union, else the hint alone."""
+    """Return the members of a union, or the hint alone."""
     is_union = get_origin(hint) is not None and get_origin(hint) not in (tuple, Literal)
     return get_args(hint) if is_union else (hint,)
 
 
 def _is_row(value: list[Any], types: tuple[Any, ...]) -> bool:
     return len(value) == len(types) and all(
-        type(item) is wanted for item, wanted in zip(value, types, strict=True)
+        type(item) is expected for item, expected in zip(value, types, strict=True)
     )
 
 
 def _expected(option: Any) -> str:
-    """Words for one member of a union; nothing for None, which TOML cannot say."""
+    """Describe one member of a union; TOML has no None, for which the text is empty."""
     if get_origin(option) is Literal:
         return ", ".join(get_args(option))
     if get_origin(option) is tuple:
         return f"[{', '.join(_expected(item) for item in get_args(option))}]"
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return words.get(option, "")
+    texts = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return texts.get(option, "")
 
 
 # Writing.
 
 
+def _layer_tables(network: Network) -> list[dict[str, Any]]:
+    """Return one table for each layer; names and inputs that are the default are omitted."""
+    tables = []
+    before = INPUT
+    for node, default in zip(network.nodes, default_names(network.layers), strict=True):
+        table = {"type": node.layer.kind, **_changed(node.layer)}
+        if node.name != default:
+            table["name"] = node.name
+        if node.inputs != (before,):
+            table["inputs"] = list(node.inputs)
+        tables.append(table)
+        before = node.name
+    return tables
+
+
 def _changed(description: Any) -> dict[str, Any]:
-    """Fields that differ from their default, as TOML can say them."""
+    """Return the fields that differ from their defaults, as TOML values."""
     changed = {}
     for key, field in _settable(type(description)).items():
         value = getattr(description, key)
@@ -209,7 +274,7 @@ def _changed(description: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """A value as TOML knows it: descriptions become a type or a table, tuples lists."""
+    """Return `value` as a TOML value: a description is a type or a table, a tuple a list."""
     if isinstance(value, tuple):
         return list(value)
     if not (is_dataclass(value) or isinstance(value, (Layer, Loss))):

@@ -79,17 +79,38 @@ class Layer(ABC):
 
     kind: ClassVar[str]
 
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs. A layer with another number also overrides `combine_shapes`."""
+        return 1
+
+    def combine_shapes(self, input_shapes: tuple[Shape, ...]) -> Shape:
+        """Return the shape that the other methods receive as `input_shape`.
+
+        A layer with one input returns its shape. A layer with several inputs checks that they fit
+        together and returns the shape of their combination: the common shape for a sum.
+
+        Raises:
+            UserError: the inputs do not fit together.
+        """
+        (input_shape,) = input_shapes
+        return input_shape
+
     @abstractmethod
     def output_shape(self, input_shape: Shape) -> Shape:
-        """Shape of the output for one sample; `UserError` where the input does not fit."""
+        """Return the shape of the output for one sample.
+
+        Raises:
+            UserError: the layer does not accept an input of this shape.
+        """
 
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
-        """Trainable arrays, named without the layer's name."""
+        """Return the trainable arrays, named without the layer's name."""
         return ()
 
     @abstractmethod
     def flops(self, input_shape: Shape) -> Flops:
-        """Operations for one sample."""
+        """Return the number of operations for one sample."""
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,69 @@
-"""A network: named layers with their shapes, ending in a loss. Pure description."""
+"""Networks: layers with names, inputs and shapes, and a loss, without arithmetic on data."""
 
 from __future__ import annotations
 
+import heapq
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.network.layers import Flops, Layer, Parameter, Shape
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
+
+INPUT = "input"
+"""Name by which a layer refers to the input of the network."""
+
+RESERVED_NAMES = (INPUT, "target", "loss", "update")
+"""Names that stages and buffers of a plan have; no layer may have them."""
+
+
+DEFAULT_LOSS = SoftmaxCrossEntropy()
+
+Connections = tuple[tuple[str, tuple[str, ...]], ...]
+"""Name and inputs of every layer."""
+
+
+class NodeSpec(NamedTuple):
+    """A layer as the author of a network writes it, before shapes are known.
+
+    Attributes:
+        layer: the layer.
+        name: name of the node; None for kind and running number, ``conv1``.
+        inputs: names of the nodes that it reads, or ``"input"``; None for the node written before
+            it.
+    """
+
+    layer: Layer
+    name: str | None = None
+    inputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Node:
-    """A layer in its place: what goes in, what comes out, which parameters it has.
+    """A layer in a network, with its inputs, its shapes and its parameters.
 
     Attributes:
-        index: position in the network, from 0.
-        name: kind and running number, ``conv1``.
-        layer: the description.
-        input_shape, output_shape: per sample.
+        index: position in topological order, from 0.
+        name: unique name, ``conv1`` unless the author chose another.
+        layer: the layer.
+        inputs: names of the nodes whose outputs the layer reads, or ``"input"``.
+        input_shape: shape of the input per sample; for several inputs, of their combination
+            (`Layer.combine_shapes`).
+        output_shape: shape of the output per sample.
         input_maps, output_maps: (C, H, W) that the elements come from; (F, 1, 1) for vectors that
-            never were maps. A flattened tensor keeps the shape of its maps, so that a backend may
-            store it in another order than C, H, W and still know which element is which.
+            never were maps. A flattened tensor keeps the shape of its maps, so that a backend can
+            store it in another order than C, H, W and still identify every element.
         parameters: trainable arrays by full name, ``conv1.weight``.
     """
 
     index: int
     name: str
     layer: Layer
+    inputs: tuple[str, ...]
     input_shape: Shape
     output_shape: Shape
     input_maps: Shape
@@ -42,39 +76,85 @@ class Node:
         return self.layer.flops(self.input_shape)
 
 
-def _maps_of(shape: Shape) -> Shape:
-    return shape if len(shape) == 3 else (shape[0], 1, 1)
-
-
 @dataclass(frozen=True)
 class Network:
-    """Layers from input to loss.
+    """A directed acyclic graph of layers that ends in a loss.
+
+    The constructor makes a chain, in which every layer reads the output of the layer before it.
+    `from_nodes` makes any graph.
 
     Args:
         input_shape: (C, H, W) or (F,), without the batch.
-        layers: layers in order.
-        loss: what training minimises.
-        name: used in reports and run names.
+        layers: the layers in order.
+        loss: the function that training minimises.
+        name: name in reports and of run directories.
+        connections: name and inputs of each layer; None for a chain with default names.
+            `from_nodes` sets it.
+
+    Attributes:
+        nodes: the layers in topological order, with names, inputs and shapes.
 
     Raises:
-        UserError: a layer does not fit what comes before it; the message names the layer.
+        UserError: the shape of an input does not fit the layer; the message names the layer.
 
     Example:
         >>> from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
         >>> net = Network((3, 32, 32), [Conv2d(16), ReLU(), MaxPool2d(2), Flatten(), Dense(10)])
         >>> [node.name for node in net.nodes]
         ['conv1', 'relu1', 'pool1', 'flatten1', 'dense1']
+        >>> net.nodes[1].inputs
+        ('conv1',)
         >>> net.num_parameters
         41418
     """
 
     input_shape: Shape
     layers: Sequence[Layer]
-    loss: Loss = SoftmaxCrossEntropy()
+    loss: Loss = DEFAULT_LOSS
     name: str = "network"
+    connections: Sequence[tuple[str | None, tuple[str, ...] | None]] | None = field(
+        default=None, kw_only=True
+    )
     nodes: tuple[Node, ...] = field(init=False, repr=False, compare=False)
 
+    @classmethod
+    def from_nodes(
+        cls,
+        input_shape: Shape,
+        nodes: Iterable[NodeSpec],
+        loss: Loss = DEFAULT_LOSS,
+        name: str = "network",
+    ) -> Network:
+        """Return a network of nodes with named inputs, written in any order.
+
+        The node that no other node reads is the output of the network.
+
+        Args:
+            input_shape: (C, H, W) or (F,), without the batch.
+            nodes: the layers with their names and inputs.
+            loss: the function that training minimises.
+            name: name of the network.
+
+        Raises:
+            UserError: two nodes have the same name, an input does not exist, nodes form a cycle,
+                the output of a node is not used, or the shape of an input does not fit the layer.
+                The message names the node.
+
+        Example:
+            >>> from dptrain.network import Dense, Network, NodeSpec, ReLU
+            >>> net = Network.from_nodes(
+            ...     (5,), [NodeSpec(Dense(4), "first"), NodeSpec(ReLU()), NodeSpec(Dense(2))]
+            ... )
+            >>> [(node.name, node.inputs) for node in net.nodes]
+            [('first', ('input',)), ('relu1', ('first',)), ('dense2', ('relu1',))]
+        """
+        specs = tuple(nodes)
+        connections = [(spec.name, spec.inputs) for spec in specs]
+        layers = [spec.layer for spec in specs]
+        return cls(input_shape, layers, loss, name, connections=connections)
+
     def __post_init__(self) -> None:
+        _check_name(self.name)
         object.__setattr__(self, "input_shape", tuple(self.input_shape))
         object.__setattr__(self, "layers", tuple(self.layers))
         if len(self.input_shape) not in (1, 3) or min(self.input_shape) < 1:
@@ -83,34 +163,65 @@ class Network:
             )
         if not self.layers:
             raise UserError(f"network {self.name} has no layers")
-        object.__setattr__(self, "nodes", self._place())
+        for number, layer in enumerate(self.layers, 1):
+            if not isinstance(layer, Layer):
+                raise UserError(f"layer {number} of {self.name} is {layer!r}; expected a layer")
+        try:
+            layers, connections = _in_order(self._specs())
+        except UserError as error:
+            raise UserError(f"network {self.name}: {error}") from None
+        object.__setattr__(self, "layers", layers)
+        # A chain has one representation, so that equal networks compare as equal.
+        names = default_names(layers)
+        chain = tuple((name, (i,)) for name, i in zip(names, [INPUT, *names], strict=False))
+        object.__setattr__(self, "connections", None if connections == chain else connections)
+        object.__setattr__(self, "nodes", self._make_nodes(connections))
         self.loss.check(self.output_shape)
 
-    def _place(self) -> tuple[Node, ...]:
+    def _specs(self) -> list[NodeSpec]:
+        if self.connections is None:
+            return [NodeSpec(layer) for layer in self.layers]
+        if len(self.connections) != len(self.layers):
+            raise UserError(
+                f"{len(self.connections)} connections for {len(self.layers)} layers; expected one "
+                "for each layer"
+            )
+        pairs = zip(self.layers, self.connections, strict=True)
+        return [NodeSpec(layer, name, inputs) for layer, (name, inputs) in pairs]
+
+    def _make_nodes(self, connections: Connections) -> tuple[Node, ...]:
+        """Return the nodes with their shapes; `connections` are in topological order."""
+        shapes = {INPUT: self.input_shape}
+        maps = {INPUT: _maps_of(self.input_shape)}
         nodes: list[Node] = []
-        counts: Counter[str] = Counter()
-        shape, maps = self.input_shape, _maps_of(self.input_shape)
-        for index, layer in enumerate(self.layers):
-            if not isinstance(layer, Layer):
-                raise UserError(f"layer {index + 1} of {self.name} is {layer!r}; expected a layer")
-            counts[layer.kind] += 1
-            name = f"{layer.kind}{counts[layer.kind]}"
+        pairs = zip(self.layers, connections, strict=True)
+        for index, (layer, (name, inputs)) in enumerate(pairs):
             try:
+                shape = layer.combine_shapes(tuple(shapes[i] for i in inputs))
                 out = layer.output_shape(shape)
             except UserError as error:
                 raise UserError(
                     f"network {self.name}, layer {index + 1} ({name}): {error}"
                 ) from None
-            keeps_elements = math.prod(out) == math.prod(shape) and not layer.parameters(shape)
-            out_maps = maps if len(out) == 1 and keeps_elements else _maps_of(out)
-            parameters = tuple(replace(p, name=f"{name}.{p.name}") for p in layer.parameters(shape))
-            nodes.append(Node(index, name, layer, shape, out, maps, out_maps, parameters))
-            shape, maps = out, out_maps
+            in_maps = maps[inputs[0]] if len(inputs) == 1 else _maps_of(shape)
+            parameters = layer.parameters(shape)
+            keeps_elements = math.prod(out) == math.prod(shape) and not parameters
+            out_maps = in_maps if len(out) == 1 and keeps_elements else _maps_of(out)
+            parameters = tuple(replace(p, name=f"{name}.{p.name}") for p in parameters)
+            node = Node(index, name, layer, inputs, shape, out, in_maps, out_maps, parameters)
+            nodes.append(node)
+            shapes[name], maps[name] = out, out_maps
         return tuple(nodes)
 
     @property
+    def is_chain(self) -> bool:
+        """True if every node reads the node before it and nothing else."""
+        before = [INPUT, *(node.name for node in self.nodes)]
+        return all(node.inputs == (before[node.index],) for node in self.nodes)
+
+    @property
     def output_shape(self) -> Shape:
-        """Shape of what goes into the loss, per sample."""
+        """Shape of the input of the loss, per sample."""
         return self.nodes[-1].output_shape
 
     @property
@@ -120,10 +231,117 @@ class Network:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All trainable arrays, first layer first."""
+        """All trainable arrays in topological order of their layers."""
         return tuple(p for node in self.nodes for p in node.parameters)
 
     @property
     def num_parameters(self) -> int:
         """Number of trainable numbers."""
         return sum(p.size for p in self.parameters)
+
+    @property
+    def flops(self) -> Flops:
+        """Operations of all layers for one sample, without the loss."""
+        each = [node.flops for node in self.nodes]
+        return Flops(
+            sum(f.forward for f in each),
+            sum(f.backward_input for f in each),
+            sum(f.backward_weight for f in each),
+        )
+
+
+def default_names(layers: Iterable[Layer]) -> list[str]:
+    """Return the name that each layer has by default: kind and running number, ``conv1``."""
+    counts: Counter[str] = Counter()
+    names = []
+    for layer in layers:
+        counts[layer.kind] += 1
+        names.append(f"{layer.kind}{counts[layer.kind]}")
+    return names
+
+
+def _maps_of(shape: Shape) -> Shape:
+    return shape if len(shape) == 3 else (shape[0], 1, 1)
+
+
+def _check_name(name: str) -> None:
+    """Refuse names that would break messages, tables or file names."""
+    if not (name.isprintable() and 0 < len(name) <= 200):
+        raise UserError(
+            f"the name of the network is '{shown(name)}'; expected 1 to 200 printable characters"
+        )
+
+
+def _connections(specs: Sequence[NodeSpec]) -> Connections:
+    """Return name and inputs of every layer, defaults filled in and checked."""
+    defaults = default_names(spec.layer for spec in specs)
+    names = [
+        default if spec.name is None else spec.name
+        for spec, default in zip(specs, defaults, strict=True)
+    ]
+    known = {INPUT, *names}
+    for name, count in Counter(names).items():
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name):
+            raise UserError(
+                f"a layer has the name '{shown(name)}'; expected a letter, then up to 63 letters, "
+                "digits, - or _"
+            )
+        if name in RESERVED_NAMES:
+            raise UserError(f"a layer has the reserved name '{name}'; choose another name")
+        if count > 1:
+            raise UserError(f"{count} layers have the name '{name}'; names must differ")
+    connections = []
+    for i, spec in enumerate(specs):
+        before = names[i - 1] if i else INPUT
+        inputs = (before,) if spec.inputs is None else tuple(spec.inputs)
+        for name in inputs:
+            if name not in known:
+                raise UserError(f"node {names[i]}: input '{shown(name)}' does not exist")
+        if len(inputs) != spec.layer.num_inputs:
+            raise UserError(
+                f"node {names[i]} has {len(inputs)} inputs; {spec.layer.kind} expects "
+                f"{spec.layer.num_inputs}"
+            )
+        connections.append((names[i], inputs))
+    return tuple(connections)
+
+
+def _in_order(specs: Sequence[NodeSpec]) -> tuple[tuple[Layer, ...], Connections]:
+    """Return layers and connections in topological order, otherwise as written."""
+    connections = _connections(specs)
+    readers: dict[str, list[int]] = {INPUT: [], **{name: [] for name, _ in connections}}
+    num_waiting = []
+    for i, (_, inputs) in enumerate(connections):
+        for name in inputs:
+            readers[name].append(i)
+        num_waiting.append(sum(name != INPUT for name in inputs))
+    ready = [i for i, count in enumerate(num_waiting) if not count]
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for i in readers[connections[order[-1]][0]]:
+            num_waiting[i] -= 1
+            if not num_waiting[i]:
+                heapq.heappush(ready, i)
+    if len(order) < len(specs):
+        left = [connections[i] for i, count in enumerate(num_waiting) if count]
+        raise UserError(f"nodes form a cycle: {' → '.join(_cycle(dict(left)))}")
+    unused = [name for name, _ in connections if not readers[name]]
+    if len(unused) > 1:
+        raise UserError(
+            f"the output of node {unused[0]} is not used; only the last node ({unused[-1]}) may "
+            "have an output that no other node reads"
+        )
+    return tuple(specs[i].layer for i in order), tuple(connections[i] for i in order)
+
+
+def _cycle(inputs: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the names along a cycle, from input to reader; every node reads another of these."""
+    path: dict[str, None] = {}
+    name = next(iter(inputs))
+    while name not in path:
+        path[name] = None
+        name = next(i for i in inputs[name] if i in inputs)
+    names = list(path)
+    names = [name, *reversed(names[names.index(name) :])]
+    return names if len(names) <= 8 else [*names[:4], "…", *names[-3:]]

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.plan.lowering import BufferSpec
 
 ALIGNMENT = 256
 """Bytes; a GPU's allocation granularity, and a multiple of every vector width."""
+
+MAX_BYTES = 2**62
+"""Largest sum of the sizes of all buffers; offsets are 64-bit integers."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +71,42 @@ def place(
     sizes = {
         name: math.prod(specs[name].shape) * np.dtype(specs[name].dtype).itemsize for name in lives
     }
-    placed: dict[str, Buffer] = {}
-    for name in sorted(lives, key=lambda name: (-sizes[name], lives[name], name)):
-        first, last = lives[name]
-        spans = sorted(
-            (other.offset, other.offset + other.nbytes)
-            for other in placed.values()
-            if other.first <= last and first <= other.last
+    if sum(sizes.values()) > MAX_BYTES:
+        raise UserError(
+            f"the buffers need up to {sum(sizes.values()) / 2**60:,.0f} EiB, more than an address "
+            "can express; use a smaller network or batch size"
         )
-        offset = 0
-        for start, stop in spans:
-            if offset + sizes[name] <= start:
-                break
-            offset = max(offset, -(-stop // ALIGNMENT) * ALIGNMENT)
-        spec = specs[name]
-        placed[name] = Buffer(name, spec.shape, spec.dtype, first, last, offset)
-    return placed, max((b.offset + b.nbytes for b in placed.values()), default=0)
+    order = sorted(lives, key=lambda name: (-sizes[name], lives[name], name))
+    offsets = _first_fit([sizes[name] for name in order], [lives[name] for name in order])
+    buffers: dict[str, Buffer] = {}
+    for name, offset in zip(order, offsets, strict=True):
+        spec, (first, last) = specs[name], lives[name]
+        buffers[name] = Buffer(name, spec.shape, spec.dtype, first, last, offset)
+    return buffers, max((b.offset + b.nbytes for b in buffers.values()), default=0)
+
+
+def _first_fit(sizes: Sequence[int], lives: Sequence[Sequence[int]]) -> list[int]:
+    """Return the lowest free offset for every buffer, in the given order.
+
+    Args:
+        sizes: bytes of each buffer.
+        lives: first and last stage of each buffer.
+    """
+    # Buffers that have an offset, sorted by it; arrays, because a network with thousands of layers
+    # compares every pair of buffers.
+    starts, ends, firsts, lasts = (np.empty(len(sizes), np.int64) for _ in range(4))
+    offsets: list[int] = []
+    for count, (size, (first, last)) in enumerate(zip(sizes, lives, strict=True)):
+        overlaps = (firsts[:count] <= last) & (lasts[:count] >= first)
+        occupied, free_from = starts[:count][overlaps], ends[:count][overlaps]
+        # Candidate offsets: 0, and after each occupied range and all that start before it.
+        candidates = np.concatenate(([0], np.maximum.accumulate(free_from)))
+        fits = np.flatnonzero(candidates[:-1] + size <= occupied)
+        offset = int(candidates[fits[0] if len(fits) else -1])
+        offsets.append(offset)
+        end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
+        place = int(np.searchsorted(starts[:count], offset))
+        for array, value in ((starts, offset), (ends, end), (firsts, first), (lasts, last)):
+            array[place + 1 : count + 1] = array[place:count]
+            array[place] = value
+    return offsets

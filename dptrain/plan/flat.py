@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from dptrain.network.layers import Parameter
 from dptrain.network.network import Node
@@ -62,10 +63,11 @@ class FlatLayout:
         return self.size + ALIGNMENT
 
     def __getitem__(self, name: str) -> Slot:
-        for slot in self.slots:
-            if slot.name == name:
-                return slot
-        raise KeyError(name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Slot]:
+        return {slot.name: slot for slot in self.slots}
 
 
 def lay_out(parameters: Iterable[tuple[Node, Parameter, Storage]]) -> FlatLayout:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 from dptrain.network.layers import Layer, Parameter, Shape
@@ -47,7 +48,7 @@ class Group:
 
     nodes: tuple[Node, ...]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Layer names joined with ``+``."""
         return "+".join(node.name for node in self.nodes)
@@ -66,6 +67,11 @@ class Group:
     def tail(self) -> Node:
         """Last layer."""
         return self.nodes[-1]
+
+    @property
+    def input(self) -> str:
+        """Name of the node whose output the group reads, or ``"input"``."""
+        return self.head.inputs[0]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
+from dptrain.network.network import INPUT as INPUT
 from dptrain.network.network import Network
 from dptrain.plan.arena import Buffer, place
 from dptrain.plan.flat import FlatLayout, lay_out
@@ -24,7 +25,6 @@ from dptrain.plan.lowering import (
 )
 from dptrain.plan.optimizers import SGD, Optimizer
 
-INPUT = "input"
 STAGED = "input.staged"
 TARGET = "target"
 
@@ -132,13 +132,37 @@ class Plan:
 
     def tensor_name(self, group: Group, local: str) -> str:
         """Buffer name of a group's local name (see `dptrain.plan.lowering`)."""
-        return self.resolve(_tensor_name(self.groups, group, local))
+        return self.resolve(_tensor_name(group, local))
 
 
-def _tensor_name(groups: tuple[Group, ...], group: Group, local: str) -> str:
-    before = groups[groups.index(group) - 1].tail.name if group.head.index else INPUT
-    names = {"x": before, "y": group.tail.name, "dx": f"d{before}", "dy": f"d{group.tail.name}"}
+def _tensor_name(group: Group, local: str) -> str:
+    x = group.input
+    names = {"x": x, "y": group.tail.name, "dx": f"d{x}", "dy": f"d{group.tail.name}"}
     return names.get(local, f"{group.name}.{local}")
+
+
+def _refuse_graph(network: Network) -> None:
+    """Raise a `UserError` unless `network` is a chain whose tensors have distinct names."""
+    readers: dict[str, list[str]] = {}
+    for node in network.nodes:
+        if len(node.inputs) != 1:
+            raise UserError(
+                f"only chains of layers can be planned; node {node.name} has {len(node.inputs)} "
+                "inputs"
+            )
+        readers.setdefault(node.inputs[0], []).append(node.name)
+    for name, nodes in readers.items():
+        if len(nodes) > 1:
+            what = "the input" if name == INPUT else f"the output of node {name}"
+            raise UserError(
+                f"only chains of layers can be planned; {what} is read by {', '.join(nodes)}"
+            )
+    names = {INPUT, *(node.name for node in network.nodes)}
+    for name in sorted(names):
+        if f"d{name}" in names:
+            raise UserError(
+                f"the name d{name} is reserved for a gradient; choose another name for that layer"
+            )
 
 
 def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
@@ -209,8 +233,8 @@ class _Planner:
             needs = self.needs[group.name]
             if needs.alias or (needs.in_place and free):
                 for local, other in (("y", "x"), ("dy", "dx")):
-                    name = _tensor_name(self.groups, group, local)
-                    self.aliases[name] = _tensor_name(self.groups, group, other)
+                    name = _tensor_name(group, local)
+                    self.aliases[name] = _tensor_name(group, other)
             else:
                 self._tensor(group.tail.name, group.tail.output_maps)
                 free = all("y" not in access.reads for access in needs.phases.values())
@@ -264,8 +288,8 @@ class _Planner:
         self.add(
             group.name,
             phase,
-            tuple(_tensor_name(self.groups, group, local) for local in access.reads),
-            tuple(_tensor_name(self.groups, group, local) for local in access.writes),
+            tuple(_tensor_name(group, local) for local in access.reads),
+            tuple(_tensor_name(group, local) for local in access.writes),
             self.setting.batch_size * _group_flops(group, phase, self.needs[group.name].phases),
             parameters,
         )
@@ -344,6 +368,7 @@ def make_plan(
         raise UserError(f"batch size is {batch_size}; expected at least 1")
     if threads < 1:
         raise UserError(f"threads is {threads}; expected at least 1")
+    _refuse_graph(network)
     optimizer = SGD() if optimizer is None else optimizer
     kept = backend.precision(precision)
     setting = Setting(batch_size, precision, kept.dtype, kept.activations, training, threads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import random
+import time
 import tracemalloc
 
 import numpy as np
@@ -28,7 +30,7 @@ from dptrain.network import (
     Normal,
     ReLU,
 )
-from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, make_buckets, make_plan
+from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, arena, make_buckets, make_plan
 from dptrain.plan.buckets import settled
 from dptrain.plan.flat import ALIGNMENT, SUMS
 from tests.unit.backends import twin
@@ -317,3 +319,30 @@ def test_mistakes_are_named() -> None:
         SGD(nesterov=True)
     with pytest.raises(UserError, match=r"adam beta2 is 1\.0; expected 0 ≤ beta2 < 1"):
         Adam(beta2=1.0)
+
+
+def test_planning_takes_time_in_proportion_to_the_number_of_layers() -> None:
+    # 2,000 layers took a minute when every tensor's name was looked up in a list of all layers.
+    network = Network((4,), [Dense(4) if i % 2 else ReLU() for i in range(4000)])
+    start = time.perf_counter()
+    make_plan(network, load_backend("reference"), 2, precision="fp64")
+    assert time.perf_counter() - start < 20
+
+
+def test_buffers_lie_at_the_lowest_offset_that_is_free_during_their_life() -> None:
+    generator = random.Random(1)
+    for _ in range(50):
+        count = generator.randint(1, 25)
+        sizes = sorted((generator.randint(1, 900) for _ in range(count)), reverse=True)
+        lives = [sorted(generator.choices(range(12), k=2)) for _ in range(count)]
+        expected: list[int] = []
+        for i, (size, (first, last)) in enumerate(zip(sizes, lives, strict=True)):
+            offset = 0
+            while any(
+                lives[j][0] <= last and first <= lives[j][1]
+                and expected[j] < offset + size and offset < expected[j] + sizes[j]
+                for j in range(i)
+            ):  # fmt: skip
+                offset += arena.ALIGNMENT
+            expected.append(offset)
+        assert arena._first_fit(sizes, lives) == expected
