@@ -18,7 +18,7 @@ from benchmarks.progress import Progress
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import Results
 from benchmarks.stages import measure_stages
-from dptrain.measure.environment import available_cores
+from dptrain.machine import available_cores
 from dptrain.network import Network
 
 DEFAULT_RUN = ("model0", 32)

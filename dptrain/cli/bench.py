@@ -95,7 +95,7 @@ def bench(
     from dptrain.experiments.bench import bench
     from dptrain.experiments.cases import Question
     from dptrain.experiments.findings import View
-    from dptrain.measure.environment import available_cores
+    from dptrain.machine import available_cores
 
     question = Question(
         networks=chosen,

@@ -14,7 +14,7 @@ from dptrain.data.images import Adapter, centre
 from dptrain.data.sharding import epoch_order
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
-from dptrain.measure.environment import free_memory
+from dptrain.machine import free_memory
 from dptrain.network.layers import Shape
 
 HOST_SHARE = 0.25

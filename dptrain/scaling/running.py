@@ -20,7 +20,7 @@ import numpy as np
 from dptrain.comm.signals import StopRequest
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
-from dptrain.measure.environment import available_cores
+from dptrain.machine import available_cores
 from dptrain.measure.profile import Profile
 from dptrain.scaling.design import (
     LAUNCHED,

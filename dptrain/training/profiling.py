@@ -16,6 +16,7 @@ from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
+from dptrain.machine import cpu_model, peak_memory
 from dptrain.measure.analysis import (
     MS,
     Measured,
@@ -24,7 +25,7 @@ from dptrain.measure.analysis import (
     spread,
     stage_profiles,
 )
-from dptrain.measure.environment import cpu_model, environment, peak_memory
+from dptrain.measure.environment import environment
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile import Profile, Roofs, SumTime

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dptrain.measure.environment import process_age_s
+from dptrain.machine import process_age_s
 from dptrain.training.evaluation import Score
 from dptrain.training.step import StepResult
 

@@ -27,7 +27,8 @@ from dptrain.data.base import Samples
 from dptrain.data.loader import can_be_kept
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import MemorySamples
-from dptrain.measure.environment import available_cores, environment
+from dptrain.machine import available_cores
+from dptrain.measure.environment import environment
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
 from dptrain.plan.buckets import make_buckets

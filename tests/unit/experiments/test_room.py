@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from dptrain.describe import plan_for
 from dptrain.errors import UserError
 from dptrain.experiments.measuring import make_fitting, random_batch
 from dptrain.experiments.room import Room, batch_bytes, largest_batch, room_of
-from dptrain.measure import environment
 from dptrain.plan.plan import Plan
 
 
@@ -91,31 +89,3 @@ def test_batches_for_a_device_lie_on_the_host() -> None:
     assert 3 * batch_bytes(make(found.batch_size)) <= 300_000
     assert 3 * batch_bytes(make(found.batch_size + 1)) > 300_000
     assert "host" in found.why
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_cgroups_of_version_2_leave_room(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "0::/jobs/one\n")
-    folder = tmp_path / "sys/fs/cgroup/jobs"
-    write(folder / "one/memory.max", "max\n")
-    write(folder / "one/memory.current", "600\n")
-    write(folder / "memory.max", "1000\n")
-    write(folder / "memory.current", "700\n")
-    write(folder / "memory.stat", "anon 500\ninactive_file 50\nactive_file 9\n")
-    assert list(environment._cgroup_room(tmp_path)) == [350]
-
-
-def test_cgroups_of_version_1_leave_room(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "4:memory:/job\n0::/\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/job"
-    write(folder / "memory.limit_in_bytes", "1000\n")
-    write(folder / "memory.usage_in_bytes", "1200\n")
-    assert list(environment._cgroup_room(tmp_path)) == [0]
-
-
-def test_free_memory_is_some_and_not_more_than_there_is() -> None:
-    assert 0 < environment.free_memory() <= environment.available_memory()
