@@ -1,6 +1,6 @@
-"""Data: what can be trained on, and how it reaches the ranks.
+"""Data sets: what can be trained on, and how samples reach the ranks.
 
-``open_data("digits", network)`` gives a `Dataset` whose samples fit the network.
+``open_data("digits", network)`` returns a `Dataset` whose samples fit the network.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dptrain.data.folder import open_folder
 from dptrain.data.irradiance import open_irradiance
 from dptrain.data.loader import Batch, Loader
 from dptrain.data.mnist import open_mnist
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
 from dptrain.data.table import open_csv
@@ -23,6 +24,7 @@ from dptrain.errors import UserError
 from dptrain.network.network import Network
 
 _FIT = {"fit": "resize|crop"}
+_FIT_HELP = "fit=resize scales images to the network's input, fit=crop cuts out their centre."
 
 SOURCES: dict[str, Source] = {
     "digits": Source(
@@ -34,43 +36,68 @@ SOURCES: dict[str, Source] = {
         "cifar10:cifar-10-batches-bin?fit=crop",
         "DIR",
         _FIT,
+        details=(_FIT_HELP,),
     ),
     "mnist": Source(
-        open_mnist, "MNIST and its relatives, IDX files, gzipped or not", "mnist:mnist", "DIR", _FIT
+        open_mnist,
+        "MNIST and data sets in its format: four IDX files, gzipped or not",
+        "mnist:mnist",
+        "DIR",
+        _FIT,
+        details=("Files: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same for t10k.",),
     ),
     "npz": Source(
         open_npz,
-        "arrays x_train, y_train, x_test, y_test, or x and y",
+        "NumPy arrays x_train, y_train, x_test, y_test, or x and y",
         "npz:cells.npz",
         "FILE",
         _FIT,
+        details=(
+            "x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is",
+            "converted from 0…255 to -1…1; other types are taken as they are.",
+            "y: labels 0, 1, … (n,), one-hot rows (n, classes), or values (n,) or (n, F).",
+            "With x and y only, a fifth of the samples, always the same, is the test split.",
+        ),
     ),
     "npy": Source(
         open_npy,
-        "inputs and targets, mapped: may be larger than memory",
+        "inputs and targets in two files, memory-mapped: may be larger than memory",
         "npy:x.npy,y.npy",
         "X.npy,Y.npy",
         _FIT,
+        details=("Shapes and types are those of x and y in npz.",),
     ),
     "folder": Source(
         open_folder,
-        "pictures, one folder a class; or such folders in train and test",
+        "images, one folder for each class; or such folders in train/ and test/",
         "folder:flowers",
         "DIR",
+        details=(
+            "DIR/rose/1.jpg, DIR/tulip/7.png, …: the folders' names are the classes.",
+            "DIR/train/rose/…, DIR/test/rose/…: a split; or val, valid, validation for test.",
+            "Without a split, a fifth of the images, always the same, is the test split.",
+        ),
     ),
     "csv": Source(
         open_csv,
-        "predict a column ROWS ahead from the other numeric columns (columns=*: from all)",
+        "predict a column ROWS ahead from other numeric columns of a table",
         "csv:field.csv?target=roof&horizon=10",
         "FILE",
         {"target": "COLUMN", "horizon": "ROWS", "columns": "A,B,…"},
         ("target",),
+        details=(
+            "The first line contains the column names. target= names the predicted column;",
+            "horizon= is the number of rows from inputs to target (default 0: the same row);",
+            "columns= names the inputs (default: all numeric columns except the target; *: all).",
+            "Inputs are standardised. The last fifth of the rows is the test split.",
+        ),
     ),
     "synthetic": Source(
         open_synthetic,
         "random numbers of any shape, for timing",
         "synthetic?samples=4096",
         options={"samples": "N"},
+        details=("samples= is the number of training samples.",),
     ),
     "irradiance": Source(
         open_irradiance,
@@ -79,7 +106,7 @@ SOURCES: dict[str, Source] = {
         options={"samples": "N", "horizon": "SECONDS", "seed": "N"},
     ),
 }
-"""Every kind of data by the name that users say."""
+"""Every kind of data by its name in a spec."""
 
 
 def _help() -> str:
@@ -88,40 +115,65 @@ def _help() -> str:
         lines += [
             source.form(name),
             f"    {source.summary}",
-            f"    e.g. {shlex.quote(source.example)}",
+            *(f"    {line}" for line in source.details),
+            f"    Example: {shlex.quote(source.example)}",
         ]
     return "\n".join(lines)
 
 
 DATA_HELP = _help()
-"""Every form of a data spec, with an example of each, quoted for a shell."""
+"""Every form of a data spec with its format and an example, quoted for a shell."""
 
 
-def open_data(spec: str, network: Network, *, seed: int = 0, ranks_per_node: int = 1) -> Dataset:
-    """Open a data set and bring it to a network's input and output.
+def open_data(
+    spec: str,
+    network: Network,
+    *,
+    seed: int = 0,
+    ranks_per_node: int = 1,
+    preprocessing: Preprocessing | None = None,
+    split: bool = True,
+) -> Dataset:
+    """Open a data set and preprocess it for a network.
 
     Args:
         spec: ``name``, ``name:path`` or ``name:path?key=value&key=value``; see `DATA_HELP`.
-        network: what the data is for; `dptrain.data.images` says how pictures are fitted.
-        seed: of the run; generated data starts from it. Splits never depend on it.
+        network: for which the data is preprocessed; `dptrain.data.images` describes how images are
+            converted.
+        seed: of the run; generated data depends on it. Splits never depend on it.
         ranks_per_node: ranks on this node that open the data set. Each holds its own copy if all
             copies together fit into `dptrain.data.stored.HOST_SHARE` of the available memory.
+        preprocessing: saved with a trained model. The data is then preprocessed as the training
+            data was, classes are matched by name, and data that does not match is refused. None:
+            it is determined from this data.
+        split: False uses a data set that has no split of its own as a whole: both splits of the
+            result contain all samples.
 
     Raises:
-        UserError: whatever a user can get wrong, in one line.
+        UserError: the spec is wrong, a file is missing or damaged, or the data does not match the
+            network or the preprocessing.
 
     Example:
         >>> from dptrain.network import Dense, Flatten, Network
         >>> data = open_data("digits", Network((1, 8, 8), [Flatten(), Dense(10)], name="tiny"))
-        >>> len(data.train), len(data.test)
-        (1437, 360)
+        >>> data
+        <Dataset digits: 1,437 training and 360 test samples of 1×8×8>
     """
-    request = parse(spec, SOURCES, network, seed, ranks_per_node)
+    request = parse(
+        spec,
+        SOURCES,
+        network,
+        seed,
+        ranks_per_node=ranks_per_node,
+        preprocessing=preprocessing,
+        split=split,
+    )
     try:
         return SOURCES[request.name].open(request)
     except MemoryError:
         raise UserError(
-            f"data '{spec}' does not fit in memory; take less of it, or npy files, which are mapped"
+            f"data '{spec}' does not fit in memory; use less of it, or npy files, which are "
+            "memory-mapped"
         ) from None
     except OSError as error:
         raise UserError(
@@ -136,6 +188,7 @@ __all__ = [
     "Batch",
     "Dataset",
     "Loader",
+    "Preprocessing",
     "Samples",
     "open_data",
 ]

@@ -1,11 +1,11 @@
-"""The user's own arrays: ``npz:FILE`` in memory, ``npy:X,Y`` mapped from files of any size."""
+"""Arrays of users: ``npz:FILE`` in memory, ``npy:X,Y`` memory-mapped from files of any size."""
 
 from __future__ import annotations
 
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,18 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
-from dptrain.data.images import pixels
+from dptrain.data.layout import channels_first
 from dptrain.data.spec import Request, existing
-from dptrain.data.stored import StoredSamples, make_dataset, split_rows
-from dptrain.data.targets import targets_for
+from dptrain.data.stored import (
+    RawSplit,
+    StoredInputs,
+    make_dataset,
+    preprocessing_for,
+    split_rows,
+)
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+from dptrain.network.network import Network
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
@@ -27,94 +34,110 @@ DAMAGE = (
     ValueError, OSError, EOFError, TypeError, KeyError, RuntimeError, SyntaxError, MemoryError,
     OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
-"""What NumPy and zipfile raise on files that are damaged, or do not fit in memory."""
+"""Errors that NumPy and zipfile raise for files that are damaged or do not fit in memory."""
 
 
 def open_npz(request: Request) -> Dataset:
-    """Arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``, or ``x`` and ``y``."""
+    """Open a NumPy archive with the arrays x_train, y_train, x_test, y_test, or x and y.
+
+    x: images (n, C, H, W), (n, H, W, C) or (n, H, W), or vectors (n, F). uint8 is taken as pixels
+    0 to 255 and converted to -1 to 1; other types are taken as they are. y: integer labels (n,) or
+    one-hot rows (n, classes); for networks that predict values, numbers (n,) or (n, F). With x and
+    y only, dptrain chooses a fifth of the samples for the test, always the same.
+    """
     path = request.existing("file")
-    arrays = _read_npz(path)
-    if "x" in arrays:
-        train = test = _check(arrays["x"], arrays["y"], f"x and y of {path}")
-        rows = _split(request, train[1], str(path))
-    else:
-        train, test = (
-            _check(arrays[f"x_{split}"], arrays[f"y_{split}"], f"x_{split} and y_{split} of {path}")
-            for split in ("train", "test")
-        )
-        rows = np.arange(len(train[0])), np.arange(len(test[0]))
-        if train[0].shape[1:] != test[0].shape[1:]:
-            raise UserError(
-                f"{path}: x_train has samples of shape {train[0].shape[1:]} and x_test of "
-                f"{test[0].shape[1:]}; expected the same"
-            )
-    return _dataset(request, train, test, rows, str(path))
+    return dataset_of_arrays(request, _read_npz(path), str(path))
 
 
 def open_npy(request: Request) -> Dataset:
-    """Two ``.npy`` files, inputs and targets; the inputs are mapped and never read as a whole."""
+    """Open two ``.npy`` files, inputs and targets, as `open_npz` describes x and y.
+
+    The inputs are memory-mapped and never read as a whole, so they may be larger than the memory.
+    """
     names = request.path.split(",")
     if len(names) != 2:
         raise UserError(f"npy:{request.path} names {len(names)} files; expected npy:X.npy,Y.npy")
     x, y = (map_npy(existing(Path(name), "file")) for name in names)
-    both = _check(x, np.asarray(y), " and ".join(names))
-    return _dataset(request, both, both, _split(request, both[1], names[0]), names[0], lazy=True)
+    arrays = {"x": x, "y": np.asarray(y)}
+    return dataset_of_arrays(request, arrays, names[0], both=" and ".join(names), lazy=True)
 
 
-def _dataset(
+def dataset_of_arrays(
     request: Request,
-    train: tuple[NDArray[Any], NDArray[Any]],
-    test: tuple[NDArray[Any], NDArray[Any]],
-    rows: tuple[NDArray[np.int64], NDArray[np.int64]],
+    arrays: Mapping[str, NDArray[Any]],
     where: str,
     *,
+    both: str = "",
     lazy: bool = False,
 ) -> Dataset:
-    network = request.network
-    crop = request.choice("fit", ("resize", "crop")) == "crop"
-    splits = []
-    for (x, y), chosen in zip((train, test), rows, strict=True):
-        adapter = pixels(x.shape[1:], network.input_shape, dtype=x.dtype, crop=crop)
-        splits.append(StoredSamples(x, targets_for(y, network, where), chosen, adapter))
-    classes = None
-    if network.loss.targets == "classes":
-        most = max(int(samples.targets.max()) for samples in splits)
-        classes = tuple(str(label) for label in range(most + 1))
+    """Make a data set of arrays.
+
+    Args:
+        request: for which network, and how.
+        arrays: `SPLIT_NAMES` or `WHOLE_NAMES`.
+        where: name of the arrays' source, for messages.
+        both: name of the pair x and y, for messages.
+        lazy: never cache the samples.
+    """
+    saved = request.preprocessing
+    expected = request.network.input_shape
+    if saved is not None and saved.stored_shape is not None:
+        expected = saved.stored_shape
+    pairs = {
+        tail: _check(arrays[f"x{tail}"], arrays[f"y{tail}"], both or f"{_pair(tail)} of {where}",
+                     expected)
+        for tail in (("_train", "_test") if "x_train" in arrays else ("",))
+    }  # fmt: skip
+    x, y = next(iter(pairs.values()))
+    if "" in pairs:
+        rows = split_rows(request, len(y), where, _labels(y, request.network))
+        train, test = (RawSplit(x, y, chosen) for chosen in rows)
+    else:
+        train, test = (RawSplit(*pair, np.arange(len(pair[0]))) for pair in pairs.values())
+        _check_alike(train.inputs, test.inputs, where)
     return make_dataset(
-        request, *splits, origin=f"arrays of {where}", where=where, classes=classes, lazy=lazy
+        request,
+        train,
+        test,
+        preprocessing=preprocessing_for(request, x.shape[1:], x.dtype),
+        origin=f"arrays of {where}",
+        where=where,
+        has_split="" not in pairs,
+        lazy=lazy,
     )
 
 
-def _split(
-    request: Request, y: NDArray[Any], where: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    labels = y if y.ndim == 1 and request.network.loss.targets == "classes" else None
-    return split_rows(len(y), where, labels)
+def _pair(tail: str) -> str:
+    return f"x{tail} and y{tail}"
 
 
-def _check(x: NDArray[Any], y: NDArray[Any], where: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Inputs as (n, C, H, W) or (n, F), targets with as many rows."""
+def _labels(y: NDArray[Any], network: Network) -> NDArray[Any] | None:
+    """Return the labels by which a split is stratified; None for values."""
+    return y if y.ndim == 1 and network.loss.targets == "classes" else None
+
+
+def _check_alike(train: StoredInputs, test: StoredInputs, where: str) -> None:
+    if train.shape[1:] != test.shape[1:]:
+        raise UserError(
+            f"{where}: x_train has samples of shape {train.shape[1:]} and x_test of "
+            f"{test.shape[1:]}; expected the same"
+        )
+    if (train.dtype == np.uint8) != (test.dtype == np.uint8):
+        raise UserError(
+            f"{where}: x_train is of type {train.dtype} and x_test of {test.dtype}; expected "
+            "8-bit pixels in both, or in neither"
+        )
+
+
+def _check(
+    x: NDArray[Any], y: NDArray[Any], where: str, expected: Shape
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs as (n, C, H, W) or (n, F), and targets with as many rows."""
     if y.ndim < 1 or x.ndim < 1 or len(x) != len(y):
         raise UserError(
             f"{where} have shapes {x.shape} and {y.shape}; expected as many targets as inputs"
         )
-    return channels_first(x, where), y
-
-
-def channels_first(x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Inputs as (n, C, H, W) or (n, F), whichever way they are stored."""
-    if x.dtype.kind not in "biuf":
-        raise UserError(f"{where}: inputs are of type {x.dtype}; expected numbers")
-    if x.ndim not in (2, 3, 4) or not x.size:
-        raise UserError(
-            f"{where}: inputs have shape {x.shape}; expected (n, C, H, W), (n, H, W, C), "
-            "(n, H, W) or (n, F), and at least one"
-        )
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-        x = x.transpose(0, 3, 1, 2)
-    return x
+    return channels_first(x, where, expected), y
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -129,7 +152,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 @contextmanager
 def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
-    """Arrays of a file; `UserError` where it, or one that is read in the block, is damaged."""
+    """Open the arrays of a file; damage in the file or in an array raises `UserError`."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -144,16 +167,20 @@ def opened_npz(path: Path, expected: str) -> Iterator[NpzFile]:
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """The array of a file, mapped; `UserError` where it is damaged."""
+    """Return the array of a file, memory-mapped; raise `UserError` if it is damaged."""
     try:
         # np.load would leave a damaged zip file open.
         if not zipfile.is_zipfile(path):
-            return np.lib.format.open_memmap(path, mode="r")
+            array = np.lib.format.open_memmap(path, mode="r")
+            size, expected = path.stat().st_size, array.offset + array.nbytes
+            if size != expected:
+                raise ValueError(f"the file has {size} bytes, its header announces {expected}")
+            return array
     except DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as npy ({_line(error)}); expected an array of numbers"
         ) from None
-    raise UserError(f"{path} holds several arrays; call it .npz, and name it npz:{path}")
+    raise UserError(f"{path} holds several arrays; rename it to .npz and use npz:{path}")
 
 
 def _line(error: Exception) -> str:

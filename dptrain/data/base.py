@@ -1,4 +1,4 @@
-"""What the rest of the house sees of data: samples that can be read, and two splits of them."""
+"""The interface of data sets: samples that can be read, and two splits of them."""
 
 from __future__ import annotations
 
@@ -9,49 +9,59 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 from dptrain.network.losses import TargetKind
 
 
 class Samples(ABC):
-    """One split of a data set, ready for one network."""
+    """One split of a data set, preprocessed for one network."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
 
     @abstractmethod
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
-        """Fill `x` and `y` with the samples `indices`; what a sample holds depends on nothing else.
+        """Fill `x` and `y` with the samples `indices`.
+
+        A sample depends on its index only, not on the other samples that are read with it.
 
         Args:
             indices: int64 (n,), each in [0, len(self)).
-            x: float32 (n, C, H, W) or (n, F); contiguous or not. Where `canvas` is larger than the
-                network's input, maps up to that size may be asked for: always the central part.
-            y: int32 (n,) class numbers, or float32 (n, F).
+            x: float32 (n, C, H, W) or (n, F), contiguous or not. If `canvas` is larger than the
+                network's input, x may have any height and width up to that size; it receives the
+                central part.
+            y: int32 (n,) class labels, or float32 (n, F).
 
         Raises:
-            UserError: a file is damaged or has gone.
+            UserError: a file is damaged or missing, or a value is out of range.
         """
 
     @property
     def canvas(self) -> Shape | None:
-        """Largest (C, H, W) that `read` can fill; None where it is the network's input shape."""
+        """Largest (C, H, W) that `read` can fill; None if it is the network's input shape."""
         return None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self):,} samples>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Dataset:
-    """A data set brought to a network: what goes in, what it is compared with.
+    """A data set that is preprocessed for a network.
 
     Attributes:
-        name: of the source, ``digits``.
-        train, test: the two splits; no sample is in both.
-        input_shape: (C, H, W) or (F,), as the network takes it.
-        targets: what a target is, see `Loss.targets`.
-        classes: names of the classes, where there are any.
-        description: one line: where from, how many, what was done to them.
+        name: of the source, such as ``digits``.
+        train, test: the two splits. No sample is in both, unless the data set was opened with
+            ``split=False``: then both contain all samples.
+        input_shape: (C, H, W) or (F,), the network's input.
+        targets: kind of the targets, see `Loss.targets`.
+        classes: names of the classes, in the order of the labels; None if there are none.
+        description: one line: origin, number of samples, conversion.
         num_outputs: F, numbers in the network's output.
+        preprocessing: conversion of raw samples, which is saved with the model.
+        has_split: True if the data set defines its test split; False if dptrain chose one.
     """
 
     name: str
@@ -61,9 +71,18 @@ class Dataset:
     targets: TargetKind
     classes: tuple[str, ...] | None
     description: str
-    num_outputs: int = 1
+    num_outputs: int
+    preprocessing: Preprocessing
+    has_split: bool = True
 
     @property
     def target_shape(self) -> Shape:
-        """Shape of one target: () for class numbers, else (F,)."""
+        """Shape of one target: () for class labels, else (F,)."""
         return () if self.targets == "classes" else (self.num_outputs,)
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.input_shape))
+        return (
+            f"<Dataset {self.name}: {len(self.train):,} training and {len(self.test):,} test "
+            f"samples of {shape}>"
+        )

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
-from dptrain.data.images import pixels
 from dptrain.data.spec import Request
-from dptrain.data.stored import StoredSamples, make_dataset
-from dptrain.data.targets import labels_for
+from dptrain.data.stored import RawSplit, make_dataset, preprocessing_for
 from dptrain.errors import UserError
 
 SHAPE = (3, 32, 32)
@@ -28,7 +26,7 @@ TEST_FILES = ("test_batch.bin",)
 
 
 class Records:
-    """Pictures in some binary files, memory-mapped; see `Inputs`."""
+    """Images in some binary files, memory-mapped; see `StoredInputs`."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.maps = [_map(path) for path in paths]
@@ -37,7 +35,7 @@ class Records:
         self.dtype = np.dtype(np.uint8)
 
     def labels(self) -> NDArray[np.uint8]:
-        """Label byte of every record."""
+        """Return the label byte of every record."""
         return np.concatenate([records[:, 0] for records in self.maps])
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -59,7 +57,7 @@ def _map(path: Path) -> NDArray[np.uint8]:
     if size == 0 or size % RECORD_BYTES:
         raise UserError(
             f"{path} has {size} bytes; expected a multiple of {RECORD_BYTES}, "
-            "1 label and 3,072 pixels a picture; fetch it again"
+            "1 label and 3,072 pixels for each image; download it again"
         )
     records = np.memmap(path, dtype=np.uint8, mode="r", shape=(size // RECORD_BYTES, RECORD_BYTES))
     if (most := records[:, 0].max()) >= len(CLASSES):
@@ -68,16 +66,26 @@ def _map(path: Path) -> NDArray[np.uint8]:
 
 
 def open_cifar10(request: Request) -> Dataset:
-    """CIFAR-10 from a directory, or from ``cifar-10-batches-bin`` in it."""
+    """Open CIFAR-10 from a directory, or from ``cifar-10-batches-bin`` in it.
+
+    Files: ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
+    """
     folder = request.existing("directory")
     inner = folder / "cifar-10-batches-bin"
     folder = inner if inner.is_dir() else folder
-    crop = request.choice("fit", ("resize", "crop")) == "crop"
     splits = []
     for names in (TRAIN_FILES, TEST_FILES):
         records = Records([folder / name for name in names])
         labels = records.labels()
-        targets = labels_for(labels, request.network, request.path)
-        adapter = pixels(SHAPE, request.network.input_shape, dtype=records.dtype, crop=crop)
-        splits.append(StoredSamples(records, targets, np.arange(len(labels)), adapter))
-    return make_dataset(request, *splits, origin="CIFAR-10", where=request.path, classes=CLASSES)
+        splits.append(RawSplit(records, labels, np.arange(len(labels))))
+    return make_dataset(
+        request,
+        *splits,
+        preprocessing=preprocessing_for(request, SHAPE, np.dtype(np.uint8), classes=CLASSES),
+        origin="CIFAR-10",
+        where=request.path,
+        has_split=True,
+        classes=CLASSES,
+        are_labels=True,
+        white=255,
+    )

@@ -1,7 +1,8 @@
-"""A directory of pictures, one folder a class, decoded when read."""
+"""A directory of images, one folder for each class, decoded when they are read."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,134 +11,207 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.images import pixels
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import split_rows
-from dptrain.data.targets import labels_for
+from dptrain.data.stored import preprocessing_for, split_rows, targets_of
 from dptrain.errors import UserError
-from dptrain.network.layers import Shape
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+MAX_PIXELS = 64_000_000
+"""Larger images are refused: decoded, this many pixels take 0.2 GB, and float32 copies more."""
+TEST_NAMES = ("test", "val", "valid", "validation")
+"""Names of the folder next to ``train`` that is used for the test; the first that exists."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FolderSamples(Samples):
-    """Picture files, each decoded and resized whenever it is read.
+    """Image files, each decoded and resized whenever it is read.
 
     Attributes:
-        paths: one a sample.
+        paths: one for each sample.
         targets: in the type that the loss reads.
-        shape: (C, H, W) of the network; one channel reads pictures as grey, others as colour.
+        preprocessing: of the model.
     """
 
     paths: tuple[Path, ...]
     targets: NDArray[Any]
-    shape: Shape
+    preprocessing: Preprocessing
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         for row, index in enumerate(indices):
-            picture = decode(self.paths[index], grey=self.shape[0] == 1)
-            pixels(picture.shape[1:], self.shape, dtype=picture.dtype)(picture, x[row : row + 1])
+            read_image(self.paths[index], self.preprocessing, x[row : row + 1])
         y[...] = self.targets[indices]
 
 
+def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> None:
+    """Decode an image file and convert it to the network's input, (1, C, H, W)."""
+    image = decode(path, grey=preprocessing.is_grey)
+    # 255 is white in a file, even if it was another value in the training data.
+    adapter = preprocessing.adapter(image.shape[1:], image.dtype, white=255)
+    adapter.check(str(path))
+    adapter(image, x)
+
+
 def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:
-    """Pixels of a picture file, uint8 (1, C, H, W), the right way up."""
+    """Return the pixels of an image file, uint8 (1, C, H, W), turned upright."""
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(path)
+        with opened as file:
+            if file.width * file.height > MAX_PIXELS:
+                raise ValueError(
+                    f"{file.width}×{file.height} pixels, more than {MAX_PIXELS // 10**6} million"
+                )
             if file.mode.startswith(("I", "F")):
-                # Pillow would clip their values at 255 without a word.
+                # Pillow clips their values at 255 without an error.
                 raise ValueError(f"more than 8 bits a pixel, mode {file.mode}")
             upright = ImageOps.exif_transpose(file)
             array = np.asarray(upright.convert("L" if grey else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(
-            f"{path} cannot be read as a picture ({error}); replace or remove it"
+            f"{path} cannot be read as an image ({error}); replace or remove it"
         ) from None
     return array[None, None] if grey else array.transpose(2, 0, 1)[None]
 
 
-def is_picture(path: Path) -> bool:
-    """Whether a file is a picture by its name; hidden ones, as macOS leaves them, are not."""
+def is_image(path: Path) -> bool:
+    """Return True if the file's name is that of an image and does not start with a dot."""
     hidden = path.name.startswith(".")
     return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """One a class, in alphabetical order."""
+    """Return the folders of the classes in alphabetical order."""
     return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
 
 
-def list_pictures(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
-    """Class names in alphabetical order, picture files, and a label for each."""
+def list_images(folder: Path) -> tuple[tuple[str, ...], list[Path], NDArray[np.int64]]:
+    """Return class names in alphabetical order, image files, and a label for each file."""
     folders = class_folders(folder)
     if not folders:
-        raise UserError(f"{folder} has no folders; expected one folder of pictures a class")
+        raise UserError(f"{folder} has no folders; expected one folder of images for each class")
     paths: list[Path] = []
     labels: list[int] = []
     for label, inner in enumerate(folders):
-        found = sorted(f for f in inner.iterdir() if is_picture(f))
+        found = sorted(f for f in inner.iterdir() if is_image(f))
         if not found:
-            raise UserError(f"{inner} has no pictures; expected {', '.join(SUFFIXES)}")
+            raise UserError(_no_images(folder, inner))
         paths += found
         labels += [label] * len(found)
     return tuple(f.name for f in folders), paths, np.array(labels, dtype=np.int64)
 
 
-def is_split(folder: Path) -> bool:
-    """Whether the pictures come split into training and test."""
-    return (folder / "train").is_dir() and (folder / "test").is_dir()
+def _no_images(folder: Path, inner: Path) -> str:
+    hint = ""
+    if class_folders(inner):
+        hint = (
+            f"; for images that are split, expected {folder / 'train'} and one of "
+            f"{', '.join(TEST_NAMES)} next to it"
+        )
+    return f"{inner} has no images; expected {', '.join(SUFFIXES)}{hint}"
+
+
+def split_folders(folder: Path) -> tuple[Path, Path] | None:
+    """Return the folders for training and for the test; None if the images are not split."""
+    train = folder / "train"
+    if train.is_dir() and class_folders(train):
+        for name in TEST_NAMES:
+            if (folder / name).is_dir():
+                return train, folder / name
+    return None
 
 
 def _splits(
-    folder: Path,
-) -> tuple[tuple[str, ...], list[tuple[list[Path], NDArray[np.int64]]]]:
-    """Class names, and the pictures and labels of training and test."""
-    if is_split(folder):
-        classes, paths, labels = list_pictures(folder / "train")
-        others, test_paths, test_labels = list_pictures(folder / "test")
+    request: Request, folder: Path
+) -> tuple[tuple[str, ...], list[tuple[list[Path], NDArray[np.int64]]], bool]:
+    """Return class names, images and labels of training and test, and whether they were split."""
+    found = split_folders(folder)
+    if found is not None:
+        classes, paths, labels = list_images(found[0])
+        others, test_paths, test_labels = list_images(found[1])
         if others != classes:
             raise UserError(
-                f"{folder / 'test'} has classes {', '.join(others)}; expected those of train, "
+                f"{found[1]} has classes {', '.join(others)}; expected those of {found[0].name}, "
                 f"{', '.join(classes)}"
             )
-        return classes, [(paths, labels), (test_paths, test_labels)]
-    classes, paths, labels = list_pictures(folder)
-    rows = split_rows(len(paths), str(folder), labels)
-    return classes, [([paths[row] for row in part], labels[part]) for part in rows]
+        return classes, [(paths, labels), (test_paths, test_labels)], True
+    classes, paths, labels = list_images(folder)
+    rows = split_rows(request, len(paths), str(folder), labels)
+    return classes, [([paths[row] for row in part], labels[part]) for part in rows], False
 
 
 def open_folder(request: Request) -> Dataset:
-    """``DIR/class/…``, or ``DIR/train/class/…`` and ``DIR/test/class/…``."""
+    """Open image files: ``DIR/class/…``, or ``DIR/train/class/…`` and ``DIR/test/class/…``.
+
+    The names of the folders are the names of the classes. In place of ``test``, the names ``val``,
+    ``valid`` and ``validation`` are recognised. Without a split dptrain chooses a fifth of the
+    images for the test, always the same. A network with one input channel reads images as grey,
+    one with three as colour; images are resized to its height and width.
+    """
     folder = request.existing("directory")
     network = request.network
     shape = network.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise UserError(
-            f"{folder} has pictures, but network {network.name} takes {shape}; "
+            f"{folder} has images, but network {network.name} takes {shape}; "
             "expected (1, H, W) or (3, H, W)"
         )
-    classes, splits = _splits(folder)
+    where = str(folder)
+    classes, splits, has_split = _splits(request, folder)
+    classes = tuple(map(printable, classes))
+    preprocessing = preprocessing_for(request, None, np.dtype(np.uint8), classes=classes)
+    check_takes_images(preprocessing, where)
     train, test = (
-        FolderSamples(tuple(paths), labels_for(labels, network, str(folder)), shape)
+        FolderSamples(
+            tuple(paths),
+            targets_of(request, preprocessing, labels, classes, where, are_labels=True),
+            preprocessing,
+        )
         for paths, labels in splits
     )
-    colour = "grey" if shape[0] == 1 else "colour"
+    colour = "grey" if preprocessing.is_grey else "colour"
+    counts = f"{len(train):,} training and {len(test):,} test samples"
+    if not (has_split or request.split):
+        counts = f"{len(test):,} samples"
     return Dataset(
         name=request.name,
         train=train,
         test=test,
         input_shape=shape,
         targets=network.loss.targets,
-        classes=classes,
+        classes=preprocessing.classes,
         description=(
-            f"pictures of {folder}; {len(train):,} training and {len(test):,} test "
-            f"samples; read as {colour}, resized to {shape[1]}×{shape[2]}"
+            f"images of {folder}, {len(classes)} classes; {counts}; read as {colour}, "
+            f"{'cropped' if preprocessing.fit == 'crop' else 'resized'} to {shape[1]}×{shape[2]}"
         ),
         num_outputs=network.num_outputs,
+        preprocessing=preprocessing,
+        has_split=has_split,
     )
+
+
+def check_takes_images(preprocessing: Preprocessing, where: str) -> None:
+    """Raise `UserError` if a network that was trained on other data cannot read image files."""
+    if not preprocessing.is_8bit:
+        raise UserError(
+            f"{where} contains images, but the network was trained on the "
+            f"{preprocessing.stored_dtype} numbers of {preprocessing.trained_on}; expected numbers "
+            "like them"
+        )
+    shape = preprocessing.stored_shape or preprocessing.input_shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise UserError(
+            f"{where} contains images, but the network was trained on samples of shape {shape}; "
+            "expected a .npy or .npz file"
+        )
+
+
+def printable(name: str) -> str:
+    """Return a file name as valid UTF-8: other bytes are replaced by a question mark."""
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -138,20 +138,3 @@ class Adapter:
             if c != k:
                 notes.append("colour to grey" if c == 3 else f"grey repeated to {k} channels")
         return ", ".join(notes)
-
-
-def pixels(
-    source: Shape, target: Shape, *, dtype: np.dtype[Any], crop: bool = False, white: int = 255
-) -> Adapter:
-    """An adapter by the type of the stored numbers: 8-bit pixels are scaled, others are not.
-
-    Args:
-        source: shape of a stored sample.
-        target: input shape of the network.
-        dtype: of the stored numbers.
-        crop: cut out the centre instead of resizing.
-        white: the value that becomes 1.
-    """
-    if dtype == np.uint8:
-        return Adapter(source, target, crop, 2.0 / white, -1.0)
-    return Adapter(source, target, crop)

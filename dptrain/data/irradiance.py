@@ -21,12 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
-from dptrain.data.images import Adapter
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import Inputs, StoredSamples, make_dataset
-from dptrain.data.targets import targets_for
+from dptrain.data.stored import RawSplit, StoredInputs, make_dataset
 from dptrain.errors import UserError
-from dptrain.network.layers import Shape
 
 NUM_SENSORS = 50
 WINDOW = 50
@@ -80,11 +78,6 @@ def _slow(time: NDArray[np.float64], generator: np.random.Generator) -> NDArray[
     return np.asarray(waves.sum(axis=1) / np.sqrt(2.0))
 
 
-def standardise(source: Shape, target: Shape) -> Adapter:
-    """Brings irradiance, rows or maps, to a network's input."""
-    return Adapter(source, target, scale=1.0 / _DEVIATION, offset=-_MEAN / _DEVIATION)
-
-
 def open_irradiance(request: Request) -> Dataset:
     """Rows or maps, and the value of the last sensor ``horizon`` seconds ahead.
 
@@ -106,7 +99,7 @@ def open_irradiance(request: Request) -> Dataset:
     table = simulate(first_test + num_test + WINDOW - 1 + horizon, seed)
     usable = len(table) - horizon
     ahead = table[horizon + WINDOW - 1 :, -1]
-    inputs: Inputs
+    inputs: StoredInputs
     if len(network.input_shape) == 1:
         inputs = table[WINDOW - 1 : usable]
         what = "rows"
@@ -114,11 +107,29 @@ def open_irradiance(request: Request) -> Dataset:
         windows = np.lib.stride_tricks.sliding_window_view(table[:usable], WINDOW, axis=0)
         inputs = windows.transpose(0, 2, 1)[:, None]
         what = "maps of the last 50 s"
-    adapter = standardise(tuple(inputs.shape[1:]), network.input_shape)
-    targets = targets_for(ahead, network, "irradiance")
+    shape = tuple(inputs.shape[1:])
+    preprocessing = request.preprocessing or Preprocessing(
+        kind="image" if len(shape) == 3 else "vector",
+        input_shape=network.input_shape,
+        stored_shape=shape,
+        stored_dtype="float32",
+        scale=1.0 / _DEVIATION,
+        offset=-_MEAN / _DEVIATION,
+        horizon=horizon,
+        source=request.text,
+    )
     train, test = (
-        StoredSamples(inputs, targets, np.arange(start, start + n), adapter)
+        RawSplit(inputs, ahead, np.arange(start, start + n))
         for start, n in ((0, count), (first_test, num_test))
     )
     origin = f"simulated cloud shadow over 50 sensors, {what}, the last sensor {horizon} s ahead"
-    return make_dataset(request, train, test, origin=origin, where="irradiance", lazy=True)
+    return make_dataset(
+        request,
+        train,
+        test,
+        preprocessing=preprocessing,
+        origin=origin,
+        where="irradiance",
+        has_split=True,
+        lazy=True,
+    )

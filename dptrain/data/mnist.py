@@ -1,4 +1,4 @@
-"""MNIST and its relatives: IDX files, gzipped or not.
+"""MNIST and data sets in its format: IDX files, gzipped or not.
 
 An IDX file has the magic number 0x0000 0x08 (bytes) and the number of axes, then the axes' lengths
 as big-endian 32-bit integers, then the bytes.
@@ -12,22 +12,22 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
-from dptrain.data.images import pixels
 from dptrain.data.spec import Request
-from dptrain.data.stored import StoredSamples, make_dataset
-from dptrain.data.targets import labels_for
+from dptrain.data.stored import RawSplit, make_dataset, preprocessing_for
 from dptrain.errors import UserError
 
 SPLITS = ("train", "t10k")
+_CHUNK_BYTES = 1 << 22
 
 
-def find(folder: Path, split: str, what: str, axes: int) -> Path:
-    """The file of a split, by its usual names: with a dash or a dot, with ``.gz`` or without."""
+def find_file(folder: Path, split: str, what: str, axes: int) -> Path:
+    """Return the file of a split by its usual names: with - or ., with or without ``.gz``."""
     names = [f"{split}-{what}{mark}idx{axes}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     for name in names:
         if (folder / name).is_file():
@@ -36,52 +36,78 @@ def find(folder: Path, split: str, what: str, axes: int) -> Path:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """Bytes of an IDX file with `axes` axes; `UserError` where it is damaged."""
+    """Return the bytes of an IDX file with `axes` axes; raise `UserError` if it is damaged."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be unpacked ({error}); fetch it again") from None
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return _read_idx(file, path, axes)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} cannot be unpacked ({error}); download it again") from None
+
+
+def _read_idx(file: BinaryIO | gzip.GzipFile, path: Path, axes: int) -> NDArray[np.uint8]:
     magic = bytes((0, 0, 8, axes))
-    header = 4 + 4 * axes
-    if content[:4] != magic or len(content) < header:
+    header = _read_bytes(file, 4 + 4 * axes)
+    if header[:4] != magic or len(header) < 4 + 4 * axes:
         raise UserError(
-            f"{path} starts with {content[:4].hex()}; expected {magic.hex()}, an IDX file of "
+            f"{path} starts with {header[:4].hex()}; expected {magic.hex()}, an IDX file of "
             f"bytes with {axes} axes"
         )
-    shape = tuple(int(n) for n in np.frombuffer(content[4:header], dtype=">u4"))
-    if len(content) - header != math.prod(shape):
+    shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
+    size = math.prod(shape)
+    # A compressed file of a few megabytes can hold gigabytes: no more is read than the header
+    # announces, and one byte that shows whether there is more.
+    content = _read_bytes(file, size + 1)
+    if len(content) != size:
+        found = f"{len(content)}" if len(content) < size else f"more than {size}"
         raise UserError(
-            f"{path} has {len(content) - header} bytes after its header; expected "
-            f"{math.prod(shape)} for shape {shape}; fetch it again"
+            f"{path} has {found} bytes after its header; expected {size} for shape {shape}; "
+            "download it again"
         )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _read_bytes(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
+    """Return at most `size` bytes; no memory is reserved for bytes that the file does not have."""
+    content = bytearray()
+    while len(content) < size:
+        chunk = file.read(min(_CHUNK_BYTES, size - len(content)))
+        if not chunk:
+            break
+        content += chunk
+    return bytes(content)
 
 
 def open_mnist(request: Request) -> Dataset:
-    """Four IDX files of a directory."""
+    """Open four IDX files of a directory.
+
+    Files: ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte``,
+    ``t10k-labels-idx1-ubyte``; with ``.`` in place of the second ``-``, and with ``.gz``, too.
+    """
     folder = request.existing("directory")
-    crop = request.choice("fit", ("resize", "crop")) == "crop"
-    splits, most = [], 0
+    splits, shapes = [], []
     for split in SPLITS:
-        images_path, labels_path = (
-            find(folder, split, "images", 3),
-            find(folder, split, "labels", 1),
-        )
+        images_path = find_file(folder, split, "images", 3)
+        labels_path = find_file(folder, split, "labels", 1)
         images, labels = read_idx(images_path, 3)[:, None], read_idx(labels_path, 1)
         if len(images) != len(labels) or not images.size:
             raise UserError(
-                f"{images_path} has {len(images)} pictures and {labels_path.name} "
-                f"{len(labels)} labels; expected as many of both, at least one"
+                f"{images_path} has {len(images)} images and {labels_path.name} "
+                f"{len(labels)} labels; expected equal numbers, at least one"
             )
-        targets = labels_for(labels, request.network, request.path)
-        shape = request.network.input_shape
-        adapter = pixels(images.shape[1:], shape, dtype=images.dtype, crop=crop)
-        splits.append(StoredSamples(images, targets, np.arange(len(images)), adapter))
-        most = max(most, int(labels.max()))
+        splits.append(RawSplit(images, labels, np.arange(len(images))))
+        shapes.append(images.shape[1:])
+    if shapes[0] != shapes[1]:
+        raise UserError(
+            f"{folder} has training images of shape {shapes[0]} and test images of {shapes[1]}; "
+            "expected the same"
+        )
     return make_dataset(
         request,
         *splits,
+        preprocessing=preprocessing_for(request, shapes[0], np.dtype(np.uint8)),
         origin=f"IDX files of {request.path}",
         where=request.path,
-        classes=tuple(str(label) for label in range(most + 1)),
+        has_split=True,
+        are_labels=True,
+        white=255,
     )

@@ -1,4 +1,4 @@
-"""Reading ``name:path?key=value&key=value``."""
+"""Data specs: ``name:path?key=value&key=value``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.data.base import Dataset
-from dptrain.errors import UserError, suggest
+from dptrain.data.preprocessing import FITS, Preprocessing
+from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, taken apart.
+    """A parsed data spec and what the data is opened for.
 
     Attributes:
         name: of the source.
-        path: between the colon and the question mark, as given.
-        options: behind the question mark.
-        network: which the data is for.
-        seed: of the run; generated data starts from it.
-        ranks_per_node: ranks that open the data set on this node, each with its own copy.
+        path: the part between the colon and the question mark, as given.
+        options: the part after the question mark.
+        network: for which the data is preprocessed.
+        seed: of the run; generated data depends on it.
+        ranks_per_node: ranks on this node that open the data set, each with its own copy.
+        preprocessing: saved with the model; None if it is to be determined.
+        split: False if a data set without a split of its own is used as a whole.
     """
 
     name: str
@@ -30,9 +33,29 @@ class Request:
     network: Network
     seed: int
     ranks_per_node: int = 1
+    preprocessing: Preprocessing | None = None
+    split: bool = True
+
+    @property
+    def text(self) -> str:
+        """Name of the data without its options, for messages."""
+        return f"{self.name}:{self.path}" if self.path else self.name
+
+    @property
+    def fit(self) -> str:
+        """``resize`` or ``crop``: from the options, else from the saved preprocessing."""
+        saved = self.preprocessing
+        if saved is None:
+            return self.choice("fit", FITS)
+        if self.options.get("fit", saved.fit) != saved.fit:
+            raise UserError(
+                f"{self.text}: fit is '{self.options['fit']}', but the network was trained with "
+                f"fit={saved.fit}; leave it out"
+            )
+        return saved.fit
 
     def number(self, key: str, default: int, *, minimum: int = 1) -> int:
-        """A whole number among the options."""
+        """Return an option that is a whole number."""
         text = self.options.get(key)
         if text is None:
             return default
@@ -42,36 +65,38 @@ class Request:
             value = minimum - 1
         if value < minimum:
             raise UserError(
-                f"{self.name}: {key} is '{text}'; expected a whole number of at least {minimum}"
+                f"{self.name}: {key} is '{shown(text)}'; expected a whole number of at least "
+                f"{minimum}"
             )
         return value
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
-        """One of some words among the options; the first where it is left out."""
+        """Return an option that is one of `choices`; the first one is the default."""
         value = self.options.get(key, choices[0])
         if value not in choices:
             raise UserError(
-                f"{self.name}: {key} is '{value}'; expected {' or '.join(choices)}"
+                f"{self.name}: {key} is '{shown(value)}'; expected {' or '.join(choices)}"
                 + suggest(value, choices)
             )
         return value
 
     def existing(self, kind: str) -> Path:
-        """The path, which must be a ``file`` or a ``directory``."""
+        """Return the path, which must be a ``file`` or a ``directory``."""
         return existing(Path(self.path), kind)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of data that users can name.
+    """A kind of data that a spec can name.
 
     Attributes:
         open: makes the data set.
         summary: one line of help.
-        example: a whole spec.
-        path: placeholder for what stands behind the colon, "" where nothing does.
+        example: a complete spec.
+        path: placeholder for the part after the colon; "" if there is none.
         options: key to placeholder.
-        required: keys among them that must be given.
+        required: keys among them that must be given; `open` checks them.
+        details: lines of help about the format.
     """
 
     open: Callable[[Request], Dataset]
@@ -80,9 +105,10 @@ class Source:
     path: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
     def form(self, name: str) -> str:
-        """How a spec of this source is written, optional parts in brackets."""
+        """Return how a spec of this source is written, with optional parts in brackets."""
         text = f"{name}:{self.path}" if self.path else name
         must = "&".join(f"{key}={self.options[key]}" for key in self.required)
         may = [f"{key}={value}" for key, value in self.options.items() if key not in self.required]
@@ -92,7 +118,7 @@ class Source:
 
 
 def existing(path: Path, kind: str) -> Path:
-    """`path`, or `UserError` unless it is a ``file`` or a ``directory`` as `kind` says."""
+    """Return `path`; raise `UserError` unless it is a ``file`` or a ``directory`` as required."""
     if not path.exists():
         raise UserError(f"{path} does not exist; expected a {kind}")
     if not (path.is_dir() if kind == "directory" else path.is_file()):
@@ -100,24 +126,25 @@ def existing(path: Path, kind: str) -> Path:
     return path
 
 
-def _at_home(path: str) -> str:
-    # Behind a colon no shell puts the home directory in.
+def _expand_home(path: str) -> str:
+    # A shell does not expand ~ after a colon.
     return str(Path(path).expanduser()) if path[:2] == "~/" else path
 
 
-def absolute(spec: str, folder: Path | None = None) -> str:
-    """Return `spec` with absolute paths, so that it means the same in any directory.
+def absolute(spec: str, base: Path | None = None) -> str:
+    """Return `spec` with absolute paths, so that it means the same from any directory.
 
     Args:
         spec: of the data.
-        folder: to which relative paths belong; the current directory if it is None.
+        base: directory to which relative paths refer; None: the current directory.
     """
-    place, question, tail = spec.partition("?")
-    name, _, path = place.partition(":")
+    front, question, tail = spec.partition("?")
+    name, _, path = front.partition(":")
     if not path:
         return spec
     parts = path.split(",") if name == "npy" else [path]
-    path = ",".join(str((folder or Path()).joinpath(_at_home(part)).absolute()) for part in parts)
+    base = base or Path()
+    path = ",".join(str((base / _expand_home(part)).absolute()) for part in parts)
     return f"{name}:{path}{question}{tail}"
 
 
@@ -126,21 +153,28 @@ def parse(
     sources: Mapping[str, Source],
     network: Network,
     seed: int,
+    *,
     ranks_per_node: int = 1,
+    preprocessing: Preprocessing | None = None,
+    split: bool = True,
 ) -> Request:
-    """Take a spec apart and check it against the sources.
+    """Parse a spec and check it against the sources; other arguments are those of `Request`.
 
     Raises:
-        UserError: an unknown source or option, a path that is missing or not wanted.
+        UserError: an unknown source or option, a missing or an unexpected path.
     """
     if any(letter < " " or "\ud800" <= letter <= "\udfff" for letter in spec):
-        raise UserError(f"data {spec!a} is no plain text; rename what it names")
-    place, question, tail = spec.partition("?")
-    name, colon, path = place.partition(":")
-    path = ",".join(map(_at_home, path.split(",")))
+        raise UserError(
+            f"data {spec!a} contains control characters or bytes that are not UTF-8; rename what "
+            "it names"
+        )
+    front, question, tail = spec.partition("?")
+    name, colon, path = front.partition(":")
+    path = ",".join(map(_expand_home, path.split(",")))
     if name not in sources:
         raise UserError(
-            f"unknown data '{name}'; expected one of {', '.join(sources)}" + suggest(name, sources)
+            f"unknown data '{shown(name)}'; expected one of {', '.join(sources)}"
+            + suggest(name, sources)
         )
     source = sources[name]
     form = source.form(name)
@@ -152,11 +186,10 @@ def parse(
         key, equals, value = part.partition("=")
         if key not in source.options:
             known = f"it has {', '.join(source.options)}" if source.options else "it has none"
-            raise UserError(f"{name} has no option '{key}'; {known}" + suggest(key, source.options))
+            raise UserError(
+                f"{name} has no option '{shown(key)}'; {known}" + suggest(key, source.options)
+            )
         if not equals or not value or key in options:
             raise UserError(f"data '{spec}': expected {key}={source.options[key]}, once")
         options[key] = value
-    for key in source.required:
-        if key not in options:
-            raise UserError(f"data '{spec}': {key} is missing; expected {form}")
-    return Request(name, path, options, network, seed, ranks_per_node)
+    return Request(name, path, options, network, seed, ranks_per_node, preprocessing, split)

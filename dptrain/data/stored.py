@@ -1,9 +1,11 @@
-"""Samples kept in arrays: in memory, or mapped from files and adapted when read."""
+"""Samples in arrays: cached in memory after preprocessing, or preprocessed when they are read."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,11 +13,14 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.images import Adapter, centre
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.sharding import epoch_order
 from dptrain.data.spec import Request
+from dptrain.data.targets import labels_for, targets_for
 from dptrain.errors import UserError
 from dptrain.machine import free_memory
 from dptrain.network.layers import Shape
+from dptrain.network.network import Network
 
 HOST_SHARE = 0.25
 """Largest share of the available host memory that the cached data sets of a node may take."""
@@ -24,36 +29,66 @@ _SPLIT_SEED = 5
 _CHUNK = 256
 
 
-class Inputs(Protocol):
-    """Stored samples; NumPy arrays and memory maps are."""
+class StoredInputs(Protocol):
+    """Raw samples by row. NumPy arrays and memory maps implement it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(number of samples, shape of one)."""
+        """(number of samples, *shape of one)."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the stored numbers."""
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[Any]:
-        """Samples by row, (n, shape of one)."""
+        """Return samples by row, (n, *shape of one)."""
 
 
 @dataclass(frozen=True)
-class StoredSamples(Samples):
-    """Rows of stored inputs, adapted each time they are read.
+class RawSplit:
+    """One split of a source before preprocessing.
 
     Attributes:
-        inputs: stored samples.
-        targets: a target for every row of `inputs`, in the type that the loss reads.
-        rows: int64 (n,), which of them belong to this split.
-        adapter: brings inputs to the network.
+        inputs: raw samples.
+        targets: a target for each row of `inputs`, as stored.
+        rows: int64 (n,), the rows that belong to this split.
     """
 
-    inputs: Inputs
+    inputs: StoredInputs
     targets: NDArray[Any]
     rows: NDArray[np.int64]
-    adapter: Adapter
+
+
+@dataclass(frozen=True, repr=False)
+class StoredSamples(Samples):
+    """Rows of stored inputs, preprocessed each time they are read.
+
+    Attributes:
+        inputs: raw samples.
+        targets: a target for each row of `inputs`, in the type that the loss reads.
+        rows: int64 (n,), the rows that belong to this split.
+        preprocessing: of the model.
+        where: name of the data, for messages.
+        white: 8-bit value that becomes 1; None: as in `preprocessing`.
+    """
+
+    inputs: StoredInputs
+    targets: NDArray[Any]
+    rows: NDArray[np.int64]
+    preprocessing: Preprocessing
+    where: str
+    white: int | None = None
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        """Conversion from raw samples to the network's inputs."""
+        shape, dtype = tuple(self.inputs.shape[1:]), self.inputs.dtype
+        return self.preprocessing.adapter(shape, dtype, white=self.white)
+
+    @cached_property
+    def _always_in_range(self) -> bool:
+        white = self.preprocessing.white if self.white is None else self.white
+        return self.inputs.dtype == np.uint8 and white == 255
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,17 +100,19 @@ class StoredSamples(Samples):
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows[indices]
         self.adapter(self.inputs[rows], x)
+        if not self._always_in_range:
+            self.preprocessing.check_values(x, rows, self.where)
         y[...] = self.targets[rows]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemorySamples(Samples):
-    """Adapted samples in memory; sample i is row i mod m.
+    """Preprocessed samples in memory; sample i is row i mod m.
 
     Attributes:
         x: float32 (m, C, H, W) or (m, F), contiguous.
         y: their targets.
-        count: number of samples; that of the rows where left out.
+        count: number of samples; None: one for each row.
     """
 
     x: NDArray[np.float32]
@@ -90,7 +127,7 @@ class MemorySamples(Samples):
         return self.x.shape[1:]
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of samples."""
+        """Return the rows of samples."""
         return indices if self.count is None else indices % len(self.x)
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
@@ -107,19 +144,14 @@ class MemorySamples(Samples):
         np.take(self.y, rows, axis=0, out=y, mode="clip")
 
 
-def keep_in_memory(samples: StoredSamples, where: str) -> MemorySamples:
-    """Adapt everything once; `UserError` where a value is not finite."""
+def cache_samples(samples: StoredSamples) -> MemorySamples:
+    """Preprocess all samples once; raise `UserError` if a value is out of range."""
     count = len(samples)
     x = np.empty((count, *samples.canvas), dtype=np.float32)
     y = np.empty((count, *samples.targets.shape[1:]), dtype=samples.targets.dtype)
     for start in range(0, count, _CHUNK):
         span = slice(start, min(start + _CHUNK, count))
-        indices = np.arange(span.start, span.stop, dtype=np.int64)
-        samples.read(indices, x[span], y[span])
-        finite = np.isfinite(x[span]).reshape(len(indices), -1).all(axis=1)
-        if not finite.all():
-            row = samples.rows[start + int(np.argmin(finite))]
-            raise UserError(f"{where}: sample {row} has values that are not finite")
+        samples.read(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
     return MemorySamples(x, y)
 
 
@@ -131,16 +163,13 @@ def cache_limit_bytes(ranks_per_node: int) -> int:
     return int(HOST_SHARE * free_memory()) // ranks_per_node
 
 
-def split_rows(
+def fixed_split(
     count: int, where: str, labels: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Four fifths for training, one fifth for the test, for data that comes without a split.
+    """Return rows for training (four fifths) and for the test (one fifth), each ascending.
 
-    The split is random but always the same: if it followed the seed of the run, a run with another
-    seed would train on what an earlier one was tested on. With `labels` it is stratified.
-
-    Returns:
-        Rows for training and for the test, each ascending.
+    The split is random but always the same. If it followed the seed of the run, a run with another
+    seed would train on samples on which an earlier one was tested. With `labels` it is stratified.
     """
     if count < 2:
         raise UserError(f"{where} has {count} samples; expected at least 2")
@@ -152,42 +181,157 @@ def split_rows(
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def make_dataset(
+def split_rows(
+    request: Request, count: int, where: str, labels: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows for training and for the test of a data set that has no split of its own.
+
+    If the request is for all samples (`Request.split` is False), both contain all rows.
+    """
+    if request.split:
+        return fixed_split(count, where, labels)
+    rows = np.arange(count, dtype=np.int64)
+    return rows, rows
+
+
+def preprocessing_for(
     request: Request,
-    train: StoredSamples,
-    test: StoredSamples,
+    shape: Shape | None,
+    dtype: np.dtype[Any],
     *,
-    origin: str,
-    where: str,
-    classes: tuple[str, ...] | None = None,
-    lazy: bool = False,
-) -> Dataset:
-    """Check, adapt and describe two stored splits.
+    white: int = 255,
+    classes: Sequence[str] | None = None,
+) -> Preprocessing:
+    """Return the saved preprocessing of the request, or determine that of a new model.
 
     Args:
-        request: what the user asked for.
-        train, test: the splits.
-        origin: first part of the description.
-        where: what the user named, for messages.
-        classes: names of the classes.
-        lazy: never adapt in advance, however small the data is.
+        request: from the user.
+        shape: of a raw sample; None if samples have different sizes.
+        dtype: of the raw numbers. 8-bit pixels 0 to `white` become -1 to 1; numbers of any other
+            type are taken as they are.
+        white: 8-bit value that becomes 1.
+        classes: names of the classes; None if labels are numbers without names.
     """
-    for split, samples in (("training", train), ("test", test)):
-        if not len(samples):
-            raise UserError(f"{where} has no {split} samples")
-        samples.adapter.check(where)
+    fit = request.fit
+    if request.preprocessing is not None:
+        return request.preprocessing
     network = request.network
-    adapted = (len(train) + len(test)) * math.prod(train.canvas) * 4
-    small = not lazy and adapted <= cache_limit_bytes(request.ranks_per_node)
-    counts = f"{len(train):,} training and {len(test):,} test samples"
-    notes = [part for part in (origin, counts, train.adapter.note) if part]
+    is_8bit = dtype == np.uint8
+    return Preprocessing(
+        kind="image" if shape is None or len(shape) == 3 else "vector",
+        input_shape=network.input_shape,
+        stored_shape=shape,
+        stored_dtype=str(dtype),
+        scale=2.0 / white if is_8bit else 1.0,
+        offset=-1.0 if is_8bit else 0.0,
+        white=white,
+        fit="crop" if fit == "crop" else "resize",
+        classes=class_names(network, classes),
+        source=request.text,
+    )
+
+
+def class_names(network: Network, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of a model's classes: those given, or numbers; None for values."""
+    targets = network.loss.targets
+    if targets == "values":
+        return None
+    if classes is not None:
+        return tuple(classes)
+    width = network.num_outputs
+    return tuple(map(str, range(width))) if targets == "classes" else None
+
+
+def check_class_count(classes: Sequence[str], network: Network, where: str) -> None:
+    """Raise `UserError` unless a network with softmax has one output for each named class."""
+    width = network.num_outputs
+    if network.loss.targets == "classes" and len(classes) != width:
+        raise UserError(
+            f"{where} has {len(classes)} classes ({', '.join(classes)}), but network "
+            f"{network.name} has {width} outputs; expected one output for each class, so change "
+            f"the network's last layer to {len(classes)} outputs"
+        )
+
+
+def targets_of(
+    request: Request,
+    preprocessing: Preprocessing,
+    y: NDArray[Any],
+    classes: Sequence[str] | None,
+    where: str,
+    *,
+    are_labels: bool = False,
+) -> NDArray[Any]:
+    """Return targets as the loss reads them, with classes matched to the model's by name.
+
+    Args:
+        request: from the user.
+        preprocessing: of the model.
+        y: targets as stored.
+        classes: names of the data's classes, in the order of its labels; None if labels have none.
+        where: name of the data, for messages.
+        are_labels: True if the data can contain nothing else than labels.
+    """
+    network = request.network
+    if classes is not None and network.loss.targets != "values":
+        if request.preprocessing is None:
+            check_class_count(classes, network, where)
+        else:
+            y = preprocessing.labels_of(classes, where)[y]
+    return (labels_for if are_labels else targets_for)(y, network, where)
+
+
+def make_dataset(
+    request: Request,
+    train: RawSplit,
+    test: RawSplit,
+    *,
+    preprocessing: Preprocessing,
+    origin: str,
+    where: str,
+    has_split: bool,
+    classes: Sequence[str] | None = None,
+    are_labels: bool = False,
+    white: int | None = None,
+    lazy: bool = False,
+) -> Dataset:
+    """Check, preprocess and describe two stored splits.
+
+    Args:
+        request: from the user.
+        train, test: the splits.
+        preprocessing: of the model.
+        origin: first part of the description.
+        where: name of the data, for messages.
+        has_split: True if the data set defines its test split.
+        classes: names of the data's classes; None if labels are numbers without names.
+        are_labels: True if the data can contain nothing else than labels.
+        white: 8-bit value that becomes 1, if the data defines it.
+        lazy: never cache the samples.
+    """
+    network, splits = request.network, []
+    for name, raw in (("training", train), ("test", test)):
+        if not len(raw.rows):
+            raise UserError(f"{where} has no {name} samples")
+        preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
+        y = targets_of(request, preprocessing, raw.targets, classes, where, are_labels=are_labels)
+        splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
+    size = sum(len(split) * math.prod(split.canvas) * 4 for split in splits)
+    cached = not lazy and size <= cache_limit_bytes(request.ranks_per_node)
+    counts = f"{len(train.rows):,} training and {len(test.rows):,} test samples"
+    if not (has_split or request.split):
+        counts = f"{len(test.rows):,} samples"
+    notes = [part for part in (origin, counts, splits[0].adapter.note) if part]
+    ready = [cache_samples(split) if cached else split for split in splits]
     return Dataset(
         name=request.name,
-        train=keep_in_memory(train, where) if small else train,
-        test=keep_in_memory(test, where) if small else test,
+        train=ready[0],
+        test=ready[1],
         input_shape=network.input_shape,
         targets=network.loss.targets,
-        classes=classes if network.loss.targets != "values" else None,
+        classes=preprocessing.classes,
         description="; ".join(notes),
         num_outputs=network.num_outputs,
+        preprocessing=preprocessing,
+        has_split=has_split,
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import MemorySamples, preprocessing_for
 
 _POOL = 256
 _POOL_BYTES = 64 * 2**20
@@ -45,4 +45,5 @@ def open_synthetic(request: Request) -> Dataset:
         classes=tuple(str(label) for label in range(width)) if targets == "classes" else None,
         description=f"random numbers for timing; {count:,} training samples, {pool} different ones",
         num_outputs=width,
+        preprocessing=preprocessing_for(request, shape, x.dtype),
     )

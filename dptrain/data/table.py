@@ -6,114 +6,206 @@ import csv
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
-from dptrain.data.images import Adapter
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import StoredSamples, make_dataset
-from dptrain.data.targets import targets_for
-from dptrain.errors import UserError, suggest
+from dptrain.data.stored import RawSplit, class_names, make_dataset
+from dptrain.errors import UserError, shown, suggest
 
-Choose = Callable[[list[str], list[str]], tuple[str, ...]]
-"""From the column names and the first row to the names of the columns to read."""
+Choose = Callable[["Header", list[str]], tuple[str, ...]]
+"""Function from the column names and the first row to the names of the columns to read."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Input columns in their order, and what standardises them.
+class Header:
+    """Column names of a file, with constant-time look-up.
 
     Attributes:
-        names: of the columns.
-        mean, deviation: float64 (F,), of the training rows; a constant column has deviation 1.
+        names: in the order of the file.
+        path: of the file, for messages.
     """
 
-    names: tuple[str, ...]
-    mean: NDArray[np.float64]
-    deviation: NDArray[np.float64]
+    def __init__(self, names: Sequence[str], path: Path) -> None:
+        self.names, self.path = list(names), path
+        self._first: dict[str, int] = {}
+        self._repeated: set[str] = set()
+        for index, name in enumerate(self.names):
+            if self._first.setdefault(name, index) != index:
+                self._repeated.add(name)
 
-    def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        """Network inputs from numbers as they stand in the table, (n, F)."""
-        # What is too large becomes infinite, and is refused with its sample's number.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray((rows - self.mean) / self.deviation, dtype=np.float32)
-
-    def read(self, path: Path) -> NDArray[np.float64]:
-        """The same columns of another table, float64 (rows, F)."""
-        return _read(path, lambda header, first: self.names)[0]
+    def index(self, name: str) -> int:
+        """Return the position of a column; raise `UserError` unless exactly one has this name."""
+        if name not in self._first:
+            raise UserError(
+                f"{self.path} has no column '{shown(name)}'; it has {list_some(self.names)}"
+                + suggest(name, self.names)
+            )
+        if name in self._repeated:
+            raise UserError(
+                f"{self.path} has more than one column '{shown(name)}'; rename or remove one"
+            )
+        return self._first[name]
 
 
 def open_csv(request: Request) -> Dataset:
-    """A table with a line of column names.
+    """Open a CSV file whose first line contains column names.
 
-    Sample i is row i; its target is column ``target`` in row i + ``horizon``. The first four fifths
-    of the rows are for training, the others for the test, and no training target lies in the test
-    rows. Inputs are standardised, column by column, by the training rows.
+    Sample i is row i; its target is column ``target`` in row i + ``horizon``. The inputs are the
+    columns named in ``columns=A,B``, or all numeric columns except the target; ``columns=*`` is all
+    numeric columns with the target. The first four fifths of the rows are for training, the others
+    for the test, and no training target lies in the test rows. Inputs are standardised, column by
+    column, by the mean and the standard deviation of the training rows.
+
+    With saved preprocessing (evaluation), target, horizon, columns, mean and deviation are the
+    model's own.
     """
-    table, columns = read_training(request)
-    rows, names = len(table), columns.names
-    path, target, horizon = request.path, request.options["target"], _horizon(request)
-    cut = _cut(rows)
-    y = targets_for(table[horizon:, -1], request.network, f"{path}, column {target}")
-    x = columns.standardise(table[: rows - horizon, :-1])
-    adapter = Adapter((len(names),), request.network.input_shape)
-    train, test = (
-        StoredSamples(x, y, np.arange(*span), adapter)
-        for span in ((0, cut - horizon), (cut, rows - horizon))
-    )
-    where = f"{path} ({len(names)} input columns: {_some(names)})"
-    origin = f"{path}, {len(names)} columns standardised, {target} {horizon} rows ahead"
-    return make_dataset(request, train, test, origin=origin, where=where)
-
-
-def read_training(request: Request) -> tuple[NDArray[np.float64], Columns]:
-    """Input columns and, last, the target column, float64 (rows, F + 1); what standardises them."""
-    path, target, horizon = request.existing("file"), request.options["target"], _horizon(request)
-    asked = request.options.get("columns")
-    table, chosen = _read(path, lambda header, first: _choose(header, first, path, target, asked))
+    path, saved = request.existing("file"), request.preprocessing
+    if saved is not None:
+        check_takes_tables(saved, str(path))
+    target, horizon = _target(request, path), _horizon(request)
+    if saved is None:
+        asked = request.options.get("columns")
+        table, chosen = _read(path, lambda header, first: _choose(header, first, target, asked))
+    else:
+        table, chosen = _read(path, lambda header, first: (*saved.columns, target))
     inputs = chosen[:-1]
     if horizon == 0 and target in inputs:
         raise UserError(
-            f"{path}: column {target} is its own input; expected a horizon of 1 or more"
+            f"{path}: column {shown(target)} is its own input; expected a horizon of 1 or more"
         )
-    rows, cut = len(table), _cut(len(table))
-    if cut - horizon < 1 or rows - cut - horizon < 1:
+    rows, cut = len(table), _first_test_row(len(table))
+    if not request.split:
+        if rows <= horizon:
+            raise UserError(f"{path} has {rows} rows; expected more than the horizon of {horizon}")
+        spans = [(0, rows - horizon)] * 2
+    else:
+        if cut - horizon < 1 or rows - cut - horizon < 1:
+            raise UserError(
+                f"{path} has {rows} rows, too few for a horizon of {horizon}; expected at least "
+                f"{5 * (horizon + 1)}"
+            )
+        spans = [(0, cut - horizon), (cut, rows - horizon)]
+    preprocessing = saved or _standardising(request, table[: cut - horizon, :-1], inputs, target)
+    x = preprocessing.standardise(table[: rows - horizon, :-1])
+    y = table[horizon:, -1]
+    train, test = (RawSplit(x, y, np.arange(*span)) for span in spans)
+    names = [shown(name) for name in inputs]
+    return make_dataset(
+        request,
+        train,
+        test,
+        preprocessing=preprocessing,
+        origin=f"{path}, {len(names)} columns standardised, {shown(target)} {horizon} rows ahead",
+        where=f"{path} ({len(names)} input columns: {list_some(names)}; target {shown(target)})",
+        has_split=False,
+    )
+
+
+def check_takes_tables(preprocessing: Preprocessing, where: str) -> None:
+    """Raise `UserError` if a network was not trained on named columns."""
+    if preprocessing.kind != "table":
         raise UserError(
-            f"{path} has {rows} rows, too few for a horizon of {horizon}; expected at least "
-            f"{5 * (horizon + 1)}"
+            f"{where} has named columns, but the network was trained on "
+            f"{preprocessing.trained_on}, which has none; save the numbers as .npy"
         )
-    seen = table[: cut - horizon, :-1]
+
+
+def read_columns(path: Path, names: Sequence[str]) -> NDArray[np.float64]:
+    """Return columns of a CSV file by name, float64 (rows, columns)."""
+    return _read(path, lambda header, first: tuple(names))[0]
+
+
+def _standardising(
+    request: Request, rows: NDArray[np.float64], inputs: tuple[str, ...], target: str
+) -> Preprocessing:
+    """Return preprocessing that standardises by the training rows, (n, F)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        mean, deviation = seen.mean(axis=0), seen.std(axis=0)
+        mean, deviation = rows.mean(axis=0), rows.std(axis=0)
     if not np.isfinite(deviation).all():
         name = inputs[int(np.argmin(np.isfinite(deviation)))]
-        raise UserError(f"{path}, column {name} has numbers too large to standardise; scale them")
+        raise UserError(
+            f"{request.path}, column {shown(name)} has numbers too large to standardise; scale them"
+        )
     # Rounding gives a constant column a deviation that is tiny but not zero.
-    varies = (seen.min(axis=0) < seen.max(axis=0)) & (deviation > 0.0)
-    return table, Columns(inputs, mean, np.where(varies, deviation, 1.0))
+    varies = (rows.min(axis=0) < rows.max(axis=0)) & (deviation > 0.0)
+    network = request.network
+    return Preprocessing(
+        kind="table",
+        input_shape=network.input_shape,
+        stored_shape=(len(inputs),),
+        stored_dtype="float64",
+        columns=inputs,
+        mean=tuple(mean.tolist()),
+        deviation=tuple(np.where(varies, deviation, 1.0).tolist()),
+        target=target,
+        horizon=_horizon(request),
+        classes=class_names(network, None),
+        source=request.text,
+    )
+
+
+def _target(request: Request, path: Path) -> str:
+    """Return the name of the target column: from the options, else from the model."""
+    saved = request.preprocessing
+    given = request.options.get("target")
+    if given is None and saved is not None:
+        return saved.target
+    if given is None:
+        names = _read_header(path)
+        raise UserError(
+            f"{request.text} names no column to predict; expected {request.text}?target=COLUMN, "
+            f"with one of {', '.join(shown(name, 40) for name in names[:20])}"
+            + (f" and {len(names) - 20} more columns" if len(names) > 20 else "")
+        )
+    if saved is not None and saved.target not in ("", given):
+        raise UserError(
+            f"{request.text}: target is '{shown(given)}', but the network was trained to predict "
+            f"'{shown(saved.target)}'; leave it out"
+        )
+    return given
 
 
 def _horizon(request: Request) -> int:
-    return request.number("horizon", 0, minimum=0)
+    saved = request.preprocessing
+    horizon = request.number("horizon", 0 if saved is None else saved.horizon, minimum=0)
+    if saved is not None and horizon != saved.horizon:
+        raise UserError(
+            f"{request.text}: horizon is {horizon}, but the network was trained with "
+            f"{saved.horizon}; leave it out"
+        )
+    return horizon
 
 
-def _cut(rows: int) -> int:
-    """First row of the test."""
+def _first_test_row(rows: int) -> int:
     return rows - rows // 5
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names if len(names) <= 4 else [*names[:3], "…"])
+def list_some(names: Sequence[str]) -> str:
+    """Return the first of some names for a message."""
+    return ", ".join(shown(name, 40) for name in names[:3]) + (
+        f", {shown(names[3], 40)}" if len(names) == 4 else ", …" if len(names) > 4 else ""
+    )
+
+
+def _read_header(path: Path) -> list[str]:
+    header: list[str] = []
+
+    def choose(found: Header, first: list[str]) -> tuple[str, ...]:
+        header.extend(found.names)
+        return ()
+
+    _read(path, choose)
+    return header
 
 
 def _read(path: Path, choose: Choose) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """The chosen columns, float64 (rows, columns), and their names."""
+    """Return the chosen columns, float64 (rows, columns), and their names."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return _read_lines(file, path, choose)
@@ -126,61 +218,69 @@ def _read_lines(
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     reader = csv.reader(file)
     rows = (row for row in reader if row)
-    header = [name.strip() for name in next(rows, [])]
+    header = Header([name.strip() for name in next(rows, [])], path)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{path} has no rows; expected column names, then one line a row")
+        raise UserError(f"{path} has no rows; expected column names, then one line for each row")
     chosen = choose(header, first)
-    places = [_place(name, header, path) for name in chosen]
-    values = array("d")
+    if not chosen:
+        return np.zeros((0, 0)), chosen
+    indices = [header.index(name) for name in chosen]
+    values, width = array("d"), len(header.names)
     for row in chain([first], rows):
-        line = reader.line_num
-        if len(row) != len(header):
+        if len(row) != width:
             raise UserError(
-                f"{path}, line {line} has {len(row)} fields; expected {len(header)} as in line 1"
+                f"{path}, line {reader.line_num} has {len(row)} fields; expected {width} as in "
+                "line 1"
             )
-        values.extend(_number(row[place], path, line, header[place]) for place in places)
-    return np.frombuffer(values, dtype=np.float64).reshape(-1, len(places)), chosen
+        try:
+            values.extend([_number(row[index]) for index in indices])
+        except ValueError:
+            bad = next(index for index in indices if not _is_finite_number(row[index]))
+            raise UserError(
+                f"{path}, line {reader.line_num}, column {shown(header.names[bad])} is "
+                f"'{shown(row[bad])}'; expected a finite number"
+            ) from None
+    return np.frombuffer(values, dtype=np.float64).reshape(-1, len(indices)), chosen
 
 
-def _place(name: str, header: list[str], path: Path) -> int:
-    """Where a column stands."""
-    if name not in header:
-        raise UserError(
-            f"{path} has no column '{name}'; it has {_some(header)}" + suggest(name, header)
-        )
-    if header.count(name) > 1:
-        raise UserError(f"{path} has more than one column '{name}'; rename or remove one")
-    return header.index(name)
-
-
-def _choose(
-    header: list[str], first: list[str], path: Path, target: str, columns: str | None
-) -> tuple[str, ...]:
-    """Input columns, those asked for or all numeric ones but the target; then the target."""
-    _place(target, header, path)
+def _choose(header: Header, first: list[str], target: str, columns: str | None) -> tuple[str, ...]:
+    """Return the input columns, those given or all numeric ones but the target; then the target."""
+    header.index(target)
     if columns is None or columns == "*":
-        numeric = [name for name, text in zip(header, first, strict=False) if _is_number(text)]
+        numeric = [
+            name for name, text in zip(header.names, first, strict=False) if _is_number(text)
+        ]
         wanted = [name for name in numeric if columns or name != target]
     else:
         wanted = [name.strip() for name in columns.split(",")]
     if not wanted:
-        raise UserError(f"{path} has no numeric column besides {target}; expected at least one")
+        raise UserError(
+            f"{header.path} has no numeric column besides {shown(target)}; expected at least one"
+        )
     return (*wanted, target)
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float:
+    """Return a finite number; raise `ValueError` for other text, also for Python's 1_000."""
+    value = float(text)
+    if "_" in text or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _is_finite_number(text: str) -> bool:
     try:
-        float(text)
+        _number(text)
     except ValueError:
         return False
     return True
 
 
-def _number(text: str, path: Path, line: int, column: str) -> float:
-    value = float(text) if _is_number(text) else math.nan
-    if not math.isfinite(value):
-        raise UserError(
-            f"{path}, line {line}, column {column} is '{text}'; expected a finite number"
-        )
-    return value
+def _is_number(text: str) -> bool:
+    """Return True for a number, also for one that is infinite or NaN."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text

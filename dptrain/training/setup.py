@@ -381,6 +381,6 @@ def save_checkpoint(job: Job, step: int) -> Path | None:
         total_steps=job.last_step,
         schedule=str(config.schedule),
         spec=config.to_toml_values(),
-        preprocessing={},
+        preprocessing=job.dataset.preprocessing.to_dict(),
     )
     return job.run.save_checkpoint(step, replica_arrays(job.replica), facts.to_mapping())

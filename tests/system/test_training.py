@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from dptrain.measure.vocabulary import find_word
@@ -396,9 +398,10 @@ def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
     facts = summary(tmp_path / "run")
     for ranks in (0, 3):
         found = json.loads(succeed("evaluate", "run", "--json", ranks=ranks, cwd=tmp_path))
-        assert found["test_accuracy"] == facts["test_accuracy"]
-        assert found["test_loss"] == pytest.approx(facts["test_loss"], rel=1e-5)
+        assert found["accuracy"] == facts["test_accuracy"]
+        assert found["loss"] == pytest.approx(facts["test_loss"], rel=1e-5)
         assert found["samples"] == 360
+        assert found["scored"] == "the test split of digits, 360 samples"
     images = np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.uint8)
     np.save(tmp_path / "new.npy", images)
     for ranks, name in ((0, "one.csv"), (2, "two.csv")):
@@ -413,6 +416,46 @@ def test_evaluate_and_predict_agree_with_training(tmp_path: Path) -> None:
     refused = launch("predict", "run", "-i", "new.npy", "-o", "one.csv", cwd=tmp_path)
     assert refused.returncode == 2
     assert (tmp_path / "one.csv").read_text().splitlines() == one
+
+
+def write_images(folder: Path, classes: Sequence[str], count: int) -> None:
+    """Write grey images whose brightness depends on the class."""
+    random = np.random.default_rng(len(classes))
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = random.integers(60 * label, 60 * label + 60, (8, 8)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+
+
+def test_a_model_keeps_its_classes_whatever_happens_to_the_training_data(tmp_path: Path) -> None:
+    (tmp_path / "net.toml").write_text(
+        'input = [1, 8, 8]\nloss = "softmax_cross_entropy"\n'
+        '[[layer]]\ntype = "flatten"\n[[layer]]\ntype = "dense"\nunits = 3\n'
+    )
+    write_images(tmp_path / "shapes", ("circle", "line", "square"), 20)
+    write_images(tmp_path / "other", ("circle", "line", "square"), 4)
+    succeed(
+        "train", "--network", "net.toml", "--data", "folder:shapes", "--epochs", 3,
+        "--learning-rate", 0.1, "--run-dir", "run", "--baseline-steps", 0, cwd=tmp_path,
+    )  # fmt: skip
+    shutil.rmtree(tmp_path / "shapes")
+    predict = ("predict", "run", "-i", "other", "-o")
+    succeed(*predict, "a.csv", cwd=tmp_path)
+    write_images(tmp_path / "shapes", ("bird", "circle"), 1)
+    succeed(*predict, "b.csv", cwd=tmp_path)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0] == "sample,class,probability_circle,probability_line,probability_square"
+    assert lines == (tmp_path / "b.csv").read_text().splitlines()
+    right = sum(line.partition("/")[0] == line.split(",")[1] for line in lines[1:])
+    evaluate = ("evaluate", "run", "--data", "folder:other")
+    found = json.loads(succeed(*evaluate, "--json", ranks=2, cwd=tmp_path))
+    assert found["scored"] == "all 12 samples of folder:other"
+    assert found["accuracy"] == right / 12
+    (tmp_path / "other" / "line").rename(tmp_path / "other" / "bar")
+    refused = launch(*evaluate, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "missing: line; unknown: bar" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["solar", "mlp-50-25"])

@@ -84,8 +84,8 @@ def mnist(tmp_path: Path) -> Callable[..., tuple[Path, np.ndarray, np.ndarray]]:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Two folders of pictures of unequal sizes, in three formats."""
+def images(tmp_path: Path) -> Path:
+    """Two folders of images of unequal sizes, in three formats."""
     from PIL import Image
 
     rng = np.random.default_rng(3)

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dptrain.data.images import Adapter, bilinear_weights, pixels
+from dptrain.data.images import Adapter, bilinear_weights
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import UserError
+
+
+def pixels(source, target, dtype):
+    scale, offset = (2 / 255, -1.0) if dtype == np.uint8 else (1.0, 0.0)
+    kind = Preprocessing("image", target, source, str(dtype), scale, offset)
+    return kind.adapter(source, dtype)
 
 
 def adapt(adapter, stored, shape=None):

@@ -241,9 +241,9 @@ def test_targets_come_as_the_loss_wants_them(net, read, tmp_path, targets, outpu
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_folders_are_classes(net, read, pictures, channels):
-    before = digest(pictures)
-    data = open_data(f"folder:{pictures}", net((channels, 10, 10), 2))
+def test_folders_are_classes(net, read, images, channels):
+    before = digest(images)
+    data = open_data(f"folder:{images}", net((channels, 10, 10), 2))
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (8, 2)
     for split in ("train", "test"):
@@ -255,15 +255,15 @@ def test_folders_are_classes(net, read, pictures, channels):
             theirs = np.atleast_3d(np.asarray(image.resize((10, 10), Image.Resampling.BILINEAR)))
             # Pillow rounds to a whole number after each of its two passes: 1 / 127.5 at the most.
             np.testing.assert_allclose(x[i], scaled(theirs.transpose(2, 0, 1)), atol=0.0081)
-    assert digest(pictures) == before
+    assert digest(images) == before
 
 
-def test_train_and_test_folders_are_the_split(net, pictures, tmp_path):
+def test_train_and_test_folders_are_the_split(net, images, tmp_path):
     root = tmp_path / "root"
     for split in ("train", "test"):
         for name, label in (("cat", "cat"), ("dog", "dog")):
             (root / split / name).mkdir(parents=True)
-            for path in list((pictures / label).glob("*.png"))[: 1 if split == "test" else None]:
+            for path in list((images / label).glob("*.png"))[: 1 if split == "test" else None]:
                 (root / split / name / path.name).write_bytes(path.read_bytes())
     data = open_data(f"folder:{root}", net((3, 8, 8), 2))
     assert (len(data.train), len(data.test)) == (6, 2)

@@ -1,0 +1,393 @@
+"""How raw samples become a network's inputs, and what its outputs mean: a part of the model.
+
+A `Preprocessing` is determined once, when training begins, and saved with the parameters. Later
+evaluation and prediction use the saved object and never read the training data again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.data.images import Adapter
+from dptrain.data.layout import channels_first
+from dptrain.errors import UserError, suggest
+from dptrain.network.layers import Shape
+from dptrain.network.network import Network
+
+Kind = Literal["image", "vector", "table"]
+KINDS = ("image", "vector", "table")
+FITS = ("resize", "crop")
+ROUNDING = 1e-4
+"""Pixels may exceed the range from -1 to 1 by this much."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Description of raw samples, of their conversion, and of the network's outputs.
+
+    A stored number v becomes v * scale + offset. Tables are standardised instead: column by column,
+    (v - mean) / deviation. Images are converted to the network's number of channels and to its
+    height and width as `dptrain.data.images` describes.
+
+    Attributes:
+        kind: ``image`` for samples (C, H, W), ``vector`` for samples (F,) without column names,
+            ``table`` for rows with named columns.
+        input_shape: (C, H, W) or (F,), the network's input.
+        stored_shape: shape of a raw sample; None if samples have different sizes (image files).
+        stored_dtype: NumPy name of the raw numbers' type, such as ``uint8``.
+        scale, offset: conversion of a stored number.
+        white: 8-bit value that becomes 1. Used if `stored_dtype` is ``uint8``; arrays of another
+            type are then expected in the converted range, -1 to 1.
+        fit: ``resize`` images to the network's input, or ``crop`` their centre.
+        columns: names of a table's input columns, in the order of the inputs.
+        mean, deviation: of the training rows, one number for each column.
+        target: name of the predicted column; "" if there is none.
+        horizon: rows from the inputs to the predicted value.
+        target_scale, target_offset: a predicted number p means p * target_scale + target_offset.
+        classes: names of the classes, in the order of the labels; None for values.
+        source: the data set that the network was trained on, for messages; it takes no part in
+            comparisons.
+
+    Example:
+        >>> import numpy as np
+        >>> pixels = Preprocessing("image", (1, 2, 2), (1, 2, 2), "uint8", 2 / 255, -1.0)
+        >>> pixels.apply(np.array([[[0, 255], [255, 0]]], np.uint8)).tolist()
+        [[[[-1.0, 1.0], [1.0, -1.0]]]]
+        >>> Preprocessing.from_dict(pixels.to_dict()) == pixels
+        True
+    """
+
+    kind: Kind
+    input_shape: Shape
+    stored_shape: Shape | None = None
+    stored_dtype: str = "float32"
+    scale: float = 1.0
+    offset: float = 0.0
+    white: int = 255
+    fit: Literal["resize", "crop"] = "resize"
+    columns: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    target: str = ""
+    horizon: int = 0
+    target_scale: float = 1.0
+    target_offset: float = 0.0
+    classes: tuple[str, ...] | None = None
+    source: str = field(default="", compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values from which `from_dict` makes an equal object."""
+        values = dataclasses.asdict(self)
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_dict(
+        cls, values: Mapping[str, Any], where: str = "the preprocessing"
+    ) -> Preprocessing:
+        """Return the object whose `to_dict` gave `values`.
+
+        Args:
+            values: from `to_dict`, possibly read from a JSON file.
+            where: name of the file, for messages.
+
+        Raises:
+            UserError: a key is missing or unknown, or a value has the wrong type.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(values, Mapping) or set(values) != set(names):
+            found = ", ".join(map(str, values)) if isinstance(values, Mapping) else repr(values)
+            raise UserError(f"{where} has the keys {found}; expected {', '.join(names)}")
+        converted = {name: _checked(name, values[name], where) for name in names}
+        result = cls(**converted)
+        widths = {len(result.columns), len(result.mean), len(result.deviation)}
+        if len(widths) > 1 or (result.kind == "table") != bool(result.columns):
+            raise UserError(
+                f"{where} has {len(result.columns)} columns, {len(result.mean)} means and "
+                f"{len(result.deviation)} deviations for data of kind {result.kind}; expected "
+                "equal numbers, and at least one column for a table only"
+            )
+        return result
+
+    def digest(self) -> str:
+        """Return a SHA-256 hex digest that is equal for equal preprocessing."""
+        values = self.to_dict()
+        del values["source"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def is_8bit(self) -> bool:
+        """True if the raw numbers of the training data were 8-bit pixels."""
+        return self.stored_dtype == "uint8"
+
+    @property
+    def is_grey(self) -> bool:
+        """True if image files are read with one channel: as in training, else as the input."""
+        return (self.stored_shape or self.input_shape)[0] == 1
+
+    @property
+    def trained_on(self) -> str:
+        """Name of the training data for messages."""
+        return self.source or "the training data"
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        shape = (
+            "images of any size"
+            if self.stored_shape is None
+            else f"samples {_times(self.stored_shape)}"
+        )
+        if self.kind == "table":
+            parts = [f"{len(self.columns)} columns, standardised: {_shortened(self.columns)}"]
+            if self.target:
+                parts.append(f"target {self.target}, {self.horizon} rows ahead")
+        else:
+            parts = [f"{shape} of {self.stored_dtype}"]
+            if self.is_8bit:
+                parts.append(f"0 to {self.white} become -1 to 1")
+            elif (self.scale, self.offset) != (1.0, 0.0):
+                parts.append(f"v becomes {self.scale:g} v {self.offset:+g}")
+            if self.stored_shape != self.input_shape:
+                verb = "cropped" if self.fit == "crop" else "resized"
+                verb = verb if self.kind == "image" and len(self.input_shape) == 3 else "flattened"
+                parts.append(f"{verb} to {_times(self.input_shape)}")
+        if self.classes is not None:
+            parts.append(f"{len(self.classes)} classes: {_shortened(self.classes)}")
+        return "; ".join(parts)
+
+    # Conversion.
+
+    def adapter(self, shape: Shape, dtype: np.dtype[Any], *, white: int | None = None) -> Adapter:
+        """Return what converts raw samples of this shape and type.
+
+        Args:
+            shape: of a raw sample, (C, H, W) or (F,).
+            dtype: of the raw numbers.
+            white: 8-bit value that becomes 1, if the raw samples have another one than the training
+                data: 255 in image files.
+        """
+        scale, offset = self.scale, self.offset
+        if self.is_8bit:
+            scale, offset = 1.0, 0.0
+            if dtype == np.uint8:
+                scale, offset = 2.0 / (self.white if white is None else white), -1.0
+        return Adapter(shape, self.input_shape, self.fit == "crop", scale, offset)
+
+    def check(self, shape: Shape, dtype: np.dtype[Any], where: str) -> None:
+        """Raise `UserError` if raw samples of this shape and type are of another kind.
+
+        Args:
+            shape: of a raw sample.
+            dtype: of the raw numbers.
+            where: name of the raw data, for messages.
+        """
+        grey = self.stored_shape is not None and len(self.stored_shape) == 3 and self.is_grey
+        if grey and len(shape) == 3 and shape[0] == 3:
+            raise UserError(
+                f"{where} has colours, but the network was trained on the grey images of "
+                f"{self.trained_on}; convert them to grey"
+            )
+        if not self.is_8bit and self.kind != "table" and dtype == np.uint8:
+            raise UserError(
+                f"{where} has 8-bit pixels, but the network was trained on the {self.stored_dtype} "
+                f"numbers of {self.trained_on}; convert them as those were converted"
+            )
+        if self.columns and shape != (len(self.columns),):
+            raise UserError(
+                f"{where} has samples of shape {shape}, but the network was trained on "
+                f"{len(self.columns)} columns: {', '.join(self.columns)}"
+            )
+        self.adapter(shape, dtype).check(where)
+
+    def check_values(
+        self, x: NDArray[np.float32], names: Sequence[object] | NDArray[Any], where: str
+    ) -> None:
+        """Raise `UserError` if a converted sample is outside of the range seen in training.
+
+        Args:
+            x: float32 (n, ...), converted samples.
+            names: identifies each sample in the message.
+            where: name of the raw data, for messages.
+        """
+        largest = np.abs(x).max(axis=tuple(range(1, x.ndim)), initial=0.0)
+        if not np.isfinite(largest).all():
+            name = names[int(np.argmin(np.isfinite(largest)))]
+            raise UserError(f"{where}: sample {name} has values that are not finite")
+        if self.is_8bit and largest.max(initial=0.0) > 1.0 + ROUNDING:
+            name = names[int(largest.argmax())]
+            raise UserError(
+                f"{where}: sample {name} is too bright or too dark; the network was trained on "
+                f"pixels 0 to {self.white}, expected uint8 like them, or floats from -1 to 1"
+            )
+
+    def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the network's inputs for rows of the input columns, (n, F)."""
+        # Numbers beyond float32 become infinite; the reader refuses them with the sample's number.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = np.array(self.mean), np.array(self.deviation)
+            return np.asarray((rows - mean) / deviation, dtype=np.float32)
+
+    def apply(self, raw: ArrayLike | Mapping[str, ArrayLike]) -> NDArray[np.float32]:
+        """Return the network's inputs for raw samples in memory.
+
+        Args:
+            raw: images (n, H, W), (n, H, W, C) or (n, C, H, W); rows (n, F); a single sample
+                without the first axis if it has the shape of the training data; a sequence of
+                images (arrays or PIL images) of different sizes; for tables also a mapping from
+                column name to column, such as a dict of arrays or a pandas DataFrame.
+
+        Returns:
+            float32 (n, C, H, W) or (n, F).
+
+        Raises:
+            UserError: the data does not match: its shape, colours, type, columns or range.
+        """
+        where = "the input"
+        if self.kind == "table":
+            array = _rows_of(raw, self.columns, where)
+            self.check(array.shape[1:], array.dtype, where)
+            x = self.standardise(array)
+            self.check_values(x, range(len(x)), where)
+            return x
+        if isinstance(raw, Sequence) and not isinstance(raw, str):
+            samples = [np.asarray(sample) for sample in raw]
+            if len({sample.shape for sample in samples}) > 1:
+                return np.concatenate([self.apply(sample[None]) for sample in samples])
+            raw = np.stack(samples) if samples else np.zeros(0)
+        array = np.asarray(raw)
+        if array.shape and self._is_single(array.shape):
+            array = array[None]
+        array = channels_first(array, where, self.stored_shape or self.input_shape)
+        self.check(array.shape[1:], array.dtype, where)
+        x = np.empty((len(array), *self.input_shape), np.float32)
+        self.adapter(array.shape[1:], array.dtype)(array, x)
+        self.check_values(x, range(len(x)), where)
+        return x
+
+    def _is_single(self, shape: Shape) -> bool:
+        """Return True if an array of this shape is one sample without the first axis."""
+        stored = self.stored_shape or self.input_shape
+        if len(stored) == 1:
+            return shape == stored
+        channels, height, width = stored
+        single = [stored, (height, width, channels), *([(height, width)] if channels == 1 else [])]
+        # (28, 28) can be nothing else than one grey image: the network takes no rows.
+        return shape in single and (len(shape) > 2 or len(self.input_shape) == 3)
+
+    # Classes.
+
+    def labels_of(self, classes: Sequence[str], where: str) -> NDArray[np.int64]:
+        """Return this model's label for each of another data set's classes, matched by name.
+
+        Args:
+            classes: names in the other data set, in the order of its labels.
+            where: name of the other data set, for messages.
+
+        Raises:
+            UserError: a class is missing or unknown.
+        """
+        own = self.classes
+        if own is None:
+            raise UserError(
+                f"{where} has classes, but the network was trained on the values of "
+                f"{self.trained_on}; expected data with values"
+            )
+        missing = [name for name in own if name not in classes]
+        unknown = [name for name in classes if name not in own]
+        if missing or unknown:
+            raise UserError(
+                f"{where} has the classes {', '.join(classes)}; the network was trained on "
+                f"{', '.join(own)}"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; unknown: {', '.join(unknown)}" if unknown else "")
+            )
+        return np.array([own.index(name) for name in classes], np.int64)
+
+    def output_names(self, network: Network) -> tuple[str, ...]:
+        """Return a name for each output of a network that was trained with this preprocessing."""
+        count = network.num_outputs
+        if network.loss.targets == "classes":
+            names = self.classes or ()
+            return (*names, *(str(label) for label in range(len(names), count)))
+        if count == 1:
+            return ("value",)
+        return tuple(f"value_{index}" for index in range(count))
+
+    def to_values(self, predictions: NDArray[Any]) -> NDArray[Any]:
+        """Return predicted numbers in the unit of the targets' data."""
+        if (self.target_scale, self.target_offset) == (1.0, 0.0):
+            return predictions
+        return predictions * self.target_scale + self.target_offset
+
+
+def _rows_of(raw: Any, columns: Sequence[str], where: str) -> NDArray[np.float64]:
+    """Return the input columns of a table, float64 (n, F)."""
+    try:
+        if hasattr(raw, "keys"):
+            known = [str(name) for name in raw]
+            for name in columns:
+                if name not in known:
+                    raise UserError(f"{where} has no column '{name}'" + suggest(name, known))
+            parts: Iterable[Any] = (
+                np.asarray(raw[name], np.float64).reshape(-1) for name in columns
+            )
+            return np.stack(list(parts), axis=1)
+        array = np.asarray(raw, np.float64)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is no table of numbers ({error})") from None
+    return array[None] if array.shape == (len(columns),) else array
+
+
+def _times(shape: Shape) -> str:
+    return "×".join(map(str, shape))
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= 4 else [*names[:3], "…"])
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    """Return a field's value from JSON; raise `UserError` if it cannot be one."""
+    choices = {"kind": KINDS, "fit": FITS}.get(name)
+    if name in ("input_shape", "stored_shape"):
+        if name == "stored_shape" and value is None:
+            return None
+        fine = _is_list(value, int) and len(value) in (1, 3) and min(value) > 0
+    elif name in ("mean", "deviation"):
+        fine = _is_list(value, (int, float)) and all(map(math.isfinite, value))
+        fine = fine and (name == "mean" or all(number > 0 for number in value))
+    elif name in ("columns", "classes"):
+        if name == "classes" and value is None:
+            return None
+        fine = _is_list(value, str)
+    elif name in ("white", "horizon"):
+        fine = _is(value, int) and value >= (name == "white")
+    elif name in ("scale", "offset", "target_scale", "target_offset"):
+        fine = _is(value, (int, float)) and math.isfinite(value)
+    else:
+        fine = isinstance(value, str) and (choices is None or value in choices)
+    if not fine:
+        expected = f"; expected {' or '.join(choices)}" if choices else ""
+        raise UserError(f"{where} has {name} = {str(value)[:80]!r}, which is not valid{expected}")
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def _is(value: Any, types: type | tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, types: type | tuple[type, ...]) -> bool:
+    return isinstance(value, list | tuple) and all(_is(item, types) for item in value)
