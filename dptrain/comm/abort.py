@@ -26,6 +26,7 @@ from dptrain.comm.job import Job, current_job, last_words
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
+from dptrain.memory import memory_user_error
 
 _JOIN_S = 5.0
 _SECOND_S = 3.0
@@ -52,6 +53,8 @@ def guard(main: Callable[[], int]) -> int:
     threading.excepthook = _thread_failed
     try:
         return main()
+    except MemoryError as error:
+        return _fail(memory_user_error(error))
     except BaseException as error:
         return _fail(error)
     finally:

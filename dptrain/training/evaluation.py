@@ -152,7 +152,9 @@ def _restore(replica: Replica, found: tuple[dict[str, Any], Checkpoint] | None) 
 
 def _read_run(run_dir: Path, step: int | None) -> tuple[dict[str, Any], Checkpoint]:
     run = RunDirectory.open(run_dir)
-    return run.read_config(), run.checkpoints.load(step)
+    checkpoint = run.checkpoints.load(step)
+    checkpoint.print_warning()
+    return run.read_config(), checkpoint
 
 
 def open_test_data(

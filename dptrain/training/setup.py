@@ -30,6 +30,7 @@ from dptrain.data.stored import MemorySamples
 from dptrain.machine import available_cores
 from dptrain.measure.environment import environment
 from dptrain.measure.recorder import StepRecorder
+from dptrain.memory import require_memory
 from dptrain.network.network import Network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan, make_plan
@@ -229,6 +230,7 @@ def set_up(
             threads=int(config.threads or 1),
         ),
     )
+    call_on_all_ranks(world, lambda: _require_memory(backend, plan, len(dataset.train), world))
     epoch_steps = steps_per_epoch(len(dataset.train), config.batch_size)
     last_step = config.steps if config.steps is not None else (config.epochs or 1) * epoch_steps
     schedule = call_on_all_ranks(world, lambda: _schedule(config, last_step))
@@ -276,6 +278,20 @@ def set_up(
         epoch_steps=epoch_steps,
         notes=() if restored is None else restored.notes,
     )
+
+
+ORDER_BYTES = 24
+"""Memory per sample while the order of an epoch is sorted: random numbers, indices, workspace."""
+
+
+def _require_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -> None:
+    """Refuse a job that does not fit into memory before anything large is allocated."""
+    ranks = world.local_size
+    node = "" if ranks == 1 else f" on each of {ranks} ranks of this machine"
+    require_memory(ranks * ORDER_BYTES * num_samples, f"the order of {num_samples:,} samples{node}")
+    if backend.free_bytes() is None:
+        purpose = f"{plan.network.name} with {plan.batch_size:,} samples in a minibatch{node}"
+        require_memory(ranks * sum(plan.memory.values()), purpose)
 
 
 DEVICE_SHARE = 0.5
