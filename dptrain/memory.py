@@ -6,6 +6,7 @@ import math
 import re
 
 from dptrain.errors import UserError, shown
+from dptrain.machine import free_memory
 
 ADVICE = "use a smaller batch size, network or data set, or fewer ranks on this machine"
 
@@ -46,8 +47,6 @@ def require_memory(
         UserError: more memory is needed than is available.
     """
     if available_bytes is None:
-        from dptrain.measure.environment import free_memory
-
         available_bytes = free_memory()
     if size_bytes > available_bytes:
         raise UserError(
@@ -58,8 +57,6 @@ def require_memory(
 
 def memory_user_error(error: MemoryError) -> UserError:
     """Return an error of one line with the size that could not be allocated and what is free."""
-    from dptrain.measure.environment import free_memory
-
     size_bytes = _requested_bytes(error)
     needed = "" if size_bytes is None else f" for an array of {format_bytes(size_bytes)}"
     detail = f" ({shown(error, 120)})" if size_bytes is None and str(error) else ""
@@ -72,7 +69,8 @@ def memory_user_error(error: MemoryError) -> UserError:
 def _requested_bytes(error: MemoryError) -> int | None:
     """Return the size of the allocation that failed, if the error of NumPy or CuPy states it."""
     shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
-    if isinstance(shape, tuple) and hasattr(dtype, "itemsize"):
-        return math.prod(shape) * int(dtype.itemsize)
+    item_bytes = getattr(dtype, "itemsize", None)
+    if isinstance(shape, tuple) and isinstance(item_bytes, int):
+        return math.prod(shape) * item_bytes
     match = re.search(r"allocating ([\d,]+) bytes", str(error))
     return int(match[1].replace(",", "")) if match else None
