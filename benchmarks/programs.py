@@ -93,7 +93,7 @@ def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Trai
         replica.load(x, y, samples=samples)
         replica.run()
         replica.update(learning_rate)
-        return float(replica.sums[0])
+        return float(replica.loss_sums()[0])
 
     def parameters() -> dict[str, NDArray[Any]]:
         return {name: np.array(value) for name, value in replica.parameters.items()}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.gpu.clock import Program, Timer, host_timer, stream_timer
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
@@ -47,11 +48,16 @@ class Step:
     def set_rate(self, learning_rate: float) -> None:
         """Of all steps from now on."""
         self.replica.context.learning_rate = learning_rate
-        self.replica.announce()
+        if isinstance(self.replica, DeviceReplica):
+            self.replica.upload_hyperparameters()
 
     def _enqueue(self) -> None:
-        self.replica.run(updating=True)
-        self.replica.apply_update(rest=True)
+        if isinstance(self.replica, DeviceReplica):
+            self.replica.run(early=True)
+            self.replica.enqueue_update(rest=True)
+        else:
+            self.replica.run()
+            self.replica.update_kernel()(self.replica.context)
 
     @property
     def timer(self) -> Timer:
@@ -73,9 +79,8 @@ class Step:
         """Loss, output and gradients of the last step."""
         replica = self.replica
         replica.memory.synchronize()
-        replica.fetch_sums()
         return {
-            "loss": np.array(float(replica.sums[0])),
+            "loss": np.array(float(replica.loss_sums()[0])),
             "output": replica.output(),
             **replica.gradients,
         }
@@ -104,4 +109,4 @@ class Step:
     def _kernels(self) -> list[Callable[[], None]]:
         context = self.replica.context
         kernels = [partial(kernel, context) for _, kernel in self.replica.stages]
-        return [*kernels, self.replica.apply_update]
+        return [*kernels, partial(self.replica.update_kernel(), context)]

@@ -22,6 +22,7 @@ from benchmarks.gpu.clock import stream_timer
 from benchmarks.gpu.ours import LEARNING_RATE
 from dptrain.backends import load_backend
 from dptrain.backends.cuda.gpu import GPU
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import World
@@ -50,7 +51,10 @@ def time_steps(
     assert sums.enqueues, f"sums by {carrier} are not part of a step's graph"
     x, y = random_batch(network, batch_size, seed=world.rank)
     count = batch_size * world.size
-    replica.load(x, y, global_count=count, learning_rate=LEARNING_RATE)
+    assert isinstance(replica, DeviceReplica)
+    replica.stage_batch(x, y, global_count=count, learning_rate=LEARNING_RATE)
+    replica.unpack_staged_batch()
+    replica.sums_future()
     due = {bucket.after: number for number, bucket in enumerate(buckets)}
 
     def after_stage(stage: int) -> None:
@@ -58,9 +62,9 @@ def time_steps(
             sums.start(due[stage])
 
     def start() -> None:
-        replica.run(after_stage, updating=sums.alone)
+        replica.run(after_stage, early=sums.is_identity)
         sums.finish()
-        sums.apply_update(rest=sums.alone)
+        sums.update(lambda elements, rate: replica.enqueue_update(rest=sums.is_identity), 0.0)
 
     assert isinstance(replica.memory, GPU)
     step, timer = replica.memory.program(start), stream_timer(replica.memory.stream)

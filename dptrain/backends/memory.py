@@ -1,22 +1,20 @@
-"""Memory of a replica: aligned for vectors, and seen by name in the layouts that users know."""
+"""The memory that a replica lies in: a protocol for host and devices, and host memory."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from dptrain.errors import UserError
 from dptrain.network.layers import Shape
-from dptrain.plan.flat import FlatLayout, Slot
 
 
 def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
-    """Zeros that start on a cache line, as vector kernels want it; NumPy aligns to 16 bytes."""
+    """Return zeros that start on a cache line, for vector kernels; NumPy aligns to 16 bytes."""
     nbytes = size * np.dtype(dtype).itemsize
     memory = np.zeros(nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -24,23 +22,24 @@ def aligned_zeros(size: int, dtype: str) -> NDArray[Any]:
 
 
 def as_numbers(stored: NDArray[Any]) -> NDArray[Any]:
-    """Activations as numbers: uint16 holds the bits of bfloat16, the upper half of a float32."""
+    """Return activations as floating-point numbers; uint16 is decoded as bfloat16."""
     if stored.dtype != np.uint16:
         return stored
+    # A bfloat16 is the upper half of a float32.
     bits: NDArray[Any] = stored.astype(np.uint32) << np.uint32(16)
     return bits.view(np.float32)
 
 
 class Memory(Protocol):
-    """Where the arrays of a replica lie: the host's memory, or that of a device.
+    """The memory of the host or of a device, in which the arrays of a replica are allocated.
 
-    Arrays of a device can be sliced, reshaped and seen in another dtype as NumPy's can.
+    Arrays of a device can be sliced, reshaped and viewed in another dtype like NumPy's.
 
     Attributes:
-        asynchronous: stages return before they are done; `synchronize` waits for them.
-        on_gpu: arrays are memory of a GPU, as NCCL takes it.
-        identity: what tells the device from others of this machine; empty for the host.
-        name: of the kind of device, such as ``NVIDIA H200``; empty for the host.
+        asynchronous: True if stages return before they have run; `synchronize` waits for them.
+        on_gpu: True if arrays are GPU memory that NCCL accepts.
+        identity: distinguishes the devices of a machine; empty for the host.
+        name: of the device model, such as ``NVIDIA H200``; empty for the host.
     """
 
     asynchronous: bool
@@ -49,49 +48,50 @@ class Memory(Protocol):
     name: str
 
     def zeros(self, shape: Shape, dtype: str) -> NDArray[Any]:
-        """A new array of zeros."""
+        """Allocate an array of zeros."""
 
     def upload(self, target: NDArray[Any], source: NDArray[Any]) -> None:
-        """Copy an array of the host to `target`, converted to its dtype."""
+        """Copy a host array to `target`, converted to its dtype."""
 
     def download(self, source: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """A copy on the host, in `out` where that is given; `source` itself if it lies there."""
+        """Return a copy on the host, in `out` if given; host memory returns `source` itself."""
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
-        """`download` to memory that later ones, and uploads from it, reach fastest."""
+        """Return a copy in host memory from which later uploads and downloads are fastest."""
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
-        """Copy one of its arrays to another of the same shape and dtype."""
+        """Copy one array to another of the same shape and dtype, both in this memory."""
 
     def product_ms(self, size: int, precision: str) -> list[float] | None:
-        """Milliseconds, several times over, of a product by a library of the processor's maker.
+        """Time products of random square matrices by the vendor's library.
 
-        Of random square matrices. None where there is none; nothing is trained with it.
+        Returns:
+            Milliseconds of several repeats; None if there is no such library.
         """
 
     def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
-        """What starts, at each call, the very work that `start` starts.
+        """Return a function that repeats the work which `start` enqueues, on a GPU as a CUDA graph.
 
-        `start` may be called at the first calls only, and no more than started again later.
+        `start` is called for the first calls only; later calls launch what was captured.
 
         Args:
             start: enqueues work.
-            warm: such work was done before, but for where it reads and writes.
+            warm: True if such work was run before with other addresses.
         """
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
-        """Milliseconds that the work takes which `start` starts, several times over."""
+        """Return milliseconds of the work that `start` starts, of several repeats."""
 
     def synchronize(self) -> None:
-        """Wait until every stage that was started is done."""
+        """Wait until everything that was enqueued has run."""
 
 
 REPEATS = 7
-"""How often `Memory.times_ms` times."""
+"""Number of measurements of `Memory.times_ms`."""
 
 
 class HostMemory:
-    """The host's own."""
+    """Host memory; see `Memory`."""
 
     asynchronous = False
     on_gpu = False
@@ -109,7 +109,7 @@ class HostMemory:
         return source
 
     def host_copy(self, source: NDArray[Any]) -> NDArray[Any]:
-        return source
+        return np.array(source)
 
     def copy(self, target: NDArray[Any], source: NDArray[Any]) -> None:
         np.copyto(target, source)
@@ -123,7 +123,7 @@ class HostMemory:
     def times_ms(self, start: Callable[[], None]) -> list[float]:
         begin = time.perf_counter()
         start()
-        # A tenth of a second in all; what takes longer is run once each time.
+        # All repeats together take 0.1 s; work that takes longer runs once per repeat.
         rounds = max(int(0.1 / REPEATS / max(time.perf_counter() - begin, 1e-7)), 1)
         times = []
         for _ in range(REPEATS):
@@ -138,64 +138,3 @@ class HostMemory:
 
 
 HOST = HostMemory()
-
-
-class NamedArrays(Mapping[str, NDArray[Any]]):
-    """Parameters (or gradients, or optimizer state) by name, in canonical layout.
-
-    Reading gives a copy; assigning writes through to the replica.
-
-    Example:
-        >>> replica.parameters["conv1.weight"].shape            # doctest: +SKIP
-        (16, 3, 3, 3)
-        >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
-    """
-
-    def __init__(self, layout: FlatLayout, flat: NDArray[Any], memory: Memory = HOST) -> None:
-        self._layout, self._flat, self._memory = layout, flat, memory
-
-    def _slot(self, name: str) -> Slot:
-        try:
-            return self._layout[name]
-        except KeyError:
-            names = ", ".join(self) or "none"
-            raise KeyError(f"no parameter {name!r}; this network has {names}") from None
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        slot = self._slot(name)
-        stored = self._memory.download(self._flat[slot.start : slot.stop])
-        canonical: NDArray[Any] = np.array(_canonical(slot, stored), order="C", copy=True)
-        return canonical.reshape(slot.parameter.shape)
-
-    def __setitem__(self, name: str, value: ArrayLike) -> None:
-        slot = self._slot(name)
-        array = np.asarray(value)
-        if array.shape != slot.parameter.shape:
-            raise UserError(f"{name} has shape {slot.parameter.shape}, got {array.shape}")
-
-        def write(target: NDArray[Any]) -> None:
-            target[...] = array.reshape(slot.storage.view)
-
-        self.fill(name, write)
-
-    def fill(self, name: str, write: Callable[[NDArray[Any]], None]) -> None:
-        """Have `write` fill memory of the host, seen in canonical order and `Storage.view`.
-
-        Where the array lies in host memory, that is the array itself: nothing is copied.
-        """
-        slot = self._slot(name)
-        flat = self._flat[slot.start : slot.stop]
-        stored = self._memory.download(flat)
-        write(_canonical(slot, stored))
-        self._memory.upload(flat, stored)
-
-    def __iter__(self) -> Iterator[str]:
-        return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))
-
-    def __len__(self) -> int:
-        return len(self._layout.slots)
-
-
-def _canonical(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
-    """A view of a parameter's memory in canonical order, of shape `Storage.view`."""
-    return np.transpose(stored.reshape(slot.storage.shape), np.argsort(slot.storage.axes))

@@ -1,26 +1,23 @@
-"""A network in memory, ready to step, the same for every backend; and what its kernels are told.
+"""A network in memory, ready to train or predict: what all backends have in common.
 
-Memory for a plan, stages that a backend has bound to it, and the calls that users and the training
-loop make.
+A replica owns the memory of a plan and the stages that a backend has bound to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.backends.memory import HOST, Memory, NamedArrays, as_numbers
+from dptrain.backends.memory import HOST, Memory, as_numbers
+from dptrain.backends.named_arrays import NamedArrays
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.plan.flat import STOP, SUMS
-from dptrain.plan.lowering import (
-    Group,
-    Phase,
-)
+from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
 
 if TYPE_CHECKING:
@@ -29,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """What changes from step to step, read by every operation.
+    """What changes from step to step; every kernel receives it.
 
     Attributes:
-        seed: of the run; key of the dropout masks.
-        n: samples in use, at most the plan's batch size; may be 0.
-        training: False turns dropout off and keeps the loss from writing gradients.
-        step: number of the training step; key of the dropout masks.
-        samples: int64 (n,), what identifies each sample in this step; key of the dropout masks.
+        seed: of the run; part of the key of the dropout masks.
+        n: samples in use, from 0 to the plan's batch size.
+        training: False turns dropout off, and the loss writes no gradients.
+        step: number of the training step; part of the key of the dropout masks.
+        samples: int64 (n,), identity of each sample; part of the key of the dropout masks.
         scale: 1 / number of samples of the global minibatch.
-        learning_rate: of the coming update.
-        stop: whether this rank wishes to stop.
+        learning_rate: of the next update.
+        stop: True if this rank requests a stop.
     """
 
     seed: int
@@ -56,39 +53,48 @@ Kernel = Callable[[Context], None]
 """A stage bound to memory: computes for the first `Context.n` samples."""
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Memory of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for each
-parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage layout. With
-several layers that have parameters in one group the names carry the layer: ``dense2.weight``."""
+"""Arrays of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for each
+parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage layout. If
+several layers of a group have parameters, the names carry the layer: ``dense2.weight``."""
 
 Listener = Callable[[int], None]
-"""Called with a stage's index when that stage has run (on a GPU: has been enqueued)."""
+"""Called with a stage's index after that stage has run (on a GPU: has been enqueued)."""
 
 
 class Replica:
-    """A network in memory, ready to step. Made by `dptrain.make_replica`.
+    """A network in memory, ready to train or predict. `dptrain.make_replica` makes one.
+
+    A training step is `forward_backward` followed by `update`.
 
     Attributes:
-        plan: what was planned.
-        context: what the next step reads.
-        parameters, gradients: arrays by name in canonical layout.
-        state: optimizer state by its name, each like `parameters`.
-        flat_parameters, flat_gradients: the arrays behind them (`FlatLayout`).
-        memory: where all arrays lie but the following two.
-        host_gradients: the flat gradient as ranks sum it: `flat_gradients` itself where that lies
-            in host memory, else a copy that `fetch_gradients` fills.
-        sums: of the loss and the number of correct answers, and the wish to stop; the end of
-            `host_gradients`.
-        updates: number of updates made; Adam's bias correction reads it.
-        ahead: steps that may be under way when the next one is begun; 0 where stages are done when
-            they return.
-        notes: what a backend has to say of how stages are computed, by their names.
+        plan: buffers and stages.
+        context: what the stages read in the next step.
+        parameters, gradients: arrays by name in canonical layout, copied when read.
+        state: optimizer state by name ("momentum", …), each like `parameters`.
+        flat_parameters, flat_gradients, flat_state: the arrays that hold them (`FlatLayout`).
+        memory: where the arrays are allocated.
+        stages: every stage except load and update, with its kernel, in order.
+        updates: number of updates made; the bias correction of Adam reads it.
+        notes: which algorithm computes each stage, by stage name, if the backend reports it.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptrain import make_replica
+        >>> from dptrain.network import Dense, Network
+        >>> replica = make_replica(Network((4,), [Dense(3)]), batch_size=2)
+        >>> x, y = np.ones((2, 4), np.float32), np.array([0, 2])
+        >>> losses = []
+        >>> for _ in range(3):
+        ...     losses.append(replica.forward_backward(x, y))
+        ...     replica.update(learning_rate=0.1)
+        >>> losses[0] > losses[1] > losses[2]
+        True
     """
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST) -> None:
         self.backend, self.plan, self.memory = backend, plan, memory
         self.context = Context(seed=seed)
         self.updates = 0
-        self.ahead = int(memory.asynchronous)
         self.notes: dict[str, str] = {}
         layout, dtype = plan.layout, plan.dtype
         self.flat_parameters = memory.zeros((layout.size,), dtype)
@@ -100,25 +106,23 @@ class Replica:
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
         }
-        self.host_gradients = memory.host_copy(self.flat_gradients)
-        shared = slice(layout.size, layout.size + len(SUMS))
         if plan.training:
-            self._sums, self.sums = self.flat_gradients[shared], self.host_gradients[shared]
+            self._loss_sums = self.flat_gradients[layout.size : layout.size + len(SUMS)]
         else:
-            self._sums = memory.zeros((len(SUMS),), dtype)
-            self.sums = memory.download(self._sums)
+            self._loss_sums = memory.zeros((len(SUMS),), dtype)
         self._arena = memory.zeros((max(plan.arena_bytes, 1),), "uint8")
         self._views = {name: self._view(name) for name in plan.buffers}
-        # `load` looks up little: behind a step that has filled the caches, code and objects come
-        # from far away, and a reshape of a few numbers takes 15 µs instead of 1.
+        # `load` looks up as little as possible: after a step that has filled the caches, a reshape
+        # of a few numbers takes 15 µs instead of 1.
         self._order = np.arange(plan.batch_size, dtype=np.int64)
         self._input_shape = tuple(plan.network.input_shape)
-        self._target = self._views[TARGET]
+        self._input_view, self._target = self._views[plan.resolve(INPUT)], self._views[TARGET]
         maps = plan.network.nodes[-1].output_maps[1:] != (1, 1)
-        self._reorders = backend.channels_last and maps
+        self._reorders_targets = backend.channels_last and maps
+        self._update_kernels: dict[tuple[int, int], Kernel] = {}
         self.stages = self._bind()
-        everything = slice(0, layout.size)
-        self._update = backend.bind_update(self, everything) if plan.training else None
+        if plan.training:
+            self.update_kernel()
 
     def _view(self, name: str) -> NDArray[Any]:
         buffer = self.plan.buffers[name]
@@ -149,7 +153,7 @@ class Replica:
         return arrays
 
     def _bind(self) -> list[tuple[Stage, Kernel]]:
-        """Every stage but load and update with its kernel, in order."""
+        """Return every stage except load and update with its kernel, in order."""
         plan = self.plan
         kernels: dict[tuple[str, Phase], Kernel] = {}
         for group in plan.groups:
@@ -160,125 +164,89 @@ class Replica:
         gradient = self._views[plan.resolve(f"d{last}")].reshape(rows) if plan.training else None
         kernels["loss", Phase.LOSS] = self.backend.bind_loss(
             self, self._views[plan.resolve(last)].reshape(rows), self._views[TARGET], gradient,
-            self._sums,
+            self._loss_sums,
         )  # fmt: skip
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes by purpose: those of the plan, and what no plan knows of."""
+        """Allocated bytes by purpose: those of the plan, and what a backend allocates besides."""
         return dict(self.plan.memory)
 
-    # Steps.
-
-    keeps_pictures: ClassVar[bool] = False
-    """Whether `keep` can be called."""
-
-    def keep(self, pictures: NDArray[np.float32]) -> None:
-        """Hold all pictures that batches are made of, so that `load` need only be told places.
-
-        Args:
-            pictures: float32 (M, C, H', W'), or (M, F).
-        """
-        raise NotImplementedError
-
-    def keep_same(self, other: Replica) -> None:
-        """Use the pictures that `other`, a replica on the same device, keeps; nothing is copied."""
-        raise NotImplementedError
+    # A training step.
 
     def load(
         self,
-        x: NDArray[Any] | None,
+        x: NDArray[Any],
         y: NDArray[Any] | None,
         *,
-        places: NDArray[np.int64] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
-        step: int = 0,
+        step: int | None = None,
         training: bool = True,
-        learning_rate: float | None = None,
         stop: bool = False,
-        later: bool = False,
     ) -> None:
-        """Copy a batch in and set the context of the coming step.
+        """Copy a minibatch in, and set the context of the next step.
 
         Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size; None with `places`.
-            y: targets, (n,) class numbers or (n, F); None where no loss is wanted.
-            places: int64 (n, 4), parts of the pictures that `keep` holds, each a picture, the row
-                and the column where it begins, zeros lying outside, and whether it is mirrored.
-            samples: int64 (n,), identities of the samples; 0 … n − 1 where left out.
-            global_count: samples of the global minibatch; n where left out.
-            step: number of the step.
-            training: whether dropout is on and gradients are wanted.
-            learning_rate: of the step's update, where `apply_update` makes it and nobody looks at
-                the loss before: behind a loss that is not finite the batch is not taken then, so
-                that the one before stays, to be looked at.
-            stop: whether this rank wishes to stop.
-            later: `take`, which a program may hold, is to bring the batch where stages read it.
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+            y: targets: class indices (n,), or values (n, F); None if the loss is not computed.
+            samples: int64 (n,), identity of each sample, which selects its dropout mask;
+                0 … n − 1 by default.
+            global_count: samples of the global minibatch, over which loss and gradients are
+                averaged; n by default.
+            step: number of the step, which selects the dropout masks; the number of updates made
+                by default.
+            training: False turns dropout off, and no gradients are computed.
+            stop: True if this rank requests a stop.
+
+        Raises:
+            UserError: wrong shapes, or more samples than the plan's batch size.
         """
-        batch = places if x is None else x
-        assert batch is not None
-        n, most = len(batch), len(self._order)
-        if n > most:
-            raise UserError(f"batch of {n} samples; this replica was compiled for at most {most}")
+        n = len(x)
+        y = self._set_context(n, x, y, samples, global_count, step, training, stop)
+        if training:
+            self._loss_sums[STOP] = stop
+        if y is not None:
+            self._target[:n] = y
+        self._load_input(x)
+
+    def _set_context(
+        self,
+        n: int,
+        x: NDArray[Any] | None,
+        y: NDArray[Any] | None,
+        samples: NDArray[np.int64] | None,
+        global_count: int | None,
+        step: int | None,
+        training: bool,
+        stop: bool,
+    ) -> NDArray[Any] | None:
+        """Check a minibatch, set the context, and return the targets as they are stored."""
+        if n > len(self._order):
+            raise UserError(
+                f"the batch has {n} samples; this replica was made for at most {len(self._order)}"
+            )
         if x is not None and x.shape[1:] != self._input_shape:
             expected = str(self._input_shape)[1:-1]
             raise UserError(f"x has shape {x.shape}; this network expects ({n}, {expected})")
         if y is not None and len(y) != n:
             raise UserError(f"x has {n} samples, but y has targets for {len(y)}")
         context = self.context
-        context.n, context.step, context.training = n, step, training
+        context.n, context.training, context.stop = n, training, stop
+        context.step = self.updates if step is None else step
         context.samples = self._order[:n] if samples is None else samples
         context.scale = 1.0 / max(n if global_count is None else global_count, 1)
-        context.learning_rate, context.stop = learning_rate or 0.0, stop
         if y is not None:
             shape = (n, *self._target.shape[1:])
             y = y if y.shape == shape else y.reshape(shape)
-            if self._reorders:
+            if self._reorders_targets:
                 y = channels_last_targets(self.plan.network, y)
-        self._send(batch, y, always=learning_rate is None, kept=x is None)
-        if not later:
-            self.take()
-            self.begun()
-
-    @property
-    def turn(self) -> int:
-        """Which memory of several the batch came through; a program that takes it is for that."""
-        return 0
-
-    def take(self) -> None:
-        """Bring the batch that was loaded, and what the context says, to where stages read it."""
-
-    def tell(self) -> None:
-        """Bring a copy of `sums` to the host; what waits for it is had from `begun`."""
-
-    def begun(self) -> Callable[[float], list[float]]:
-        """All that reads the batch is started, and so is `tell`, if it is.
-
-        Returns:
-            What waits for the sums, at most so many seconds (`TimeoutError`).
-        """
-        values: list[float] = self.sums.tolist()
-        return lambda timeout: values
-
-    def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
-        """Bring a batch, and what the context says of the step, at least on its way.
-
-        Args:
-            kept: x are places in what is kept.
-            always: also behind a loss that is not finite.
-        """
-        if self.context.training:
-            self.sums[STOP] = self.context.stop
-        if y is not None:
-            self._target[: len(y)] = y
-        self._load_input(x)
+        return y
 
     def _load_input(self, x: NDArray[Any]) -> None:
-        target = self._views[self.plan.resolve(INPUT)]
-        n = len(x)
+        target, n = self._input_view, len(x)
         if not self.backend.channels_last:
             target[:n] = x.reshape((n, *target.shape[1:]))
         elif x.ndim == 4:
@@ -286,20 +254,11 @@ class Replica:
         else:
             target[:n, 0, 0] = x
 
-    def run(
-        self,
-        listener: Listener | None = None,
-        *,
-        in_order: bool = False,
-        updating: bool = False,
-    ) -> None:
-        """Run forward, loss and (in a training step) backward for the loaded batch.
+    def run(self, listener: Listener | None = None) -> None:
+        """Run forward, loss and backward for the loaded minibatch.
 
         Args:
-            listener: called behind each stage.
-            in_order: no stage runs beside another.
-            updating: parameters may be updated as soon as no stage needs them any more, this rank's
-                gradients being the sum. `apply_update` of the rest then belongs to the step.
+            listener: called after each stage.
         """
         context = self.context
         for stage, kernel in self.stages:
@@ -308,77 +267,96 @@ class Replica:
                 listener(stage.index)
 
     def run_forward(self, *, loss: bool) -> None:
-        """Run the forward stages and, if asked, the loss; gradients stay as they are."""
+        """Run the forward stages and, if `loss`, the loss; gradients remain unchanged."""
         context = self.context
         for stage, kernel in self.stages:
             if stage.phase is Phase.FORWARD or (loss and stage.phase is Phase.LOSS):
                 kernel(context)
 
-    def forward_backward(self, x: ArrayLike, y: ArrayLike, **context: Any) -> float:
-        """Loss and gradients of a batch; the mean loss over the (global) batch is returned.
-
-        Keyword arguments are those of `load`.
-        """
-        if not self.plan.training:
-            raise UserError("this replica was compiled without training")
-        self.load(np.asarray(x), checked_targets(self.plan.network, y), **context)
-        self.run()
-        self.fetch_sums()
-        return float(self.sums[0])
-
-    def fetch_sums(self) -> None:
-        """Bring what lies behind the flat gradient to `sums`."""
-        if self.sums is not self._sums:
-            self.memory.download(self._sums, self.sums)
-
-    def fetch_gradients(self, start: int, stop: int) -> None:
-        """Bring elements [start, stop) of the flat gradient to `host_gradients`."""
-        if self.host_gradients is self.flat_gradients:
-            return
-        inside = slice(start, min(stop, self.plan.layout.size))
-        self.memory.download(self.flat_gradients[inside], self.host_gradients[inside])
-        if stop > inside.stop:
-            self.fetch_sums()
-
-    def use_gradients(self) -> None:
-        """Let the update see what `host_gradients` holds."""
-        if self.host_gradients is not self.flat_gradients:
-            inside = slice(0, self.plan.layout.size)
-            self.memory.upload(self.flat_gradients[inside], self.host_gradients[inside])
-            self.memory.upload(self._sums, self.sums)
-
-    def update(self, learning_rate: float) -> None:
-        """Apply the update rule to every parameter."""
-        self.updates += 1
-        self.context.learning_rate = learning_rate
-        self.announce()
-        self.apply_update()
-
-    def apply_update(self, *, rest: bool = False) -> None:
-        """`update` with the rate that the context has, already counted in `updates`.
+    def forward_backward(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        samples: NDArray[np.int64] | None = None,
+        global_count: int | None = None,
+        step: int | None = None,
+        stop: bool = False,
+    ) -> float:
+        """Compute the loss and the gradients of a minibatch.
 
         Args:
-            rest: only of what `run` was free to update, and did not.
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+            y: targets: class indices (n,), one-hot rows, or values (n, F).
+            samples: int64 (n,), identity of each sample, which selects its dropout mask;
+                0 … n − 1 by default.
+            global_count: samples of the global minibatch, if this is a shard of one: loss and
+                gradients are divided by it; n by default.
+            step: number of the step, which selects the dropout masks. The default is the number
+                of updates made, so that a loop of `forward_backward` and `update` uses steps
+                0, 1, 2, ….
+            stop: True if this rank requests a stop; summed over ranks with the loss.
+
+        Returns:
+            The sum of the losses of this minibatch over `global_count`: its mean by default.
+
+        Raises:
+            UserError: wrong shapes, invalid targets, or a replica made without training.
         """
-        if self._update is None:
-            raise UserError("this replica was compiled without training")
-        self._update(self.context)
+        if not self.plan.training:
+            raise UserError("this replica was made with training=False and has no gradients")
+        self.load(
+            np.asarray(x), checked_targets(self.plan.network, y),
+            samples=samples, global_count=global_count, step=step, stop=stop,
+        )  # fmt: skip
+        self.run()
+        return self.loss_sums()[0]
 
-    def announce(self) -> None:
-        """Bring what the context says of the coming update to where kernels read it."""
+    def loss_sums(self) -> list[float]:
+        """Return the loss, the number of correct predictions and the stop request of the step.
 
-    def stamp(self, place: int) -> None:
-        """Where stages return before they are done: note when what was started so far is."""
-        raise NotImplementedError
+        They are this rank's until a gradient sum has summed them over the ranks.
+        """
+        sums: list[float] = self.memory.download(self._loss_sums).tolist()
+        return sums
 
-    def stamps(self) -> NDArray[np.int64]:
-        """Nanoseconds by place, as noted in steps whose result is known."""
-        raise NotImplementedError
+    def update(self, learning_rate: float) -> None:
+        """Apply the update rule to all parameters.
+
+        Args:
+            learning_rate: of this update.
+        """
+        everything = slice(0, self.plan.layout.size)
+        self.update_slice(everything, learning_rate, number=self.updates + 1)
+
+    def update_slice(self, elements: slice, learning_rate: float, *, number: int) -> None:
+        """Apply the update rule to some elements of the flat arrays.
+
+        Args:
+            elements: of the flat arrays; start and stop are multiples of 16.
+            learning_rate: of this update.
+            number: number of the update, from 1; the same for all slices of a step.
+        """
+        self.updates = number
+        self.context.learning_rate = learning_rate
+        self.update_kernel(elements)(self.context)
+
+    def update_kernel(self, elements: slice | None = None) -> Kernel:
+        """Return the kernel that applies the update rule to `elements`, by default to all."""
+        if not self.plan.training:
+            raise UserError("this replica was made with training=False and cannot be updated")
+        key = (0, self.plan.layout.size) if elements is None else (elements.start, elements.stop)
+        kernel = self._update_kernels.get(key)
+        if kernel is None:
+            kernel = self._update_kernels[key] = self.backend.bind_update(self, slice(*key))
+        return kernel
+
+    # Inference.
 
     def output(self) -> NDArray[Any]:
-        """(n, F) what the network gave for the loaded batch, before softmax or sigmoid."""
-        view = self._views[self.plan.resolve(self.plan.groups[-1].tail.name)]
+        """Return the output (n, F) for the loaded minibatch, before softmax or sigmoid."""
         tail = self.plan.groups[-1].tail
+        view = self._views[self.plan.resolve(tail.name)]
         n = self.context.n
         rows = as_numbers(self.memory.download(view[:n]))
         if self.backend.channels_last:
@@ -386,7 +364,14 @@ class Replica:
         return np.array(rows).reshape((n, *tail.output_shape))
 
     def forward(self, x: ArrayLike) -> NDArray[Any]:
-        """Outputs (N, F) before softmax or sigmoid, for any number of samples, dropout off."""
+        """Compute outputs before softmax or sigmoid, without dropout.
+
+        Args:
+            x: (N, C, H, W) or (N, F), any number of samples.
+
+        Returns:
+            (N, F).
+        """
         array = np.asarray(x)
         chunks = []
         for start in range(0, len(array), self.plan.batch_size):
@@ -398,7 +383,14 @@ class Replica:
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def predict(self, x: ArrayLike) -> NDArray[Any]:
-        """What a user wants to know: probabilities (softmax, sigmoid) or values, (N, F)."""
+        """Compute predictions: probabilities after softmax or sigmoid, or values.
+
+        Args:
+            x: (N, C, H, W) or (N, F), any number of samples.
+
+        Returns:
+            (N, F).
+        """
         z = self.forward(x)
         kind = self.plan.network.loss.targets
         if kind == "classes":
@@ -409,25 +401,34 @@ class Replica:
         return z
 
     def evaluate(self, x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
-        """Sum of the losses and number of correct answers, for any number of samples."""
+        """Compute the sum of the losses and the number of correct predictions.
+
+        Args:
+            x: (N, C, H, W) or (N, F), any number of samples.
+            y: targets, as for `forward_backward`.
+
+        Returns:
+            (loss sum, correct predictions).
+        """
         array, targets = np.asarray(x), checked_targets(self.plan.network, y)
-        self.fetch_sums()
-        saved = self.sums.copy()
+        saved = np.array(self.memory.download(self._loss_sums))
         loss, correct = 0.0, 0
         for start in range(0, len(array), self.plan.batch_size):
             span = slice(start, start + self.plan.batch_size)
             self.load(array[span], targets[span], global_count=1, training=False)
             self.run_forward(loss=True)
-            self.fetch_sums()
-            loss += float(self.sums[0])
-            correct += round(float(self.sums[1]))
-        self.sums[:] = saved
-        if self.sums is not self._sums:
-            self.memory.upload(self._sums, saved)
+            sums = self.loss_sums()
+            loss += sums[0]
+            correct += round(sums[1])
+        self.memory.upload(self._loss_sums, saved)
         return loss, correct
 
-    def first_not_finite(self) -> str | None:
-        """Name where values stop being finite: input, a parameter or a group's output."""
+    def first_non_finite(self) -> str | None:
+        """Run forward again and name the first value that is not finite.
+
+        Returns:
+            The input, a parameter or the output of a group, as text; None if all are finite.
+        """
         n = self.context.n
 
         def finite(name: str) -> bool:
@@ -436,7 +437,7 @@ class Replica:
 
         if not finite(INPUT):
             return "the input"
-        # Scratch memory, which a stage writes as well, may hold any bytes.
+        # Scratch buffers, which a stage writes as well, may hold any bytes.
         outputs = {g.name: g.tail.name for g in self.plan.groups}
         for stage, kernel in self.stages:
             if stage.phase is not Phase.FORWARD:
@@ -451,19 +452,25 @@ class Replica:
 
 
 def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:
-    """(start, stop, weight decay) of runs that share a weight decay, from `elements.start` on.
+    """Return runs of elements that share a weight decay.
 
     Args:
-        plan: has the flat arrays' slots.
-        elements: of the flat arrays, whole slots.
+        plan: has the slots of the flat arrays.
+        elements: of the flat arrays; start and stop are multiples of 16.
+
+    Returns:
+        (start, stop, weight decay) of each run; start and stop count from `elements.start`.
     """
     first, last = elements.start, elements.stop
     runs: list[tuple[int, int, float]] = []
-    slots = [slot for slot in plan.layout.slots if first <= slot.start < last]
+    slots = plan.layout.slots
     for i, slot in enumerate(slots):
-        stop = slots[i + 1].start if i + 1 < len(slots) else last
+        end = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
+        start, stop = max(slot.start, first) - first, min(end, last) - first
+        if start >= stop:
+            continue
         if runs and runs[-1][2] == slot.parameter.weight_decay:
-            runs[-1] = (runs[-1][0], stop - first, runs[-1][2])
+            runs[-1] = (runs[-1][0], stop, runs[-1][2])
         else:
-            runs.append((slot.start - first, stop - first, slot.parameter.weight_decay))
+            runs.append((start, stop, slot.parameter.weight_decay))
     return runs

@@ -1,4 +1,4 @@
-"""Ranks, and ways of summing gradients by name; each is imported when asked for."""
+"""Ranks and gradient sums. Each method of summing is imported when it is selected."""
 
 from __future__ import annotations
 
@@ -13,53 +13,62 @@ if TYPE_CHECKING:
     from dptrain.plan.buckets import Bucket
 
 STRATEGIES = ("mirrored", "central")
-"""Names users may say, the default first."""
+"""Names that users may pass, the default first."""
 
 TRANSPORTS = ("auto", "peer", "nccl", "mpi", "host")
-"""Ways between GPUs. With ``peer`` those of one node write into each other's memory; ``mpi`` hands
-MPI addresses of GPU memory, which it must understand."""
+"""How gradients are transferred between GPUs: ``peer`` uses peer-to-peer memory within a node,
+``nccl`` NCCL, ``mpi`` passes GPU addresses to MPI, ``host`` stages gradients through host memory,
+and ``auto`` takes the first of these that is available."""
 
 
 def make_gradient_sum(
-    name: str,
+    strategy: str,
     world: World,
     replica: Replica,
     buckets: tuple[Bucket, ...],
     transport: str | None = None,
 ) -> GradientSum:
-    """Make the way of summing gradients called `name`; one rank sums nothing under any name.
+    """Return the gradient sum of a strategy; one rank sums nothing with any strategy.
 
     Args:
-        name: one of `STRATEGIES`.
-        world: the ranks.
-        replica, buckets: what is summed.
-        transport: how gradients of GPUs travel, as `choose_transport` says; asked where left out.
+        strategy: one of `STRATEGIES`.
+        world: the ranks; every rank calls this.
+        replica: has the gradients.
+        buckets: of the flat gradient.
+        transport: the result of `choose_transport`; None calls it.
 
     Raises:
-        UserError: no such name.
+        UserError: the strategy is unknown, or does not support the transport.
     """
-    if name not in STRATEGIES:
+    if strategy not in STRATEGIES:
         raise UserError(
-            f"no strategy '{name}'; there are {', '.join(STRATEGIES)}{suggest(name, STRATEGIES)}"
+            f"there is no strategy '{strategy}'; expected one of {', '.join(STRATEGIES)}"
+            f"{suggest(strategy, STRATEGIES)}"
         )
+    size, gradients = replica.plan.layout.size, replica.flat_gradients
     if world.size == 1:
         from dptrain.comm.none import NoSum
 
-        return NoSum(world, replica, buckets)
-    from dptrain.comm.transport import choose_transport
+        return NoSum(world, gradients, size, buckets)
+    from dptrain.comm.transport import check_strategy, choose_transport
 
-    transport = transport or choose_transport(world, replica)
+    transport = transport or choose_transport(world, replica, strategy=strategy)
+    check_strategy(transport, strategy)
     if transport in ("peer", "nccl"):
         from dptrain.comm.enqueued import EnqueuedCentralSum, EnqueuedSum
         from dptrain.comm.nccl import Nccl
         from dptrain.comm.peer import Peers
 
-        strategy = EnqueuedCentralSum if name == "central" else EnqueuedSum
-        return strategy(world, replica, buckets, Peers if transport == "peer" else Nccl)
-    if name == "central":
-        from dptrain.comm.central import CentralSum
-
-        return CentralSum(world, replica, buckets)
+        enqueued = EnqueuedCentralSum if strategy == "central" else EnqueuedSum
+        return enqueued(world, replica, buckets, Peers if transport == "peer" else Nccl)
     from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
 
-    return (DeviceMirroredSum if transport == "mpi" else MirroredSum)(world, replica, buckets)
+    if transport == "mpi":
+        return DeviceMirroredSum(world, gradients, size, buckets)
+    if replica.memory.asynchronous:
+        gradients = replica.memory.host_copy(gradients)
+    if strategy == "central":
+        from dptrain.comm.central import CentralSum
+
+        return CentralSum(world, gradients, buckets, replica.flat_parameters, replica.memory)
+    return MirroredSum(world, gradients, size, buckets)

@@ -1,170 +1,135 @@
-"""What a way of summing gradients supplies."""
+"""The interface of a gradient sum, which each method of summing over the ranks implements."""
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import ClassVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
-import numpy as np
+from numpy.typing import NDArray
 
-from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 
+UpdateSlice = Callable[[slice, float], None]
+"""Applies the update rule to elements of the flat arrays, with a learning rate. It changes nothing
+if the loss, which the last bucket carries, is not finite."""
+
 
 class GradientSum(ABC):
-    """Sums the flat gradients of all ranks, bucket by bucket, while backward goes on.
+    """Sums the flat gradients of all ranks in place, bucket by bucket, during the backward pass.
 
-    A step calls `start` for each bucket in order, as soon as its gradients are final on this
-    rank; `poll` between stages; `finish`; `update`. After `finish`, `Replica.sums` (loss, correct
-    answers, wish to stop) hold their sums over all ranks on every rank, under every strategy;
-    where a device keeps them, once `Replica.fetch_sums` has brought them.
-    Subclasses override the `_do_…` methods, and `apply_update` where not every rank makes it.
+    A training step calls `start` for each bucket in order, as soon as its gradients are final on
+    this rank; `poll` between stages; and then `finish_and_update`. A subclass implements `_start`,
+    `_poll` and `_finish`. It overrides `finish_and_update` if not every rank updates all parameters
+    by itself.
 
-    Attributes, of the last step:
-        exposed_ns: what the calls took from the computing thread, without the update itself.
-        hidden_ns: what a sum was under way besides.
-        update_ns: the update itself; 0 on ranks that make none.
-        bytes: payload that this rank gave into collectives.
-        calls: begin and end of each stretch of `exposed_ns`, by `time.perf_counter_ns`.
-        spans: begin and end of each bucket's sum, as far as they are known; by the same clock.
+    The last bucket carries the loss, the number of correct predictions and the stop request. Their
+    sums reach every rank with every method.
+
+    Attributes:
+        world: the ranks.
+        gradients: the array that is summed, (num_parameters + 16,), in host or device memory.
+        num_parameters: elements of the flat arrays, padding included.
+        buckets: slices of `gradients`, in the order in which they become final.
+        on_bucket_summed: called with the index of a bucket when its sum was found to be complete;
+            None calls nothing. Methods that only enqueue work do not call it.
     """
 
     name: ClassVar[str]
+    """The method's name in the output: a strategy, or ``none``."""
+
     transport: ClassVar[str]
-    """How gradients travel, a word of `dptrain.comm.TRANSPORTS` or ``none``."""
+    """How gradients are transferred: one of `dptrain.comm.TRANSPORTS`, or ``none``."""
 
     enqueues: ClassVar[bool] = False
-    """Whether `start`, `finish` and `apply_update` only enqueue work behind the replica's stages,
-    so that they can be part of a program (`Memory.program`) with them; accounts then say nothing.
-    """
+    """True if `start`, `finish` and `update` only enqueue work on the device's streams, so that a
+    CUDA graph can contain them."""
 
-    alone: ClassVar[bool] = False
-    """Whether this rank's gradients are the sum, so that they may be used as they come."""
+    is_identity: ClassVar[bool] = False
+    """True if the gradients of this rank already are the sum."""
 
-    def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
+    def __init__(
+        self,
+        world: World,
+        gradients: NDArray[Any],
+        num_parameters: int,
+        buckets: tuple[Bucket, ...],
+    ) -> None:
         covered = [0, *(bucket.stop for bucket in buckets)]
         assert [bucket.start for bucket in buckets] == covered[:-1], "buckets leave gaps"
-        assert covered[-1] == replica.host_gradients.size, "buckets do not cover the gradient"
-        self.world, self.replica, self.buckets = world, replica, buckets
-        self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
-        self.calls: list[tuple[int, int]] = []
-        self.spans: list[tuple[int, int]] = [(0, 0)] * len(buckets)
-        self._started = self._begun = self._done = 0
-        self._under_way_ns = 0
-        self._since: int | None = None
+        assert covered[-1] == gradients.size, "buckets do not cover the gradient"
+        self.world, self.gradients, self.buckets = world, gradients, buckets
+        self.num_parameters = num_parameters
+        self.on_bucket_summed: Callable[[int], None] | None = None
+        self._num_started = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Of the replica's device that sums take besides the gradient."""
+        """Device memory that the method needs in addition to the gradients."""
         return 0
 
     def start(self, bucket: int) -> None:
-        """Begin summing a bucket; all ranks start the same buckets in the same order."""
-        assert bucket == self._started, f"bucket {bucket} started, {self._started} was due"
-        if bucket == 0:
-            self.exposed_ns = self.hidden_ns = self.update_ns = self.bytes = 0
-            self._under_way_ns = self._begun = self._done = 0
-            self.calls.clear()
-        self._started += 1
-        self._begun += 1
-        now = time.perf_counter_ns()
-        self.spans[bucket] = now, now
-        if self._since is None:
-            self._since = now
-        with self._exposed():
-            self._do_start(bucket)
-        self._note()
+        """Start the sum of a bucket. All ranks start the same buckets in the same order."""
+        assert bucket == self._num_started, f"bucket {bucket} started, expected {self._num_started}"
+        self._num_started += 1
+        self._start(bucket)
 
     def poll(self) -> None:
         """Let sums progress: MPI works on them only inside its calls."""
-        if self._since is not None:
-            with self._exposed():
-                self._do_poll()
-            self._note()
+        if self._num_started:
+            self._poll()
 
     def finish(self) -> None:
-        """Wait until every bucket is summed."""
-        assert self._started == len(self.buckets), "finish before every bucket was started"
-        self._started = 0
-        with self._exposed():
-            self._do_finish()
-        self._note()
-        # What one rank does in these calls is bookkeeping, and hides nothing.
-        many = self.world.size > 1
-        self.hidden_ns = max(self._under_way_ns - self.exposed_ns, 0) if many else 0
+        """Wait until every bucket is summed, or enqueue that later work waits for it."""
+        assert self._num_started == len(self.buckets), "finish before every bucket was started"
+        self._finish()
+        self._num_started = 0
 
-    def update(self, learning_rate: float) -> None:
-        """Apply the update rule, so that all ranks end with the same parameters."""
-        self._update_here(learning_rate)
-
-    def apply_update(self, *, rest: bool = False) -> None:
-        """`update` by what the device was told with the batch, without a look at the clock.
+    def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        """Apply the update rule after `finish`, so that all ranks hold the same parameters.
 
         Args:
-            rest: as `Replica.apply_update` has it.
+            update_slice: updates a slice of this rank's parameters.
+            learning_rate: of the update.
         """
-        self.replica.apply_update(rest=rest)
+        update_slice(slice(0, self.num_parameters), learning_rate)
 
-    def time_alone(self, bucket: int) -> int:
-        """Nanoseconds from when all ranks are here until a bucket's sum is there, on this rank.
+    def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        """Finish the sum, and update all parameters.
 
-        Apart from a step; what the gradients are afterwards is of no use.
+        A method may override this to sum and update in one pass: each rank finishes the sum of its
+        own slice and calls `update_slice` for it alone, once or several times. The sums of the last
+        bucket (loss, stop request) must be complete in `gradients` before the first call.
+
+        Args:
+            update_slice: updates a slice of this rank's parameters.
+            learning_rate: of the update.
         """
-        self.world.barrier()
-        # Ranks leave a barrier up to a nap apart, and a small sum almost at once.
-        self.world.all_reduce(np.zeros(1, np.float32))
-        begin = time.perf_counter_ns()
-        self._do_start(bucket)
-        self._do_finish()
-        self.replica.memory.synchronize()
-        return time.perf_counter_ns() - begin
+        self.finish()
+        self.update(update_slice, learning_rate)
+
+    def sum_alone(self, bucket: int) -> None:
+        """Sum one bucket outside a step and wait for it, for measurements."""
+        self._start(bucket)
+        self._finish()
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Return a context that enqueues work after the sums that were started, on their stream."""
+        return nullcontext()
 
     def close(self) -> None:
-        """Leave the other ranks in good order; programs that hold sums are gone already."""
-
-    def stamp(self, place: int) -> None:
-        """Where sums are enqueued: have the replica note when those so far are done."""
-
-    def _update_here(self, learning_rate: float) -> None:
-        begin = time.perf_counter_ns()
-        self.replica.update(learning_rate)
-        self.update_ns = time.perf_counter_ns() - begin
-
-    @contextmanager
-    def _exposed(self) -> Iterator[None]:
-        begin = time.perf_counter_ns()
-        yield
-        end = time.perf_counter_ns()
-        self.exposed_ns += end - begin
-        self.calls.append((begin, end))
-
-    def _note(self) -> None:
-        """Keep account of how long sums are under way."""
-        now, busy = time.perf_counter_ns(), self._first_under_way()
-        done = self._begun if busy is None else busy
-        for bucket in range(self._done, done):
-            self.spans[bucket] = self.spans[bucket][0], now
-        self._done = done
-        if self._since is not None and busy is None:
-            self._under_way_ns += now - self._since
-            self._since = None
+        """Release what the ranks share. All ranks call this, after graphs with sums are gone."""
 
     @abstractmethod
-    def _first_under_way(self) -> int | None:
-        """The first bucket whose sum is under way, as far as is known."""
+    def _start(self, bucket: int) -> None:
+        """Implement `start`."""
 
     @abstractmethod
-    def _do_start(self, bucket: int) -> None:
-        """`start` without the accounts."""
+    def _poll(self) -> None:
+        """Implement `poll`; called only while a step has started sums."""
 
     @abstractmethod
-    def _do_poll(self) -> None:
-        """`poll` without the accounts."""
-
-    @abstractmethod
-    def _do_finish(self) -> None:
-        """`finish` without the accounts."""
+    def _finish(self) -> None:
+        """Implement `finish`."""

@@ -1,55 +1,56 @@
-"""Sums over GPUs that are enqueued behind the stages, beside those that follow."""
+"""Sums over GPUs that are enqueued on a stream and overlap with the backward pass."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dptrain.backends.cuda.device import SUMS, Array, Device
 from dptrain.backends.replica import Replica
-from dptrain.comm.base import GradientSum
+from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.world import World
 from dptrain.plan.buckets import Bucket
 
 
 class Carrier(ABC):
-    """What ranks do together with arrays of their GPUs; every call is enqueued, in place.
+    """Collective operations on arrays in GPU memory, in place; every call only enqueues work.
 
-    All ranks make the same calls in the same order, with arrays that were named at the start.
-    Between two broadcasts there is a sum.
+    All ranks make the same calls in the same order, with the arrays that the carrier was made for.
+    There is a sum between any two broadcasts.
     """
 
     @abstractmethod
     def all_reduce(self, array: Array) -> None:
-        """Have every rank hold Σ_r x_r, with the same bits."""
+        """Replace the array by Σ_r x_r on every rank, with the same bits."""
 
     @abstractmethod
     def reduce(self, array: Array) -> None:
-        """Have rank 0 hold Σ_r x_r; what others have then is of no use."""
+        """Replace the array by Σ_r x_r on rank 0; it is undefined on other ranks."""
 
     @abstractmethod
     def broadcast(self, array: Array) -> None:
-        """Have every rank hold what rank 0 does."""
+        """Replace the array by that of rank 0 on every rank."""
 
     transport: ClassVar[str]
-    """Its word in `dptrain.comm.TRANSPORTS`."""
+    """Its name in `dptrain.comm.TRANSPORTS`."""
 
     memory_bytes: int = 0
-    """Of the device that this takes, as far as it is known."""
+    """Device memory that it allocates, as far as it is known."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the others in good order, when nothing is enqueued any more."""
+        """Release what the ranks share, when nothing is enqueued any more."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Arrays of a rank, float32, of which the others have the same, by what is done with them.
+    """Arrays that a carrier is used with, float32, of equal sizes on all ranks.
 
     Attributes:
-        all_reduced, reduced, broadcast: as `Carrier` has it; 16 bytes each or a multiple.
+        all_reduced, reduced, broadcast: by operation; sizes are multiples of 16 bytes.
     """
 
     all_reduced: Sequence[Array] = ()
@@ -58,11 +59,20 @@ class Shared:
 
 
 Connect = Callable[[World, Replica, Shared], Carrier]
-"""Makes the carrier of some arrays of a replica; all ranks call it."""
+"""Makes a carrier for some arrays of a replica; all ranks call it."""
 
 
 class EnqueuedSum(GradientSum):
-    """g ← Σ_r g_r on every rank, by one all-reduce a bucket, in the memory of the GPUs."""
+    """g ← Σ_r g_r on every rank, by one all-reduce per bucket in GPU memory.
+
+    The sums are enqueued on a stream of their own and overlap with the stages that follow. The
+    carrier decides the order of summation.
+
+    Args:
+        world, buckets: see `GradientSum`.
+        replica: has the gradients, in the memory of a device.
+        connect: makes the carrier.
+    """
 
     name: ClassVar[str] = "mirrored"
     enqueues: ClassVar[bool] = True
@@ -70,84 +80,71 @@ class EnqueuedSum(GradientSum):
     def __init__(
         self, world: World, replica: Replica, buckets: tuple[Bucket, ...], connect: Connect
     ) -> None:
-        super().__init__(world, replica, buckets)
+        super().__init__(world, replica.flat_gradients, replica.plan.layout.size, buckets)
         assert isinstance(replica.memory, Device)
         self.device = replica.memory
-        self.parts = self._parts()
-        self.carrier = connect(world, replica, self._shared())
+        self._bucket_arrays = self._slice_buckets()
+        self.carrier = connect(world, replica, self._shared_arrays(replica))
 
-    def _parts(self) -> list[Array]:
-        """What is summed of each bucket."""
-        gradients = self.replica.flat_gradients
-        return [gradients[bucket.start : bucket.stop] for bucket in self.buckets]
+    def _slice_buckets(self) -> list[Array]:
+        """Return what is summed of each bucket."""
+        return [self.gradients[bucket.start : bucket.stop] for bucket in self.buckets]
 
-    def _shared(self) -> Shared:
-        """What the carrier is to know of."""
-        return Shared(all_reduced=self.parts)
+    def _shared_arrays(self, replica: Replica) -> Shared:
+        """Return the arrays that the carrier is used with."""
+        return Shared(all_reduced=self._bucket_arrays)
 
     @property
     def memory_bytes(self) -> int:
         return self.carrier.memory_bytes
 
+    def stream(self) -> AbstractContextManager[None]:
+        return self.device.beside(SUMS)
+
     def close(self) -> None:
         self.device.synchronize()
         self.carrier.close()
-
-    def stamp(self, place: int) -> None:
-        with self.device.beside(SUMS):
-            self.replica.stamp(place)
 
     @property
     def transport(self) -> str:  # type: ignore[override]
         """The carrier's."""
         return self.carrier.transport
 
-    def _first_under_way(self) -> int | None:
-        return None
-
-    def _do_start(self, bucket: int) -> None:
-        self.bytes += self.parts[bucket].nbytes
+    def _start(self, bucket: int) -> None:
         with self.device.beside(SUMS):
-            self.carrier.all_reduce(self.parts[bucket])
+            self.carrier.all_reduce(self._bucket_arrays[bucket])
 
-    def _do_poll(self) -> None:
+    def _poll(self) -> None:
         pass
 
-    def _do_finish(self) -> None:
+    def _finish(self) -> None:
         self.device.join()
 
 
 class EnqueuedCentralSum(EnqueuedSum):
-    """g ← Σ_r g_r on rank 0, which updates and hands the parameters out.
+    """g ← Σ_r g_r on rank 0, which updates and broadcasts the parameters.
 
-    The few shared sums behind the slots go to every rank.
+    The loss sums at the end of the last bucket reach every rank.
     """
 
     name: ClassVar[str] = "central"
 
-    def _parts(self) -> list[Array]:
-        size, gradients = self.replica.plan.layout.size, self.replica.flat_gradients
-        self.sums = gradients[size:]
-        return [gradients[bucket.start : min(bucket.stop, size)] for bucket in self.buckets]
+    def _slice_buckets(self) -> list[Array]:
+        size = self.num_parameters
+        self._loss_sums = self.gradients[size:]
+        return [self.gradients[bucket.start : min(bucket.stop, size)] for bucket in self.buckets]
 
-    def _shared(self) -> Shared:
-        return Shared([self.sums], self.parts, [self.replica.flat_parameters])
+    def _shared_arrays(self, replica: Replica) -> Shared:
+        self._parameters = replica.flat_parameters
+        return Shared([self._loss_sums], self._bucket_arrays, [self._parameters])
 
-    def _do_start(self, bucket: int) -> None:
-        self.bytes += self.parts[bucket].nbytes
+    def _start(self, bucket: int) -> None:
         with self.device.beside(SUMS):
-            self.carrier.reduce(self.parts[bucket])
+            self.carrier.reduce(self._bucket_arrays[bucket])
             if bucket == len(self.buckets) - 1:
-                self.carrier.all_reduce(self.sums)
+                self.carrier.all_reduce(self._loss_sums)
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         if self.world.is_rank_zero:
-            self._update_here(learning_rate)
-        else:
-            self.replica.updates += 1
-        self.carrier.broadcast(self.replica.flat_parameters)
-
-    def apply_update(self, *, rest: bool = False) -> None:
-        if self.world.is_rank_zero:
-            super().apply_update(rest=rest)
-        self.carrier.broadcast(self.replica.flat_parameters)
+            super().update(update_slice, learning_rate)
+        self.carrier.broadcast(self._parameters)

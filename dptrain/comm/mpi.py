@@ -1,4 +1,4 @@
-"""Mirrored replicas over MPI: every rank receives the sum and makes the same update."""
+"""Sums over MPI: every rank receives the sum of the gradients and applies the same update."""
 
 from __future__ import annotations
 
@@ -7,80 +7,87 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.comm.world import World, pieces
 from dptrain.plan.buckets import Bucket
 
 
 class MirroredSum(GradientSum):
-    """g ← Σ_r g_r on every rank, by one nonblocking all-reduce a bucket."""
+    """g ← Σ_r g_r on every rank, by one nonblocking all-reduce per bucket, in host memory.
+
+    MPI decides the order of summation.
+    """
 
     name: ClassVar[str] = "mirrored"
     transport: ClassVar[str] = "host"
 
-    def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
-        super().__init__(world, replica, buckets)
+    def __init__(
+        self,
+        world: World,
+        gradients: NDArray[Any],
+        num_parameters: int,
+        buckets: tuple[Bucket, ...],
+    ) -> None:
+        super().__init__(world, gradients, num_parameters, buckets)
         assert world.comm is not None
         self.comm = world.comm
         self._active: list[tuple[int, MPI.Request]] = []
+        self._num_summed = 0
 
-    def _first_under_way(self) -> int | None:
-        return self._active[0][0] if self._active else None
-
-    def _do_start(self, bucket: int) -> None:
+    def _start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
-        self.replica.fetch_gradients(start, stop)
-        self._sum_everywhere(bucket, self.replica.host_gradients[start:stop])
+        self._start_all_reduce(bucket, self.gradients[start:stop])
 
-    def _sum_everywhere(self, bucket: int, array: NDArray[Any]) -> None:
-        self.bytes += array.nbytes
+    def _start_all_reduce(self, bucket: int, array: NDArray[Any]) -> None:
         for piece in pieces(array):
             self._active.append((bucket, self.comm.Iallreduce(MPI.IN_PLACE, piece)))
 
-    def _do_poll(self) -> None:
-        self._active = [sum_ for sum_ in self._active if not sum_[1].Test()]
+    def _poll(self) -> None:
+        self._active = [active for active in self._active if not active[1].Test()]
+        self._report_summed()
 
-    def _do_finish(self) -> None:
-        self._wait()
-        self.replica.use_gradients()
-
-    def _wait(self) -> None:
+    def _finish(self) -> None:
         while self._active:
             self.world.wait(self._active[0][1], f"the {self.name} sum of gradients")
             del self._active[0]
-            self._note()
+            self._report_summed()
+        self._num_summed = 0
+
+    def _report_summed(self) -> None:
+        """Call `on_bucket_summed` for each bucket before the first active one."""
+        first_active = self._active[0][0] if self._active else self._num_started
+        while self._num_summed < first_active:
+            if self.on_bucket_summed is not None:
+                self.on_bucket_summed(self._num_summed)
+            self._num_summed += 1
 
 
 class DeviceMirroredSum(MirroredSum):
-    """The same from the memory of GPUs, with an MPI library that understands their addresses."""
+    """The same in GPU memory, by an MPI library that accepts GPU addresses.
+
+    The gradients of a bucket must be final when `start` is called: the caller synchronizes.
+    """
 
     transport: ClassVar[str] = "mpi"
 
-    def _do_start(self, bucket: int) -> None:
+    def _start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
-        self.replica.memory.synchronize()
-        array = self.replica.flat_gradients[start:stop]
-        self.bytes += array.nbytes
-        sum_in_place(self.world, array, f"the {self.name} sum of gradients")
-
-    def _do_finish(self) -> None:
-        self._wait()
+        sum_in_place(self.world, self.gradients[start:stop], f"the {self.name} sum of gradients")
 
 
 def sum_in_place(world: World, array: Any, what: str) -> None:
-    """Sum an array in a GPU's memory over all ranks, where it lies; done on return.
+    """Sum an array in GPU memory over all ranks, in place, and wait for the result.
 
-    Open MPI adds up GPU memory in calls that block, but not in those that do not. So ranks wait for
-    each other first, within the world's patience, and block when all are there.
+    Open MPI sums GPU memory in blocking calls only. Ranks therefore wait for each other first,
+    within the world's timeout, and block when all have arrived.
 
     Args:
         world: the ranks; every rank calls this.
-        array: contiguous, of a kind that MPI knows.
-        what: this is, for the error.
+        array: contiguous, of a type that MPI knows.
+        what: names the operation in the error message.
 
     Raises:
-        TimeoutError: another rank did not come.
+        TimeoutError: another rank did not arrive.
 
     Source: Open MPI's documentation, "Open MPI APIs that do not work with CUDA-aware support".
     """

@@ -1,4 +1,4 @@
-"""One rank: its own gradients are the sum."""
+"""The gradient sum of one rank."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from dptrain.comm.base import GradientSum
 
 
 class NoSum(GradientSum):
-    """Nothing to sum."""
+    """The gradients of the only rank are the sum; nothing is done."""
 
     name: ClassVar[str] = "none"
     transport: ClassVar[str] = "none"
     enqueues: ClassVar[bool] = True
-    alone: ClassVar[bool] = True
+    is_identity: ClassVar[bool] = True
 
-    def _first_under_way(self) -> int | None:
-        return None
-
-    def _do_start(self, bucket: int) -> None:
+    def _start(self, bucket: int) -> None:
         pass
 
-    def _do_poll(self) -> None:
+    def _poll(self) -> None:
         pass
 
-    def _do_finish(self) -> None:
+    def _finish(self) -> None:
         pass

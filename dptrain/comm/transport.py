@@ -1,4 +1,4 @@
-"""How the gradients of GPUs travel: by their own stores, by NCCL, by MPI, or through the host."""
+"""The choice of a transport: peer-to-peer memory, NCCL, MPI on GPU memory, or host memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dptrain.comm.peer import peer_error
 from dptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,32 +16,45 @@ if TYPE_CHECKING:
     from dptrain.comm.world import World
 
 BUCKET_BYTES = {"peer": 256 << 10, "nccl": 1 << 20, "mpi": 1 << 20}
-"""Least size of a bucket that GPUs sum by each transport. A sum by NCCL takes some 10 µs, however
-small, one by kernels of ours 3 to 4."""
+"""Smallest bucket by transport. A sum by NCCL takes about 10 µs however small it is, one by the
+peer-to-peer kernels 3 to 4 µs."""
 
 PEER_BYTES = 64 << 20
-"""Gradients up to here are summed by kernels of ours unless something else is asked for: inboxes
-take four times as much, and what is gained gets less."""
+"""``auto`` uses peer-to-peer memory for gradients up to this size: its buffers need four times as
+much memory, and its advantage over NCCL decreases with size."""
 
 
-def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> str:
-    """What carries gradients, the same on every rank: ``peer``, ``nccl``, ``mpi`` or ``host``.
+def choose_transport(
+    world: World, replica: Replica, wanted: str = "auto", *, strategy: str = "mirrored"
+) -> str:
+    """Return how gradients are transferred, the same on every rank.
 
     Args:
-        world: the ranks.
-        replica: whose gradients they are.
+        world: the ranks; every rank calls this.
+        replica: has the gradients.
         wanted: one of `dptrain.comm.TRANSPORTS`.
+        strategy: one of `dptrain.comm.STRATEGIES`.
+
+    Returns:
+        ``peer``, ``nccl``, ``mpi`` or ``host``.
 
     Raises:
-        UserError: what was asked for by name cannot be had; the same on every rank.
+        UserError: the transport that was requested by name is not available, or does not support
+            the strategy; the same error on every rank.
     """
     gpus = all(world.all_gather_json(replica.memory.on_gpu))
-    if wanted == "host" or (wanted == "auto" and not gpus):
+    if wanted not in ("auto", "host") and not gpus:
+        raise UserError(
+            f"--transport {wanted} transfers gradients between GPUs, but this backend computes on "
+            "the CPU; use --transport auto or host"
+        )
+    check_strategy(wanted, strategy)
+    if wanted == "host" or not gpus or world.size == 1:
         return "host"
-    if not gpus:
-        raise UserError(f"--transport {wanted} is between GPUs, which this backend does not use")
     small = replica.flat_gradients.nbytes <= PEER_BYTES
     if wanted == "peer" or (wanted == "auto" and small):
+        from dptrain.comm.peer import peer_error
+
         error = peer_error(world, replica)
         if error is None:
             return "peer"
@@ -54,18 +66,27 @@ def choose_transport(world: World, replica: Replica, wanted: str = "auto") -> st
             return "nccl"
         if wanted == "nccl":
             raise UserError(error)
-    if understands_gpus(world, replica):
+    if strategy != "central" and accepts_gpu_memory(world, replica):
         return "mpi"
     if wanted == "mpi":
         raise UserError(
-            "this MPI library does not say that it takes addresses of GPU memory; use one built "
+            "this MPI library does not report support for GPU memory; use an MPI library built "
             "with CUDA, or --transport nccl or host"
         )
     return "host"
 
 
+def check_strategy(transport: str, strategy: str) -> None:
+    """Raise a `UserError` if a transport does not support a strategy."""
+    if transport == "mpi" and strategy == "central":
+        raise UserError(
+            "--transport mpi does not support --strategy central; use --strategy mirrored, or "
+            "--transport nccl or host"
+        )
+
+
 def _nccl_error(world: World, replica: Replica) -> str | None:
-    """Why NCCL cannot be used, if on any rank it cannot."""
+    """Return why NCCL is not available on some rank; None if it is."""
     from dptrain.comm import nccl
 
     error = None
@@ -76,22 +97,27 @@ def _nccl_error(world: World, replica: Replica) -> str | None:
     errors = [e for e in world.all_gather_json(error) if e is not None]
     if errors:
         return str(errors[0])
-    places = world.all_gather_json([socket.gethostname(), replica.memory.identity])
-    if any(places.count(place) > 1 for place in places):
-        return "NCCL needs a GPU for every rank; ranks that share one sum with --transport host"
+    devices = world.all_gather_json([socket.gethostname(), replica.memory.identity])
+    if any(devices.count(device) > 1 for device in devices):
+        return (
+            "NCCL needs a GPU for every rank, but some ranks share one; use --transport host, or "
+            "start one rank per GPU"
+        )
     return None
 
 
-def understands_gpus(world: World, replica: Replica) -> bool:
-    """Whether MPI takes addresses of GPU memory: it says so on every rank, and a sum is right.
+def accepts_gpu_memory(world: World, replica: Replica) -> bool:
+    """Return whether MPI accepts GPU addresses: every rank reports it, and a test sum is correct.
 
-    Source: ``MPIX_Query_cuda_support`` of Open MPI and of MPICH. A library that does not know such
-    addresses would end the process, so none is tried that does not say so.
+    A library that does not accept them would end the process, so the test sum is made only if the
+    library reports support.
+
+    Source: ``MPIX_Query_cuda_support`` of Open MPI and of MPICH.
     """
-    says = False
+    reported = False
     with suppress(OSError, AttributeError):
-        says = ctypes.CDLL(None).MPIX_Query_cuda_support() == 1
-    if not all(world.all_gather_json(says)) or world.comm is None:
+        reported = ctypes.CDLL(None).MPIX_Query_cuda_support() == 1
+    if not all(world.all_gather_json(reported)) or world.comm is None:
         return False
     memory = replica.memory
     array = memory.zeros((2,), "float32")
@@ -99,6 +125,6 @@ def understands_gpus(world: World, replica: Replica) -> bool:
     memory.synchronize()
     from dptrain.comm.mpi import sum_in_place
 
-    sum_in_place(world, array, "a sum that shows what MPI can do")
+    sum_in_place(world, array, "a test sum in GPU memory")
     expected = [world.size, world.size * (world.size - 1) / 2]
     return all(world.all_gather_json(memory.download(array).tolist() == expected))

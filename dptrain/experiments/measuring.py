@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
-from dptrain.comm.none import NoSum
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.describe import plan_for
@@ -28,7 +28,7 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan
-from dptrain.training.step import Stepper
+from dptrain.training.engines import make_engine
 
 POOL = 256
 """Different samples in a batch; a larger one repeats them."""
@@ -258,16 +258,17 @@ def training_run(replica: Replica, samples: int) -> Callable[[], float]:
     x, y = random_batch(plan.network, samples)
     batch = Batch(0, 0, x, y, np.arange(samples, dtype=np.int64), samples)
     recorder, buckets = StepRecorder(plan.stages, capacity=1), make_buckets(plan, None)
-    stepper = Stepper(replica, NoSum(World.single(), replica, buckets), buckets, recorder)
+    alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
+    engine = make_engine(replica, alone, buckets, recorder)
     if replica.memory.asynchronous:
         # A step that is timed stage by stage takes longer than others there.
-        stepper.time(None)
+        engine.time_stages(None)
     batches = itertools.repeat(batch)
 
     def run() -> float:
         start = time.perf_counter_ns()
-        stepper.take(batches, 0.0)
-        stepper.results()
+        engine.step(batches, 0.0)
+        engine.results()
         return (time.perf_counter_ns() - start) / 1e6
 
     return run

@@ -23,10 +23,10 @@ from dptrain.network.files import write_network
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
+from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
-from dptrain.training.step import FIRST_TIMED
 
 NAME = "variants"
 """Of the files."""

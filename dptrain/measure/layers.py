@@ -106,7 +106,7 @@ def _time_stages(replica: Replica) -> dict[str, Alone]:
     times = {}
     kernels: list[tuple[str, Callable[[], None]]] = [
         *((stage.name, partial(kernel, replica.context)) for stage, kernel in replica.stages),
-        ("update", replica.apply_update),
+        ("update", partial(replica.update_kernel(), replica.context)),
     ]
     for place, (name, kernel) in enumerate(kernels):
         # What stages change in place is made anew for each.

@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum
 from dptrain.errors import UserError
@@ -65,9 +66,14 @@ def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> Non
     """From now on, open a range around each stage and each call that sums gradients."""
     replica.stages = [(s, _within(ranges, s.name, kernel)) for s, kernel in replica.stages]
     names = {stage.phase: stage.name for stage in replica.plan.stages}
-    for method, phase in (
-        ("load", Phase.LOAD), ("take", Phase.LOAD), ("apply_update", Phase.UPDATE),
-    ):  # fmt: skip
+    methods = [("load", Phase.LOAD), ("update_slice", Phase.UPDATE)]
+    if isinstance(replica, DeviceReplica):
+        methods = [
+            ("stage_batch", Phase.LOAD),
+            ("unpack_staged_batch", Phase.LOAD),
+            ("enqueue_update", Phase.UPDATE),
+        ]
+    for method, phase in methods:
         _wrap(replica, method, ranges, names[phase])
     for method in ("start", "finish"):
         _wrap(gradient_sum, method, ranges, f"sum.{method}")

@@ -107,6 +107,15 @@ class StepRecorder:
         self._ends[stage] = now - outside_ns
         self._last = now
 
+    def add_lap(self, stage: int) -> None:
+        """Add the time since the last lap or skip to stage number `stage`.
+
+        For a stage that runs in several pieces.
+        """
+        now = perf_counter_ns()
+        self._row[stage] += now - self._last
+        self._ends[stage] = self._last = now
+
     def put(self, stage: int, nanoseconds: int, end: int) -> None:
         """Stage number `stage` took so long, up to `end`, as another clock has found."""
         self._row[stage], self._ends[stage] = nanoseconds, end

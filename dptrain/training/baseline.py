@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Loader
@@ -12,8 +13,8 @@ from dptrain.measure.efficiency import Baseline
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
+from dptrain.training.engines import make_engine
 from dptrain.training.setup import Job
-from dptrain.training.step import Stepper
 
 WARM_UP, WARM_UP_ENQUEUED = 3, 20
 """Steps before the clock counts: the first ones touch memory and load code for the first time.
@@ -69,20 +70,21 @@ def _time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
     buckets = make_buckets(plan, None)
     recorder = StepRecorder(plan.stages)
     alone = make_gradient_sum(job.config.strategy, World.single(), replica, buckets)
-    stepper = Stepper(replica, alone, buckets, recorder)
+    engine = make_engine(replica, alone, buckets, recorder)
     warm_up = WARM_UP
-    if replica.ahead:
+    if replica.memory.asynchronous:
         warm_up = WARM_UP_ENQUEUED
         # By stage they take longer; elsewhere all steps are timed so, these and the job's.
-        stepper.time(None)
+        engine.time_stages(None)
     if job.pictures is not None:
-        replica.keep_same(job.replica)
+        assert isinstance(replica, DeviceReplica)
+        replica.share_cached_images(job.replica)
     steps = warm_up + job.config.baseline_steps
     with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
         for _ in range(steps):
-            stepper.take(loader, 0.0)
-            stepper.results()
-    stepper.results(wait=True)
+            engine.step(loader, 0.0)
+            engine.results()
+    engine.results(wait=True)
     rows, counts, _ = recorder.in_order()
     counted = (np.arange(steps)[-len(rows) :] >= warm_up) & (counts == counts.max())
     times: NDArray[np.int64] = rows[counted, recorder.names.index(STEP)]

@@ -15,11 +15,11 @@ from dptrain.errors import UserError
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
 from dptrain.training.display import Display
+from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import score
 from dptrain.training.progress import Progress
 from dptrain.training.settings import Settings
 from dptrain.training.setup import Job, save_checkpoint, set_up
-from dptrain.training.step import StepResult
 from dptrain.training.summary import conclude, introduce
 
 
@@ -77,7 +77,7 @@ def make_steps(job: Job, display: Display, stop: StopRequest) -> dict[str, Any]:
         # 20 ms, for which a step would wait, and with it those of all ranks.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        stack.enter_context(job.stepper)
+        stack.enter_context(job.engine)
         introduce(job, display)
         if job.first_step >= job.last_step:
             return nothing_left(job, progress, display)
@@ -97,9 +97,9 @@ def make_steps(job: Job, display: Display, stop: StopRequest) -> dict[str, Any]:
             stack.callback(board.close)
         stack.enter_context(display)
         for number in range(job.first_step, job.last_step):
-            job.stepper.take(loader, job.schedule.rate(number), stop=stop.requested)
+            job.engine.step(loader, job.schedule.rate(number), stop=stop.requested)
             # The step's time ends here. Of steps that are still under way a later turn tells.
-            for result in job.stepper.results(wait=looks_behind(job, number + 1)):
+            for result in job.engine.results(wait=looks_behind(job, number + 1)):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 progress.add(result)
@@ -135,7 +135,7 @@ def nothing_left(job: Job, progress: Progress, display: Display) -> dict[str, An
 
 def raise_not_finite(job: Job, result: StepResult) -> None:
     """Every rank saw the same loss; together they find the first layer that broke."""
-    places = job.world.all_gather_json(job.replica.first_not_finite())
+    places = job.world.all_gather_json(job.replica.first_non_finite())
     found = {rank: place for rank, place in enumerate(places) if place is not None}
     if found:
         place = next(iter(found.values()))

@@ -36,6 +36,7 @@ from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
+from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.loop import raise_not_finite
 from dptrain.training.progress import Progress
 from dptrain.training.settings import Settings
@@ -46,7 +47,6 @@ from dptrain.training.setup import (
     set_up,
     share_of_cores,
 )
-from dptrain.training.step import FIRST_TIMED
 from dptrain.training.summary import introduce
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
@@ -112,10 +112,10 @@ def profile(
     config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
     job = set_up(config, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
     with ExitStack() as stack:
-        stack.enter_context(job.stepper)
+        stack.enter_context(job.engine)
         afterwards = ranges is not None and job.replica.memory.asynchronous
         if ranges is not None and not afterwards:
-            annotate(job.replica, job.stepper.gradient_sum, ranges)
+            annotate(job.replica, job.engine.gradient_sum, ranges)
         steps = _Steps.of(job, options)
         display = Display(world.is_rank_zero and not quiet, 0, steps.last, task="profiling")
         introduce(job, display)
@@ -123,7 +123,7 @@ def profile(
         during = None if afterwards else ranges
         _make_steps(job, steps, display, trace=options.trace, ranges=during)
         measured = gather_measured(
-            world, job.recorder, ahead=job.replica.ahead,
+            world, job.recorder, ahead=job.engine.max_steps_in_flight,
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)
@@ -184,7 +184,7 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
     first = min(world.all_gather_json(clock.place(moments[0].begin)))
     clock = replace(clock, zero_ns=first)
     events = rank_events(
-        job.plan, job.stepper.gradient_sum.buckets, moments, clock,
+        job.plan, job.engine.gradient_sum.buckets, moments, clock,
         rank=world.rank, host=socket.gethostname(),
     )  # fmt: skip
     text = np.frombuffer(events.encode(), np.uint8)
@@ -250,7 +250,7 @@ def _make_steps(
 ) -> None:
     """The loop of training, without what training does between steps."""
     if job.replica.memory.asynchronous:
-        job.stepper.time(steps.timed)
+        job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
     world, batch_size = job.world, job.config.batch_size
     with (
@@ -263,8 +263,8 @@ def _make_steps(
         for number in range(steps.last):
             if number == steps.skip and trace:
                 job.recorder.moments = []
-            job.stepper.take(batches, job.schedule.rate(number))
-            for result in job.stepper.results(wait=number + 1 == steps.last):
+            job.engine.step(batches, job.schedule.rate(number))
+            for result in job.engine.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 progress.add(result)
@@ -273,10 +273,11 @@ def _make_steps(
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     """Steps whose stages are started one by one, with marks around them; nobody measures them."""
-    stepper, world = job.stepper, job.world
-    annotate(job.replica, stepper.gradient_sum, ranges)
-    stepper.captures_timed = False
-    stepper.time(0)
+    engine, world = job.engine, job.world
+    annotate(job.replica, engine.gradient_sum, ranges)
+    if isinstance(engine, DeviceEngine):
+        engine.captures_timed = False
+    engine.time_stages(0)
     last = first + count
     with open_loader(
         job, batch_size=job.config.batch_size, rank=world.rank, size=world.size,
@@ -284,24 +285,24 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     ) as loader:  # fmt: skip
         batches = waiting(loader, ranges)
         for number in range(first, last):
-            stepper.take(batches, job.schedule.rate(number))
-        stepper.results(wait=True)
+            engine.step(batches, job.schedule.rate(number))
+        engine.results(wait=True)
 
 
 def _time_sums(job: Job) -> tuple[SumTime, ...]:
     """Each size of bucket summed alone: by the very sums of training, all ranks at once."""
-    sums, replica = job.stepper.gradient_sum, job.replica
+    sums, replica = job.engine.gradient_sum, job.replica
     if job.world.size == 1:
         return ()
     # Sums of sums would grow beyond all bounds.
-    zeros = np.zeros(replica.host_gradients.shape, replica.host_gradients.dtype)
+    zeros = np.zeros(replica.flat_gradients.shape, replica.flat_gradients.dtype)
     replica.memory.upload(replica.flat_gradients, zeros)
-    replica.host_gradients[:] = 0
     sizes = [(bucket.stop - bucket.start) * job.plan.itemsize for bucket in sums.buckets]
     found = []
     for size, count in sorted(Counter(sizes).items()):
         number = sizes.index(size)
-        laps = [sums.time_alone(number) for _ in range(SUM_WARM_UP + SUM_REPEATS)][SUM_WARM_UP:]
+        repeats = range(SUM_WARM_UP + SUM_REPEATS)
+        laps = [job.engine.time_sum_alone(number) for _ in repeats][SUM_WARM_UP:]
         slowest = np.max(job.world.all_gather_json(laps), axis=0)
         found.append(SumTime(size, count, spread(MS * slowest)))
     return tuple(found)
@@ -365,7 +366,7 @@ def _record(
 
 
 def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
-    config, sums = job.config, job.stepper.gradient_sum
+    config, sums = job.config, job.engine.gradient_sum
     least = bucket_bytes(config, job.world, sums.transport)
     return {
         "network": job.network.name,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptrain.machine import process_age_s
+from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import Score
-from dptrain.training.step import StepResult
 
 
 @dataclass

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
@@ -40,10 +41,10 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
+from dptrain.training.engines import Engine, make_engine
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
 from dptrain.training.settings import Settings
-from dptrain.training.step import Stepper
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Job:
     plan: Plan
     replica: Replica
     recorder: StepRecorder
-    stepper: Stepper
+    engine: Engine
     schedule: Schedule
     augmentation: Augmentation | None
     prefetch: int
@@ -84,7 +85,7 @@ class Job:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Of this rank, by purpose."""
-        sums = self.stepper.gradient_sum.memory_bytes
+        sums = self.engine.gradient_sum.memory_bytes
         return {**self.replica.memory_bytes, **({"sums": sums} if sums else {})}
 
     @property
@@ -149,10 +150,11 @@ def read_ahead(config: Settings, samples: Samples, world: World) -> int:
 
 
 def find_transport(config: Settings, world: World, replica: Replica) -> str:
-    """How gradients travel; one rank's stay where they are."""
-    if world.size == 1:
-        return "host"
-    return call_on_all_ranks(world, lambda: choose_transport(world, replica, str(config.transport)))
+    """Return how gradients are transferred; one rank's are not transferred."""
+    return call_on_all_ranks(
+        world,
+        lambda: choose_transport(world, replica, str(config.transport), strategy=config.strategy),
+    )
 
 
 def bucket_bytes(config: Settings, world: World, transport: str) -> int | None:
@@ -241,7 +243,8 @@ def set_up(
     replica = make_replica(world, backend, plan, config.seed)
     pictures = _pictures(replica, dataset.train, augmentation, world, config.share_gpus)
     if pictures is not None:
-        replica.keep(pictures)
+        assert isinstance(replica, DeviceReplica)
+        replica.cache_images(pictures)
     prefetch = 0 if pictures is not None else read_ahead(config, dataset.train, world)
     restored = call_on_rank_zero(world, lambda: _restore(config, run, replica, last_step))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
@@ -267,7 +270,7 @@ def set_up(
         plan=plan,
         replica=replica,
         recorder=recorder,
-        stepper=Stepper(replica, gradient_sum, buckets, recorder),
+        engine=make_engine(replica, gradient_sum, buckets, recorder),
         schedule=schedule,
         augmentation=augmentation,
         prefetch=prefetch,
@@ -306,7 +309,7 @@ def _pictures(
     share_gpus: bool,
 ) -> NDArray[np.float32] | None:
     """Return the training images if every rank can cache them on its device, else None."""
-    fits = replica.keeps_pictures and can_be_kept(samples, augmentation)
+    fits = isinstance(replica, DeviceReplica) and can_be_kept(samples, augmentation)
     if fits:
         assert isinstance(samples, MemorySamples)
         free = replica.backend.free_bytes()

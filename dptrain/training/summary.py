@@ -14,9 +14,9 @@ from dptrain.measure.gathering import gather_measured
 from dptrain.measure.recorder import HIDDEN
 from dptrain.measure.tables import closing_table, notes_table
 from dptrain.training.display import Display
+from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.progress import Progress
 from dptrain.training.setup import Job, possible_efficiency
-from dptrain.training.step import FIRST_TIMED
 
 
 def _count(number: int, noun: str) -> str:
@@ -53,9 +53,13 @@ def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline)
     possible = possible_efficiency(world, threads)
     measured = None
     if job.recorder.steps:
-        ahead = job.replica.ahead
+        ahead = job.engine.max_steps_in_flight
         # Behind those that are captured, if there are any.
-        skip = FIRST_TIMED if ahead and job.recorder.steps > 2 * FIRST_TIMED else 0
+        skip = (
+            FIRST_TIMED
+            if job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
+            else 0
+        )
         measured = gather_measured(world, job.recorder, ahead=ahead, skip=skip)
     summary = None
     if world.is_rank_zero:

@@ -9,8 +9,11 @@ import dptrain.api as api
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum
 from dptrain.comm.world import World
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, Adam, Optimizer, make_buckets
+from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.mpi
@@ -30,29 +33,20 @@ def _train(
         NETWORK, backend, batch, seed=3, precision=precision, optimizer=optimizer
     )
     buckets = make_buckets(replica.plan, 100)
-    after = {bucket.after: index for index, bucket in enumerate(buckets)}
-    assert len(after) == len(buckets) > 1
+    assert len({bucket.after for bucket in buckets}) == len(buckets) > 1
     sums = make_gradient_sum(strategy, world, replica, buckets)
-
-    def listener(stage: int) -> None:
-        sums.poll()
-        if stage in after:
-            sums.start(after[stage])
-
+    recorder = StepRecorder(replica.plan.stages)
     random = np.random.default_rng(7)
     losses = []
     cut = [batch * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
-    for step in range(steps):
-        x = random.normal(size=(batch, 2, 6, 6))
-        y = random.integers(0, 3, size=batch)
-        samples = np.arange(batch, dtype=np.int64)[mine]
-        replica.load(x[mine], y[mine], samples=samples, global_count=batch, step=step)
-        replica.run(listener)
-        sums.finish()
-        replica.fetch_sums()
-        losses.append(replica.sums.tolist())
-        sums.update(0.05)
+    with make_engine(replica, sums, buckets, recorder) as engine:
+        for step in range(steps):
+            x = random.normal(size=(batch, 2, 6, 6))
+            y = random.integers(0, 3, size=batch)
+            samples = np.arange(batch, dtype=np.int64)[mine]
+            engine.step(iter([Batch(step, 0, x[mine], y[mine], samples, batch)]), 0.05)
+            losses += [(r.loss, r.correct) for r in engine.results(wait=step + 1 == steps)]
     return replica, losses
 
 

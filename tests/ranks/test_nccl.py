@@ -21,8 +21,7 @@ from dptrain.errors import UserError
 from dptrain.measure.recorder import EXPOSED, StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan import SGD, make_buckets
-from dptrain.training import step as steps
-from dptrain.training.step import Stepper, StepResult
+from dptrain.training.engines import StepResult, device, make_engine
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.mpi
@@ -92,26 +91,25 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(
     world: World, strategy: str, number: int
 ) -> tuple[Replica, list[StepResult], StepRecorder]:
-    """Some steps of 7 samples in all, by the stepper that training uses."""
+    """Some steps of 7 samples in all, by the engine that training uses."""
     replica = api.make_replica(NETWORK, "cuda", 7, seed=3, optimizer=SGD(momentum=0.9))
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(strategy, world, replica, buckets)
     assert sums.enqueues
     recorder = StepRecorder(replica.plan.stages)
-    stepper = Stepper(replica, sums, buckets, recorder)
+    engine = make_engine(replica, sums, buckets, recorder)
     random = np.random.default_rng(7)
     cut = [7 * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
     results = []
-    with stepper:
+    with engine:
         for step in range(number):
             x = random.normal(size=(7, 2, 6, 6)).astype(np.float32)
             y = random.integers(0, 3, size=7).astype(np.int32)
-            recorder.begin()
             batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
-            stepper.step(batch, 0.05, stop=step == 3 and world.rank == world.size - 1)
-            results += stepper.results()
-        results += stepper.results(wait=True)
+            engine.step(iter([batch]), 0.05, stop=step == 3 and world.rank == world.size - 1)
+            results += engine.results()
+        results += engine.results(wait=True)
     return replica, results, recorder
 
 
@@ -119,9 +117,9 @@ def train(
 def test_ranks_with_devices_train_as_one(
     connected: World, devices: None, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "FIRST_TIMED", 2)
+    monkeypatch.setattr(device, "FIRST_TIMED", 2)
     # Steps that are timed otherwise wait for a turn that was captured.
-    monkeypatch.setattr(steps.Stepper, "_is_ready", lambda *arguments: True)
+    monkeypatch.setattr(device.DeviceEngine, "_is_ready", lambda *arguments: True)
     alone, expected, _ = train(World.single(), strategy, 5)
     replica, results, recorder = train(connected, strategy, 5)
     connected.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
@@ -143,18 +141,19 @@ def test_ranks_with_devices_train_as_one(
 def test_ranks_that_share_a_device_sum_through_the_host(connected: World, devices: None) -> None:
     replica = api.make_replica(NETWORK, "cuda", 2)
     replica.memory.identity = "one for all"
-    shared = connected.size > 1
-    assert choose_transport(connected, replica) == ("host" if shared else "nccl")
-    if shared:
+    assert choose_transport(connected, replica) == "host"
+    if connected.size > 1:
         with pytest.raises(UserError, match="NCCL needs a GPU for every rank"):
             choose_transport(connected, replica, "nccl")
-    with pytest.raises(UserError, match="does not say that it takes addresses"):
-        choose_transport(connected, replica, "mpi")
+        with pytest.raises(UserError, match="does not report support for GPU memory"):
+            choose_transport(connected, replica, "mpi")
+    with pytest.raises(UserError, match="--transport mpi does not support --strategy central"):
+        choose_transport(connected, replica, "mpi", strategy="central")
 
 
-def test_the_host_has_one_way(connected: World) -> None:
+def test_transports_between_gpus_are_refused_on_the_cpu(world: World) -> None:
     replica = api.make_replica(NETWORK, "reference", 2)
-    assert choose_transport(connected, replica) == "host"
+    assert choose_transport(world, replica) == "host"
     for wanted in ("peer", "nccl", "mpi"):
-        with pytest.raises(UserError, match="is between GPUs"):
-            choose_transport(connected, replica, wanted)
+        with pytest.raises(UserError, match="transfers gradients between GPUs"):
+            choose_transport(world, replica, wanted)

@@ -26,7 +26,7 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Dense, Network, ReLU
 from dptrain.plan import SGD, make_buckets
 from dptrain.plan.flat import STOP
-from dptrain.training.step import Stepper, StepResult
+from dptrain.training.engines import StepResult, make_engine
 from tests.emulator.emulator import DeviceArray, Emulator
 
 pytestmark = pytest.mark.mpi
@@ -167,35 +167,33 @@ def test_a_wait_ends(connected: World, devices: None) -> None:
     if connected.rank != connected.size - 1:
         peers.all_reduce(arrays[0])
         assert np.isnan(memory.download(replica.flat_gradients[:64])).all()
-        replica.fetch_sums()
-        assert np.isnan(replica.sums).all()
+        assert np.isnan(replica.loss_sums()).all()
         peers.all_reduce(arrays[1])
-        replica.fetch_sums()
-        assert np.isnan(replica.sums).all()
+        assert np.isnan(replica.loss_sums()).all()
     peers.close()
 
 
 def train(world: World, strategy: str, number: int) -> tuple[Replica, list[StepResult]]:
-    """Some steps of 7 samples in all, by the stepper that training uses."""
+    """Some steps of 7 samples in all, by the engine that training uses."""
     replica = small_replica()
     buckets = make_buckets(replica.plan, 100)
     sums = make_gradient_sum(
         strategy, world, replica, buckets, "peer" if world.size > 1 else "auto"
     )
     assert sums.enqueues
-    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
+    engine = make_engine(replica, sums, buckets, StepRecorder(replica.plan.stages))
     random = np.random.default_rng(7)
     cut = [7 * rank // world.size for rank in range(world.size + 1)]
     mine = slice(cut[world.rank], cut[world.rank + 1])
     results = []
-    with stepper:
+    with engine:
         for step in range(number):
             x = random.normal(size=(7, 11)).astype(np.float32)
             y = random.integers(0, 3, size=7).astype(np.int32)
-            stepper.recorder.begin()
-            stepper.step(Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7), 0.05)
-            results += stepper.results()
-        results += stepper.results(wait=True)
+            batch = Batch(step, 0, x[mine], y[mine], np.arange(7)[mine], 7)
+            engine.step(iter([batch]), 0.05)
+            results += engine.results()
+        results += engine.results(wait=True)
     return replica, results
 
 
@@ -227,15 +225,15 @@ def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) ->
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
-    stepper.recorder.begin()
+    engine = make_engine(replica, sums, buckets, StepRecorder(replica.plan.stages))
     x, y = np.zeros((7, 11), np.float32), np.zeros(7, np.int32)
-    stepper.step(Batch(0, 0, x, y, np.arange(7), 7), 0.05, stop=np.nan)  # type: ignore[arg-type]
+    batch = Batch(0, 0, x, y, np.arange(7), 7)
+    engine.step(iter([batch]), 0.05, stop=np.nan)  # type: ignore[arg-type]
     assert np.isnan(
         replica.memory.download(replica.flat_gradients)[replica.plan.layout.size + STOP]
     )
     with pytest.raises(TimeoutError, match="given up after 300 s: another rank hangs"):
-        stepper.results(wait=True)
+        engine.results(wait=True)
 
 
 @pytest.mark.mpi(min_size=2)

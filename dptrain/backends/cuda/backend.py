@@ -137,7 +137,7 @@ class CudaBackend(Backend):
 
     def staged(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
-        return message.turns, message.nbytes
+        return message.slots, message.nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""

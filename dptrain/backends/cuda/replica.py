@@ -1,9 +1,8 @@
-"""A replica in the memory of a device, and how batches come there."""
+"""A replica in the memory of a GPU, and how minibatches reach it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
@@ -21,34 +21,35 @@ from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, STAGED, Plan
 
-NUMBERS = 4
-"""Of a step, as ``hyperparameters.cuh`` names them."""
+HYPERPARAMETERS = 4
+"""Numbers that change from step to step; ``hyperparameters.cuh`` names them."""
 
-PLACE = 4
-"""Numbers that say which part of a picture a sample is."""
+WINDOW = 4
+"""Numbers that describe a crop window: image, first row, first column, mirrored."""
 
 ALIGNMENT = 256
 
-TAKERS = 1024
-"""Threads of a block that takes a batch; one takes a sample, where that is a place."""
+UNPACK_THREADS = 1024
+"""Threads of a block that unpacks a minibatch; with crop windows a block unpacks one sample."""
 
-SMALL_BYTES, MOST_TURNS = 1 << 20, 4
-"""Of messages of which more than two may be under way: a step of few samples takes a GPU less time
-than the host now and then needs for one, so several should be waiting."""
+SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
+"""Messages up to this size have four staging slots instead of two: a step of few samples takes a
+GPU less time than the host occasionally needs to prepare one, so several should be enqueued."""
 
 FILLING_FLOPS = 16e9
-"""From here on a stage fills a GPU, and two beside each other only take each other's cache. One
-H200, a step in order over one with lanes: cifar in bfloat16 1.13 at batch 32, 1.20 at 256 (7 GFLOP
-the largest stage), 0.82 at 2048 (60); in TF32 1.19, 1.09, 1.01."""
+"""A stage with at least so many FLOPs fills a GPU, and does not overlap with others, which would
+only compete for its cache. One H200, time of a step without overlap divided by time with it: cifar
+in bfloat16 1.13 at batch 32, 1.20 at 256 (largest stage 7 GFLOP), 0.82 at 2048 (60 GFLOP); in TF32
+1.19, 1.09, 1.01."""
 
 EARLY_ELEMENTS, EARLY_FLOPS = 3 << 18, 512
-"""Elements of a layer that is worth an update of its own, and operations for each element updated
-that the stages beside have at least: convolutions then take about twice as long, where dense layers
-of few samples wait for memory as it does. One H200, a step of 32 samples in TF32 and in bfloat16,
-over one with all of its update at the end: solar, 4.3 million elements, 0.96 and 0.92; with a
-quarter of its first dense layer, 1.01 and 0.98; cifar, 0.96 million, 0.98 and 0.98; solar with an
-eighth, 0.54 million, 1.03 and 1.01; model1, 0.32 million, 1.05 and 1.04 (the last two with loads of
-gradients that stay in the cache)."""
+"""Smallest layer that is updated early, in elements, and smallest number of FLOPs per updated
+element of the stages that the update overlaps with. Convolutions then take about twice as long as
+the update; dense layers with few samples are limited by memory bandwidth like the update. One H200,
+batch 32, time of a step divided by time with the whole update at the end, in TF32 and bfloat16:
+solar (4.3 million elements) 0.96 and 0.92; with a quarter of its first dense layer 1.01 and 0.98;
+cifar (0.96 million) 0.98 and 0.98; solar with an eighth (0.54 million) 1.03 and 1.01; model1
+(0.32 million) 1.05 and 1.04 (the last two with loads of gradients that stay in the cache)."""
 
 PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
 """The macro ``PRECISION`` of ``precision.cuh``."""
@@ -56,10 +57,12 @@ PRECISIONS = {"fp32": 0, "tf32": 1, "bf16": 2}
 
 @dataclass(frozen=True)
 class Message:
-    """What a step is told, in bytes: where each part begins. The batch comes last.
+    """The message that carries a step's input to the device: offsets of its parts in bytes.
 
     Attributes:
-        target_words, sample_words: 4-byte words a sample of targets, and of sample numbers.
+        target_words, sample_words: 32-bit words per sample of targets, and of sample identities.
+        targets, samples, batch: where each part begins; hyperparameters are first.
+        nbytes: size.
     """
 
     target_words: int
@@ -71,7 +74,7 @@ class Message:
 
     @classmethod
     def of(cls, network: Network, setting: Setting) -> Message:
-        """The message for steps of `network`."""
+        """Return the layout for training steps of `network`."""
         n = setting.batch_size
         target_words = 1 if network.loss.targets == "classes" else network.num_outputs
         drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
@@ -79,13 +82,13 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        nbytes = batch + _aligned(4 * n * max(math.prod(network.input_shape), PLACE))
+        nbytes = batch + _aligned(4 * n * max(math.prod(network.input_shape), WINDOW))
         return cls(target_words, sample_words, targets, samples, batch, nbytes)
 
     @property
-    def turns(self) -> int:
-        """Messages that may be under way."""
-        return MOST_TURNS if self.nbytes <= SMALL_BYTES else 2
+    def slots(self) -> int:
+        """Number of staging slots."""
+        return MAX_SLOTS if self.nbytes <= SMALL_BYTES else 2
 
 
 def _aligned(nbytes: int) -> int:
@@ -93,210 +96,246 @@ def _aligned(nbytes: int) -> int:
 
 
 class _Slot(NamedTuple):
-    """A message's parts in the host's memory.
+    """Views of a staging slot in host memory, as different types."""
 
-    Numbers and words lie at the same place, and so do places and batch.
-    """
-
-    numbers: NDArray[np.float32]
-    words: NDArray[np.uint32]
+    hyperparameters: NDArray[np.float32]
+    hyperparameter_bits: NDArray[np.uint32]
     targets: NDArray[Any]
     samples: NDArray[np.int64]
-    places: NDArray[np.int32]
+    windows: NDArray[np.int32]
     batch: NDArray[np.float32]
 
     @classmethod
     def of(cls, host: NDArray[np.uint8], message: Message, target: Any) -> _Slot:
-        """The parts of `host`."""
+        """Return views of `host`."""
         return cls(
-            numbers=host[: 4 * NUMBERS].view(np.float32),
-            words=host[: 4 * NUMBERS].view(np.uint32),
+            hyperparameters=host[: 4 * HYPERPARAMETERS].view(np.float32),
+            hyperparameter_bits=host[: 4 * HYPERPARAMETERS].view(np.uint32),
             targets=host[message.targets : message.samples].view(target),
             samples=host[message.samples : message.batch].view(np.int64),
-            places=host[message.batch :].view(np.int32),
+            windows=host[message.batch :].view(np.int32),
             batch=host[message.batch :].view(np.float32),
         )
 
 
-class _Sent(NamedTuple):
-    """Of the message that was posted last: samples, and what `Replica._send` was told."""
+class _Staged(NamedTuple):
+    """Properties of the minibatch that was staged last.
+
+    Attributes:
+        n: samples.
+        has_targets: True if it has targets.
+        always: True if it is unpacked even after a loss that is not finite.
+        windows: True if it consists of crop windows of cached images.
+    """
 
     n: int
     has_targets: bool
     always: bool
-    kept: bool
+    windows: bool
 
 
 def early_update(plan: Plan) -> Settled | None:
-    """What is updated beside later stages: all up to the last large layer that these can hide."""
+    """Return what is updated early: all up to the last large layer that later stages can hide."""
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0
     for part in settled(plan):
-        beside = sum(stage.flops for stage in stages[part.after + 1 :])
-        if part.stop - start >= EARLY_ELEMENTS and beside >= EARLY_FLOPS * part.stop:
+        overlapping = sum(stage.flops for stage in stages[part.after + 1 :])
+        if part.stop - start >= EARLY_ELEMENTS and overlapping >= EARLY_FLOPS * part.stop:
             found = part
         start = part.stop
     return found
 
 
-class CudaReplica(Replica):
-    """A replica on a device.
-
-    A batch, its targets and all that changes from step to step travel in one message, which a
-    kernel takes apart.
+class CudaReplica(DeviceReplica):
+    """A replica on a GPU.
 
     Attributes:
-        device: where its memory lies and its kernels run.
-        samples: int64 (N,), `Context.samples` on the device; None where nothing is dropped.
-        numbers: float32 (4,), what ``hyperparameters.cuh`` names, on the device.
-        pictures: float32 (M, C, H', W'), what `keep` was given, on the device; replicas may share
-            it.
+        device: has its memory and runs its kernels.
+        samples: int64 (N,), `Context.samples` on the device; None if the network has no dropout.
+        numbers: float32 (4,), the hyperparameters on the device; see ``hyperparameters.cuh``.
+        cached_images: float32 (M, C, H', W'), the data set on the device; replicas may share it.
     """
-
-    @property
-    def memory_bytes(self) -> dict[str, int]:
-        kept = 0 if self.pictures is None else int(self.pictures.nbytes)
-        return {**super().memory_bytes, **({"pictures": kept} if kept else {})}
-
-    keeps_pictures = True
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
         self.device = device
         self._message = message = Message.of(plan.network, plan.setting)
         n = plan.batch_size
         self.samples = device.zeros((n,), "int64") if message.sample_words else None
-        self.numbers = device.zeros((NUMBERS,), "float32")
-        places = 2 * len(plan.stages) + 2
-        self._times = device.host_memory(8 * places).view(np.int64)
-        self._noted = device.reach(self._times)
-        self._stamp = device.function("clock.cu", "record_time")
-        self.pictures: Array | None = None
+        self.numbers = device.zeros((HYPERPARAMETERS,), "float32")
+        self._times = device.host_memory(8 * (2 * len(plan.stages) + 2)).view(np.int64)
+        self._device_times = device.reach(self._times)
+        self._record_time = device.function("clock.cu", "record_time")
+        self.cached_images: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
         self._early = early_update(plan) if plan.training else None
         if self._early is not None:
             cut, size = self._early.stop, plan.layout.size
-            self._update_early = backend.bind_update(self, slice(0, cut))
-            self._update_rest = backend.bind_update(self, slice(cut, size))
+            self._early_kernel = self.update_kernel(slice(0, cut))
+            self._rest_kernel = self.update_kernel(slice(cut, size))
         self._input = self._views[plan.resolve(INPUT)]
-        self._mailbox = device.mailbox(self._views[STAGED], self._sums)
+        self._mailbox = device.mailbox(self._views[STAGED], self._loss_sums)
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._mailbox.host]
-        self._sent = _Sent(0, False, True, False)
-        self.ahead = message.turns - 1
+        self._staged = _Staged(0, False, True, False)
+        self.max_steps_in_flight = message.slots - 1
         precision = {"PRECISION": PRECISIONS[plan.precision]}
-        self._take_batch = device.function("unpack_batch.cu", "unpack_batch", **precision)
-        self._take_places = device.function("unpack_batch.cu", "unpack_crop_windows", **precision)
+        self._unpack_batch = device.function("unpack_batch.cu", "unpack_batch", **precision)
+        self._unpack_windows = device.function(
+            "unpack_batch.cu", "unpack_crop_windows", **precision
+        )
 
-    def keep(self, pictures: NDArray[np.float32]) -> None:
-        canvas = pictures.shape if pictures.ndim == 4 else (*pictures.shape, 1, 1)
-        self.pictures = self.device.zeros(canvas, "float32")
-        self.device.upload(self.pictures, pictures.reshape(canvas))
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        cached = 0 if self.cached_images is None else int(self.cached_images.nbytes)
+        return {**super().memory_bytes, **({"dataset cache": cached} if cached else {})}
 
-    def keep_same(self, other: Replica) -> None:
+    def cache_images(self, images: NDArray[np.float32]) -> None:
+        shape = images.shape if images.ndim == 4 else (*images.shape, 1, 1)
+        self.cached_images = self.device.zeros(shape, "float32")
+        self.device.upload(self.cached_images, images.reshape(shape))
+
+    def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, CudaReplica)
         assert other.device is self.device
-        self.pictures = other.pictures
+        self.cached_images = other.cached_images
 
-    def _send(self, x: NDArray[Any], y: NDArray[Any] | None, *, always: bool, kept: bool) -> None:
+    def load(
+        self,
+        x: NDArray[Any],
+        y: NDArray[Any] | None,
+        *,
+        samples: NDArray[np.int64] | None = None,
+        global_count: int | None = None,
+        step: int | None = None,
+        training: bool = True,
+        stop: bool = False,
+    ) -> None:
+        self.stage_batch(
+            x, y, samples=samples, global_count=global_count, step=step, training=training,
+            stop=stop,
+        )  # fmt: skip
+        self.unpack_staged_batch()
+        self.sums_future()
+
+    def stage_batch(
+        self,
+        x: NDArray[Any] | None,
+        y: NDArray[Any] | None,
+        *,
+        crop_windows: NDArray[np.int64] | None = None,
+        samples: NDArray[np.int64] | None = None,
+        global_count: int | None = None,
+        step: int | None = None,
+        training: bool = True,
+        learning_rate: float | None = None,
+        stop: bool = False,
+    ) -> None:
+        batch = crop_windows if x is None else x
+        assert batch is not None
+        n = len(batch)
+        y = self._set_context(n, x, y, samples, global_count, step, training, stop)
+        self.context.learning_rate = learning_rate or 0.0
         slot = self._slots[self._mailbox.open()]
-        self._write_numbers(slot.numbers, slot.words)
+        self._write_hyperparameters(slot.hyperparameters, slot.hyperparameter_bits)
         if y is not None:
             slot.targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
-            slot.samples[: len(x)] = self.context.samples
-        size = x.size
-        (slot.places if kept else slot.batch)[:size] = x.reshape(-1)
-        self._sent = _Sent(len(x), y is not None, always, kept)
+            slot.samples[:n] = self.context.samples
+        size = batch.size
+        (slot.windows if x is None else slot.batch)[:size] = batch.reshape(-1)
+        self._staged = _Staged(n, y is not None, learning_rate is None, x is None)
         self._mailbox.post(self._message.batch + 4 * size)
 
     @property
-    def turn(self) -> int:
+    def staging_slot(self) -> int:
         return self._mailbox.turn
 
-    def take(self) -> None:
-        message, sent = self._message, self._sent
+    def unpack_staged_batch(self) -> None:
+        message, staged = self._message, self._staged
         words = self._mailbox.message.view("uint32")
-        batch = words[message.batch // 4 :].view("int32" if sent.kept else "float32")
-        take = self._take_places if sent.kept else self._take_batch
+        batch = words[message.batch // 4 :].view("int32" if staged.windows else "float32")
+        unpack = self._unpack_windows if staged.windows else self._unpack_batch
         size = math.prod(self._input.shape[1:])
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
-        blocks = sent.n if sent.kept else ceil_div(sent.n * size, TAKERS)
-        take((max(blocks, 1), 1, 1), (TAKERS, 1, 1), [
-            *self._source(batch, sent.n, sent.kept),
+        blocks = staged.n if staged.windows else ceil_div(staged.n * size, UNPACK_THREADS)
+        unpack((max(blocks, 1), 1, 1), (UNPACK_THREADS, 1, 1), [
+            *self._source(batch, staged.n, staged.windows),
             words[message.targets // 4 :], target,
-            np.int32(sent.n * message.target_words if sent.has_targets else 0),
+            np.int32(staged.n * message.target_words if staged.has_targets else 0),
             words[message.samples // 4 :], samples.view("uint32"),
-            np.int32(sent.n * message.sample_words),
-            words, self.numbers.view("uint32"), self._sums, np.int32(sent.always),
+            np.int32(staged.n * message.sample_words),
+            words, self.numbers.view("uint32"), self._loss_sums, np.int32(staged.always),
         ])  # fmt: skip
 
-    def tell(self) -> None:
-        self._mailbox.reply()
-
-    def begun(self) -> Callable[[float], list[float]]:
-        return self._mailbox.sent()
-
-    def _source(self, batch: Array, n: int, kept: bool) -> list[Any]:
-        """First arguments of the kernel that takes a batch, or places."""
+    def _source(self, batch: Array, n: int, windows: bool) -> list[Any]:
+        """Return the first arguments of the kernel that unpacks a minibatch or crop windows."""
         _, height, width, channels = (np.int32(size) for size in self._input.shape)
-        if not kept:
+        if not windows:
             return [batch, self._input, np.int32(n), channels, height * width]
-        assert self.pictures is not None, "load was told places before keep was told pictures"
-        rows, columns = (np.int32(size) for size in self.pictures.shape[2:])
+        assert self.cached_images is not None, "crop windows were staged before images were cached"
+        rows, columns = (np.int32(size) for size in self.cached_images.shape[2:])
         return [
-            self.pictures, batch, self._input, np.int32(n), channels, height, width, rows, columns
+            self.cached_images, batch, self._input, np.int32(n), channels, height, width, rows,
+            columns,
         ]  # fmt: skip
 
-    def _write_numbers(self, numbers: NDArray[np.float32], words: NDArray[np.uint32]) -> None:
-        """Write what changes from step to step, as ``hyperparameters.cuh`` declares it.
-
-        Both arguments are views of the same memory.
-        """
+    def _write_hyperparameters(
+        self, numbers: NDArray[np.float32], bits: NDArray[np.uint32]
+    ) -> None:
+        """Write what ``hyperparameters.cuh`` names; `numbers` and `bits` are the same memory."""
         context, rule = self.context, self.plan.optimizer
         rate, correction = context.learning_rate, 1.0
         if isinstance(rule, Adam) and self.updates:
             rate /= 1.0 - rule.beta1**self.updates
             correction = (1.0 - rule.beta2**self.updates) ** -0.5
         numbers[0], numbers[1], numbers[2] = rate, correction, context.stop
-        words[3] = context.step & 0xFFFFFFFF
+        bits[3] = context.step & 0xFFFFFFFF
 
-    def announce(self) -> None:
-        numbers = np.zeros(NUMBERS, np.float32)
-        self._write_numbers(numbers, numbers.view(np.uint32))
+    def upload_hyperparameters(self) -> None:
+        numbers = np.zeros(HYPERPARAMETERS, np.float32)
+        self._write_hyperparameters(numbers, numbers.view(np.uint32))
         self.device.upload(self.numbers, numbers)
 
     def run(
-        self,
-        listener: Listener | None = None,
-        *,
-        in_order: bool = False,
-        updating: bool = False,
+        self, listener: Listener | None = None, *, in_order: bool = False, early: bool = False
     ) -> None:
-        context, early = self.context, self._early if updating else None
+        context, part = self.context, self._early if early else None
         for stage, kernel in self.stages:
-            beside = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
-            if beside and not in_order:
+            overlaps = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
+            if overlaps and not in_order:
                 with self.device.beside():
                     kernel(context)
             else:
                 kernel(context)
             if listener is not None:
                 listener(stage.index)
-            if early is not None and early.after == stage.index:
-                # In front of the next gradients of weights: what it reads is in the cache still.
+            if part is not None and part.after == stage.index:
+                # Before the next weight gradients: what the update reads is still in the cache.
                 with self.device.beside():
-                    self._update_early(context)
+                    self._early_kernel(context)
         self.device.join()
 
-    def apply_update(self, *, rest: bool = False) -> None:
+    def update_slice(self, elements: slice, learning_rate: float, *, number: int) -> None:
+        self.updates = number
+        self.context.learning_rate = learning_rate
+        self.upload_hyperparameters()
+        self.update_kernel(elements)(self.context)
+
+    def enqueue_update(self, *, rest: bool = False) -> None:
         if rest and self._early is not None:
-            self._update_rest(self.context)
+            self._rest_kernel(self.context)
         else:
-            super().apply_update()
+            self.update_kernel()(self.context)
 
-    def stamp(self, place: int) -> None:
-        self._stamp((1, 1, 1), (1, 1, 1), [self._noted, np.int32(place)])
+    def enqueue_sums_copy(self) -> None:
+        self._mailbox.reply()
 
-    def stamps(self) -> NDArray[np.int64]:
+    def sums_future(self) -> SumsFuture:
+        return self._mailbox.sent()
+
+    def record_time(self, index: int) -> None:
+        self._record_time((1, 1, 1), (1, 1, 1), [self._device_times, np.int32(index)])
+
+    def recorded_times(self) -> NDArray[np.int64]:
         times: NDArray[np.int64] = self._times.copy()
         return times

@@ -19,8 +19,9 @@ from dptrain.backends import load_backend
 from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.replica import early_update
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
-from dptrain.comm.none import NoSum
+from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.augmentation import Augmentation, centred
 from dptrain.data.loader import Batch
@@ -42,7 +43,7 @@ from dptrain.network import (
 from dptrain.plan import SGD, Adam, make_buckets, make_plan
 from dptrain.plan.plan import INPUT
 from dptrain.training.checkpoints import Checkpoint, replica_arrays, restore_replica
-from dptrain.training.step import Stepper
+from dptrain.training.engines import Engine, make_engine
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -130,7 +131,7 @@ def test_five_steps_follow_the_reference(network: Network, optimizer: SGD | Adam
         # What one step rounds, the next ones carry on; the rate keeps them from growing it.
         tolerance = (number + 1) * 2 * rounding(network, n)
         assert_close(step(ours, n, number), step(reference, n, number), tolerance)
-        assert ours.sums[1] == reference.sums[1]
+        assert ours.loss_sums()[1] == reference.loss_sums()[1]
         for name, value in reference.gradients.items():
             # Adam divides by the size of gradients: its steps are as wrong as the smallest.
             if isinstance(optimizer, SGD) or number == 0:
@@ -177,14 +178,14 @@ def test_evaluation_leaves_the_sums_of_the_step() -> None:
     replica = make_replica(PLAIN, "cuda", 8)
     loss = step(replica, 8, 0)
     replica.evaluate(*batch(PLAIN, 5))
-    assert replica.sums[0] == np.float32(loss)
+    assert replica.loss_sums()[0] == np.float32(loss)
 
 
 def test_a_step_tells_loss_and_the_wish_to_stop() -> None:
     replica = make_replica(PLAIN, "cuda", 8)
     for stop in (True, False):
         assert replica.forward_backward(*batch(PLAIN, 8), stop=stop) > 0.0
-        assert replica.sums[2] == stop
+        assert replica.loss_sums()[2] == stop
 
 
 def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:
@@ -192,11 +193,10 @@ def test_gradients_summed_on_the_host_are_what_the_update_takes() -> None:
     ours, expected = (make_replica(PLAIN, "cuda", 8) for _ in range(2))
     for replica in (ours, expected):
         replica.forward_backward(*batch(PLAIN, 8))
-    for bucket in make_buckets(ours.plan, 1024):
-        ours.fetch_gradients(bucket.start, bucket.stop)
-    assert ours.host_gradients.any()
-    ours.host_gradients *= 3.0
-    ours.use_gradients()
+    gradients = ours.memory.host_copy(ours.flat_gradients)
+    assert gradients.any()
+    gradients *= 3.0
+    ours.memory.upload(ours.flat_gradients, gradients)
     ours.update(0.01)
     expected.update(0.03)
     for name, value in expected.parameters.items():
@@ -232,6 +232,14 @@ def test_input_of_any_kind(dtype: str, channels: int) -> None:
         np.testing.assert_array_equal(replica.forward(images), images.reshape(len(images), -1))
 
 
+def stage(replica: Replica, y: NDArray[Any] | None, crop_windows: NDArray[np.int64]) -> None:
+    """Load crop windows of cached images."""
+    assert isinstance(replica, DeviceReplica)
+    replica.stage_batch(None, y, crop_windows=crop_windows)
+    replica.unpack_staged_batch()
+    replica.sums_future()
+
+
 @pytest.mark.parametrize("canvas", [(2, 9, 8), (2, 14, 9)], ids=["as seen", "larger"])
 def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, ...]) -> None:
     """Bit for bit, wherever the window lies, mirrored or not; and no place moves nothing."""
@@ -243,14 +251,15 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
     still = np.empty_like(seen)
     MemorySamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
     replica = make_replica(RICH, "cuda", 8)
+    assert isinstance(replica, DeviceReplica)
     assert replica.memory_bytes == replica.plan.memory
-    replica.keep(pictures)
-    assert replica.memory_bytes == {**replica.plan.memory, "pictures": pictures.nbytes}
+    replica.cache_images(pictures)
+    assert replica.memory_bytes == {**replica.plan.memory, "dataset cache": pictures.nbytes}
     moved = change.places(RICH.input_shape, draws, canvas, rows)
     assert moved[:, 3].any()
     assert not moved[:, 3].all()
     for places, expected in ((moved, seen), (centred(RICH.input_shape, canvas, rows), still)):
-        replica.load(None, None, places=places)
+        stage(replica, None, places)
         taken = replica.memory.download(replica._views[INPUT])
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
 
@@ -263,18 +272,19 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     network = Network(shape, [Flatten()], MeanSquaredError())
     pictures = np.random.default_rng(0).standard_normal((7, *shape), dtype=np.float32)
     replica = make_replica(network, "cuda", samples)
-    replica.keep(pictures)
+    assert isinstance(replica, DeviceReplica)
+    replica.cache_images(pictures)
     for rows in (np.arange(samples) % 7, np.arange(samples // 2) % 3):
         y = pictures[rows].reshape(len(rows), -1)
-        replica.load(None, y, places=centred(shape, shape, rows))
+        stage(replica, y, centred(shape, shape, rows))
         taken = replica.memory.download(replica._views[INPUT])[: len(rows)]
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
         replica.run_forward(loss=True)
-        replica.fetch_sums()
-        assert replica.sums[0] == 0.0  # The very targets.
+        assert replica.loss_sums()[0] == 0.0  # The very targets.
     other = compile(network, "cuda", samples)
-    other.keep_same(replica)
-    assert other.pictures is replica.pictures
+    assert isinstance(other, DeviceReplica)
+    other.share_cached_images(replica)
+    assert other.cached_images is replica.cached_images
     other.load(None, None, places=centred(shape, shape, rows))
     taken = other.memory.download(other._views[INPUT])[: len(rows)]
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
@@ -285,15 +295,15 @@ def test_what_is_not_finite_is_found(network: Network) -> None:
     x, y = batch(network, 4)
     replica = make_replica(network, "cuda", 4, seed=5)
     assert math.isfinite(replica.forward_backward(x, y))
-    assert replica.first_not_finite() is None
+    assert replica.first_non_finite() is None
     for name, value in replica.parameters.items():
         replica.parameters[name] = np.full_like(value, np.nan)
         assert math.isnan(replica.forward_backward(x, y)), name
-        assert replica.first_not_finite() == f"parameter {name}"
+        assert replica.first_non_finite() == f"parameter {name}"
         replica.parameters[name] = value
     x[2] = np.inf
     assert not math.isfinite(replica.forward_backward(x, y))
-    assert replica.first_not_finite() == "the input"
+    assert replica.first_non_finite() == "the input"
 
 
 every_rule = pytest.mark.parametrize(
@@ -331,11 +341,11 @@ def all_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_replica, "EARLY_FLOPS", 1)
 
 
-def stepper_of(replica: Replica) -> Stepper:
-    """The training loop's, of one rank."""
+def engine_of(replica: Replica) -> Engine:
+    """Return the training loop's engine, of one rank."""
     buckets = make_buckets(replica.plan, None)
-    alone = NoSum(World.single(), replica, buckets)
-    return Stepper(replica, alone, buckets, StepRecorder(replica.plan.stages))
+    alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
+    return make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))
 
 
 @every_rule
@@ -351,16 +361,15 @@ def test_an_update_beside_later_stages_gives_the_same_bits(
     part = early_update(ours.plan)
     assert part is not None
     assert 0 < part.stop < ours.plan.layout.size
-    stepper = stepper_of(ours)
+    engine = engine_of(ours)
     for number in range(4):
         x, y = batch(RICH, 8, seed=number)
         x[2, 0, 3, 4] = np.inf if number == 3 else 0.0
         samples = np.arange(8) + 8 * number
-        stepper.recorder.begin()
-        stepper.step(Batch(number, 0, x, y, samples, 8), 0.01)
+        engine.step(iter([Batch(number, 0, x, y, samples, 8)]), 0.01)
         loss = expected.forward_backward(x, y, step=number, samples=samples)
         expected.update(0.01)
-        np.testing.assert_equal(stepper.results(wait=True)[0].loss, loss)
+        np.testing.assert_equal(engine.results(wait=True)[0].loss, loss)
         assert math.isfinite(loss) == (number < 3)
         assert_same_bits(ours, replica_views(expected))
 
@@ -371,7 +380,10 @@ def test_what_is_settled_is_updated_when_the_stages_are_over() -> None:
     replica = make_replica(RICH, "cuda", 8)
     part = early_update(replica.plan)
     assert part is not None
-    replica.load(*batch(RICH, 8), learning_rate=0.5)
+    assert isinstance(replica, DeviceReplica)
+    replica.stage_batch(*batch(RICH, 8), learning_rate=0.5)
+    replica.unpack_staged_batch()
+    replica.sums_future()
     before = {name: np.array(value) for name, value in replica.parameters.items()}
 
     def changed() -> set[str]:
@@ -380,11 +392,11 @@ def test_what_is_settled_is_updated_when_the_stages_are_over() -> None:
 
     replica.run()
     assert changed() == set()
-    replica.run(updating=True)
+    replica.run(early=True)
     early = {s.name for s in replica.plan.layout.slots if s.stop <= part.stop}
     assert changed() == early
     kept = {name: np.array(replica.parameters[name]) for name in early}
-    replica.apply_update(rest=True)
+    replica.enqueue_update(rest=True)
     assert changed() == set(before)
     for name, value in kept.items():
         np.testing.assert_array_equal(replica.parameters[name], value, name)

@@ -192,7 +192,7 @@ def test_loss_and_gradients(network: Network, n: int) -> None:
         reference.forward_backward(x, y, **options),
         tolerance,
     )
-    assert ours.sums[1] == reference.sums[1]
+    assert ours.loss_sums()[1] == reference.loss_sums()[1]
     assert_close(ours.output(), reference.output(), tolerance)
     for name, value in reference.gradients.items():
         assert_close(ours.gradients[name], value, tolerance, name)
@@ -258,7 +258,7 @@ def test_no_samples(network: Network, threads: int) -> None:
     replica = make_replica(network, "numba", batch_size=3, threads=threads)
     replica.forward_backward(*batch(network, 3))
     assert replica.forward_backward(*batch(network, 0), global_count=3) == 0.0
-    assert replica.sums[1] == 0.0
+    assert replica.loss_sums()[1] == 0.0
     assert not replica.flat_gradients.any()
     assert replica.forward(batch(network, 0)[0]).shape == (0, network.num_outputs)
 
@@ -284,12 +284,12 @@ def test_not_a_number_reaches_the_loss(network: Network, where: str) -> None:
     if where == "input":
         x[2] = np.nan
         assert math.isnan(replica.forward_backward(x, y))
-        assert replica.first_not_finite() == "the input"
+        assert replica.first_non_finite() == "the input"
         return
     for name, value in replica.parameters.items():
         replica.parameters[name] = np.full_like(value, np.nan)
         assert math.isnan(replica.forward_backward(x, y)), name
-        assert replica.first_not_finite() == f"parameter {name}"
+        assert replica.first_non_finite() == f"parameter {name}"
         replica.parameters[name] = value
 
 
@@ -297,7 +297,7 @@ def test_finite_values_are_all_finite(network: Network) -> None:
     """Scratch memory holds bytes of all kinds; they are not values."""
     replica = make_replica(network, "numba", batch_size=4)
     replica.forward_backward(*batch(network, 4))
-    assert replica.first_not_finite() is None
+    assert replica.first_non_finite() is None
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (11,), (4, 1, 1), (1, 6, 3)])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from itertools import repeat
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import dptrain.api as api
+from dptrain.backends import load_backend
+from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.memory import HostMemory
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
@@ -20,7 +23,7 @@ from dptrain.data.loader import Batch
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecorder
 from dptrain.network import get_network
 from dptrain.plan import make_buckets
-from dptrain.training.step import Stepper
+from dptrain.training.engines import DeviceEngine, Engine, make_engine
 
 
 def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -> None:
@@ -83,17 +86,17 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
     recorder = StepRecorder(replica.plan.stages)
     buckets = make_buckets(replica.plan, None)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    stepper = Stepper(replica, sums, buckets, recorder)
+    engine = make_engine(replica, sums, buckets, recorder)
     random = np.random.default_rng(0)
     x = random.standard_normal((32, 3, 32, 32), np.float32)
     y = random.integers(0, 10, 32).astype(np.int32)
     batches = repeat(Batch(0, 0, x, y, np.arange(32), 32))
 
     def seconds(timed: bool) -> float:
-        stepper.time(0 if timed else None)
+        engine.time_stages(0 if timed else None)
         begin = time.thread_time()
-        stepper.take(batches, 0.0)
-        stepper.results()
+        engine.step(batches, 0.0)
+        engine.results()
         return time.thread_time() - begin
 
     for timed in (True, False, True, False):
@@ -113,7 +116,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
 
 
 class Asynchronous(HostMemory):
-    """Counts how often it is waited for."""
+    """Counts how often the host waits for it."""
 
     asynchronous = True
     waits = 0
@@ -122,26 +125,55 @@ class Asynchronous(HostMemory):
         self.waits += 1
 
 
-class Clockwork(Replica):
-    """Stages whose times are known: stage k takes k + 1 ns."""
+class FakeDeviceReplica(DeviceReplica):
+    """A replica in host memory that looks like one on a device: stage k takes k + 1 ns."""
 
-    def stamp(self, place: int) -> None:
-        self.times = getattr(self, "times", np.zeros(2 * len(self.plan.stages) + 2, np.int64))
-        self.times[place] = self.now = getattr(self, "now", 0) + place + 1
+    now = 0
+    staging_slot = 0
+    cache_images = share_cached_images = upload_hyperparameters = Mock()
 
-    def stamps(self) -> NDArray[np.int64]:
+    def __init__(self, max_steps_in_flight: int) -> None:
+        plan = api.make_replica(get_network("mlp-5"), "reference", 2).plan
+        super().__init__(load_backend("reference"), plan, seed=0)
+        self.memory: Asynchronous = Asynchronous()
+        self.max_steps_in_flight = max_steps_in_flight
+        self.times = np.zeros(2 * len(plan.stages) + 2, np.int64)
+
+    def stage_batch(
+        self, x: Any, y: Any, *, crop_windows: Any = None, learning_rate: Any = None, **options: Any
+    ) -> None:
+        self.load(x, y, **options)
+
+    def unpack_staged_batch(self) -> None:
+        pass
+
+    def run(self, listener: Any = None, *, in_order: bool = False, early: bool = False) -> None:
+        Replica.run(self, listener)
+
+    def enqueue_sums_copy(self) -> None:
+        pass
+
+    def enqueue_update(self, *, rest: bool = False) -> None:
+        self.update_kernel()(self.context)
+
+    def sums_future(self) -> SumsFuture:
+        sums = self.loss_sums()
+        return lambda timeout: sums
+
+    def record_time(self, index: int) -> None:
+        self.now += index + 1
+        self.times[index] = self.now
+
+    def recorded_times(self) -> NDArray[np.int64]:
         return self.times
 
 
-def pipelined(ahead: int) -> tuple[Stepper, Replica]:
-    """One rank whose device may have so many steps under way when the next is begun."""
-    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
-    replica.memory, replica.ahead = Asynchronous(), ahead
+def engine_of(replica: Replica, ranks: int = 1) -> Engine:
+    """Return an engine that believes in so many ranks."""
     buckets = make_buckets(replica.plan, 2**18)
     sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    stepper = Stepper(replica, sums, buckets, StepRecorder(replica.plan.stages))
-    stepper.time(None)
-    return stepper, replica
+    sums.world.size = ranks
+    return make_engine(replica, sums, buckets, StepRecorder(replica.plan.stages))
 
 
 def batch_of(step: int) -> Batch:
@@ -151,29 +183,24 @@ def batch_of(step: int) -> Batch:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
-    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
-    replica.memory = memory = Asynchronous()
-    replica.__class__ = Clockwork
-    recorder = StepRecorder(replica.plan.stages)
-    buckets = make_buckets(replica.plan, 2**18)
-    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    sums.world.size = ranks
-    stepper = Stepper(replica, sums, buckets, recorder)
-    batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
-    told, by_stage = [], []
+    replica = FakeDeviceReplica(0)
+    engine = engine_of(replica, ranks)
+    assert isinstance(engine, DeviceEngine)
+    batches = repeat(batch_of(0))
+    num_results, by_stage = [], []
     for number in range(300):
-        recorder.begin()
-        before = getattr(replica, "now", 0)
-        stepper.step(batch, 0.0)
-        told.append(len(stepper.results()))
-        if getattr(replica, "now", 0) > before:
+        before = replica.now
+        engine.step(batches, 0.0)
+        num_results.append(len(engine.results()))
+        if replica.now > before:
             by_stage.append(number)
-    # Messages come by one turn here: its first such step is started as it is, the next captured.
+    # There is one staging slot: the first such step runs uncaptured, and the next is captured.
     assert by_stage == [8, 9, 10, 260]
-    # A step that is timed is told of with the one before; the next has none to tell of.
-    assert told == [0, *[1] * 9, 2, 0, *[1] * 248, 2, 0, *[1] * 38]
-    assert memory.waits == 0
-    assert len(stepper.results(wait=True)) == 1
+    # A timed step is reported with the one before; the next one has none to report.
+    assert num_results == [0, *[1] * 9, 2, 0, *[1] * 248, 2, 0, *[1] * 38]
+    assert replica.memory.waits == 0
+    assert len(engine.results(wait=True)) == 1
+    recorder = engine.recorder
     rows, _, timed = recorder.in_order()
     assert np.flatnonzero(timed).tolist() == [10, 260]
     rows = rows[timed]
@@ -185,35 +212,31 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
 
 def test_a_steps_time_has_what_the_device_takes() -> None:
     """In a steady state a step waits for the one before, which takes as long."""
-    replica = api.make_replica(get_network("mlp-5"), "reference", 2)
-    replica.memory = Asynchronous()
+    replica = FakeDeviceReplica(0)
 
     def done_after_3_ms(timeout: float) -> list[float]:
         time.sleep(0.003)
         return [0.0, 0.0, 0.0]
 
-    replica.begun = lambda: done_after_3_ms  # type: ignore[method-assign]
-    recorder = StepRecorder(replica.plan.stages)
-    buckets = make_buckets(replica.plan, 2**18)
-    sums = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    stepper = Stepper(replica, sums, buckets, recorder)
-    batch = Batch(0, 0, np.zeros((2, 50), np.float32), np.zeros((2, 1)), np.arange(2), 2)
+    replica.sums_future = lambda: done_after_3_ms  # type: ignore[method-assign]
+    engine = engine_of(replica)
     results = []
     for _ in range(5):
-        recorder.begin()
-        stepper.step(batch, 0.0)
-        results += stepper.results()
+        engine.step(repeat(batch_of(0)), 0.0)
+        results += engine.results()
     assert len(results) == 4
     assert all(result.time_ns > 3e6 for result in results[1:])
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_times_of_steps_under_way_add_up_to_the_time_of_all(ahead: int) -> None:
-    """A device makes a step in 2 ms; the host pauses twice, once when all are told."""
-    stepper, replica = pipelined(ahead)
+def test_times_of_steps_in_flight_add_up_to_the_time_of_all(ahead: int) -> None:
+    """A device makes a step in 2 ms; the host pauses twice, once when all are reported."""
+    replica = FakeDeviceReplica(ahead)
+    engine = engine_of(replica)
+    engine.time_stages(None)
     device = 0.0
 
-    def begun() -> Callable[[float], list[float]]:
+    def sums_future() -> SumsFuture:
         nonlocal device
         device = end = max(device, time.perf_counter()) + 0.002
 
@@ -223,33 +246,34 @@ def test_times_of_steps_under_way_add_up_to_the_time_of_all(ahead: int) -> None:
 
         return wait
 
-    replica.begun = begun  # type: ignore[method-assign]
-    results, told, seconds = [], [], 0.0
+    replica.sums_future = sums_future  # type: ignore[method-assign]
+    results, num_results, seconds = [], [], 0.0
     for number in range(16):
         begin = time.perf_counter()
-        stepper.take(repeat(batch_of(number)), 0.0)
-        found = stepper.results(wait=number % 8 == 7)
+        engine.step(repeat(batch_of(number)), 0.0)
+        found = engine.results(wait=number % 8 == 7)
         seconds += time.perf_counter() - begin
-        told.append(len(found))
+        num_results.append(len(found))
         results += found
         if number in (3, 7):
             begin = time.perf_counter()
             time.sleep(0.005)
             # What the device does meanwhile is part of its steps.
             seconds += time.perf_counter() - begin if number == 3 else 0.0
-    assert told == [*[0] * ahead, *[1] * (7 - ahead), 1 + ahead] * 2
+    assert num_results == [*[0] * ahead, *[1] * (7 - ahead), 1 + ahead] * 2
     assert [result.step for result in results] == list(range(16))
-    rows = stepper.recorder.rows()[:, stepper.recorder.names.index(STEP)]
+    rows = engine.recorder.rows()[:, engine.recorder.names.index(STEP)]
     assert rows.tolist() == [result.time_ns for result in results]
     assert 0.0 <= seconds - rows.sum() / 1e9 < 0.1 * seconds
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_who_stops_is_told_with_the_last_step_begun(ahead: int) -> None:
-    stepper, _ = pipelined(ahead)
-    told = []
+def test_a_stop_request_is_reported_with_the_last_step_in_flight(ahead: int) -> None:
+    engine = engine_of(FakeDeviceReplica(ahead))
+    engine.time_stages(None)
+    reported = []
     for number in range(ahead + 2):
-        stepper.take(repeat(batch_of(number)), 0.0, stop=number == 1)
-        told.append([(result.step, result.stop) for result in stepper.results()])
+        engine.step(repeat(batch_of(number)), 0.0, stop=number == 1)
+        reported.append([(result.step, result.stop) for result in engine.results()])
     last = [(number, number == ahead + 1) for number in range(1, ahead + 2)]
-    assert told == [*[[]] * ahead, [(0, False)], last]
+    assert reported == [*[[]] * ahead, [(0, False)], last]

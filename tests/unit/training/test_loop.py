@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dptrain.comm.world import World
+from dptrain.measure.recorder import StepRecorder
 from dptrain.training import loop
+from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.settings import load_settings
-from dptrain.training.step import FIRST_TIMED, Stepper
 
 
 def train(
@@ -87,13 +89,13 @@ def test_of_steps_alone_those_with_a_whole_minibatch_count(backend: str, tmp_pat
 def test_the_first_step_that_is_timed_has_a_whole_minibatch_and_a_program_that_was_captured(
     samples: int, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed, note = [], Stepper._note_times
+    timed, record = [], DeviceTimes.record
 
-    def noted(self: Stepper, times: Any) -> None:
-        timed.append(self.recorder.steps)
-        note(self, times)
+    def recorded(self: DeviceTimes, recorder: StepRecorder) -> None:
+        timed.append(recorder.steps)
+        record(self, recorder)
 
-    monkeypatch.setattr(Stepper, "_note_times", noted)
+    monkeypatch.setattr(DeviceTimes, "record", recorded)
     flags = {
         "network": "mlp-5", "data": f"irradiance?samples={samples}", "backend": "cuda",
         "batch_size": "8", "baseline_steps": "0", "steps": "40", "run_dir": str(tmp_path / "run"),

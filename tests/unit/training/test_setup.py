@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.world import World
 from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
@@ -72,7 +74,7 @@ def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
 ) -> None:
     samples = MemorySamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     backend = SimpleNamespace(free_bytes=lambda: 2 * (samples.x.nbytes + spare))
-    replica: Any = SimpleNamespace(keeps_pictures=True, backend=backend)
+    replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()
     world.local_size = local_size
     images = _pictures(replica, samples, None, world, shared)

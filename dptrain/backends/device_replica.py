@@ -1,0 +1,124 @@
+"""A replica on a device whose stages return before they have run: what `DeviceEngine` needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.replica import Listener, Replica
+
+SumsFuture = Callable[[float], list[float]]
+"""Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
+
+
+class DeviceReplica(Replica, ABC):
+    """A replica whose calls enqueue work on a device.
+
+    A minibatch, its targets and the hyperparameters of a step reach the device in one message. The
+    host writes it to a staging slot; a kernel unpacks it. There are several slots, so that the host
+    prepares a step while earlier ones run.
+
+    Attributes:
+        max_steps_in_flight: steps that may be enqueued and not finished when the next one is
+            enqueued.
+    """
+
+    max_steps_in_flight: int
+
+    @abstractmethod
+    def cache_images(self, images: NDArray[np.float32]) -> None:
+        """Copy a data set to the device, so that `stage_batch` needs crop windows only.
+
+        Args:
+            images: float32 (M, C, H', W'), or (M, F).
+        """
+
+    @abstractmethod
+    def share_cached_images(self, other: Replica) -> None:
+        """Use the images that `other`, a replica on the same device, has cached."""
+
+    # A step: stage_batch, unpack_staged_batch, run, enqueue_sums_copy, enqueue_update, sums_future.
+
+    @abstractmethod
+    def stage_batch(
+        self,
+        x: NDArray[Any] | None,
+        y: NDArray[Any] | None,
+        *,
+        crop_windows: NDArray[np.int64] | None = None,
+        samples: NDArray[np.int64] | None = None,
+        global_count: int | None = None,
+        step: int | None = None,
+        training: bool = True,
+        learning_rate: float | None = None,
+        stop: bool = False,
+    ) -> None:
+        """Write a minibatch and the hyperparameters of its step to the next staging slot.
+
+        Args:
+            x: (n, C, H, W) or (n, F); None with `crop_windows`.
+            y, samples, global_count, step, training, stop: see `Replica.load`.
+            crop_windows: int64 (n, 4), parts of cached images: index of the image, first row and
+                first column (outside of the image are zeros), and 1 if it is mirrored.
+            learning_rate: of the step's update, if `enqueue_update` makes it before the host knows
+                the loss. The minibatch is then not unpacked after a step whose loss is not finite,
+                so that the minibatch of that step remains for inspection.
+        """
+
+    @property
+    @abstractmethod
+    def staging_slot(self) -> int:
+        """Slot of the staged minibatch. A program that unpacks it is valid for this slot only."""
+
+    @abstractmethod
+    def unpack_staged_batch(self) -> None:
+        """Enqueue the kernel that copies the staged minibatch to where stages read it."""
+
+    @abstractmethod
+    def run(
+        self, listener: Listener | None = None, *, in_order: bool = False, early: bool = False
+    ) -> None:
+        """Enqueue forward, loss and backward for the loaded minibatch.
+
+        Args:
+            listener: called after each stage was enqueued.
+            in_order: True runs one stage at a time; otherwise stages may overlap.
+            early: True updates some parameters as soon as no later stage reads them;
+                `enqueue_update` then updates the rest. This rank's gradients must be the sum.
+        """
+
+    @abstractmethod
+    def enqueue_sums_copy(self) -> None:
+        """Enqueue a copy of the loss sums to the host, for `sums_future`."""
+
+    @abstractmethod
+    def enqueue_update(self, *, rest: bool = False) -> None:
+        """Enqueue the update of all parameters, with the hyperparameters that were staged.
+
+        Args:
+            rest: True leaves out what `run` has updated early.
+        """
+
+    @abstractmethod
+    def sums_future(self) -> SumsFuture:
+        """Mark the end of the step's work. Return what waits for it and returns the loss sums."""
+
+    @abstractmethod
+    def upload_hyperparameters(self) -> None:
+        """Copy learning rate, update number and step number to the device now."""
+
+    @abstractmethod
+    def record_time(self, index: int) -> None:
+        """Enqueue a kernel that writes the device clock when all earlier work has run.
+
+        Args:
+            index: of the time stamp, below 2 · (number of stages) + 2.
+        """
+
+    @abstractmethod
+    def recorded_times(self) -> NDArray[np.int64]:
+        """Return time stamps in nanoseconds by index, of steps that have ended."""

@@ -1,0 +1,79 @@
+"""Flat arrays by parameter name, in the layouts that users know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.backends.memory import HOST, Memory
+from dptrain.errors import UserError
+from dptrain.plan.flat import FlatLayout, Slot
+
+
+class NamedArrays(Mapping[str, NDArray[Any]]):
+    """Parameters (or gradients, or optimizer state) by name, in canonical layout.
+
+    Reading an item returns a copy; assigning one writes to the replica.
+
+    Example:
+        >>> replica.parameters["conv1.weight"].shape            # doctest: +SKIP
+        (16, 3, 3, 3)
+        >>> replica.parameters["conv1.bias"] = np.zeros(16)     # doctest: +SKIP
+    """
+
+    def __init__(self, layout: FlatLayout, flat: NDArray[Any], memory: Memory = HOST) -> None:
+        self._layout, self._flat, self._memory = layout, flat, memory
+
+    def _slot(self, name: str) -> Slot:
+        try:
+            return self._layout[name]
+        except KeyError:
+            names = ", ".join(self) or "none"
+            raise KeyError(f"no parameter {name!r}; this network has {names}") from None
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        slot = self._slot(name)
+        stored = self._memory.download(self._flat[slot.start : slot.stop])
+        canonical: NDArray[Any] = np.array(_canonical(slot, stored), order="C", copy=True)
+        return canonical.reshape(slot.parameter.shape)
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        slot = self._slot(name)
+        array = np.asarray(value)
+        if array.shape != slot.parameter.shape:
+            raise UserError(
+                f"array for {name} has shape {array.shape}; expected {slot.parameter.shape}"
+            )
+
+        def write(target: NDArray[Any]) -> None:
+            target[...] = array.reshape(slot.storage.view)
+
+        self.fill(name, write)
+
+    def fill(self, name: str, write: Callable[[NDArray[Any]], None]) -> None:
+        """Overwrite a parameter by a function that writes to a host array.
+
+        Args:
+            name: of the parameter.
+            write: fills the array that it receives, in canonical order and of shape
+                `Storage.view`. For a replica in host memory this is the parameter itself.
+        """
+        slot = self._slot(name)
+        flat = self._flat[slot.start : slot.stop]
+        stored = self._memory.download(flat)
+        write(_canonical(slot, stored))
+        self._memory.upload(flat, stored)
+
+    def __iter__(self) -> Iterator[str]:
+        return (slot.name for slot in sorted(self._layout.slots, key=lambda s: s.node.index))
+
+    def __len__(self) -> int:
+        return len(self._layout.slots)
+
+
+def _canonical(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of a parameter in canonical order, of shape `Storage.view`."""
+    return np.transpose(stored.reshape(slot.storage.shape), np.argsort(slot.storage.axes))

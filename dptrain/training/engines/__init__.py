@@ -1,0 +1,47 @@
+"""Engines make training steps: forward, backward, gradient sum, update.
+
+`HostEngine` runs the stages of a step in order. `DeviceEngine` enqueues whole steps on a GPU, and
+`HostSumDeviceEngine` is for GPUs whose gradients are summed by the host.
+"""
+
+from __future__ import annotations
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.measure.recorder import StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.training.engines.base import Engine, StepResult
+from dptrain.training.engines.device import FIRST_TIMED, DeviceEngine
+from dptrain.training.engines.host import HostEngine
+from dptrain.training.engines.host_sum import HostSumDeviceEngine
+
+
+def make_engine(
+    replica: Replica,
+    gradient_sum: GradientSum,
+    buckets: tuple[Bucket, ...],
+    recorder: StepRecorder,
+) -> Engine:
+    """Return the engine for a replica's memory.
+
+    Args:
+        replica: the network.
+        gradient_sum: sums its gradients over the ranks.
+        buckets: of the flat gradient, as `gradient_sum` has them.
+        recorder: receives the times of every step.
+    """
+    if not replica.memory.asynchronous:
+        return HostEngine(replica, gradient_sum, buckets, recorder)
+    engine = DeviceEngine if gradient_sum.enqueues else HostSumDeviceEngine
+    return engine(replica, gradient_sum, buckets, recorder)
+
+
+__all__ = [
+    "FIRST_TIMED",
+    "DeviceEngine",
+    "Engine",
+    "HostEngine",
+    "HostSumDeviceEngine",
+    "StepResult",
+    "make_engine",
+]

@@ -1,0 +1,178 @@
+"""The interface of an engine, which makes training steps."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.comm.world import AgreedError
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import Row, StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import CORRECT, LOSS, STOP
+from dptrain.plan.lowering import Phase
+
+
+class StepResult(NamedTuple):
+    """The result of a step, the same on all ranks except for the time.
+
+    Attributes:
+        step: number of the step, from 0.
+        loss: mean over the global minibatch. If it is not finite, no update was made.
+        correct: number of correct predictions in the global minibatch.
+        stop: True if any rank requested a stop.
+        samples: size of the global minibatch.
+        learning_rate: of the update.
+        time_ns: duration of the step, waiting included. If several steps are in flight: since the
+            end of the previous step, or since this step was enqueued if that was later.
+    """
+
+    step: int
+    loss: float
+    correct: int
+    stop: bool
+    samples: int
+    learning_rate: float
+    time_ns: int
+
+
+class Engine(ABC):
+    """Makes training steps with a replica, and reports their results and times.
+
+    Use an engine as a context manager: on exit it releases what the ranks share.
+
+    Attributes:
+        replica: the network.
+        gradient_sum: sums the gradients over the ranks.
+        recorder: receives the times of every step.
+        max_steps_in_flight: steps that may be enqueued and not finished when the next one is made;
+            0 if each step has ended when `step` returns.
+
+    Example:
+        >>> with engine:                                        # doctest: +SKIP
+        ...     for step in range(100):
+        ...         engine.step(loader, learning_rate=0.01)
+        ...         for result in engine.results(wait=step == 99):
+        ...             print(result.step, result.loss)
+    """
+
+    max_steps_in_flight: int = 0
+
+    def __init__(
+        self,
+        replica: Replica,
+        gradient_sum: GradientSum,
+        buckets: tuple[Bucket, ...],
+        recorder: StepRecorder,
+    ) -> None:
+        self.replica, self.gradient_sum, self.recorder = replica, gradient_sum, recorder
+        stages = replica.plan.stages
+        self._load_index = next(s.index for s in stages if s.phase is Phase.LOAD)
+        self._update_index = next(s.index for s in stages if s.phase is Phase.UPDATE)
+        self._buckets_after: dict[int, list[int]] = {}
+        for number, bucket in enumerate(buckets):
+            self._buckets_after.setdefault(bucket.after, []).append(number)
+        self._done: list[StepResult] = []
+        self._largest_count = 0
+        self._next_timed: int | None = 0
+        self._time_every = 1
+
+    @abstractmethod
+    def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        """Wait for the next minibatch and make a training step, or enqueue it.
+
+        Args:
+            batches: shards of this rank, one per step.
+            learning_rate: of the update, the same on every rank.
+            stop: True if this rank requests a stop.
+        """
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        """Return the results of steps that have ended since the last call, in order.
+
+        Args:
+            wait: True waits for all steps in flight, so that the parameters are those after the
+                last step. This is done in any case once a result has a stop request; the last
+                result then carries it.
+        """
+        results, self._done = self._done, []
+        return results
+
+    def time_stages(self, first: int | None, every: int = 1) -> None:
+        """Select the steps that are timed stage by stage.
+
+        Engines of devices time only steps with a whole minibatch, unless all are timed.
+
+        Args:
+            first: number of the first, counted from the recorder's first step; None for no step.
+            every: from then on one step in so many.
+        """
+        self._next_timed, self._time_every = first, every
+
+    def time_sum_alone(self, bucket: int) -> int:
+        """Sum one bucket outside a step; all ranks call this.
+
+        The gradients are undefined afterwards.
+
+        Returns:
+            Nanoseconds from when all ranks are ready until the sum is complete on this rank.
+        """
+        world = self.gradient_sum.world
+        world.barrier()
+        # Ranks leave the barrier at different times, up to one sleep interval apart, but a small
+        # all-reduce almost simultaneously.
+        world.all_reduce(np.zeros(1, np.float32))
+        begin = perf_counter_ns()
+        self._sum_alone(bucket)
+        return perf_counter_ns() - begin
+
+    def _sum_alone(self, bucket: int) -> None:
+        self.gradient_sum.sum_alone(bucket)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the gradient sum if all ranks are here: waiting for a failed rank would hang."""
+        if error is None or isinstance(error, AgreedError):
+            self.gradient_sum.close()
+
+    def _is_timed(self, batch: Batch) -> bool:
+        """Return whether this step is timed stage by stage; the same on every rank."""
+        self._largest_count = max(self._largest_count, batch.global_count)
+        if self._next_timed is None or self.recorder.steps < self._next_timed:
+            return False
+        return self._time_every == 1 or batch.global_count == self._largest_count
+
+    def _result(
+        self, batch: Batch, sums: Sequence[float], learning_rate: float, row: Row
+    ) -> StepResult:
+        """Return the result of a step that has ended, from its loss sums over all ranks."""
+        # A loss may be NaN. The number of stop requests is NaN only if a sum was given up.
+        if math.isnan(sums[STOP]):
+            raise TimeoutError(
+                f"a gradient sum was given up after {self.gradient_sum.world.timeout:.0f} s: "
+                "another rank hangs, was stopped or has ended"
+            )
+        return StepResult(
+            step=batch.step,
+            loss=sums[LOSS],
+            correct=round(sums[CORRECT]),
+            stop=sums[STOP] > 0,
+            samples=batch.global_count,
+            learning_rate=learning_rate,
+            time_ns=row.time_ns,
+        )

@@ -1,0 +1,220 @@
+"""Training steps on a device: the host enqueues steps ahead, and learns their results later."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter_ns
+from types import TracebackType
+from typing import NamedTuple
+
+from dptrain.backends.device_replica import DeviceReplica, SumsFuture
+from dptrain.backends.replica import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import Row, StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.training.engines.base import Engine, StepResult
+from dptrain.training.engines.device_times import DeviceTimes
+from dptrain.training.engines.programs import Programs
+
+FIRST_TIMED = 10
+"""Number of steps before the first that is timed stage by stage. During these, the programs of both
+kinds of steps are captured for each staging slot, of which there are up to four. If some of these
+steps have a smaller minibatch, the first timed step is later."""
+
+TIMED_EVERY = 250
+"""One step in so many is timed stage by stage. Its stages do not overlap, and the host waits for
+it, which takes 75 to 100 µs on an H200."""
+
+
+class _StepInFlight(NamedTuple):
+    """A step whose result is not known yet; `row` belongs to the recorder."""
+
+    sums: SumsFuture
+    batch: Batch
+    learning_rate: float
+    begin_ns: int
+    row: Row
+
+
+class DeviceEngine(Engine):
+    """Enqueues each step as one captured program, the sum over the ranks included.
+
+    The host does not wait for a step until `max_steps_in_flight` later ones are enqueued. Steps
+    that are timed stage by stage do not overlap stages, a kernel writes a time stamp after each
+    stage, and the host waits for them. Their programs are rehearsed before the first of them, so
+    that the host's work to capture a graph is not in their times.
+
+    Attributes:
+        captures_timed: True if timed steps are captured like others. False enqueues their stages
+            one by one, so that NVTX ranges can be set around them.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        gradient_sum: GradientSum,
+        buckets: tuple[Bucket, ...],
+        recorder: StepRecorder,
+    ) -> None:
+        assert isinstance(replica, DeviceReplica)
+        super().__init__(replica, gradient_sum, buckets, recorder)
+        self.device_replica = replica
+        self.max_steps_in_flight = replica.max_steps_in_flight
+        self.captures_timed = True
+        self.time_stages(FIRST_TIMED, TIMED_EVERY)
+        self._programs = Programs(replica)
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._stops = False
+        self._last_end_ns = 0
+        self._device_times = DeviceTimes(replica, gradient_sum, self._buckets_after)
+
+    def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        recorder = self.recorder
+        recorder.begin()
+        batch = next(batches)
+        recorder.waited()
+        recorder.timed = self._is_timed(batch)
+        self._stage(batch, learning_rate, stop=stop)
+        recorder.lap(self._load_index)
+        sums = self._enqueue(batch)
+        self._collect(max(self.max_steps_in_flight - 1, 0))
+        self._record(batch, learning_rate, sums)
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        if wait or self._stops:
+            self._collect(0)
+        results = super().results()
+        if self._stops:
+            results = [result._replace(stop=result is results[-1]) for result in results]
+        return results
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Graphs that contain sums must be gone before the sum is closed.
+        self._programs.clear()
+        super().__exit__(kind, error, traceback)
+
+    def _stage(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
+        """Write a minibatch and its hyperparameters to a staging slot."""
+        # The bias correction of Adam counts the update of this step.
+        self.replica.updates += 1
+        self.device_replica.stage_batch(
+            batch.x,
+            batch.y,
+            crop_windows=batch.places,
+            samples=batch.samples,
+            global_count=batch.global_count,
+            step=batch.step,
+            learning_rate=learning_rate,
+            stop=stop,
+        )
+
+    def _enqueue(self, batch: Batch) -> SumsFuture:
+        """Run the step's program, and wait for it if the step is timed."""
+        recorder, slot = self.recorder, self.device_replica.staging_slot
+        timed = recorder.timed
+        by_stage = timed or self._rehearses(batch, slot)
+        if timed and not self._is_ready(batch, slot):
+            # What the host does to capture the program would be in the times of earlier steps.
+            self._collect(0)
+            # If few steps are timed, a later one can be; if all are, the caller wants each.
+            recorder.timed = self._time_every == 1
+        enqueue = self._enqueue_timed_step if by_stage else self._enqueue_step
+        if by_stage and not self.captures_timed:
+            enqueue()
+        else:
+            self._programs.run(batch, enqueue, by_stage=by_stage, slot=slot)
+        sums = self.device_replica.sums_future()
+        if recorder.timed:
+            # Earlier steps end now, and not when this one does.
+            self._collect(0)
+            sums(self.gradient_sum.world.timeout)
+            self._device_times.record(recorder)
+        return sums
+
+    def _rehearses(self, batch: Batch, slot: int) -> bool:
+        """Return whether an untimed step runs as if it were timed: one per slot and one more."""
+        first = FIRST_TIMED - self.max_steps_in_flight - 2
+        if self._next_timed is None or self.recorder.steps < first:
+            return False
+        return batch.global_count == self._largest_count and not self._is_ready(batch, slot)
+
+    def _is_ready(self, batch: Batch, slot: int) -> bool:
+        """Return whether the host only launches a captured program for a timed step."""
+        if not self.captures_timed:
+            return True
+        return self._programs.is_captured(batch, by_stage=True, slot=slot)
+
+    def _enqueue_step(self) -> None:
+        replica, gradient_sum = self.device_replica, self.gradient_sum
+        replica.unpack_staged_batch()
+        replica.run(self._start_buckets, early=gradient_sum.is_identity)
+        gradient_sum.finish()
+        replica.enqueue_sums_copy()
+        gradient_sum.update(self._enqueue_update, 0.0)
+
+    def _start_buckets(self, stage: int) -> None:
+        for bucket in self._buckets_after.get(stage, ()):
+            self.gradient_sum.start(bucket)
+
+    def _enqueue_update(self, elements: slice, learning_rate: float) -> None:
+        """Enqueue the update; the learning rate was staged, and the kernel checks the loss."""
+        self.device_replica.enqueue_update(rest=self.gradient_sum.is_identity)
+
+    def _enqueue_timed_step(self) -> None:
+        replica, gradient_sum, times = self.device_replica, self.gradient_sum, self._device_times
+        times.record_begin()
+        replica.unpack_staged_batch()
+        times.record_stage(self._load_index)
+
+        def after_stage(stage: int) -> None:
+            times.record_stage(stage)
+            for bucket in self._buckets_after.get(stage, ()):
+                gradient_sum.start(bucket)
+                times.record_bucket(bucket)
+
+        replica.run(after_stage, in_order=True)
+        gradient_sum.finish()
+        times.record_sum()
+        gradient_sum.update(lambda elements, learning_rate: replica.enqueue_update(), 0.0)
+        times.record_stage(self._update_index)
+        replica.enqueue_sums_copy()
+
+    def _record(self, batch: Batch, learning_rate: float, sums: SumsFuture) -> None:
+        """Record an enqueued step, and wait for it if it is timed."""
+        recorder, times = self.recorder, self._device_times
+        row = recorder.end(
+            exposed_ns=times.exposed_ns,
+            hidden_ns=times.hidden_ns,
+            samples=len(batch.samples),
+            global_count=batch.global_count,
+        )
+        if recorder.moments is not None:
+            recorder.note_moments(times.calls, times.spans)
+        step = _StepInFlight(sums, batch, learning_rate, recorder.begin_ns, row)
+        self._in_flight.append(step)
+        if recorder.timed:
+            self._collect(0)
+            self._next_timed = recorder.steps - 1 + self._time_every
+
+    def _collect(self, remaining: int) -> None:
+        """Wait for the results of all steps in flight except the last `remaining`."""
+        while len(self._in_flight) > remaining:
+            step = self._in_flight.popleft()
+            sums = step.sums(self.gradient_sum.world.timeout)
+            end = perf_counter_ns()
+            step.row.took(end - max(step.begin_ns, self._last_end_ns))
+            self._last_end_ns = end
+            result = self._result(step.batch, sums, step.learning_rate, step.row)
+            self._done.append(result)
+            self._stops = self._stops or result.stop
+
+    def _sum_alone(self, bucket: int) -> None:
+        super()._sum_alone(bucket)
+        self.replica.memory.synchronize()

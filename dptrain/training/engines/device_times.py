@@ -1,0 +1,82 @@
+"""Times of a step on a device, from time stamps that kernels write."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.device_replica import DeviceReplica
+from dptrain.comm.base import GradientSum
+from dptrain.measure.recorder import StepRecorder
+
+
+class DeviceTimes:
+    """Time stamps of a timed step, which kernels write, and the accounts of its gradient sum.
+
+    Attributes: see `SumTimer`.
+    """
+
+    def __init__(
+        self,
+        replica: DeviceReplica,
+        gradient_sum: GradientSum,
+        buckets_after: dict[int, list[int]],
+    ) -> None:
+        self._replica, self._sum, self._buckets_after = replica, gradient_sum, buckets_after
+        self._stages = replica.plan.stages
+        self._num_stages = len(self._stages)
+        self.exposed_ns = self.hidden_ns = 0
+        self.calls: list[tuple[int, int]] = []
+        self.spans = [(0, 0)] * len(gradient_sum.buckets)
+
+    def record_begin(self) -> None:
+        """Enqueue the time stamp of the step's begin."""
+        self._replica.record_time(2 * self._num_stages + 1)
+
+    def record_stage(self, stage: int) -> None:
+        """Enqueue the time stamp of the end of a stage."""
+        self._replica.record_time(stage)
+
+    def record_bucket(self, bucket: int) -> None:
+        """Enqueue the time stamp of the end of a bucket's sum, on the stream of the sums."""
+        if not self._sum.is_identity:
+            with self._sum.stream():
+                self._replica.record_time(self._num_stages + 1 + bucket)
+
+    def record_sum(self) -> None:
+        """Enqueue the time stamp of the end of all sums."""
+        self._replica.record_time(self._num_stages)
+
+    def record(self, recorder: StepRecorder) -> None:
+        """Report the times of the stages, and what the sum kept the device from computing.
+
+        The device has just ended the step, so its last time stamp is now, except for the time that
+        the result takes to reach the host.
+        """
+        times: NDArray[np.int64] = self._replica.recorded_times()
+        load, update = self._stages[0].index, self._stages[-1].index
+        shift = perf_counter_ns() - int(times[update])
+        clock = [int(time) + shift for time in times]
+        previous = clock[load]
+        begin = clock[2 * self._num_stages + 1]
+        recorder.put(load, previous - begin, previous)
+        for stage in self._stages[load + 1 : update]:
+            end = clock[stage.index]
+            recorder.put(stage.index, end - previous, end)
+            previous = end
+        summed, updated = clock[self._num_stages], clock[update]
+        recorder.put(update, updated - summed, updated)
+        # One rank sums nothing: what lies between is the time of a time stamp.
+        self.exposed_ns, self.calls = 0, []
+        active_ns = end = 0
+        if self._sum.world.size > 1:
+            self.exposed_ns, self.calls = summed - previous, [(previous, summed)]
+            for stage_index, buckets in sorted(self._buckets_after.items()):
+                for bucket in buckets:
+                    begin = max(clock[stage_index], end)
+                    end = clock[self._num_stages + 1 + bucket]
+                    self.spans[bucket] = begin, end
+                    active_ns += end - begin
+        self.hidden_ns = max(active_ns - self.exposed_ns, 0)

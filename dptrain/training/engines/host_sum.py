@@ -1,0 +1,153 @@
+"""Training steps on a device whose gradients MPI sums, in host memory or in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.replica import Replica
+from dptrain.comm.base import GradientSum
+from dptrain.data.loader import Batch
+from dptrain.measure.recorder import StepRecorder
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import LOSS, SUMS
+from dptrain.training.engines.base import Engine
+from dptrain.training.engines.device import FIRST_TIMED, TIMED_EVERY
+from dptrain.training.engines.programs import Programs
+from dptrain.training.engines.sum_timer import SumTimer
+
+
+class HostSumDeviceEngine(Engine):
+    """Steps of a device whose gradients MPI sums, in host memory or in place.
+
+    Each step has ended when it returns, because the host must know the loss before the update.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        gradient_sum: GradientSum,
+        buckets: tuple[Bucket, ...],
+        recorder: StepRecorder,
+    ) -> None:
+        assert isinstance(replica, DeviceReplica)
+        super().__init__(replica, gradient_sum, buckets, recorder)
+        self.device_replica = replica
+        self.time_stages(FIRST_TIMED, TIMED_EVERY)
+        self._sum_timer = SumTimer(gradient_sum)
+        self._programs = Programs(replica)
+        # MPI may sum the gradients in device memory; otherwise this is a copy in host memory.
+        self._is_copied = gradient_sum.gradients is not replica.flat_gradients
+        self._update_number = 0
+
+    def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
+        recorder = self.recorder
+        recorder.begin()
+        batch = next(batches)
+        self._load(batch, learning_rate, stop=stop)
+        self._forward_backward(batch)
+        self._sum_timer.finish_and_update(self._update_slice, learning_rate)
+        self._record(batch, learning_rate)
+
+    def _load(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
+        recorder, replica = self.recorder, self.device_replica
+        recorder.waited()
+        recorder.timed = self._is_timed(batch)
+        if recorder.timed:
+            replica.memory.synchronize()
+            recorder.skip()
+        self._update_number = replica.updates + 1
+        replica.stage_batch(
+            batch.x,
+            batch.y,
+            crop_windows=batch.places,
+            samples=batch.samples,
+            global_count=batch.global_count,
+            step=batch.step,
+            learning_rate=learning_rate,
+            stop=stop,
+        )
+        replica.unpack_staged_batch()
+        replica.sums_future()
+        self._end_stage(self._load_index)
+
+    def _forward_backward(self, batch: Batch) -> None:
+        if self.recorder.timed:
+            self.device_replica.run(self._after_stage, in_order=True)
+            return
+        self._programs.run(batch, self.device_replica.run)
+        for bucket in range(len(self.gradient_sum.buckets)):
+            self._start_sum(bucket)
+
+    def _after_stage(self, stage: int) -> None:
+        self._end_stage(stage)
+        for bucket in self._buckets_after.get(stage, ()):
+            self._start_sum(bucket)
+        self._sum_timer.poll()
+        self.recorder.skip()
+
+    def _end_stage(self, stage: int) -> None:
+        if self.recorder.timed:
+            self.replica.memory.synchronize()
+        self.recorder.lap(stage)
+
+    def _start_sum(self, bucket: int) -> None:
+        self._fetch_gradients(bucket)
+        self._sum_timer.start(bucket)
+
+    def _fetch_gradients(self, bucket: int) -> None:
+        """Wait for the gradients of a bucket; copy them to the host if they are summed there."""
+        memory, gradient_sum = self.replica.memory, self.gradient_sum
+        if self._is_copied:
+            elements = slice(gradient_sum.buckets[bucket].start, gradient_sum.buckets[bucket].stop)
+            memory.download(self.replica.flat_gradients[elements], gradient_sum.gradients[elements])
+        else:
+            memory.synchronize()
+
+    def _update_slice(self, elements: slice, learning_rate: float) -> None:
+        """Update some parameters, unless the loss over all ranks is not finite."""
+        if not math.isfinite(self._loss_sums()[LOSS]):
+            return
+        replica, recorder, gradients = self.replica, self.recorder, self.gradient_sum.gradients
+        if self._is_copied:
+            size = self.gradient_sum.num_parameters
+            for part in (elements, slice(size, size + len(SUMS))):
+                replica.memory.upload(replica.flat_gradients[part], gradients[part])
+        recorder.skip()
+        replica.update_slice(elements, learning_rate, number=self._update_number)
+        if recorder.timed:
+            replica.memory.synchronize()
+        recorder.add_lap(self._update_index)
+
+    def _loss_sums(self) -> list[float]:
+        """Return the loss sums over all ranks."""
+        if not self._is_copied:
+            return self.replica.loss_sums()
+        size = self.gradient_sum.num_parameters
+        sums: list[float] = self.gradient_sum.gradients[size : size + len(SUMS)].tolist()
+        return sums
+
+    def _record(self, batch: Batch, learning_rate: float) -> None:
+        """Record the times of a step and its result."""
+        recorder, timer, sums = self.recorder, self._sum_timer, self._loss_sums()
+        if math.isfinite(sums[LOSS]):
+            self.replica.updates = self._update_number
+        row = recorder.end(
+            exposed_ns=timer.exposed_ns,
+            hidden_ns=timer.hidden_ns,
+            samples=len(batch.samples),
+            global_count=batch.global_count,
+        )
+        if recorder.moments is not None:
+            recorder.note_moments(timer.calls, timer.spans)
+        if recorder.timed:
+            self._next_timed = recorder.steps - 1 + self._time_every
+        self._done.append(self._result(batch, sums, learning_rate, row))
+
+    def _sum_alone(self, bucket: int) -> None:
+        self._fetch_gradients(bucket)
+        super()._sum_alone(bucket)
+        if self._is_copied:
+            self.replica.memory.upload(self.replica.flat_gradients, self.gradient_sum.gradients)
+        self.replica.memory.synchronize()
