@@ -25,11 +25,11 @@ from unittest import mock
 import click
 import numpy as np
 
-from dptrain.backends.cuda import dense, weighted
+from dptrain.backends.cuda import convolution, dense, weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.dense import SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device, Function
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, split_terms, tiles
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, gemm_tiles, split_terms
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.replica import Kernel, Replica
@@ -97,11 +97,11 @@ def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
         (1, 1, 16), (2, 1, 16), (1, 1, 32),
     ]  # fmt: skip
     found: list[GemmTile | None] = [None]
-    for tile in tiles(plan.precision):
+    for tile in gemm_tiles(plan.precision):
         size = tile.rows * tile.columns
         if size > 64 * 64 if few else size < 64 * 32:
             continue
-        found += [replace(tile, ahead=a, groups=g, words=w) for a, g, w in ways]
+        found += [replace(tile, prefetch_steps=a, k_groups=g, k_words=w) for a, g, w in ways]
     return found
 
 
@@ -114,7 +114,7 @@ def with_tile(
     tile: GemmTile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
 ) -> GemmConfig:
     """A tiling by this tile."""
-    threads = tile.blocks(rows, columns) * tile.block[0]
+    threads = tile.num_tiles(rows, columns) * tile.block[0]
     parts = split_terms(terms, threads) if split else SplitK(1, max(terms, 1))
     return GemmConfig(tile, parts)
 
@@ -127,11 +127,11 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
         return chosen
     with ExitStack() as stack:
         for special in (HaloConvolution, SkinnyDenseGemm):
-            stack.enter_context(mock.patch.object(special, "suits", return_value=False))
+            stack.enter_context(mock.patch.object(special, "supports", return_value=False))
         stack.enter_context(
-            mock.patch.object(weighted, "select_few_channel_tile", return_value=None)
+            mock.patch.object(convolution, "select_few_channel_tile", return_value=None)
         )
-        for module in (weighted, dense):
+        for module in (weighted, convolution, dense):
             stack.enter_context(
                 mock.patch.object(module, "select_gemm_config", partial(with_tile, tile))
             )

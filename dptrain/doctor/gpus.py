@@ -44,10 +44,10 @@ def gpu_findings() -> Iterator[Finding]:
     except UserError as error:
         yield missing_finding("nvrtc", error, have_gpus=bool(gpus))
     try:
-        from dptrain.backends.cudnn.library import import_frontend, load_library, spelled
+        from dptrain.backends.cudnn.library import format_version, import_frontend, load_library
 
         path, frontend = load_library(), import_frontend()
-        text = f"{spelled(int(frontend.backend_version()))} at {path}, frontend "
+        text = f"{format_version(int(frontend.backend_version()))} at {path}, frontend "
         yield Finding("cudnn", OK, text + version_of("nvidia-cudnn-frontend"))
     except UserError as error:
         yield missing_finding("cudnn", error, have_gpus=bool(gpus))

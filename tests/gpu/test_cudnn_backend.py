@@ -43,7 +43,7 @@ def test_engines_are_measured_once_and_give_the_same_bits_again(
     assert len(list(cache.iterdir())) == len(first.notes) == 5
     for note in first.notes.values():
         assert re.fullmatch(r"engine \d+, \d+\.\d MB, (FP32|TF32|BF16)", note)
-    monkeypatch.setattr(Engines, "_fastest", None)
+    monkeypatch.setattr(Engines, "_time_plans", None)
     second = make_replica(PLAIN, "cudnn", 24, precision=precision)
     assert second.notes == first.notes
     for number, n in enumerate((24, 7, 24)):

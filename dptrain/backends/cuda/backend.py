@@ -1,4 +1,4 @@
-"""Lowering, losses, updates and the replica of the cuda backend."""
+"""The cuda backend: the operation of each group of layers, losses and optimizer updates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda import operations
 from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.dense import DenseGemm, SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.launching import launch
-from dptrain.backends.cuda.operations import Operation, vector
+from dptrain.backends.cuda.normalization import NormalizationOperation
+from dptrain.backends.cuda.operation import (
+    FlattenOperation,
+    Operation,
+    ReLUOperation,
+    SigmoidOperation,
+    vector_width,
+)
+from dptrain.backends.cuda.pooling import (
+    AveragePoolOperation,
+    MaxPoolOperation,
+    SumPoolOperation,
+)
 from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
@@ -52,44 +64,52 @@ from dptrain.plan.plan import Plan
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Conv2d: GatherConvolution,
     Dense: DenseGemm,
-    MaxPool2d: operations.MaxPooling,
-    AveragePool2d: operations.AveragePooling,
-    SumPool2d: operations.SumPooling,
-    Flatten: operations.Alias,
-    ReLU: operations.Rectifier,
-    Sigmoid: operations.Logistic,
-    Dropout: operations.Drop,
-    LocalResponseNorm: operations.ResponseNorm,
+    MaxPool2d: MaxPoolOperation,
+    AveragePool2d: AveragePoolOperation,
+    SumPool2d: SumPoolOperation,
+    Flatten: FlattenOperation,
+    ReLU: ReLUOperation,
+    Sigmoid: SigmoidOperation,
+    Dropout: DropoutOperation,
+    LocalResponseNorm: NormalizationOperation,
 }
-"""By the first layer of a group, which says what may follow in it."""
+"""Operations by the first layer of a group, unless a faster one supports the group."""
 
-CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [(Conv2d, ReLU, *tail) for tail in EPILOGUES]
-"""Groups that a convolution leads, with all that may follow its rectifier."""
+FASTER_OPERATIONS = HaloConvolution, SkinnyDenseGemm
+"""Operations that are preferred if they support a group."""
+
+CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [
+    (Conv2d, ReLU, *epilogue) for epilogue in EPILOGUES
+]
+"""Groups of a convolution, its ReLU and an epilogue."""
 
 LOSSES = {
     "classes": "softmax_cross_entropy",
     "binary": "sigmoid_cross_entropy",
     "values": "mean_squared_error",
 }
-
+"""Kernels of ``losses.cu`` by the kind of targets."""
 
 LOSS_THREADS = 512
-"""Of a block, `THREADS` of ``losses.cu``."""
+"""Threads of a block, ``THREADS`` of ``losses.cu``."""
 
-MOST_LOSS_BLOCKS = 512
-"""Beyond these, threads take several samples: every block costs the last one a sum."""
+MAX_LOSS_BLOCKS = 512
+"""With more blocks, threads process several samples: the last block adds the sums of all blocks."""
 
 
-def _loss_lanes(loss: str, outputs: int) -> int:
-    """Threads that share a sample, a power of two; those of ``values`` share nothing."""
+def _sample_lanes(loss: str, outputs: int) -> int:
+    """Return the threads that share a sample, a power of two; 1 for ``values``."""
     return 1 if loss == "values" else min(1 << (outputs - 1).bit_length(), 32)
 
 
 def open_device(index: int) -> Device:
-    """GPU of a rank that is number `index` on its node; ranks beyond the last GPU begin again.
+    """Return the GPU of a rank.
+
+    Args:
+        index: rank within the node. GPUs are assigned in turn if there are more ranks than GPUs.
 
     Raises:
-        UserError: there is no GPU, or CuPy is missing.
+        UserError: no GPU was found, or CuPy is missing.
     """
     from dptrain.backends.cuda.gpu import GPU, device_count, import_cupy
 
@@ -97,7 +117,11 @@ def open_device(index: int) -> Device:
 
 
 class CudaBackend(Backend):
-    """Float32 on a GPU, activations (N, H, W, C)."""
+    """Training on an NVIDIA GPU with the project's own kernels.
+
+    Activations are (N, H, W, C), in float32 or, with bf16, bfloat16 (stored as uint16). Parameters,
+    gradients and optimizer state are float32.
+    """
 
     name = "cuda"
     precisions: ClassVar[Mapping[str, Precision]] = {
@@ -107,7 +131,7 @@ class CudaBackend(Backend):
     }
     channels_last = True
     weights_beside = True
-    # They count in 32 bits, and tiles at the end of a buffer reach a little beyond it.
+    # Kernels use 32-bit indices, and the last tiles of a buffer extend beyond its end.
     most_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (
         *CONVOLUTIONS,
@@ -121,7 +145,7 @@ class CudaBackend(Backend):
 
     @cached_property
     def device(self) -> Device:
-        """The GPU, taken when it is first needed: planning works without one."""
+        """The GPU. It is opened on first use, so plans can be made without one."""
         return open_device(self._local_rank)
 
     def place(self, local_rank: int) -> str:
@@ -132,15 +156,15 @@ class CudaBackend(Backend):
         return self.device.free_bytes
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
-        tail = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
-        return tail is None or tail.fits(nodes[2:])
+        epilogue = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
+        return epilogue is None or epilogue.supports(nodes[2:])
 
     def staged(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
         return message.slots, message.nbytes
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""
+        """Return the layout of a parameter: (R, S, C, K) for Conv2d, (H·W·C, out) for Dense."""
         if len(parameter.shape) == 1:
             return canonical_storage(parameter)
         if isinstance(node.layer, Conv2d):
@@ -148,10 +172,10 @@ class CudaBackend(Backend):
         return Storage((parameter.shape[0], *node.input_maps), (2, 3, 1, 0))
 
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
-        """What computes a group."""
-        for special in (HaloConvolution, SkinnyDenseGemm):
-            if special.suits(group, setting):
-                return special
+        """Return the class that computes a group."""
+        for operation in FASTER_OPERATIONS:
+            if operation.supports(group, setting):
+                return operation
         return OPERATIONS[type(group.head.layer)]
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
@@ -171,7 +195,7 @@ class CudaBackend(Backend):
     ) -> Kernel:
         assert isinstance(replica, CudaReplica)
         kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
-        lanes = _loss_lanes(kind, outputs)
+        lanes = _sample_lanes(kind, outputs)
         precision = 2 if output.dtype == np.uint16 else 0
         function = device.function(
             "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision
@@ -179,11 +203,11 @@ class CudaBackend(Backend):
         items = outputs if kind == "values" else lanes
 
         def blocks(n: int) -> int:
-            return max(min(ceil_div(n * items, LOSS_THREADS), MOST_LOSS_BLOCKS), 1)
+            return max(min(ceil_div(n * items, LOSS_THREADS), MAX_LOSS_BLOCKS), 1)
 
-        between = device.zeros((1 + blocks(replica.plan.batch_size),), "uint64")
+        block_sums = device.zeros((1 + blocks(replica.plan.batch_size),), "uint64")
         dz = output if gradient is None else gradient
-        arrays = output, target, dz, sums, replica.numbers, between
+        arrays = output, target, dz, sums, replica.numbers, block_sums
 
         def run(context: Context) -> None:
             backward = np.int32(context.training and gradient is not None)
@@ -208,8 +232,8 @@ class CudaBackend(Backend):
         common = [*arrays, bounds, decays, np.int32(len(runs)), np.int32(w.size)]
         sgd = "sgd_momentum" if rule.state else "sgd"
         name = sgd if isinstance(rule, SGD) else "adam"
-        # Slots are whole cache lines, so segments begin and end with vectors.
-        width = vector(w.size, w.dtype.itemsize)
+        # Parameters are padded to whole cache lines, so segments start and end at vectors.
+        width = vector_width(w.size, w.dtype.itemsize)
         function = device.function("optimizers.cu", name, VECTOR=width)
         constants: list[np.generic] = []
         if not isinstance(rule, SGD):
@@ -228,7 +252,7 @@ class CudaBackend(Backend):
 
 
 def _uploaded(device: Device, values: NDArray[Any]) -> Array:
-    """A copy on the device."""
+    """Return a copy of an array on the device."""
     array = device.zeros(values.shape, values.dtype)
     device.upload(array, values)
     return array

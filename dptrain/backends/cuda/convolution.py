@@ -1,4 +1,9 @@
-"""Convolutions bound to arrays, with what is fused behind them."""
+"""Convolutions whose operands are gathered from global memory, and the choice of their kernels.
+
+Forward and backward-input are implicit GEMMs on ``gemm.cuh``: the im2col matrix is never stored;
+threads gather its elements. Two phases have faster kernels for some layers: forward with few input
+channels (`few_channel_tiles`), and the weight gradient with stride 1 (`wgrad_tiles`).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,13 @@ from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.epilogues import epilogue_of
 from dptrain.backends.cuda.few_channel_tiles import select_few_channel_tile
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
-from dptrain.backends.cuda.geometry import fixed, geometry
-from dptrain.backends.cuda.halo_tiles import View
-from dptrain.backends.cuda.operations import Kernels
+from dptrain.backends.cuda.geometry import geometry, geometry_defines
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import (
-    NOTHING,
+    NO_EPILOGUE,
     RELU,
-    RELU_POOLING,
+    RELU_POOL,
     WeightedOperation,
     computed_pixels,
     fused_epilogue,
@@ -28,71 +33,74 @@ from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
-SPREAD = 1 << 20
-"""Elements of dz from which a pass that writes them should cost less than making them again for
-each tap of the convolution. On an H200 a gradient by the input that makes dz took 1.6 times as long
-as the forward product of the same size; the bound itself was estimated, not measured."""
+MIN_UNPOOL_ELEMENTS = 1 << 20
+"""Elements of dz from which a separate pass unpools dy into dz, instead of every tap of the
+convolution. On an H200, a backward-input kernel that unpools took 1.6 times as long as the forward
+product of the same size. The bound itself is an estimate."""
 
 
 class GatherConvolution(WeightedOperation):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`tails`).
+    """Conv2d, optionally with ReLU, optionally with ReLU and an epilogue (`epilogues`).
 
-    Where windows of pooling are two by two and touch, the maps that are pooled are never written,
-    and the gradients by them only where that pays (`SPREAD`).
+    If pooling is fused, the output before pooling is never written, and its gradient only if that
+    is faster (`MIN_UNPOOL_ELEMENTS`).
     """
 
     @classmethod
-    def spreads(cls, group: Group, setting: Setting) -> bool:
-        """Whether the gradient by what was pooled is written before it is used."""
+    def unpools_separately(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the gradient before fused pooling is written to `dmaps`."""
         head = group.head
         size = setting.batch_size * math.prod(head.output_shape)
-        return pools_in_kernel(group) and head.index > 0 and size >= SPREAD
+        return pools_in_kernel(group) and head.index > 0 and size >= MIN_UNPOOL_ELEMENTS
 
     @classmethod
-    def summed_pixels(cls, group: Group, setting: Setting) -> int:
-        if cls.spreads(group, setting):
+    def wgrad_pixels(cls, group: Group, setting: Setting) -> int:
+        if cls.unpools_separately(group, setting):
             return math.prod(group.head.output_maps[1:])
-        return super().summed_pixels(group, setting)
+        return super().wgrad_pixels(group, setting)
 
     @classmethod
-    def pixel_sum(cls, group: Group, setting: Setting) -> WgradTile | None:
-        """How windows of maps are summed up to the gradient of weights; None if it is gathered."""
+    def wgrad_tile(cls, group: Group, setting: Setting) -> WgradTile | None:
+        """Return the halo tile of the weight gradient; None if operands are gathered."""
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
-        spread = separate_epilogue(group) is not None or cls.spreads(group, setting)
+        written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
         return select_wgrad_tile(
-            View.forward(group.head), setting.precision, layer.strides,
-            NOTHING if spread else fused_epilogue(group), setting.batch_size,
+            InputView.forward(group.head), setting.precision, layer.strides,
+            NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
         )  # fmt: skip
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Of two ways the one of more parts: which it is the device decides."""
-        gathered, way = cls.gathered_sum(group, setting), cls.pixel_sum(group, setting)
-        if way is None:
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration with more split-K parts, for which memory is planned.
+
+        The device's shared memory decides later which of the two kernels runs.
+        """
+        gathered, tile = cls.gather_wgrad_config(group, setting), cls.wgrad_tile(group, setting)
+        if tile is None:
             return gathered
-        windowed = way.tiling(group.head.output_shape[0], setting.batch_size)
-        return max(gathered, windowed, key=lambda tiling: tiling.parts.count)
+        halo = tile.config(group.head.output_shape[0], setting.batch_size)
+        return max(gathered, halo, key=lambda config: config.split_k.count)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        n, behind, tail = setting.batch_size, fused_epilogue(group), separate_epilogue(group)
+        n, fused, separate = setting.batch_size, fused_epilogue(group), separate_epilogue(group)
         buffers: dict[str, BufferSpec] = {}
         maps = BufferSpec((n, *group.head.output_maps), setting.activations)
-        dz: tuple[str, ...] = ("dy", "y") if behind == RELU else ("dy",)
-        if tail is not None:
-            dz, buffers = ("dmaps",), {"maps": maps, **tail.buffers(group, setting)}
-        elif behind == RELU_POOLING:
-            dz = ("dmaps",) if cls.spreads(group, setting) else ("dy", "argmax")
+        dz: tuple[str, ...] = ("dy", "y") if fused == RELU else ("dy",)
+        if separate is not None:
+            dz, buffers = ("dmaps",), {"maps": maps, **separate.buffers(group, setting)}
+        elif fused == RELU_POOL:
+            dz = ("dmaps",) if cls.unpools_separately(group, setting) else ("dy", "argmax")
             buffers["argmax"] = BufferSpec((n, *group.tail.output_maps), "uint8")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
         if dz == ("dmaps",):
             buffers["dmaps"] = maps
-            reads = ("argmax",) if tail is None else tail.reads
+            reads = ("argmax",) if separate is None else separate.reads
             phases[Phase.BACKWARD] = Access(("dy", *reads), ("dmaps",))
-        cls.add_parts(group, setting, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
         phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx",))
@@ -100,97 +108,93 @@ class GatherConvolution(WeightedOperation):
 
     def kernels(self) -> Kernels:
         kernels = dict(super().kernels())
-        tail = epilogue_of(self.group)
-        if tail is not None and "dmaps" in self.arrays:
-            kernels[Phase.BACKWARD] = tail(self).backward()
+        epilogue = epilogue_of(self.group)
+        if epilogue is not None and "dmaps" in self.arrays:
+            kernels[Phase.BACKWARD] = epilogue(self).backward()
         return kernels
 
     @property
-    def behind(self) -> int:
-        return NOTHING if "dmaps" in self.arrays else fused_epilogue(self.group)
+    def undone_epilogue(self) -> int:
+        return NO_EPILOGUE if "dmaps" in self.arrays else fused_epilogue(self.group)
 
     @property
     def geometry(self) -> list[np.int32]:
-        """What kernels know of the layer."""
+        """Kernel arguments that describe the layer."""
         return geometry(self.group.head, self.layer.window)
 
     @property
     def defines(self) -> dict[str, int]:
-        return {**super().defines, **fixed(self.device, self.geometry)}
+        return {**super().defines, **geometry_defines(self.device, self.geometry)}
 
     @property
     def dz(self) -> tuple[Array, Array, np.float32]:
-        """What kernels make the gradient by the convolution from."""
+        """The arrays and the factor from which kernels compute dz, the gradient before ReLU."""
         a = self.arrays
         if "dmaps" in a:
             return a["dmaps"], a["dmaps"], np.float32(1.0)
-        return a["dy"], a["argmax" if self.behind == RELU_POOLING else "y"], self.factor
+        mask = a["argmax" if self.undone_epilogue == RELU_POOL else "y"]
+        return a["dy"], mask, self.dropout_factor
 
     def forward(self) -> Kernel:
-        tail, convolve = separate_epilogue(self.group), self.convolve()
-        if tail is None:
+        epilogue, convolve = separate_epilogue(self.group), self.convolve()
+        if epilogue is None:
             return convolve
-        behind = tail(self).forward()
+        finish = epilogue(self).forward()
 
         def run(context: Context) -> None:
             convolve(context)
-            behind(context)
+            finish(context)
 
         return run
 
     @property
     def outputs(self) -> tuple[Array, Array]:
-        """What the forward product writes: y, or maps that a tail reads, and marks."""
+        """Arrays that the forward product writes: y, or `maps` for an epilogue, and argmax."""
         a = self.arrays
         y = a["maps"] if separate_epilogue(self.group) else a["y"]
         return y, a["argmax"] if pools_in_kernel(self.group) else y
 
     def convolve(self) -> Kernel:
-        """Stage of the forward product."""
+        """Return the stage of the forward product."""
         a, filters = self.arrays, self.group.head.output_shape[0]
-        narrow = select_few_channel_tile(
-            View.forward(self.group.head), self.layer.strides, self.precision, self.batch_size,
-            pooled=pools_in_kernel(self.group),
+        tile = select_few_channel_tile(
+            InputView.forward(self.group.head), self.layer.strides, self.precision,
+            self.batch_size, pooled=pools_in_kernel(self.group),
         )  # fmt: skip
-        if narrow is not None:
-            return self.product(
-                "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels",
-                GemmConfig(narrow, SplitK(1, 1)), narrow.strips, filters,
-                (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-                behind=fused_epilogue(self.group), drops=True,
-            )  # fmt: skip
-        pixels, taps = computed_pixels(self.group), a["weight"].size // filters
-        tiling = select_gemm_config(self.precision, self.batch_size * pixels, filters, taps)
+        if tile is not None:
+            name, config = "conv2d_forward_few_channels", GemmConfig(tile, SplitK(1, 1))
+            rows = tile.strips_per_sample
+        else:
+            name, rows = "conv2d_forward", computed_pixels(self.group)
+            taps = a["weight"].size // filters
+            config = select_gemm_config(self.precision, self.batch_size * rows, filters, taps)
         return self.product(
-            "conv2d_forward.cu", "conv2d_forward", tiling, pixels, filters,
+            f"{name}.cu", name, config, rows, filters,
             (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
-            behind=fused_epilogue(self.group), drops=True,
+            epilogue=fused_epilogue(self.group), fuses_dropout=True,
         )  # fmt: skip
 
     def backward_weight(self) -> Kernel:
         numbers, inputs = self.geometry, (self.arrays["x"], *self.dz)
 
-        def rest(samples: int, part: int) -> tuple[np.int32, ...]:
+        def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), np.int32(part), *numbers
 
-        way = self.pixel_sum(self.group, self.setting)
-        if way is None or way.shared_bytes > self.device.shared_bytes:
-            name, tiling = "conv2d_backward_weight", self.gathered_sum(self.group, self.setting)
-            terms = self.summed_pixels(self.group, self.setting)
+        tile = self.wgrad_tile(self.group, self.setting)
+        if tile is None or tile.shared_bytes > self.device.shared_bytes:
+            name, terms = "conv2d_backward_weight", self.wgrad_pixels(self.group, self.setting)
+            config = self.gather_wgrad_config(self.group, self.setting)
         else:
-            name, tiling = (
-                "conv2d_backward_weight_halo",
-                way.tiling(self.group.head.output_shape[0], self.batch_size),
-            )
-            terms = way.strips
-        return self.gradient_kernel(f"{name}.cu", name, tiling, terms, inputs, rest)
+            name, terms = "conv2d_backward_weight_halo", tile.strips_per_sample
+            config = tile.config(self.group.head.output_shape[0], self.batch_size)
+        return self.wgrad_product(f"{name}.cu", name, config, terms, inputs, trailing)
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
-        tiling = select_gemm_config(
+        config = select_gemm_config(
             self.precision, self.batch_size * h * w, c, a["weight"].size // c
         )
         return self.product(
-            "conv2d_backward_input.cu", "conv2d_backward_input", tiling, h * w, c,
-            (*self.dz, a["weight"], a["dx"]), self.geometry, behind=self.behind,
+            "conv2d_backward_input.cu", "conv2d_backward_input", config, h * w, c,
+            (*self.dz, a["weight"], a["dx"]), self.geometry, epilogue=self.undone_epilogue,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Dense layers bound to arrays, alone or with what is fused behind them."""
+"""Dense layers: general matrix products, and skinny products for few samples."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, 
 
 
 class DenseGemm(WeightedOperation):
-    """Dense, perhaps with ReLU, perhaps with ReLU and Dropout.
+    """Dense, optionally with ReLU, optionally with ReLU and Dropout.
 
-    An output that was dropped or rectified is 0, so backward needs no mask but the output.
+    An element that ReLU or dropout suppressed is 0 in y, so backward needs no mask but y.
     """
 
     @classmethod
-    def forward_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Of the product that is the output."""
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the forward product."""
         inputs, outputs = _shape(group)
         return select_gemm_config(
             setting.precision, setting.batch_size, outputs, inputs, split=True
         )
 
     @classmethod
-    def most_parts(cls, group: Group, setting: Setting) -> int:
-        """Of the sums that are the output, whatever the device."""
-        return cls.forward_tiling(group, setting).parts.count
+    def max_forward_parts(cls, group: Group, setting: Setting) -> int:
+        """Return the largest number of split-K parts of the forward product on any device."""
+        return cls.forward_config(group, setting).split_k.count
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         n, outputs = setting.batch_size, group.head.output_shape[0]
         buffers: dict[str, BufferSpec] = {}
-        parts = cls.most_parts(group, setting)
+        parts = cls.max_forward_parts(group, setting)
         if parts > 1:
             buffers["forward_partial"] = BufferSpec((parts, n * outputs), "float32")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        cls.add_parts(group, setting, buffers)
+        cls.add_partial_buffer(group, setting, buffers)
         partial = ("partial",) if "partial" in buffers else ()
         dz = ("dy", "y") if ReLU in group.kinds else ("dy",)
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), partial)
@@ -54,114 +54,123 @@ class DenseGemm(WeightedOperation):
 
     @property
     def shape(self) -> tuple[np.int32, np.int32]:
-        """Inputs and outputs."""
+        """Numbers of inputs and outputs."""
         inputs, outputs = _shape(self.group)
         return np.int32(inputs), np.int32(outputs)
 
     def forward(self) -> Kernel:
-        return self.output("dense.cu", self.forward_tiling(self.group, self.setting))
+        return self.forward_product("dense.cu", self.forward_config(self.group, self.setting))
 
-    def output(self, file: str, tiling: GemmConfig) -> Kernel:
-        """Stage of the product that is the output, by a file's kernels."""
-        a, (inputs, outputs), parts = self.arrays, self.shape, tiling.parts
-        if parts.count == 1:
+    def forward_product(self, file: str, config: GemmConfig) -> Kernel:
+        """Return the forward stage with the kernels of a file."""
+        a, (inputs, outputs), split_k = self.arrays, self.shape, config.split_k
+        if split_k.count == 1:
             return self.product(
-                file, "dense_forward", tiling, 1, int(outputs),
-                (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs), behind=self.behind,
-                drops=True,
+                file, "dense_forward", config, 1, int(outputs),
+                (a["x"], a["weight"], a["bias"], a["y"]), (inputs, outputs),
+                epilogue=self.undone_epilogue, fuses_dropout=True,
             )  # fmt: skip
-        # The sum over the inputs by several blocks: few samples alone would keep few busy.
-        first = self.product(
-            file, "dense_forward_split_k", tiling, 1, int(outputs),
-            (a["x"], a["weight"], a["forward_partial"]), (inputs, outputs, np.int32(parts.terms)),
-            behind=self.behind,
+        # Few samples occupy the GPU only if several blocks share each sum.
+        multiply = self.product(
+            file, "dense_forward_split_k", config, 1, int(outputs),
+            (a["x"], a["weight"], a["forward_partial"]),
+            (inputs, outputs, np.int32(split_k.terms)), epilogue=self.undone_epilogue,
         )  # fmt: skip
-        defines = {**self.defines, "EPILOGUE": self.behind, "EPILOGUE_DROPOUT": int(self.drops)}
-        second = self.device.function("dense.cu", "dense_forward_reduce", **defines)
-        args = a["forward_partial"], np.int32(parts.count), a["bias"], a["y"], outputs
-        last = {training: self.dropping(training=training) for training in (False, True)}
+        defines = {
+            **self.defines,
+            "EPILOGUE": self.undone_epilogue,
+            "EPILOGUE_DROPOUT": int(self.fuses_dropout),
+        }
+        reduce = self.device.function("dense.cu", "dense_forward_reduce", **defines)
+        args = a["forward_partial"], np.int32(split_k.count), a["bias"], a["y"], outputs
+        last = {training: self.dropout_arguments(training=training) for training in (False, True)}
 
         def run(context: Context) -> None:
-            first(context)
+            multiply(context)
             size = context.n * int(outputs)
-            launch_reduction(second, size, *args, np.int32(size), *last[context.training])
+            launch_reduction(reduce, size, *args, np.int32(size), *last[context.training])
 
         return run
 
     @property
     def dz(self) -> tuple[Array, Array, np.float32]:
-        """What kernels make the gradient by the products from."""
-        return self.arrays["dy"], self.arrays["y"], self.factor
+        """The arrays and the factor from which kernels compute dz, the gradient before ReLU."""
+        return self.arrays["dy"], self.arrays["y"], self.dropout_factor
 
     def backward_weight(self) -> Kernel:
-        return self.weight_gradient("dense.cu")
+        return self.dense_wgrad("dense.cu")
 
-    def weight_gradient(self, file: str) -> Kernel:
-        """Stage of the product that is the gradient of weights, by a file's kernel."""
+    def dense_wgrad(self, file: str) -> Kernel:
+        """Return the stage of the weight gradient with the kernel of a file."""
         shape = self.shape
 
-        def rest(samples: int, part: int) -> tuple[np.int32, ...]:
+        def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), *shape, np.int32(part)
 
-        tiling, inputs = self.weight_tiling(self.group, self.setting), (self.arrays["x"], *self.dz)
-        return self.gradient_kernel(file, "dense_backward_weight", tiling, 1, inputs, rest)
+        config, inputs = self.wgrad_config(self.group, self.setting), (self.arrays["x"], *self.dz)
+        return self.wgrad_product(file, "dense_backward_weight", config, 1, inputs, trailing)
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
-        tiling = select_gemm_config(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
+        config = select_gemm_config(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
         return self.product(
-            "dense.cu", "dense_backward_input", tiling, 1, int(shape[0]),
-            (*self.dz, a["weight"], a["dx"]), shape, behind=self.behind,
+            "dense.cu", "dense_backward_input", config, 1, int(shape[0]),
+            (*self.dz, a["weight"], a["dx"]), shape, epilogue=self.undone_epilogue,
         )  # fmt: skip
 
 
 class SkinnyDenseGemm(DenseGemm):
-    """The same of so few samples that bringing weights, used for these alone, takes longest."""
+    """Dense layers with few samples and many weights, whose time is that of reading the weights."""
 
     FILE = "skinny_gemm.cu"
 
     @classmethod
-    def suits(cls, group: Group, setting: Setting) -> bool:
-        """Whether there are kernels for a group."""
-        return isinstance(group.head.layer, Dense) and skinny_gemm.suits(
+    def supports(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the kernels exist for a group and are faster."""
+        return isinstance(group.head.layer, Dense) and skinny_gemm.is_worthwhile(
             setting.precision, setting.batch_size, math.prod(_shape(group))
         )
 
     @classmethod
-    def few_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Of the product that is the output, on a device whose blocks have room for it."""
-        return skinny_gemm.forward_tiling(setting.precision, setting.batch_size, *_shape(group))
+    def skinny_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the forward product if shared memory suffices."""
+        return skinny_gemm.select_forward_config(
+            setting.precision, setting.batch_size, *_shape(group)
+        )
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         outputs = group.head.output_shape[0]
-        return skinny_gemm.gradient_tiling(setting.precision, setting.batch_size, outputs)
+        return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
 
     @classmethod
-    def most_parts(cls, group: Group, setting: Setting) -> int:
-        return max(super().most_parts(group, setting), cls.few_tiling(group, setting).parts.count)
+    def max_forward_parts(cls, group: Group, setting: Setting) -> int:
+        skinny = cls.skinny_config(group, setting).split_k.count
+        return max(super().max_forward_parts(group, setting), skinny)
 
     def forward(self) -> Kernel:
-        tiling = self.few_tiling(self.group, self.setting)
-        if tiling.tile.shared_bytes > self.device.shared_bytes:
+        config = self.skinny_config(self.group, self.setting)
+        if config.tile.shared_bytes > self.device.shared_bytes:
             return super().forward()
-        return self.output(self.FILE, tiling)
+        return self.forward_product(self.FILE, config)
 
     def backward_weight(self) -> Kernel:
-        return self.weight_gradient("skinny_gemm_backward_weight.cu")
+        return self.dense_wgrad("skinny_gemm_backward_weight.cu")
 
     def backward_input(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape
-        tile = skinny_gemm.backward_tile(self.precision, self.batch_size, int(inputs), int(outputs))
+        tile = skinny_gemm.select_backward_input_tile(
+            self.precision, self.batch_size, int(inputs), int(outputs)
+        )
         if tile is None or tile.shared_bytes > self.device.shared_bytes:
             return super().backward_input()
         return self.product(
             self.FILE, "dense_backward_input", GemmConfig(tile, SplitK(1, tile.terms)), 1,
-            int(inputs),
-            (*self.dz, a["weight"], a["dx"]), self.shape, behind=self.behind,
+            int(inputs), (*self.dz, a["weight"], a["dx"]), self.shape,
+            epilogue=self.undone_epilogue,
         )  # fmt: skip
 
 
 def _shape(group: Group) -> tuple[int, int]:
-    """Inputs and outputs."""
+    """Return the numbers of inputs and outputs."""
     return math.prod(group.head.input_shape), group.head.output_shape[0]

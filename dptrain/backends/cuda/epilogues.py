@@ -1,7 +1,9 @@
-"""What may follow a convolution and its rectifier in one group: pooling, dropout, normalisation.
+"""Epilogues: layers that follow a convolution and its ReLU in one group.
 
-The convolution leaves its rectified output in `maps`; a tail makes y of that, and `dmaps`, the
-gradient in front of the rectifier, of dy.
+An epilogue of pooling with touching 2 × 2 windows is fused into the convolution kernels
+(`weighted.pools_in_kernel`). Every other epilogue is one kernel in each direction: the convolution
+writes its rectified output to `maps`, forward computes y from it, and backward computes `dmaps`
+(the gradient before the ReLU) from dy.
 """
 
 from __future__ import annotations
@@ -13,26 +15,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.backends.cuda.gemm_tiles import WANTED_BLOCKS, ceil_div
+from dptrain.backends.cuda.dropout import DropoutKernels
+from dptrain.backends.cuda.gemm_tiles import TARGET_BLOCKS, ceil_div
+from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES
 from dptrain.backends.cuda.launching import THREADS, launch
-from dptrain.backends.cuda.operations import DropoutKernels, Norm, Operation, Windows, argmax_dtype
+from dptrain.backends.cuda.normalization import NormalizationKernels
+from dptrain.backends.cuda.operation import Operation
+from dptrain.backends.cuda.pooling import PoolingKernels, argmax_dtype
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, Layer, LocalResponseNorm, MaxPool2d
 from dptrain.network.network import Node
 from dptrain.plan.lowering import BufferSpec, Group, Setting
 
-SHARED_BYTES = 48 << 10
-"""Shared memory that every GPU gives a block without asking."""
-
 
 class Epilogue(ABC):
-    """The layers of a group behind its rectifier, bound to arrays.
+    """The layers of a group after its ReLU, bound to arrays.
 
     Args:
         operation: of the group.
 
     Class attributes:
-        reads: what backward reads besides dy, and forward writes unless it is `maps`.
+        reads: arrays that backward reads in addition to dy. Forward writes them, except `maps`.
     """
 
     reads: ClassVar[tuple[str, ...]]
@@ -42,13 +45,13 @@ class Epilogue(ABC):
         self.nodes = operation.group.nodes[2:]
 
     @classmethod
-    def fits(cls, nodes: tuple[Node, ...]) -> bool:
-        """Whether the kernels can compute these layers at once."""
+    def supports(cls, nodes: tuple[Node, ...]) -> bool:
+        """Return whether one kernel can compute these layers."""
         return True
 
     @classmethod
     def buffers(cls, group: Group, setting: Setting) -> dict[str, BufferSpec]:
-        """Memory besides the maps and their gradient."""
+        """Return the buffers in addition to `maps` and `dmaps`."""
         if MaxPool2d not in group.kinds:
             return {}
         pool = group.nodes[group.kinds.index(MaxPool2d)]
@@ -57,48 +60,50 @@ class Epilogue(ABC):
 
     @abstractmethod
     def forward(self) -> Kernel:
-        """Stage that writes y."""
+        """Return the stage that writes y."""
 
     @abstractmethod
     def backward(self) -> Kernel:
-        """Stage that writes dmaps."""
+        """Return the stage that writes dmaps."""
 
 
 class PoolEpilogue(Epilogue):
-    """MaxPool2d, perhaps with Dropout: neither what is rectified nor what is dropped was chosen."""
+    """MaxPool2d, optionally with Dropout.
+
+    The argmax of windows whose maximum is 0 or was dropped marks no element, so backward needs
+    neither the ReLU's output nor the dropout mask.
+    """
 
     reads = ("argmax",)
 
     @classmethod
-    def fits(cls, nodes: tuple[Node, ...]) -> bool:
-        """The half of a number that says which element is the largest holds 16 bits."""
+    def supports(cls, nodes: tuple[Node, ...]) -> bool:
+        """The kernel stores the index of the maximum in 16 bits."""
         layer: Any = nodes[0].layer
         elements: int = math.prod(layer.windows)
         return elements < 1 << 16
 
     def forward(self) -> Kernel:
-        a, windows = self.arrays, Windows(self.operation, self.nodes[0])
+        a, pooling = self.arrays, PoolingKernels(self.operation, self.nodes[0])
         arrays = a["maps"], a["y"], a["argmax"]
-        if len(self.nodes) == 1:
-            return windows.forward("relu_max_pool2d_forward", *arrays)
-        return self._dropped(windows, arrays)
-
-    def _dropped(self, windows: Windows, arrays: tuple[Any, ...]) -> Kernel:
-        dropping = DropoutKernels(self.operation, self.nodes[1])
-        keep, drop = (dropping.arguments(training=training) for training in (False, True))
-        if self.operation.replica.samples is None:
-            return windows.forward("relu_max_pool2d_forward", *arrays)
+        if len(self.nodes) == 1 or self.operation.replica.samples is None:
+            return pooling.forward("relu_max_pool2d_forward", *arrays)
+        dropout = DropoutKernels(self.operation, self.nodes[1])
         stages = {
-            training: windows.forward("relu_max_pool2d_dropout_forward", *arrays, behind=arguments)
-            for training, arguments in ((False, keep), (True, drop))
+            training: pooling.forward(
+                "relu_max_pool2d_dropout_forward",
+                *arrays,
+                trailing=dropout.arguments(training=training),
+            )
+            for training in (False, True)
         }
         return lambda context: stages[context.training](context)
 
     def backward(self) -> Kernel:
-        a, windows = self.arrays, Windows(self.operation, self.nodes[0])
-        dropped = [DropoutKernels(self.operation, node).factor for node in self.nodes[1:]]
-        factor = dropped[0] if dropped else np.float32(1.0)
-        return windows.backward("max_pool2d_backward", a["dy"], a["argmax"], a["dmaps"], factor)
+        a, pooling = self.arrays, PoolingKernels(self.operation, self.nodes[0])
+        factors = [DropoutKernels(self.operation, node).factor for node in self.nodes[1:]]
+        factor = factors[0] if factors else np.float32(1.0)
+        return pooling.backward("max_pool2d_backward", a["dy"], a["argmax"], a["dmaps"], factor)
 
 
 class NormEpilogue(Epilogue):
@@ -107,34 +112,34 @@ class NormEpilogue(Epilogue):
     reads = ("maps",)
 
     def forward(self) -> Kernel:
-        norm = Norm(self.operation, self.nodes[0])
+        norm = NormalizationKernels(self.operation, self.nodes[0])
         return norm.stage("lrn_forward", self.arrays["maps"], self.arrays["y"])
 
     def backward(self) -> Kernel:
-        a, norm = self.arrays, Norm(self.operation, self.nodes[0])
+        a, norm = self.arrays, NormalizationKernels(self.operation, self.nodes[0])
         return norm.stage("lrn_backward", a["maps"], a["dy"], a["dmaps"], np.int32(1))
 
 
 class NormPoolEpilogue(Epilogue):
-    """LocalResponseNorm and MaxPool2d: what is normalised never comes to memory."""
+    """LocalResponseNorm and MaxPool2d. The normalized values stay in shared memory."""
 
     reads = ("maps", "argmax")
 
     @classmethod
-    def fits(cls, nodes: tuple[Node, ...]) -> bool:
-        return _band_bytes(nodes[1], 1) <= SHARED_BYTES
+    def supports(cls, nodes: tuple[Node, ...]) -> bool:
+        return _band_bytes(nodes[1], 1) <= DEFAULT_SHARED_BYTES
 
     def forward(self) -> Kernel:
-        a, (norm, pool) = self.arrays, self._layers()
+        a, (norm, pool) = self.arrays, self._kernels()
         node = self.nodes[1]
         height, batch_size = node.output_shape[1], self.operation.batch_size
-        # Two rows at a time read less twice, if that leaves enough blocks.
-        large = batch_size * ceil_div(height, 2) >= WANTED_BLOCKS
-        band = 2 if large and _band_bytes(node, 2) <= SHARED_BYTES else 1
+        # Bands of two output rows read fewer input rows twice, if enough blocks remain.
+        many_blocks = batch_size * ceil_div(height, 2) >= TARGET_BLOCKS
+        band = 2 if many_blocks and _band_bytes(node, 2) <= DEFAULT_SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)
         function = pool.function("normalization.cu", "lrn_max_pool2d_forward", **norm.defines)
         arrays = a["maps"], a["y"], a["argmax"]
-        args = [*arrays, np.int32(band), *norm.numbers, *pool.geometry]
+        args = [*arrays, np.int32(band), *norm.hyperparameters, *pool.geometry]
 
         def run(context: Context) -> None:
             if context.n:
@@ -144,23 +149,24 @@ class NormPoolEpilogue(Epilogue):
         return run
 
     def backward(self) -> Kernel:
-        a, (norm, pool) = self.arrays, self._layers()
+        a, (norm, pool) = self.arrays, self._kernels()
         function = pool.function("normalization.cu", "lrn_max_pool2d_backward", **norm.defines)
         vectors = math.prod(self.nodes[0].output_shape) // norm.width
         arrays = a["maps"], a["dy"], a["argmax"], a["dmaps"]
 
         def run(context: Context) -> None:
-            rest = np.int32(context.n), *norm.numbers, *pool.geometry
+            rest = np.int32(context.n), *norm.hyperparameters, *pool.geometry
             launch(function, context.n * vectors, *arrays, *rest)
 
         return run
 
-    def _layers(self) -> tuple[Norm, Windows]:
-        return Norm(self.operation, self.nodes[0]), Windows(self.operation, self.nodes[1])
+    def _kernels(self) -> tuple[NormalizationKernels, PoolingKernels]:
+        norm, pool = self.nodes
+        return NormalizationKernels(self.operation, norm), PoolingKernels(self.operation, pool)
 
 
 def _band_bytes(node: Node, band: int) -> int:
-    """Shared memory for what `band` rows of a pooling layer's output look at."""
+    """Return the bytes of the float32 input rows of `band` output rows of a pooling layer."""
     layer: Any = node.layer
     channels, height, width = node.input_shape
     rows: int = min((band - 1) * layer.strides[0] + layer.windows[0], height)
@@ -173,9 +179,9 @@ EPILOGUES: Mapping[tuple[type[Layer], ...], type[Epilogue]] = {
     (LocalResponseNorm,): NormEpilogue,
     (LocalResponseNorm, MaxPool2d): NormPoolEpilogue,
 }
-"""By the layers behind the rectifier."""
+"""Epilogues by the layers after the ReLU."""
 
 
 def epilogue_of(group: Group) -> type[Epilogue] | None:
-    """What follows the rectifier of a convolution's group, if anything does."""
+    """Return the epilogue after the ReLU of a convolution's group, or None."""
     return EPILOGUES.get(group.kinds[2:])

@@ -1,4 +1,8 @@
-"""Tile configurations of ``kernels/conv2d_forward_few_channels.cu``."""
+"""Tile configuration of forward convolutions of few input channels.
+
+See ``kernels/conv2d_forward_few_channels.cu``: weights stay in registers, and a block iterates over
+strips of output lines whose input rows are prefetched.
+"""
 
 from __future__ import annotations
 
@@ -10,249 +14,265 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.gemm_tiles import WARP, ceil_div
-from dptrain.backends.cuda.halo_tiles import (
-    MULTIPROCESSORS,
+from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import (
+    DEFAULT_SHARED_BYTES,
+    ELEMENT_BYTES,
+    MAX_THREAD_REGISTERS,
+    NUM_MULTIPROCESSORS,
+    REGISTERS,
     RESERVED_BYTES,
     SHARED_BYTES,
-    SIZES,
-    View,
+    WARP_SIZE,
 )
 
-WORD = 4
-"""Bytes that a lane multiplies by at once."""
+WORD_BYTES = 4
+"""Bytes of a register of a tensor-core operand."""
 
 STEP_WORDS = 8
-"""Of the sum, that an instruction of tensor cores adds up."""
+"""Words along K of one tensor-core instruction."""
 
-MOST_WEIGHTS = 80
-"""Words of them that a thread keeps."""
+MAX_WEIGHT_WORDS = 80
+"""Words of weights that a thread keeps in registers."""
 
-REGISTERS = 40
-"""Of a thread besides weights, sums and what is on its way."""
+OTHER_REGISTERS = 40
+"""Registers of a thread besides weights, accumulators and prefetched words."""
 
-REGISTERS_OF_ALL, MOST_REGISTERS = 1 << 16, 255
-"""Of the threads of a multiprocessor, and of one."""
+BLOCK_FILTERS, BLOCK_WARPS = 64, 4
+"""Largest number of filters of a block, and its warps.
 
-FILTERS, WARPS = 64, 4
-"""Of a block: filters at most, and warps. On an H200 cuts that follow from this and what is below
-took 1.07 times as long as the fastest of some thirty in the geometric mean over seven layers, 32 to
-2048 samples, tf32 and bf16, and 1.33 times at worst."""
+With these and the constants below, the selected tiles took 1.07 times as long as the fastest of
+about thirty, at worst 1.33 times (geometric mean over seven layers, 32 to 2048 samples, tf32 and
+bf16, H200, 2026-11).
+"""
 
-MOST_EIGHTS, TIMES = 4, (4, 2, 1)
-"""Of pixels of a line that a warp has at a time, and how often in a strip."""
+MAX_OCTETS, STRIP_UNITS = 4, (4, 2, 1)
+"""Groups of eight pixels that a warp computes at once, and candidates for how often in a strip."""
 
-MOST_COMING = 32
-"""Words on their way to a thread, beyond which strips are cut shorter."""
+MAX_PREFETCH_WORDS = 32
+"""Words that a thread prefetches; with more, strips are shorter."""
 
-FILLED = 0.7
-"""Blocks for each multiprocessor that there should be."""
+MIN_BLOCKS_PER_SM = 0.7
+"""Blocks per multiprocessor that a tile should at least yield."""
 
-MOST_CHANNELS, FEW_CHANNELS = 16, 3
-"""Of a map that this was measured for, and up to which products that gather were never faster."""
+MAX_CHANNELS, ALWAYS_CHANNELS = 16, 3
+"""Largest number of input channels, and the number up to which gathering is never faster."""
 
-FEW_PIXELS = 1 << 16
-"""Of all outputs, up to which they are as fast where there are 16 channels."""
-
-MOST_BYTES = 48 << 10
-"""Of shared memory, of a block, which asks for no more than every GPU has."""
+MIN_PIXELS = 1 << 16
+"""Output pixels of all samples, above which more than `ALWAYS_CHANNELS` channels are faster than
+with gathering."""
 
 
 @dataclass(frozen=True)
 class FewChannelTile:
-    """A product over pixels of narrow maps: what a block takes at a time.
+    """Tile configuration of a block.
 
     Attributes:
-        view: of what is read.
-        strides: of patches.
-        size: bytes of a number.
-        pooled: whether windows of two by two outputs are.
-        filters: of a warp.
-        sharing: warps that have filters of their own, but the same pixels.
-        warps: that have pixels of their own.
-        lines: of outputs, of a strip.
-        eights: of pixels of a line that a warp has at a time.
+        view: the input.
+        strides: of the convolution.
+        element_bytes: of an activation.
+        pooled: whether the epilogue pools windows of 2 × 2 outputs.
+        warp_filters: filters of a warp.
+        filter_warps: warps that compute different filters of the same pixels.
+        pixel_warps: warps that compute different pixels.
+        strip_lines: output lines of a strip.
+        octets: groups of eight pixels of a line that a warp computes at once.
     """
 
-    view: View
+    view: InputView
     strides: tuple[int, int]
-    size: int
+    element_bytes: int
     pooled: bool
-    filters: int
-    sharing: int
-    warps: int
-    lines: int
-    eights: int
+    warp_filters: int
+    filter_warps: int
+    pixel_warps: int
+    strip_lines: int
+    octets: int
 
     @property
-    def unit(self) -> int:
-        """Lines that a warp has at a time."""
+    def unit_lines(self) -> int:
+        """Lines that a warp computes at once: both lines of a pooling window."""
         return 2 if self.pooled else 1
 
     @property
-    def across(self) -> int:
-        """Times that a warp's pixels are side by side in a line."""
-        width = self.view.out_width // self.unit * self.unit
-        return ceil_div(width, 8 * self.eights)
+    def units_across(self) -> int:
+        """Units of a warp next to each other in a line."""
+        width = self.view.out_width // self.unit_lines * self.unit_lines
+        return ceil_div(width, 8 * self.octets)
 
     @property
-    def strips(self) -> int:
-        """Of a sample."""
-        return ceil_div(self.view.out_height // self.unit * self.unit, self.lines)
+    def strips_per_sample(self) -> int:
+        """Strips of a sample."""
+        height = self.view.out_height // self.unit_lines * self.unit_lines
+        return ceil_div(height, self.strip_lines)
 
     @property
-    def tiles(self) -> int:
-        """Blocks that have the same pixels, each with filters of its own."""
-        return self.view.filters // (self.filters * self.sharing)
+    def filter_tiles(self) -> int:
+        """Blocks that compute different filters of the same pixels."""
+        return self.view.filters // (self.warp_filters * self.filter_warps)
 
     @property
-    def rows(self) -> int:
-        """Of the map that patches of a strip are of."""
-        return (self.lines - 1) * self.strides[0] + self.view.r
+    def input_rows(self) -> int:
+        """Input rows that the filter windows of a strip reach."""
+        return (self.strip_lines - 1) * self.strides[0] + self.view.r
 
     @property
-    def row_words(self) -> int:
-        """Of a row of a patch: as few steps as can be, and of those ways the one of whole fours.
+    def patch_row_words(self) -> int:
+        """Words of a row of a patch, padded such that the sum has the fewest steps.
 
-        Four lanes have four neighbours, which then lie in one row, at places that compilers know.
+        If the number of steps is equal, a multiple of four is used: four lanes read four
+        neighbouring words, which then are in the same row at offsets known at compile time.
         """
-        words = ceil_div(self.view.s * self.view.channels * self.size, WORD)
-        fours = ceil_div(words, 4) * 4
-        return min(fours, words, key=lambda n: ceil_div(self.view.r * n, STEP_WORDS))
+        words = ceil_div(self.view.s * self.view.channels * self.element_bytes, WORD_BYTES)
+        padded = ceil_div(words, 4) * 4
+        return min(padded, words, key=lambda n: ceil_div(self.view.r * n, STEP_WORDS))
 
     @property
-    def steps(self) -> int:
-        """Instructions that the sum is."""
-        return ceil_div(self.view.r * self.row_words, STEP_WORDS)
+    def k_steps(self) -> int:
+        """Tensor-core instructions along K."""
+        return ceil_div(self.view.r * self.patch_row_words, STEP_WORDS)
 
     @property
-    def pixel(self) -> int:
-        """Numbers from a pixel to the next, such that eight lie in different banks."""
-        unit = WORD // self.size
-        return self.view.channels + (4 * unit if self.view.channels % (8 * unit) == 0 else 0)
+    def pixel_pitch(self) -> int:
+        """Elements from a pixel to the next, padded so that eight pixels are in different banks."""
+        elements = WORD_BYTES // self.element_bytes
+        conflict = self.view.channels % (8 * elements) == 0
+        return self.view.channels + (4 * elements if conflict else 0)
 
     @property
-    def copies(self) -> int:
-        """Of rows: two where pixels may begin in the middle of a word."""
-        return 2 if self.pixel * self.size * self.strides[1] % WORD else 1
+    def row_copies(self) -> int:
+        """Copies of each row: two if a pixel can start in the middle of a word."""
+        return 2 if self.pixel_pitch * self.element_bytes * self.strides[1] % WORD_BYTES else 1
 
     @property
-    def pitch(self) -> int:
+    def row_pitch(self) -> int:
         """Words from a row to the next."""
-        last = (self.across * self.eights * 8 - 1) * self.strides[1]
-        between = (self.view.s - 1) * (self.pixel - self.view.channels)
-        return (last * self.pixel + between) * self.size // WORD + self.row_words
+        last = (self.units_across * self.octets * 8 - 1) * self.strides[1]
+        padding = (self.view.s - 1) * (self.pixel_pitch - self.view.channels)
+        words = (last * self.pixel_pitch + padding) * self.element_bytes // WORD_BYTES
+        return words + self.patch_row_words
 
     @property
-    def bytes(self) -> int:
-        """Of rows."""
-        return self.rows * self.pitch * WORD * self.copies
+    def strip_bytes(self) -> int:
+        """Static shared memory of a block: the input rows of a strip, in bytes."""
+        return self.input_rows * self.row_pitch * WORD_BYTES * self.row_copies
 
     @property
-    def coming(self) -> int:
-        """Words of the next strip on their way to a thread."""
-        rows = ceil_div(self.rows, self.warps * self.sharing)
-        return rows * ceil_div(self.pitch, WARP) * self.copies
+    def prefetch_words(self) -> int:
+        """Words of the next strip that a thread holds in registers."""
+        rows = ceil_div(self.input_rows, self.pixel_warps * self.filter_warps)
+        return rows * ceil_div(self.row_pitch, WARP_SIZE) * self.row_copies
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
-        sixteens = self.filters // 16
-        weights, sums = 4 * sixteens * self.steps, 4 * sixteens * self.unit * self.eights
-        return weights + sums + self.coming + REGISTERS
+        """Registers of a thread."""
+        m_tiles = self.warp_filters // 16
+        weights = 4 * m_tiles * self.k_steps
+        accumulators = 4 * m_tiles * self.unit_lines * self.octets
+        return weights + accumulators + self.prefetch_words + OTHER_REGISTERS
 
     @property
-    def possible(self) -> bool:
-        """Whether there is room for it."""
-        weights = self.filters // 4 * self.steps
+    def feasible(self) -> bool:
+        """Whether registers and shared memory suffice."""
+        weights = self.warp_filters // 4 * self.k_steps
         return (
-            weights <= MOST_WEIGHTS
-            and self.registers <= MOST_REGISTERS
-            and self.bytes <= MOST_BYTES
-            and self.blocks > 0
+            weights <= MAX_WEIGHT_WORDS
+            and self.registers <= MAX_THREAD_REGISTERS
+            and self.strip_bytes <= DEFAULT_SHARED_BYTES
+            and self.blocks_per_sm > 0
         )
 
     @cached_property
-    def blocks(self) -> int:
-        """That a multiprocessor runs at a time."""
-        threads = REGISTERS_OF_ALL // (self.block[0] * ceil_div(self.registers, 8) * 8)
-        return min(threads, SHARED_BYTES // (self.bytes + RESERVED_BYTES))
+    def blocks_per_sm(self) -> int:
+        """Resident blocks of a multiprocessor (occupancy)."""
+        by_registers = REGISTERS // (self.block[0] * ceil_div(self.registers, 8) * 8)
+        return min(by_registers, SHARED_BYTES // (self.strip_bytes + RESERVED_BYTES))
 
     @property
     def block(self) -> Extent:
-        """Threads."""
-        return WARP * self.sharing * self.warps, 1, 1
+        """Threads of a block."""
+        return WARP_SIZE * self.filter_warps * self.pixel_warps, 1, 1
 
     @property
     def shared_bytes(self) -> int:
-        """Of dynamic shared memory: none."""
+        """Dynamic shared memory: none."""
         return 0
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``conv2d_forward_few_channels.cu``."""
         return {
-            "TILE_M": self.filters * self.sharing, "WARP_M": self.filters,
-            "TILE_N": 16 * self.warps, "WARP_N": 16, "TILE_K_WORDS": 16, "STRIP_LINES": self.lines,
-            "UNIT_OCTETS": self.eights, "UNITS_ACROSS": self.across, "K_STEPS": self.steps,
-            "PATCH_ROW_WORDS": self.row_words, "STRIP_INPUT_ROWS": self.rows,
-            "ROW_PITCH": self.pitch,
-            "PIXEL_PITCH": self.pixel, "ROW_COPIES": self.copies, "MIN_BLOCKS": self.blocks,
+            "TILE_M": self.warp_filters * self.filter_warps, "WARP_M": self.warp_filters,
+            "TILE_N": 16 * self.pixel_warps, "WARP_N": 16, "TILE_K_WORDS": 16,
+            "STRIP_LINES": self.strip_lines, "UNIT_OCTETS": self.octets,
+            "UNITS_ACROSS": self.units_across, "K_STEPS": self.k_steps,
+            "PATCH_ROW_WORDS": self.patch_row_words, "STRIP_INPUT_ROWS": self.input_rows,
+            "ROW_PITCH": self.row_pitch, "PIXEL_PITCH": self.pixel_pitch,
+            "ROW_COPIES": self.row_copies, "MIN_BLOCKS": self.blocks_per_sm,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks for so many strips and filters; each takes as many strips, as far as can be."""
-        turns = ceil_div(rows, max(MULTIPROCESSORS * self.blocks // self.tiles, 1))
-        return ceil_div(rows, turns), self.tiles, parts
+        """Return the blocks for `rows` strips: at most one wave, with balanced strips per block."""
+        resident = NUM_MULTIPROCESSORS * self.blocks_per_sm
+        strips = ceil_div(rows, max(resident // self.filter_tiles, 1))
+        return ceil_div(rows, strips), self.filter_tiles, parts
 
 
-def suits(view: View, precision: str, samples: int) -> bool:
-    """Whether there are kernels for a layer, and none that are faster."""
+def is_worthwhile(view: InputView, precision: str, samples: int) -> bool:
+    """Return whether the kernel exists for a layer and no other kernel is faster."""
     pixels = samples * view.out_height * view.out_width
-    few = view.channels <= FEW_CHANNELS
-    narrow = few or (view.channels <= MOST_CHANNELS and pixels > FEW_PIXELS)
-    return narrow and precision in SIZES and view.filters % 16 == 0
+    faster = view.channels <= ALWAYS_CHANNELS or (
+        view.channels <= MAX_CHANNELS and pixels > MIN_PIXELS
+    )
+    return faster and precision in ELEMENT_BYTES and view.filters % 16 == 0
 
 
 def few_channel_candidates(
-    view: View, strides: tuple[int, int], precision: str, *, pooled: bool = False
+    view: InputView, strides: tuple[int, int], precision: str, *, pooled: bool = False
 ) -> Iterator[FewChannelTile]:
-    """Ways to compute one product, the one that takes the least time with many samples first.
+    """Yield the feasible tile configurations, the fastest for many samples first.
 
     Args:
-        view: of what is read.
-        strides: of patches.
-        precision: of the product.
-        pooled: whether windows of two by two outputs are.
+        view: the input.
+        strides: of the convolution.
+        precision: ``tf32`` or ``bf16``.
+        pooled: whether the epilogue pools windows of 2 × 2 outputs.
     """
-    size, unit = SIZES[precision], 2 if pooled else 1
-    height, width = view.out_height // unit * unit, view.out_width // unit * unit
-    # Lanes of 32 filters write 16 bytes of float32 at once; in bf16 more warps won instead.
-    of_warp = (32, 16) if size == WORD else (16,)
-    for filters, eights, times in itertools.product(of_warp, range(MOST_EIGHTS, 0, -1), TIMES):
-        across, rest = divmod(ceil_div(width, 8), eights)
+    element_bytes, unit_lines = ELEMENT_BYTES[precision], 2 if pooled else 1
+    height = view.out_height // unit_lines * unit_lines
+    width = view.out_width // unit_lines * unit_lines
+    # The lanes of 32 filters store 16 bytes in float32. In bf16, more warps were faster.
+    filter_choices = (32, 16) if element_bytes == WORD_BYTES else (16,)
+    octet_choices = range(MAX_OCTETS, 0, -1)
+    for filters, octets, units in itertools.product(filter_choices, octet_choices, STRIP_UNITS):
+        units_across, rest = divmod(ceil_div(width, 8), octets)
         if rest or view.filters % filters:
             continue
-        sharing = math.gcd(view.filters // filters, FILTERS // filters)
-        warps = WARPS // sharing
-        lines = min(ceil_div(warps * times, across) * unit, height)
-        way = FewChannelTile(view, strides, size, pooled, filters, sharing, warps, lines, eights)
-        if way.possible and (times == 1 or way.coming <= MOST_COMING):
-            yield way
+        filter_warps = math.gcd(view.filters // filters, BLOCK_FILTERS // filters)
+        pixel_warps = BLOCK_WARPS // filter_warps
+        lines = min(ceil_div(pixel_warps * units, units_across) * unit_lines, height)
+        tile = FewChannelTile(
+            view, strides, element_bytes, pooled, filters, filter_warps, pixel_warps, lines, octets
+        )
+        if tile.feasible and (units == 1 or tile.prefetch_words <= MAX_PREFETCH_WORDS):
+            yield tile
 
 
 @functools.cache
 def select_few_channel_tile(
-    view: View, strides: tuple[int, int], precision: str, samples: int, *, pooled: bool = False
+    view: InputView, strides: tuple[int, int], precision: str, samples: int, *, pooled: bool = False
 ) -> FewChannelTile | None:
-    """The way that a product over the pixels of so many samples takes the least time with.
+    """Return the first candidate that occupies the GPU, or the candidate with the smallest strips.
 
     Returns:
-        None where products that gather are faster.
+        None if the gathering kernel is faster.
     """
-    if not suits(view, precision, samples):
+    if not is_worthwhile(view, precision, samples):
         return None
-    ways = list(few_channel_candidates(view, strides, precision, pooled=pooled))
-    wanted = FILLED * MULTIPROCESSORS
-    filled = (way for way in ways if way.tiles * samples * way.strips >= wanted)
-    return next(filled, ways[-1] if ways else None)
+    tiles = list(few_channel_candidates(view, strides, precision, pooled=pooled))
+    wanted = MIN_BLOCKS_PER_SM * NUM_MULTIPROCESSORS
+    filling = (
+        tile for tile in tiles if tile.filter_tiles * samples * tile.strips_per_sample >= wanted
+    )
+    return next(filling, tiles[-1] if tiles else None)

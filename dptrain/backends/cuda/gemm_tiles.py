@@ -1,4 +1,8 @@
-"""How a matrix product is cut into tiles and parts; see ``kernels/gemm.cuh``."""
+"""Tile configurations and split-K of the general matrix-product kernels; see ``kernels/gemm.cuh``.
+
+A product C = A B has `rows` × `columns` elements, each a sum of `terms` products (M, N and K of
+BLAS). A block of threads computes one tile of C.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,45 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dptrain.backends.cuda.device import Extent
+from dptrain.backends.cuda.hardware import NUM_MULTIPROCESSORS, VECTOR_BYTES, WARP_SIZE
 
-WARP = 32
-"""Threads of a warp."""
+TARGET_BLOCKS = 2 * NUM_MULTIPROCESSORS
+"""Blocks that occupy the GPU."""
 
-WANTED_BLOCKS = 264
-"""Blocks that keep a large GPU busy: two on each of 132 multiprocessors."""
+TARGET_THREADS = NUM_MULTIPROCESSORS * 512
+"""Threads that hide each other's latency: 16 warps per multiprocessor."""
 
-WANTED_THREADS = 132 * 512
-"""Threads that do: sixteen warps on each multiprocessor hide each other's waiting."""
+MAX_BLOCK_THREADS = 512
+"""Threads of a block; more would leave each thread too few registers."""
 
-MOST_THREADS = 512
-"""Of a block; more would leave too few registers to each."""
+K_GROUPS = (1, 2, 4)
+"""Numbers of thread groups that can share a tile (intra-block split-K)."""
 
-GROUPS = (1, 2, 4)
-"""Of threads, that may share a tile."""
+MIN_SPLIT_TERMS = 128, 256
+"""Candidates for the smallest number of terms of a split-K part."""
 
-SMALLEST_PARTS = 128, 256
-"""Least terms of a part of a sum; fewer would cost more than they save."""
+MAX_K_STEP = 64
+"""Largest number of terms that a thread group processes in one step; ``TILE_K`` divides it."""
 
-WASTE = 0.25
-"""Power of what a tile covers over what is needed, by which it is slower where threads are few."""
+WASTE_EXPONENT = 0.25
+"""If a product does not fill the GPU, its estimate grows with (covered / needed area) to this."""
 
-SECOND_PASS, ADDING = 3e5, 1.5
-"""What adding parts costs, in the estimate's unit (some 3·10⁵ to the microsecond): as such, and for
-each element of a part."""
+SECOND_PASS, ADD_PART = 3e5, 1.5
+"""Cost of split-K reduction: fixed, and per element of a part. About 3·10⁵ units are 1 µs."""
 
 
 def ceil_div(a: int, b: int) -> int:
-    """A / b, rounded up."""
+    """Return a / b, rounded up."""
     return -(-a // b)
 
 
-def _slice_bytes(width: int, words: int) -> int:
-    """Of a padded slice, whichever way it lies: `words` of each row, or so many words of rows."""
-    return 4 * max(width * (words + 4), words * (width + 8))
+def vector_elements(length: int, itemsize: int) -> int:
+    """Return how many elements of a row of `length` one access reads: at most 16 bytes."""
+    return math.gcd(length, VECTOR_BYTES // itemsize)
 
 
 class BlockTile(Protocol):
-    """What one block of a product computes, as the stage that launches it sees it."""
+    """The tile configuration of a kernel, as the stage that launches it uses it."""
 
     @property
     def defines(self) -> Mapping[str, int]:
@@ -58,92 +62,96 @@ class BlockTile(Protocol):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory of a block, in bytes."""
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of a product of rows × columns whose sum is cut into `parts`."""
+        """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
+
+
+def _slice_bytes(width: int, k_words: int) -> int:
+    """Return the padded size of an operand slice, for the larger of its two layouts."""
+    return 4 * max(width * (k_words + 4), k_words * (width + 8))
 
 
 @dataclass(frozen=True)
 class GemmTile:
-    """What one block computes, rows × columns, and what one of its workers does of that.
+    """Tile of a block, and the part of it that one worker computes.
 
     Attributes:
         rows, columns: of the tile.
-        own_rows, own_columns: of a worker: a thread, or a warp where tensor cores multiply.
-        tensor: whether they do.
-        ahead: steps along the sum for which a block has fetched its slices already.
-        groups: of threads that share the tile, each with steps of its own.
-        words: of 4 bytes of a row in a slice, where tensor cores multiply.
+        worker_rows, worker_columns: of a worker: a warp with tensor cores, otherwise a thread.
+        tensor_cores: whether tensor cores multiply.
+        prefetch_steps: steps along K whose slices are fetched in advance.
+        k_groups: thread groups that share the tile and split K between them.
+        k_words: 32-bit words of a slice along K, with tensor cores.
     """
 
     rows: int
     columns: int
-    own_rows: int
-    own_columns: int
-    tensor: bool = False
-    ahead: int = 1
-    groups: int = 1
-    words: int = 16
+    worker_rows: int
+    worker_columns: int
+    tensor_cores: bool = False
+    prefetch_steps: int = 1
+    k_groups: int = 1
+    k_words: int = 16
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``gemm.cuh``."""
-        worker = "WARP" if self.tensor else "THREAD"
-        words = {"TILE_K_WORDS": self.words} if self.tensor else {}
+        worker = "WARP" if self.tensor_cores else "THREAD"
+        k_words = {"TILE_K_WORDS": self.k_words} if self.tensor_cores else {}
         return {
-            **words,
+            **k_words,
             "TILE_M": self.rows,
             "TILE_N": self.columns,
-            f"{worker}_M": self.own_rows,
-            f"{worker}_N": self.own_columns,
-            "PREFETCH_STEPS": self.ahead,
-            "K_GROUPS": self.groups,
+            f"{worker}_M": self.worker_rows,
+            f"{worker}_N": self.worker_columns,
+            "PREFETCH_STEPS": self.prefetch_steps,
+            "K_GROUPS": self.k_groups,
         }
 
     @property
     def block(self) -> Extent:
         """Threads of a block."""
-        workers = self.rows * self.columns // (self.own_rows * self.own_columns)
-        return workers * (WARP if self.tensor else 1), self.groups, 1
+        workers = self.rows * self.columns // (self.worker_rows * self.worker_columns)
+        return workers * (WARP_SIZE if self.tensor_cores else 1), self.k_groups, 1
 
     @property
     def shared_bytes(self) -> int:
-        """Two slices of both operands for each group, or sums of all groups but the first."""
-        slices = (
-            2 * self.groups * sum(_slice_bytes(n, self.words) for n in (self.rows, self.columns))
-        )
-        return max(slices, 4 * (self.groups - 1) * self.rows * self.columns)
+        """Double-buffered slices of both operands, or the partial sums that groups exchange."""
+        operands = sum(_slice_bytes(n, self.k_words) for n in (self.rows, self.columns))
+        return max(2 * self.k_groups * operands, 4 * (self.k_groups - 1) * self.rows * self.columns)
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of a product of rows × columns whose sum is cut into `parts`."""
+        """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
         return ceil_div(rows, self.rows), ceil_div(columns, self.columns), parts
 
-    def blocks(self, rows: int, columns: int) -> int:
-        """Tiles of a product of rows × columns."""
+    def num_tiles(self, rows: int, columns: int) -> int:
+        """Return the number of tiles of a product of rows × columns."""
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
     @property
-    def depth(self) -> int:
-        """Terms that a group takes at a time, or half of them under bf16."""
-        return self.words if self.tensor else 16
+    def k_step(self) -> int:
+        """Terms that a thread group processes in one step, or half of them with bf16."""
+        return self.k_words if self.tensor_cores else 16
 
     @property
-    def cost(self) -> float:
-        """Instructions of a step of a block, by warps: what a step takes where nothing waits.
+    def step_cost(self) -> float:
+        """Estimated warp instructions of one step of a block if nothing stalls.
 
-        Runs of 16 bytes on their way to shared memory, some 18 instructions each for four to a row;
-        multiplications, of which one on tensor cores is worth two or so; reading their operands.
+        Counted are: copies of 16 bytes to shared memory (about 18 instructions for four per row),
+        multiplications (a tensor-core instruction counts as about two) and operand reads.
         """
-        work, size = self.rows * self.columns, self.own_rows * self.own_columns
+        area, worker_area = self.rows * self.columns, self.worker_rows * self.worker_columns
         load = 2.25 * (self.rows + self.columns)
-        read = work * (self.own_rows + self.own_columns) / size
-        step = load + work / 16 + read / 4 if self.tensor else load + work / 2 + read / 8
-        return step * self.depth / 16
+        read = area * (self.worker_rows + self.worker_columns) / worker_area
+        step = load + area / 16 + read / 4 if self.tensor_cores else load + area / 2 + read / 8
+        return step * self.k_step / 16
 
     def __str__(self) -> str:
-        own = f"{self.own_rows}x{self.own_columns}"
-        return f"{self.rows}x{self.columns}/{own}/{self.ahead}x{self.groups}x{self.words}"
+        worker = f"{self.worker_rows}x{self.worker_columns}"
+        pipeline = f"{self.prefetch_steps}x{self.k_groups}x{self.k_words}"
+        return f"{self.rows}x{self.columns}/{worker}/{pipeline}"
 
 
 THREAD_TILES = (
@@ -152,116 +160,119 @@ THREAD_TILES = (
     GemmTile(64, 64, 4, 4),
     GemmTile(128, 64, 8, 4),
 )
-"""For float32."""
+"""Tiles for fp32, on CUDA cores."""
 
 TENSOR_TILES = (
-    GemmTile(32, 16, 32, 16, tensor=True, ahead=2),
-    GemmTile(64, 16, 32, 16, tensor=True, ahead=2),
-    GemmTile(128, 16, 32, 16, tensor=True),
-    GemmTile(32, 32, 32, 16, tensor=True, ahead=2),
-    GemmTile(64, 32, 32, 16, tensor=True, ahead=2),
-    GemmTile(128, 32, 32, 32, tensor=True),
-    GemmTile(32, 64, 32, 16, tensor=True, ahead=2),
-    GemmTile(64, 64, 32, 32, tensor=True, ahead=2),
-    GemmTile(128, 64, 32, 32, tensor=True, words=32),
-    GemmTile(128, 128, 64, 32, tensor=True),
+    GemmTile(32, 16, 32, 16, tensor_cores=True, prefetch_steps=2),
+    GemmTile(64, 16, 32, 16, tensor_cores=True, prefetch_steps=2),
+    GemmTile(128, 16, 32, 16, tensor_cores=True),
+    GemmTile(32, 32, 32, 16, tensor_cores=True, prefetch_steps=2),
+    GemmTile(64, 32, 32, 16, tensor_cores=True, prefetch_steps=2),
+    GemmTile(128, 32, 32, 32, tensor_cores=True),
+    GemmTile(32, 64, 32, 16, tensor_cores=True, prefetch_steps=2),
+    GemmTile(64, 64, 32, 32, tensor_cores=True, prefetch_steps=2),
+    GemmTile(128, 64, 32, 32, tensor_cores=True, k_words=32),
+    GemmTile(128, 128, 64, 32, tensor_cores=True),
 )
-"""For tf32 and bf16. Steps ahead and length of slices are those that were mostly the fastest on an
-H200."""
+"""Tiles for tf32 and bf16, with the prefetch distance and slice length that were fastest in most
+cases on an H200."""
 
 
-def tiles(precision: str) -> Sequence[GemmTile]:
-    """Those that compute products in `precision`."""
+def gemm_tiles(precision: str) -> Sequence[GemmTile]:
+    """Return the tiles that compute products in `precision`."""
     return THREAD_TILES if precision == "fp32" else TENSOR_TILES
 
 
 @dataclass(frozen=True)
 class SplitK:
-    """A long sum, cut so that enough blocks work on it.
+    """Split of a long sum into parts that different blocks compute (split-K).
 
     Attributes:
         count: largest number of parts.
-        terms: of each part but the last.
+        terms: terms of each part but the last.
     """
 
     count: int
     terms: int
 
     def used(self, terms: int) -> int:
-        """SplitK that a sum of so many terms has; a sum of none still has one, which is 0."""
+        """Return the parts of a sum of `terms`. An empty sum has one part, whose value is 0."""
         return max(ceil_div(terms, self.terms), 1)
 
 
-def split_terms(terms: int, threads: int, least: int = SMALLEST_PARTS[0]) -> SplitK:
-    """SplitK of at least `least` terms for a sum that so many threads compute together.
+def split_terms(terms: int, threads: int, min_terms: int = MIN_SPLIT_TERMS[0]) -> SplitK:
+    """Return the split of a sum whose result tiles occupy `threads` threads.
 
-    No more than run at a time: a last few that wait for the others cost as much as all.
+    All parts run in one wave: a second, incomplete wave would take as long as the first.
+
+    Args:
+        terms: terms of the sum.
+        threads: threads that compute the product without split-K.
+        min_terms: smallest number of terms of a part.
     """
-    wanted = max(WANTED_THREADS // threads, 1)
-    part = max(ceil_div(ceil_div(terms, wanted), DEPTH) * DEPTH, least)
+    wanted = max(TARGET_THREADS // threads, 1)
+    part = max(ceil_div(ceil_div(terms, wanted), MAX_K_STEP) * MAX_K_STEP, min_terms)
     return SplitK(ceil_div(terms, part), part)
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """How a product is computed: by which tile, its sum in how many parts."""
+    """How a product is computed: its tile configuration and its split-K."""
 
     tile: BlockTile
-    parts: SplitK
+    split_k: SplitK
 
 
 def select_gemm_config(
     precision: str, rows: int, columns: int, terms: int, *, split: bool = False
 ) -> GemmConfig:
-    """The tiling that a product takes the least time with, by an estimate.
+    """Return the configuration with the lowest estimated time.
 
-    Large tiles read less for each multiplication; but small products fill a GPU only with small
-    ones, with groups of threads that share them and, if `split`, with parts of the sum; and what
-    tiles cover beyond the product is computed in vain. The estimate counts instructions, with
-    `WANTED_THREADS` running at a time. Beside the fastest of all tiles that were timed on an H200
-    its choice takes 1.09 times as long in the geometric mean over products with 32 samples, and was
-    1.8 times as long at worst with 2048 (the gradient of the weights of cifar's first convolution,
-    bf16).
+    Large tiles load less per multiplication. Small products fill the GPU only with small tiles,
+    intra-block split-K and, if `split`, split-K across blocks. Parts of a tile outside the product
+    are wasted. The estimate counts instructions with `TARGET_THREADS` resident threads.
+
+    On an H200 the selected tiles took 1.09 times as long as the fastest (geometric mean, batch size
+    32). The worst case was 1.8 times (weight gradient of cifar's conv1, bf16, batch size 2048).
+
+    Args:
+        precision: ``fp32``, ``tf32`` or ``bf16``.
+        rows, columns: of the result.
+        terms: of each sum.
+        split: whether the kernel supports split-K across blocks.
     """
 
-    def estimate(tile: GemmTile, parts: SplitK) -> tuple[float, GemmConfig]:
-        blocks = tile.blocks(rows, columns)
+    def estimate(tile: GemmTile, split_k: SplitK) -> tuple[float, GemmConfig]:
+        blocks = tile.num_tiles(rows, columns)
         covered = blocks * tile.rows * tile.columns / (rows * columns)
-        blocks *= parts.count
-        depth = tile.depth * (2 if precision == "bf16" else 1)
-        steps = ceil_div(min(parts.terms, terms), depth)
+        blocks *= split_k.count
+        k_step = tile.k_step * (2 if precision == "bf16" else 1)
+        steps = ceil_div(min(split_k.terms, terms), k_step)
         threads = blocks * tile.block[0]
-        groups = max(
-            n for n in GROUPS
+        k_groups = max(
+            n for n in K_GROUPS
             if n == 1 or (
-                threads * n <= WANTED_THREADS and steps >= n
-                and tile.block[0] * n <= MOST_THREADS
+                threads * n <= TARGET_THREADS and steps >= n
+                and tile.block[0] * n <= MAX_BLOCK_THREADS
             )
         )  # fmt: skip
-        filled = threads * groups / WANTED_THREADS
-        # On average half a round of blocks is left over.
-        waiting = max(1.0, filled + 0.5 if filled > 1.0 else 1.0) / filled
-        time = blocks * tile.cost * (steps + 2 * groups) * waiting
-        if filled < 1.0:
-            time *= covered**WASTE
-        if parts.count > 1:
-            time += SECOND_PASS + ADDING * parts.count * rows * columns
-        return time, GemmConfig(replace(tile, groups=groups), parts)
+        waves = threads * k_groups / TARGET_THREADS
+        # The last of several waves is half full on average.
+        slowdown = max(1.0, waves + 0.5 if waves > 1.0 else 1.0) / waves
+        time = blocks * tile.step_cost * (steps + 2 * k_groups) * slowdown
+        if waves < 1.0:
+            time *= covered**WASTE_EXPONENT
+        if split_k.count > 1:
+            time += SECOND_PASS + ADD_PART * split_k.count * rows * columns
+        return time, GemmConfig(replace(tile, k_groups=k_groups), split_k)
 
-    def ways(tile: GemmTile) -> Iterator[SplitK]:
+    def splits(tile: GemmTile) -> Iterator[SplitK]:
         yield SplitK(1, max(terms, 1))
         if split:
-            threads = tile.blocks(rows, columns) * tile.block[0]
-            yield from (split_terms(terms, threads, least) for least in SMALLEST_PARTS)
+            threads = tile.num_tiles(rows, columns) * tile.block[0]
+            yield from (split_terms(terms, threads, least) for least in MIN_SPLIT_TERMS)
 
-    estimates = (estimate(tile, parts) for tile in tiles(precision) for parts in ways(tile))
+    estimates = (
+        estimate(tile, split_k) for tile in gemm_tiles(precision) for split_k in splits(tile)
+    )
     return min(estimates, key=lambda pair: pair[0])[1]
-
-
-DEPTH = 64
-"""Terms that a group of threads takes at a time, at most: what `TILE_K` divides."""
-
-
-def step(length: int, itemsize: int) -> int:
-    """Elements of rows of this length that are read at once, of 16 bytes at the most."""
-    return math.gcd(length, 16 // itemsize)

@@ -1,4 +1,4 @@
-"""Convolutions between wide maps bound to arrays: by windows of maps in shared memory."""
+"""Convolutions as implicit GEMMs over halo tiles in shared memory (stride 1, many channels)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from dptrain.backends.cuda import halo_tiles
 from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
-from dptrain.backends.cuda.halo_tiles import SHARED_BYTES, View
+from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
+from dptrain.backends.cuda.hardware import SHARED_BYTES
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.weighted import (
-    NOTHING,
+    NO_EPILOGUE,
     fused_epilogue,
     pools_in_kernel,
     separate_epilogue,
@@ -27,127 +27,132 @@ from dptrain.network.layers import Conv2d
 from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
 
 PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "packed_back"}
-"""Where the weights lie as a phase's kernel takes them."""
+"""Buffers of the weights in the order in which the kernel of a phase reads them."""
 
 
 class HaloConvolution(GatherConvolution):
-    """Conv2d of stride 1 between maps of many channels, and what `GatherConvolution` has behind it.
+    """Conv2d of stride 1 with channels and filters in multiples of 32, with its epilogue.
 
-    Every phase reads each pixel once, so what was pooled is undone as it is read. Plans are made
-    without a GPU: on one whose blocks have less shared memory a phase is cut to fit, and computed
-    as `GatherConvolution` does where nothing fits.
+    Every phase loads each pixel once and unpools dy while it is loaded. Plans are made without a
+    GPU. On a device with less shared memory per block a smaller tile is selected, or the kernel of
+    `GatherConvolution` if no tile fits.
     """
 
     @classmethod
-    def suits(cls, group: Group, setting: Setting) -> bool:
-        """Whether there are kernels for a group."""
+    def supports(cls, group: Group, setting: Setting) -> bool:
+        """Return whether the kernels exist for a group."""
         layer = group.head.layer
         if not isinstance(layer, Conv2d):
             return False
-        return halo_tiles.suits(View.forward(group.head), setting.precision, layer.strides)
+        return supports_halo_tiles(InputView.forward(group.head), setting.precision, layer.strides)
 
     @classmethod
-    def spreads(cls, group: Group, setting: Setting) -> bool:
+    def unpools_separately(cls, group: Group, setting: Setting) -> bool:
         return False
 
     @classmethod
-    def undone(cls, group: Group) -> int:
-        """What kernels undo as they read dy."""
-        return NOTHING if separate_epilogue(group) is not None else fused_epilogue(group)
-
-    @classmethod
-    def slide(
-        cls, group: Group, setting: Setting, phase: Phase, room: int = SHARED_BYTES
+    def select_tile(
+        cls, group: Group, setting: Setting, phase: Phase, max_shared_bytes: int = SHARED_BYTES
     ) -> ImplicitGemmTile | None:
-        """How a product over pixels is computed; None if as `GatherConvolution` does."""
-        view, choose = View.forward(group.head), partial(select_implicit_gemm_tile, room=room)
+        """Return the tile configuration of a phase; None to gather."""
+        view, n = InputView.forward(group.head), setting.batch_size
         if phase is Phase.BACKWARD_INPUT:
-            view, choose = view.backward, partial(choose, behind=cls.undone(group))
-        else:
-            choose = partial(choose, pooled=pools_in_kernel(group))
-        return choose(view, setting.precision, setting.batch_size)
+            written = separate_epilogue(group) is not None
+            return select_implicit_gemm_tile(
+                view.backward, setting.precision, n, max_shared_bytes=max_shared_bytes,
+                epilogue=NO_EPILOGUE if written else fused_epilogue(group),
+            )  # fmt: skip
+        return select_implicit_gemm_tile(
+            view, setting.precision, n, max_shared_bytes=max_shared_bytes,
+            pooled=pools_in_kernel(group),
+        )  # fmt: skip
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         needs = super().needs(group, setting)
         phases, buffers = dict(needs.phases), dict(needs.buffers)
         for phase, name in PACKED.items():
-            slide = cls.slide(group, setting, phase)
-            wanted = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
-            if slide is not None and wanted:
-                buffers[name] = BufferSpec((slide.packed,), setting.activations)
-                first, last = phases[Phase.FORWARD], phases[phase]
-                # All are packed at once, forward.
-                phases[Phase.FORWARD] = replace(first, writes=(*first.writes, name))
+            tile = cls.select_tile(group, setting, phase)
+            runs = phase is Phase.FORWARD or (phase in phases and group.head.index > 0)
+            if tile is not None and runs:
+                buffers[name] = BufferSpec((tile.packed_elements,), setting.activations)
+                forward, reader = phases[Phase.FORWARD], phases[phase]
+                # The forward stage packs the weights of both phases.
+                phases[Phase.FORWARD] = replace(forward, writes=(*forward.writes, name))
                 if phase is not Phase.FORWARD:
-                    phases[phase] = replace(last, reads=(*last.reads, name))
+                    phases[phase] = replace(reader, reads=(*reader.reads, name))
         return GroupNeeds(phases, buffers)
 
     def convolve(self) -> Kernel:
-        slide, product = self._fitting(Phase.FORWARD), super().convolve
-        if slide is not None:
+        tile, product = self._device_tile(Phase.FORWARD), super().convolve
+        if tile is not None:
             product = partial(
                 self.product,
-                "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(slide, SplitK(1, 1)),
-                slide.each, self.group.head.output_maps[0],
+                "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(tile, SplitK(1, 1)),
+                tile.tiles_per_sample, self.group.head.output_maps[0],
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
-                self.geometry, behind=fused_epilogue(self.group), drops=True,
-                maps=self._maps(slide, self.arrays["x"]),
+                self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
+                tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
             )  # fmt: skip
-        return self._packing(product())
+        return self._with_packed_weights(product())
 
     def backward_input(self) -> Kernel:
-        slide = self._fitting(Phase.BACKWARD_INPUT)
-        if slide is None:
+        tile = self._device_tile(Phase.BACKWARD_INPUT)
+        if tile is None:
             return super().backward_input()
         return self.product(
             "conv2d_backward_input_halo.cu", "conv2d_backward_input_halo",
-            GemmConfig(slide, SplitK(1, 1)),
-            slide.each, self.group.head.input_maps[0],
+            GemmConfig(tile, SplitK(1, 1)), tile.tiles_per_sample, self.group.head.input_maps[0],
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
-            behind=self.behind, maps=self._maps(slide, *self.dz[:2]),
+            epilogue=self.undone_epilogue, tensor_maps=self._tensor_maps(tile, *self.dz[:2]),
         )  # fmt: skip
 
-    def _maps(
-        self, slide: ImplicitGemmTile, maps: Array, marks: Array | None = None
+    def _tensor_maps(
+        self, tile: ImplicitGemmTile, values: Array, argmax: Array | None = None
     ) -> Sequence[np.void]:
-        """What the device's engine for copies knows of what windows are of, if it has one."""
-        view, unit = slide.view, 2 if slide.undone else 1
+        """Return TMA descriptors of the arrays that the halo tile is loaded from, if any."""
+        view, unit = tile.view, 2 if tile.unpools else 1
         shape = self.batch_size, view.height // unit, view.width // unit, view.channels
-        arrays = (maps, self.precision), (marks, "marks")
+        arrays = (values, self.precision), (argmax, "marks")
         found = [
-            self.device.tensor_map(array, shape, slide.box, kind, as_factors=not slide.undone)
-            for array, kind in arrays[: slide.mapped]
+            self.device.tensor_map(array, shape, tile.box, kind, as_factors=not tile.unpools)
+            for array, kind in arrays[: tile.num_tensor_maps]
         ]
-        return [known for known in found if known is not None]
+        return [tensor_map for tensor_map in found if tensor_map is not None]
 
-    def _fitting(self, phase: Phase) -> ImplicitGemmTile | None:
-        """How a product is computed on this device; None if as `GatherConvolution` does."""
-        return self.slide(self.group, self.setting, phase, self.device.shared_bytes)
+    def _device_tile(self, phase: Phase) -> ImplicitGemmTile | None:
+        """Return the tile configuration of a phase on this device; None to gather."""
+        return self.select_tile(self.group, self.setting, phase, self.device.shared_bytes)
 
-    def _packing(self, product: Kernel) -> Kernel:
-        """The product behind a kernel that brings weights into the order of all that want one."""
-        ways = {
-            phase: way for phase, name in PACKED.items()
-            if name in self.arrays and (way := self._fitting(phase)) is not None
+    def _with_packed_weights(self, product: Kernel) -> Kernel:
+        """Return a stage that packs the weights for both phases and then runs `product`."""
+        tiles = {
+            phase: tile for phase, name in PACKED.items()
+            if name in self.arrays and (tile := self._device_tile(phase)) is not None
         }  # fmt: skip
-        if not ways:
+        if not tiles:
             return product
-        forward, back = (ways.get(phase) for phase in PACKED)
-        way = next(iter(ways.values()))
-        defines = {**way.defines, **self.defines, "PREFETCH_WEIGHTS": int(self.early)}
-        if back is not None:
-            defines |= {"BACKWARD_LINES_IN_M": back.tall, "BACKWARD_PERSISTENT": int(back.early)}
+        forward, backward = (tiles.get(phase) for phase in PACKED)
+        first = next(iter(tiles.values()))
+        defines = {
+            **first.defines, **self.defines, "PREFETCH_WEIGHTS": int(self.prefetches_weights),
+        }  # fmt: skip
+        if backward is not None:
+            defines |= {
+                "BACKWARD_LINES_IN_M": backward.lines_in_m,
+                "BACKWARD_PERSISTENT": int(backward.persistent),
+            }
         function = self.device.function("pack_weights.cu", "pack_weights", **defines)
-        weight, anywhere = self.arrays["weight"], self.arrays[PACKED[next(iter(ways))]]
-        packed = [self.arrays.get(name, anywhere) for name in PACKED.values()]
-        lanes = forward.lanes if forward is not None else 0
-        everything = lanes + (back.lanes if back is not None else 0)
-        args = weight, *packed, *map(np.int32, (lanes, everything, *weight.shape))
+        # A phase without packed weights passes the other buffer, which its threads do not write.
+        weight, unused = self.arrays["weight"], self.arrays[PACKED[next(iter(tiles))]]
+        packed = [self.arrays.get(name, unused) for name in PACKED.values()]
+        vectors = forward.packed_vectors if forward is not None else 0
+        all_vectors = vectors + (backward.packed_vectors if backward is not None else 0)
+        args = weight, *packed, *map(np.int32, (vectors, all_vectors, *weight.shape))
 
         def run(context: Context) -> None:
             if context.n:
-                launch(function, everything, *args)
+                launch(function, all_vectors, *args)
             product(context)
 
         return run

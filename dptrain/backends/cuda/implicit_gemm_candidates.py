@@ -1,4 +1,4 @@
-"""All ways that a convolution over the pixels of windows may be cut in."""
+"""Enumerate the tile configurations of an implicit GEMM over halo tiles."""
 
 from __future__ import annotations
 
@@ -7,90 +7,96 @@ from dataclasses import replace
 from functools import cache
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.halo_tiles import PIECE, SIZES, View
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, VECTOR_BYTES
 from dptrain.backends.cuda.implicit_gemm_tiles import (
-    EIGHTS,
-    MOST_COLUMNS,
-    ROWS,
-    SLABS,
+    MAX_COLUMNS,
+    MMA_OCTETS,
+    SLAB_PACKS,
+    TILE_M,
     ImplicitGemmTile,
-    Segment,
-    slab,
+    PixelTile,
+    slab_packs,
 )
 
-FEWEST_COLUMNS, WASTE = 32, 1.1
-"""Of a segment that is worth trying, and times the fewest columns that it may take for a map."""
+MIN_COLUMNS = 32
+"""Pixel tiles with fewer columns are not tried, unless all have fewer."""
+
+MAX_WASTE = 1.1
+"""Largest ratio of computed columns to the fewest that any pixel tile needs."""
+
+BLOCK_SHAPES = [
+    (warp_groups, k_warp_groups, channel_chunks)
+    for warp_groups in (1, 2, 3, 4)
+    for k_warp_groups in (1, 2, 4)
+    for channel_chunks in (1, 2, 4)
+    if warp_groups * k_warp_groups <= 4
+]
+"""Blocks that compute one tile each."""
+
+PERSISTENT_SHAPES = [
+    (1, 1, channel_chunks, persistent_groups, weight_stages)
+    for channel_chunks in (1, 2, 4)
+    for persistent_groups in (4, 3, 2, 1)
+    for weight_stages in (0, 9, 6, 3)
+]
+"""Persistent kernels. If estimates are equal, the first is selected: with more stages the warp
+groups can drift further apart."""
 
 
-def segments(view: View, *, pooled: bool) -> Iterator[Segment]:
-    """Those that a map can be cut into."""
-    unit, tall = 2 if pooled else 1, 2 if view.filters <= ROWS // 2 else 1
+def pixel_tiles(view: InputView, *, pooled: bool) -> Iterator[PixelTile]:
+    """Yield the pixel tiles that an output can be divided into."""
+    unit, lines_in_m = 2 if pooled else 1, 2 if view.filters <= TILE_M // 2 else 1
     height, width = view.out_height // unit * unit, view.out_width // unit * unit
-    step = unit // tall or 1
-    for lines in range(step, min(ceil_div(height, tall), MOST_COLUMNS // 8) + 1, step):
-        yield Segment(8 * lines, lines, strip=True)
-        if lines == 1 or (tall == 1 and not pooled):
-            yield Segment(ceil_div((lines - 1) * view.across + width, 8) * 8, lines, strip=False)
-        elif tall == 1 and view.across % 8 == 0:
-            # The second line of a window of pooling is below the first in the same thread.
-            yield Segment(lines * view.across, lines, strip=False)
+    step = unit // lines_in_m or 1
+    pitch = view.row_pitch
+    for lines in range(step, min(ceil_div(height, lines_in_m), MAX_COLUMNS // 8) + 1, step):
+        yield PixelTile(8 * lines, lines, strip=True)
+        if lines == 1 or (lines_in_m == 1 and not pooled):
+            yield PixelTile(ceil_div((lines - 1) * pitch + width, 8) * 8, lines, strip=False)
+        elif lines_in_m == 1 and pitch % 8 == 0:
+            # Both lines of a pooling window belong to the same thread.
+            yield PixelTile(lines * pitch, lines, strip=False)
 
 
 def implicit_gemm_candidates(
-    view: View, precision: str, *, pooled: bool = False, behind: int = 0
+    view: InputView, precision: str, *, pooled: bool = False, epilogue: int = 0
 ) -> Iterator[ImplicitGemmTile]:
-    """Ways to compute one product over pixels.
+    """Yield the feasible tile configurations of a convolution.
 
     Args:
-        view: of what is read.
-        precision: of the product.
-        pooled: whether windows of two by two outputs are.
-        behind: what is undone as pixels are read, `EPILOGUE` of ``epilogue.cuh``.
+        view: the input.
+        precision: ``tf32`` or ``bf16``.
+        pooled: whether the epilogue pools windows of 2 × 2 outputs.
+        epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
+            ``epilogue.cuh``.
     """
-    size, cuts = SIZES[precision], [(*cut, 0, 0) for cut in CUTS]
-    # Where a rectifier alone follows, kernels have no way of asking early.
-    cuts += HOLDINGS if behind != 1 else []
-    for teams, shares, chunks, holders, ring in cuts:
-        runs = view.channels * size // PIECE
-        if runs % (chunks * SLABS[-1]):
+    element_bytes, shapes = ELEMENT_BYTES[precision], [(*shape, 0, 0) for shape in BLOCK_SHAPES]
+    # TMA cannot undo a rectifier alone, so such a kernel is not persistent.
+    shapes += PERSISTENT_SHAPES if epilogue != 1 else []
+    for warp_groups, k_warp_groups, channel_chunks, persistent_groups, weight_stages in shapes:
+        packs = view.channels * element_bytes // VECTOR_BYTES
+        if packs % (channel_chunks * SLAB_PACKS[-1]):
             continue
-        aligned = replace(view, align=SLABS[0] // slab(runs // chunks))
-        for segment in good_segments(aligned, pooled=pooled):
-            for count in range(1, MOST_COLUMNS // segment.columns + 1):
-                way = ImplicitGemmTile(
-                    aligned, size, pooled, segment, count, teams, shares, chunks, holders, ring,
-                    behind,
+        aligned = replace(view, align=SLAB_PACKS[0] // slab_packs(packs // channel_chunks))
+        for pixel_tile in efficient_pixel_tiles(aligned, pooled=pooled):
+            for count in range(1, MAX_COLUMNS // pixel_tile.columns + 1):
+                tile = ImplicitGemmTile(
+                    aligned, element_bytes, pooled, pixel_tile, count, warp_groups, k_warp_groups,
+                    channel_chunks, persistent_groups, weight_stages, epilogue,
                 )  # fmt: skip
-                if way.possible:
-                    yield way
+                if tile.feasible:
+                    yield tile
 
 
 @cache
-def good_segments(view: View, *, pooled: bool) -> tuple[Segment, ...]:
-    """Those of enough columns, few of which are computed in vain."""
-    found = [s for s in segments(view, pooled=pooled) if s.columns // 8 in EIGHTS]
-    widest = max((s.columns for s in found), default=0)
-    wide = [s for s in found if s.columns >= min(FEWEST_COLUMNS, widest)]
-    columns = {s: ImplicitGemmTile(view, 2, pooled, s, 1, 1).each * s.columns for s in wide}
-    return tuple(s for s in wide if columns[s] <= WASTE * min(columns.values()))
-
-
-CUTS = [
-    (teams, shares, chunks)
-    for teams in (1, 2, 3, 4)
-    for shares in (1, 2, 4)
-    for chunks in (1, 2, 4)
-    if teams * shares <= 4
-]
-
-
-HOLDINGS = [
-    (1, 1, chunks, holders, ring)
-    for chunks in (1, 2, 4)
-    for holders in (4, 3, 2, 1)
-    for ring in (0, 9, 6, 3)
-]
-"""The same where blocks go from tile to tile: how many have weights, and how many stages of them.
-
-Of those that are estimated to be as fast the first is taken: with many stages groups may be far
-apart."""
+def efficient_pixel_tiles(view: InputView, *, pooled: bool) -> tuple[PixelTile, ...]:
+    """Return the pixel tiles with enough columns, of which few are computed in vain."""
+    found = [tile for tile in pixel_tiles(view, pooled=pooled) if tile.columns // 8 in MMA_OCTETS]
+    widest = max((tile.columns for tile in found), default=0)
+    wide = [tile for tile in found if tile.columns >= min(MIN_COLUMNS, widest)]
+    columns = {
+        tile: ImplicitGemmTile(view, 2, pooled, tile, 1, 1).tiles_per_sample * tile.columns
+        for tile in wide
+    }
+    return tuple(tile for tile in wide if columns[tile] <= MAX_WASTE * min(columns.values()))

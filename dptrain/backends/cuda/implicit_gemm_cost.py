@@ -1,4 +1,8 @@
-"""Which way a convolution over the pixels of windows is cut: estimates of cycles."""
+"""Cost model that selects the tile configuration of an implicit GEMM over halo tiles.
+
+All costs are cycles of a multiprocessor, fitted to products that were timed on an H200 (CUDA 13,
+2026-11, 1790 cycles per microsecond).
+"""
 
 from __future__ import annotations
 
@@ -6,128 +10,148 @@ import functools
 import math
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, PIECE, SHARED_BYTES, View
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import (
+    NUM_MULTIPROCESSORS,
+    SHARED_BYTES,
+    VECTOR_BYTES,
+    WARP_GROUP_SIZE,
+)
 from dptrain.backends.cuda.implicit_gemm_candidates import implicit_gemm_candidates
-from dptrain.backends.cuda.implicit_gemm_tiles import ROWS, SLABS, TEAM, ImplicitGemmTile
+from dptrain.backends.cuda.implicit_gemm_tiles import SLAB_PACKS, TILE_M, ImplicitGemmTile
 
-PRODUCT, WEIGHTS, FILL, GIVE = 0.66, 0.18, 0.72, 0.54
-"""Cycles of a multiprocessor for a step of a column, 16 bytes of weights, 16 bytes of a window and
-a byte of a column of outputs. These and what follows fit products that were timed on an H200."""
+# One wave of blocks or a few; see `one_wave_cycles`.
+MULTIPLY, LOAD_WEIGHTS, LOAD_HALO, STORE = 0.66, 0.18, 0.72, 0.54
+"""Per column of a step, per 16 bytes of weights, per 16 bytes of the halo tile and per byte of an
+output column."""
 
-INSTRUCTION = 4
-"""Columns that would take as long as an instruction takes besides its own."""
+INSTRUCTION_COLUMNS = 4
+"""Fixed cost of an instruction, in columns."""
 
-CHUNK, TILE, STEP, LONELY = 810, 1030, 256, 2.0
-"""Cycles that a block waits for a window, at the beginning and the end, and in a step that no other
-covers; and how many times as long it takes where it is the only one of a multiprocessor."""
+CHUNK_LATENCY, TILE_LATENCY, STEP_LATENCY = 810, 1030, 256
+"""Latency per chunk of channels, at the start and end of a tile, and of a step that nothing else
+hides."""
 
-FEWEST_ROUNDS = 5
-"""Tiles of a block from which on it may go from one to the next."""
+SINGLE_BLOCK_SLOWDOWN = 2.0
+"""Factor of the latencies if a multiprocessor has room for only one block."""
 
-MANY_PRODUCT, MANY_FILL, MANY_UNDO = 0.61, 0.44, 0.48
-MANY_CHUNK, MANY_TILE = 1540, 3110
-"""The same where there are many samples: of a step of a column, of 16 bytes of a window that comes
-by bulk copies, or is made of what was pooled; of a chunk and of a tile."""
+# Many waves of blocks; see `steady_cycles`.
+STEADY_MULTIPLY, STEADY_LOAD_HALO, STEADY_UNPOOL = 0.61, 0.44, 0.48
+STEADY_CHUNK_LATENCY, STEADY_TILE_LATENCY = 1540, 3110
+"""Per column of a step, per 16 bytes of a halo tile that TMA loads or that is unpooled, per chunk
+and per tile."""
 
-EARLY_INSTRUCTION, EARLY_FILL, EARLY_UNDO, SMALL_SLAB = 12, 0.17, 0.22, 0.4
-EARLY_GIVE, EARLY_WAIT, EARLY_CHUNK, EARLY_TILE = 1.1, 0.69, 340, 1800
-"""The same where blocks go from tile to tile: columns of an instruction besides its own; cycles of
-shared memory for 16 bytes of a window, brought or made, and how much more with half a slab; of a
-byte of outputs; and what a group waits for 16 bytes to be made, a chunk and a tile."""
+# Persistent kernels; see `_persistent_cycles`.
+MIN_PERSISTENT_TILES = 5
+"""Tiles per warp group from which a kernel can be persistent."""
 
-RING = 1.2
-"""Times as long as it takes where weights come again and again."""
+PERSISTENT_INSTRUCTION_COLUMNS = 12
+PERSISTENT_LOAD_HALO, PERSISTENT_UNPOOL, SMALL_SLAB = 0.17, 0.22, 0.4
+PERSISTENT_STORE, UNPOOL_LATENCY, PERSISTENT_CHUNK, PERSISTENT_TILE = 1.1, 0.69, 340, 1800
+"""Fixed cost of an instruction in columns; shared-memory cycles per 16 bytes of a halo tile, loaded
+or unpooled, and the relative increase for a slab of half the size; per byte of outputs; latency per
+16 bytes to unpool, per chunk and per tile."""
+
+WEIGHT_RING_SLOWDOWN = 1.2
+"""Factor if weights are reloaded through a ring buffer."""
 
 
 @functools.cache
 def select_implicit_gemm_tile(
-    view: View, precision: str, samples: int, *, pooled: bool = False, behind: int = 0,
-    room: int = SHARED_BYTES,
+    view: InputView, precision: str, samples: int, *, pooled: bool = False, epilogue: int = 0,
+    max_shared_bytes: int = SHARED_BYTES,
 ) -> ImplicitGemmTile | None:  # fmt: skip
-    """The way that a product over the pixels of so many samples takes the least time with.
+    """Return the tile configuration with the lowest estimated time.
 
     Args:
-        view, precision, pooled, behind: what `slides` is told.
-        samples: at most.
-        room: bytes of shared memory that a block may have.
+        view, precision, pooled, epilogue: as for `implicit_gemm_candidates`.
+        samples: largest number of samples.
+        max_shared_bytes: shared memory that a block can have.
 
     Returns:
-        None where no window has room.
+        None if no halo tile fits.
     """
-    known = implicit_gemm_candidates(view, precision, pooled=pooled, behind=behind)
-    ways = [way for way in known if way.shared_bytes <= room]
-    late = (way for way in ways if not way.early)
-    found = min(late, key=lambda way: cycles(way, samples), default=None)
-    early = [way for way in ways if way.early and _goes_on(way, samples)]
+    candidates = [
+        tile
+        for tile in implicit_gemm_candidates(view, precision, pooled=pooled, epilogue=epilogue)
+        if tile.shared_bytes <= max_shared_bytes
+    ]
+    plain = (tile for tile in candidates if not tile.persistent)
+    found = min(plain, key=lambda tile: one_wave_cycles(tile, samples), default=None)
+    persistent = [
+        tile for tile in candidates if tile.persistent and _can_be_persistent(tile, samples)
+    ]
     best = [found] if found is not None else []
-    return min([*best, *early], key=lambda way: cycles_of_many(way, samples), default=None)
+    return min([*best, *persistent], key=lambda tile: steady_cycles(tile, samples), default=None)
 
 
-def _goes_on(way: ImplicitGemmTile, samples: int) -> bool:
-    """Whether blocks go from tile to tile for long enough, and others work while one waits."""
-    return way.together > 1 and rounds(way, samples) >= FEWEST_ROUNDS
+def _can_be_persistent(tile: ImplicitGemmTile, samples: int) -> bool:
+    """Return whether there are enough tiles, and other warp groups hide the latency of one."""
+    return tile.tiles_in_flight > 1 and waves(tile, samples) >= MIN_PERSISTENT_TILES
 
 
-def rounds(way: ImplicitGemmTile, samples: int) -> float:
-    """Tiles, one after the other, in the time that all multiprocessors take for them."""
-    tiles = ceil_div(samples * way.each, way.teams * way.segments)
-    tiles *= ceil_div(way.view.filters * way.tall, ROWS)
-    return tiles / (MULTIPROCESSORS * way.together)
+def waves(tile: ImplicitGemmTile, samples: int) -> float:
+    """Return the tiles divided by the tiles that the GPU works on at the same time."""
+    tiles = ceil_div(samples * tile.tiles_per_sample, tile.warp_groups * tile.pixel_tiles)
+    tiles *= ceil_div(tile.view.filters * tile.lines_in_m, TILE_M)
+    return tiles / (NUM_MULTIPROCESSORS * tile.tiles_in_flight)
 
 
-def cycles_of_many(way: ImplicitGemmTile, samples: int) -> float:
-    """An estimate for so many samples that blocks follow each other, or go from tile to tile.
+def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
+    """Return the estimated cycles of a product with many waves, or of a persistent kernel.
 
-    Fitted to 1491 products of 2048 samples timed on an H200, of layers of solar, cifar and
-    model-large, 1790 cycles a microsecond: beside the fastest of all that were timed, those that it
-    takes for the fastest take 1.02 times as long in the geometric mean, 1.07 times at worst.
+    Fitted to 1491 products of 2048 samples (solar, cifar and model-large). The selected
+    configurations took 1.02 times as long as the fastest (geometric mean), at worst 1.07 times.
     """
-    if way.early:
-        return _cycles_of_early(way, samples)
-    columns = way.teams * way.segments * (way.segment.columns + INSTRUCTION)
-    pieces = way.chunks * way.planes * way.pixels
-    cycles = MANY_PRODUCT * columns * way.steps
-    cycles += (MANY_UNDO if way.undone else MANY_FILL) * pieces
-    alone = MANY_CHUNK * way.chunks + MANY_TILE
-    full = rounds(way, samples)
-    # Blocks that follow each other begin when one is done: half a round is left over on average.
-    full = full + 0.5 if full > 3.0 else float(math.ceil(full))
-    return full * (way.together * cycles + alone)
+    if tile.persistent:
+        return _persistent_cycles(tile, samples)
+    columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
+    packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
+    cycles = STEADY_MULTIPLY * columns * tile.k_steps
+    cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs
+    latency = STEADY_CHUNK_LATENCY * tile.channel_chunks + STEADY_TILE_LATENCY
+    num_waves = waves(tile, samples)
+    # The last of many waves is half full on average.
+    num_waves = num_waves + 0.5 if num_waves > 3.0 else float(math.ceil(num_waves))
+    return num_waves * (tile.tiles_in_flight * cycles + latency)
 
 
-def _cycles_of_early(way: ImplicitGemmTile, samples: int) -> float:
-    columns, instructions = way.segment.columns, way.segments * way.steps
-    pieces = way.chunks * way.planes * way.pixels
-    # Tensor cores multiply half a column a cycle; shared memory gives 128 bytes.
-    product = instructions * (columns + EARLY_INSTRUCTION) / 2
-    reads = instructions * (ROWS + columns) * 2 * PIECE / 128
-    fills = pieces * (EARLY_UNDO if way.undone else EARLY_FILL)
-    fills *= 1 + SMALL_SLAB * (SLABS[0] / way.slab - 1)
-    cycles = max(product, reads + fills)
-    cycles += EARLY_GIVE * way.segments * columns * way.size / (4 if way.pooled else 1)
-    alone: float = EARLY_CHUNK * way.chunks + EARLY_TILE
-    alone += EARLY_WAIT * pieces if way.undone else 0.0
-    together = way.together * cycles * (RING if way.ring else 1.0)
-    return math.ceil(rounds(way, samples)) * (together + alone)
+def _persistent_cycles(tile: ImplicitGemmTile, samples: int) -> float:
+    columns, instructions = tile.pixel_tile.columns, tile.pixel_tiles * tile.k_steps
+    packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
+    # Tensor cores multiply half a column per cycle; shared memory delivers 128 bytes.
+    multiply = instructions * (columns + PERSISTENT_INSTRUCTION_COLUMNS) / 2
+    reads = instructions * (TILE_M + columns) * 2 * VECTOR_BYTES / 128
+    fills = packs * (PERSISTENT_UNPOOL if tile.unpools else PERSISTENT_LOAD_HALO)
+    fills *= 1 + SMALL_SLAB * (SLAB_PACKS[0] / tile.slab_packs - 1)
+    cycles = max(multiply, reads + fills)
+    store = PERSISTENT_STORE * tile.pixel_tiles * columns * tile.element_bytes
+    cycles += store / (4 if tile.pooled else 1)
+    latency: float = PERSISTENT_CHUNK * tile.channel_chunks + PERSISTENT_TILE
+    latency += UNPOOL_LATENCY * packs if tile.unpools else 0.0
+    slowdown = WEIGHT_RING_SLOWDOWN if tile.weight_stages else 1.0
+    return math.ceil(waves(tile, samples)) * (tile.tiles_in_flight * cycles * slowdown + latency)
 
 
-def cycles(way: ImplicitGemmTile, samples: int) -> float:
-    """An estimate of what a product over the pixels of so many samples takes.
+def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
+    """Return the estimated cycles of a product with few waves.
 
-    Blocks that a multiprocessor runs at a time begin together and so do the same at the same time:
-    what they do adds up.
+    Resident blocks start together, so they load, multiply and store at the same time, and the times
+    of these phases add up.
     """
-    columns = way.teams * way.segments * (way.segment.columns + INSTRUCTION)
-    product = PRODUCT * columns * way.steps + WEIGHTS * way.teams * TEAM * way.steps
-    window = FILL * way.chunks * way.planes * way.pixels
-    sums = GIVE * columns * way.size / (4 if way.pooled else 1)
-    waiting: float = CHUNK * way.chunks + TILE
-    alone = window + sums + waiting + max(product, STEP * way.steps / way.shares)
-    blocks = math.prod(way.grid(samples * way.each, way.view.filters)) / MULTIPROCESSORS
-    together = min(max(blocks, 1.0), way.blocks)
-    # A block that is alone has nobody who works while it waits.
-    waiting *= LONELY if way.blocks == 1 and blocks > 1.0 else 1.0
-    full = blocks / way.blocks
-    # On average half a round is left over where there are many.
-    rounds = float(math.ceil(full)) if full <= 3.0 else full + 0.5
-    return max(rounds, 1.0) * max(alone, together * (product + window + sums) + waiting)
+    columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
+    multiply = MULTIPLY * columns * tile.k_steps
+    multiply += LOAD_WEIGHTS * tile.warp_groups * WARP_GROUP_SIZE * tile.k_steps
+    load = LOAD_HALO * tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
+    store = STORE * columns * tile.element_bytes / (4 if tile.pooled else 1)
+    latency: float = CHUNK_LATENCY * tile.channel_chunks + TILE_LATENCY
+    alone = load + store + latency + max(multiply, STEP_LATENCY * tile.k_steps / tile.k_warp_groups)
+    grid = tile.grid(samples * tile.tiles_per_sample, tile.view.filters)
+    blocks = math.prod(grid) / NUM_MULTIPROCESSORS
+    resident = min(max(blocks, 1.0), tile.blocks_per_sm)
+    # No other block hides the latency of a single resident block.
+    latency *= SINGLE_BLOCK_SLOWDOWN if tile.blocks_per_sm == 1 and blocks > 1.0 else 1.0
+    num_waves = blocks / tile.blocks_per_sm
+    # The last of many waves is half full on average.
+    num_waves = float(math.ceil(num_waves)) if num_waves <= 3.0 else num_waves + 0.5
+    return max(num_waves, 1.0) * max(alone, resident * (multiply + load + store) + latency)

@@ -1,4 +1,9 @@
-"""Tile configurations of implicit GEMM on halo tiles; see ``kernels/implicit_gemm.cuh``."""
+"""Tile configuration of the implicit GEMM over halo tiles; see ``kernels/implicit_gemm.cuh``.
+
+The convolution is computed as the product z = W x with filters as rows and output pixels as
+columns, summed over taps and channels. The operand x is never materialised (no im2col): a tap is a
+constant distance between addresses of the halo tile in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +13,59 @@ from functools import cached_property
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.halo_tiles import (
-    MULTIPROCESSORS,
-    PIECE,
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import (
+    NUM_MULTIPROCESSORS,
+    REGISTERS,
     RESERVED_BYTES,
     SHARED_BYTES,
-    View,
+    VECTOR_BYTES,
+    WARP_GROUP_SIZE,
 )
 
-TEAM = 128
-"""Threads that multiply together: four warps."""
+TILE_M = 64
+"""Rows of a tile: filters of one output line, or at most 32 filters of two lines."""
 
-ROWS = 64
-"""Filters, of one output line or two, that they have."""
+MAX_COLUMNS = 256
+"""Columns that the pixel tiles of a warp group have together."""
 
-MOST_COLUMNS = 256
-"""Of a team's segments together, which take so many."""
+MMA_OCTETS = (*range(1, 17), 18, 20, 21, 22, 24, 26, 28, 30, 32)
+"""Columns of an instruction, divided by eight, that ``wgmma.cuh`` has."""
 
-EIGHTS = (*range(1, 17), 18, 20, 21, 22, 24, 26, 28, 30, 32)
-"""Of columns, that an instruction may have: those that ``wgmma.cuh`` knows."""
+MAX_PREFETCH_STEPS, MIN_PREFETCH_STEPS = 5, 3
+"""Steps whose weights are prefetched into registers, as far as registers allow."""
 
-MOST_DEPTH, LEAST_DEPTH = 5, 3
-"""Steps that are made while weights for as many are on their way; as many as registers allow."""
+MAX_STAGE_STEPS = 6
+"""Steps of one pipeline stage if weights are in shared memory."""
 
-MOST_TOGETHER = 6
-"""Steps that are started together where weights are in shared memory."""
+SLAB_PACKS = (8, 4, 2)
+"""Packs (16 bytes of channels) of a pixel that can be contiguous in shared memory."""
 
-SLABS = (8, 4, 2)
-"""Runs of a pixel that may lie side by side in shared memory."""
-
-PATTERN = 1 << 10
-"""Bytes after which the order of runs in shared memory repeats, from a multiple of as many on."""
+SWIZZLE_BYTES = 1 << 10
+"""The swizzle pattern of shared memory repeats after this many bytes, and is aligned to them."""
 
 BARRIER_BYTES = 512
-"""Of shared memory, for barriers."""
+"""Shared memory for mbarriers, in bytes."""
 
-MOST_BOX = 256
-"""Of each extent of a box that the engine for bulk copies brings."""
+MAX_BOX_EXTENT = 256
+"""Largest extent of each dimension of a TMA box."""
 
-Extents = tuple[int, int, int, int]
+BoxShape = tuple[int, int, int, int]
 """Samples, rows, columns and channels."""
 
-FEWEST_REGISTERS, REGISTERS = 40, 44
-"""Of a thread besides its sums and weights: that it can do with, and that it uses."""
-
-REGISTERS_OF_ALL = 1 << 16
-"""Of the threads of a multiprocessor."""
+MIN_OTHER_REGISTERS, OTHER_REGISTERS = 40, 44
+"""Registers of a thread besides accumulators and weights: the minimum, and the usual number."""
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Columns that one instruction multiplies with.
+class PixelTile:
+    """Output pixels that are the columns of one tensor-core instruction.
 
     Attributes:
-        columns: of them.
-        lines: of the map that they are part of.
-        strip: whether they are eight pixels of each line.
+        columns: N of the instruction.
+        lines: output lines that the columns belong to.
+        strip: whether the columns are eight pixels of each line. Otherwise they are consecutive in
+            the halo tile, and columns in the padding between lines are computed in vain.
     """
 
     columns: int
@@ -73,267 +75,290 @@ class Segment:
 
 @dataclass(frozen=True)
 class ImplicitGemmTile:
-    """A product over pixels: what a block takes at a time.
+    """Tile configuration of the forward and backward-input kernels.
 
     Attributes:
-        view: of what is read.
-        size: bytes of a number.
-        pooled: whether windows of two by two outputs are.
-        segment: one of those of a block.
-        segments: of a team.
-        teams: with segments of their own.
-        shares: teams that share the sum over the same segments.
-        chunks: that the channels of a block's window come in.
-        holders: of weights in shared memory, each with tiles of its own: blocks then go from tile
-            to tile, and ask for what a window is made of before they need it. 0: they do not.
-        ring: stages of weights that are there at a time, or 0 for all of them.
-        behind: what is undone as windows come, ``EPILOGUE`` of ``epilogue.cuh``.
+        view: the input.
+        element_bytes: of an activation.
+        pooled: whether the epilogue pools windows of 2 × 2 outputs.
+        pixel_tile: the columns of one instruction.
+        pixel_tiles: pixel tiles of a warp group.
+        warp_groups: warp groups of a block that have different pixel tiles.
+        k_warp_groups: warp groups that share the same pixel tiles and split K between them.
+        channel_chunks: chunks of channels that the halo tile is loaded in, one after the other.
+        persistent_groups: 0 for one tile per block. Otherwise the kernel is persistent: this many
+            warp groups share the weights in shared memory, each iterates over tiles of its own, and
+            its halo tiles are double-buffered.
+        weight_stages: stages of a ring buffer for weights in shared memory; 0 if they stay there.
+        epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
+            ``epilogue.cuh``.
     """
 
-    view: View
-    size: int
+    view: InputView
+    element_bytes: int
     pooled: bool
-    segment: Segment
-    segments: int
-    teams: int
-    shares: int = 1
-    chunks: int = 1
-    holders: int = 0
-    ring: int = 0
-    behind: int = 0
+    pixel_tile: PixelTile
+    pixel_tiles: int
+    warp_groups: int
+    k_warp_groups: int = 1
+    channel_chunks: int = 1
+    persistent_groups: int = 0
+    weight_stages: int = 0
+    epilogue: int = 0
 
     @property
-    def possible(self) -> bool:
-        """Whether there is room for it, and its parts are equal."""
+    def feasible(self) -> bool:
+        """Whether shared memory and registers suffice and the work divides evenly."""
+        packs = self.view.channels * self.element_bytes // VECTOR_BYTES
         return (
-            self.segment.columns // 8 in EIGHTS
-            and self.segment.columns * self.segments <= MOST_COLUMNS
-            and self.view.channels * self.size // PIECE // 2 % self.chunks == 0
-            and self.steps % (self.chunks * self.shares) == 0
-            and self.blocks > 0
-            and self.depth > 0
-            and self.ring * self.depth < self.steps
-            # Strips lie side by side.
-            and not (self.narrow and self.across % self.segments)
-            # What comes of pooled maps is narrow, and 16 marks and more side by side.
-            and not (self.early and self.undone and not self.narrow)
-            and not (self.early and self.undone and self.planes * PIECE // self.size % PIECE)
+            self.pixel_tile.columns // 8 in MMA_OCTETS
+            and self.pixel_tile.columns * self.pixel_tiles <= MAX_COLUMNS
+            and packs // 2 % self.channel_chunks == 0
+            and self.k_steps % (self.channel_chunks * self.k_warp_groups) == 0
+            and self.blocks_per_sm > 0
+            and self.stage_steps > 0
+            and self.weight_stages * self.stage_steps < self.k_steps
+            # The strips of a cropped halo tile are adjacent.
+            and not (self.cropped and self.tiles_across % self.pixel_tiles)
+            # An unpooled halo tile is cropped, and TMA loads its argmax in units of 16 bytes.
+            and not (self.persistent and self.unpools and not self.cropped)
+            and not (
+                self.persistent
+                and self.unpools
+                and self.chunk_packs * VECTOR_BYTES // self.element_bytes % VECTOR_BYTES
+            )
         )
 
     @property
-    def early(self) -> bool:
-        """Whether blocks go from tile to tile."""
-        return self.holders > 0
+    def persistent(self) -> bool:
+        """Whether blocks iterate over tiles."""
+        return self.persistent_groups > 0
 
     @property
-    def narrow(self) -> bool:
-        """Whether windows have no more columns than a group's strips, side by side, look at."""
-        return self.early and self.segment.strip
+    def cropped(self) -> bool:
+        """Whether the halo tile contains only the columns of its strips, not whole rows."""
+        return self.persistent and self.pixel_tile.strip
 
     @property
-    def slab(self) -> int:
-        """Runs of a pixel that lie side by side."""
-        return slab(self.planes)
+    def slab_packs(self) -> int:
+        """Packs of a pixel that are contiguous in shared memory."""
+        return slab_packs(self.chunk_packs)
 
     @property
-    def undone(self) -> bool:
-        """Whether windows are made of what was pooled."""
-        return self.behind == 2
+    def unpools(self) -> bool:
+        """Whether the input is the gradient of a pooled output and is unpooled while it is read."""
+        return self.epilogue == 2
 
     @property
-    def mapped(self) -> int:
-        """Tensor maps that windows may come by, or what they are made of."""
-        if self.behind:
-            return 2 if self.undone and self.early else 0
-        return int(self.box[2] <= MOST_BOX)
+    def num_tensor_maps(self) -> int:
+        """Tensor maps of the kernel if the device has TMA."""
+        if self.epilogue:
+            return 2 if self.unpools and self.persistent else 0
+        return int(self.box[2] <= MAX_BOX_EXTENT)
 
     @property
-    def box(self) -> Extents:
-        """Samples, rows, columns and numbers that come at once: a window, or all of its row."""
-        run = PIECE // self.size
-        if self.undone:
-            return 1, *self._pooled, self.planes * run
-        if self.narrow:
-            return 1, self.window_rows, self.window_across, self.slab * run
-        return 1, 1, self.view.out_width + self.view.s - 1, self.slab * run
+    def box(self) -> BoxShape:
+        """TMA box: the cropped halo tile, or one of its rows."""
+        pack = VECTOR_BYTES // self.element_bytes
+        if self.unpools:
+            return 1, *self._pooled_extent, self.chunk_packs * pack
+        if self.cropped:
+            return 1, self.halo_rows, self.halo_pitch, self.slab_packs * pack
+        return 1, 1, self.view.out_width + self.view.s - 1, self.slab_packs * pack
 
     @property
-    def tall(self) -> int:
-        """Output lines that are rows of A."""
-        return 2 if self.view.filters <= ROWS // 2 else 1
+    def lines_in_m(self) -> int:
+        """Output lines in the rows of a tile: 2 if the filters of one line would fill only half."""
+        return 2 if self.view.filters <= TILE_M // 2 else 1
 
     @property
-    def lines(self) -> int:
-        """Of `tall` output lines, of a sample."""
+    def line_groups(self) -> int:
+        """Groups of `lines_in_m` output lines of a sample."""
         height = self.view.out_height
-        return ceil_div(height // 2 * 2 if self.pooled else height, self.tall)
+        return ceil_div(height // 2 * 2 if self.pooled else height, self.lines_in_m)
 
     @property
-    def across(self) -> int:
-        """Segments side by side."""
+    def tiles_across(self) -> int:
+        """Pixel tiles next to each other in a line."""
         width = self.view.out_width
-        return ceil_div(width // 2 * 2 if self.pooled else width, 8) if self.segment.strip else 1
+        width = width // 2 * 2 if self.pooled else width
+        return ceil_div(width, 8) if self.pixel_tile.strip else 1
 
     @property
-    def each(self) -> int:
-        """Segments of a sample."""
-        return self.across * ceil_div(self.lines, self.segment.lines)
+    def tiles_per_sample(self) -> int:
+        """Pixel tiles of a sample."""
+        return self.tiles_across * ceil_div(self.line_groups, self.pixel_tile.lines)
 
     @property
-    def steps(self) -> int:
-        """Instructions that the sum is, for each segment."""
-        taps = (self.view.r + self.tall - 1) * self.view.s
-        return self.view.channels * self.size // PIECE // 2 * taps
+    def k_steps(self) -> int:
+        """Instructions along K for each pixel tile."""
+        taps = (self.view.r + self.lines_in_m - 1) * self.view.s
+        return self.view.channels * self.element_bytes // VECTOR_BYTES // 2 * taps
 
     @property
-    def sums(self) -> int:
-        """Of a thread."""
-        return self.segments * self.segment.columns // 2
+    def accumulators(self) -> int:
+        """Accumulator registers of a thread."""
+        return self.pixel_tiles * self.pixel_tile.columns // 2
 
     @property
-    def depth(self) -> int:
-        """Steps whose weights are on their way, or that are started together.
-
-        0 where no number divides those that are made.
-        """
-        own = self.steps // (self.chunks * self.shares)
-        if self.early:
-            return max(d for d in range(1, MOST_TOGETHER + 1) if own % d == 0)
-        # Two sets of them take turns.
-        left = REGISTERS_OF_ALL // max(self.blocks * self.threads, TEAM * 2) - self.sums
-        most = (left - REGISTERS) // 8
-        depths = range(2, min(max(most, LEAST_DEPTH), MOST_DEPTH, own // 2) + 1)
-        return max((depth for depth in depths if own % depth == 0), default=0)
+    def stage_steps(self) -> int:
+        """Steps of a pipeline stage, or steps whose weights are prefetched; 0 if none divides."""
+        own = self.k_steps // (self.channel_chunks * self.k_warp_groups)
+        if self.persistent:
+            return max(d for d in range(1, MAX_STAGE_STEPS + 1) if own % d == 0)
+        # Weights are double-buffered in registers.
+        threads = max(self.blocks_per_sm * self.threads, WARP_GROUP_SIZE * 2)
+        most = (REGISTERS // threads - self.accumulators - OTHER_REGISTERS) // 8
+        steps = range(2, min(max(most, MIN_PREFETCH_STEPS), MAX_PREFETCH_STEPS, own // 2) + 1)
+        return max((step for step in steps if own % step == 0), default=0)
 
     @property
-    def window_rows(self) -> int:
-        """Of a window, wherever its segments begin."""
-        if self.narrow:
-            return self.segment.lines * self.tall + self.view.r - 1
-        count = self.segments * self.teams
-        taps = self.segment.lines * self.tall + self.view.r - 1
-        down = ceil_div(self.lines, self.segment.lines)
-        # What lies between the last lines of a map and the first of the next.
-        between = self.view.down - down * self.segment.lines * self.tall
-        lines, samples = _met(count, self.across), _met(count, self.each)
-        return (lines - 1) * self.segment.lines * self.tall + (samples - 1) * max(between, 0) + taps
+    def halo_rows(self) -> int:
+        """Rows of the halo tile, enough for any position of its pixel tiles."""
+        taps = self.pixel_tile.lines * self.lines_in_m + self.view.r - 1
+        if self.cropped:
+            return taps
+        count = self.pixel_tiles * self.warp_groups
+        tile_lines = self.pixel_tile.lines * self.lines_in_m
+        tiles_down = ceil_div(self.line_groups, self.pixel_tile.lines)
+        # Rows between the last tile of a sample and the first tile of the next.
+        between = self.view.sample_rows - tiles_down * tile_lines
+        lines = _max_groups(count, self.tiles_across)
+        samples = _max_groups(count, self.tiles_per_sample)
+        return (lines - 1) * tile_lines + (samples - 1) * max(between, 0) + taps
 
     @property
-    def window_across(self) -> int:
-        """Pixels from a row to the next."""
-        return self.segments * 8 + self.view.s - 1 if self.narrow else self.view.across
+    def halo_pitch(self) -> int:
+        """Pixels from a row of the halo tile to the next."""
+        return self.pixel_tiles * 8 + self.view.s - 1 if self.cropped else self.view.row_pitch
 
     @property
-    def pixels(self) -> int:
-        """Of a slab of the window."""
-        # The last eight columns may begin with the last pixel.
-        behind = 0 if self.narrow else self.view.s - 1 + 8
-        needed = self.window_rows * self.window_across + behind
-        whole = PATTERN // (self.slab * PIECE)
-        return ceil_div(needed, whole) * whole
+    def slab_pixels(self) -> int:
+        """Pixels of a slab of the halo tile, rounded up to whole swizzle patterns."""
+        # The last eight columns can start at the last pixel.
+        overhang = 0 if self.cropped else self.view.s - 1 + 8
+        needed = self.halo_rows * self.halo_pitch + overhang
+        multiple = SWIZZLE_BYTES // (self.slab_packs * VECTOR_BYTES)
+        return ceil_div(needed, multiple) * multiple
 
     @property
-    def planes(self) -> int:
-        """Runs of a pixel of the window."""
-        return self.view.channels * self.size // PIECE // self.chunks
+    def chunk_packs(self) -> int:
+        """Packs of a pixel in a chunk of channels."""
+        return self.view.channels * self.element_bytes // VECTOR_BYTES // self.channel_chunks
 
     @property
-    def window_bytes(self) -> int:
-        """Of a window, and of the next one, or what that is made of, where it comes early."""
-        window = self.planes * self.pixels * PIECE
-        if not self.early:
-            return window
-        return window + (ceil_div(self._raw_bytes, PATTERN) * PATTERN if self.undone else window)
+    def halo_bytes(self) -> int:
+        """Halo tile in bytes; with a persistent kernel also the buffer for the next one."""
+        halo = self.chunk_packs * self.slab_pixels * VECTOR_BYTES
+        if not self.persistent:
+            return halo
+        if not self.unpools:
+            return 2 * halo
+        return halo + ceil_div(self._pooled_bytes, SWIZZLE_BYTES) * SWIZZLE_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """Of windows, or of the sums that are shared, of weights that are kept, and of barriers."""
-        if self.early:
-            steps = self.ring * self.depth or self.steps
-            return steps * TEAM * PIECE + self.holders * self.window_bytes + BARRIER_BYTES
-        return max(self.window_bytes, self.shared_sums) + BARRIER_BYTES
+        """Shared memory of a block in bytes: halo tiles or exchanged sums, weights, barriers."""
+        if self.persistent:
+            steps = self.weight_stages * self.stage_steps or self.k_steps
+            weights = steps * WARP_GROUP_SIZE * VECTOR_BYTES
+            return weights + self.persistent_groups * self.halo_bytes + BARRIER_BYTES
+        return max(self.halo_bytes, self.exchanged_bytes) + BARRIER_BYTES
 
     @property
-    def shared_sums(self) -> int:
-        """Bytes of sums that teams share, which lie where windows were."""
-        all_of_them = self.threads * self.segments * self.segment.columns // 8 * PIECE
-        return all_of_them if self.shares > 1 else 0
+    def exchanged_bytes(self) -> int:
+        """Partial sums that warp groups exchange, in bytes; they overwrite the halo tile."""
+        sums = self.threads * self.pixel_tiles * self.pixel_tile.columns // 8 * VECTOR_BYTES
+        return sums if self.k_warp_groups > 1 else 0
 
     @property
-    def _pooled(self) -> tuple[int, int]:
-        """Lines and columns of pooled outputs that a narrow window is made of."""
-        return self.window_rows // 2 + 1, self.window_across // 2 + 1
+    def _pooled_extent(self) -> tuple[int, int]:
+        """Rows and columns of the pooled gradient that an unpooled halo tile is made from."""
+        return self.halo_rows // 2 + 1, self.halo_pitch // 2 + 1
 
     @property
-    def _raw_bytes(self) -> int:
-        """Of what that is: pooled gradients, from a multiple of 128 on, and a byte for each."""
-        runs = math.prod(self._pooled) * self.planes
-        return ceil_div(runs * PIECE, 128) * 128 + runs * PIECE // self.size
+    def _pooled_bytes(self) -> int:
+        """The pooled gradient, aligned to 128 bytes, and its argmax, one byte per element."""
+        packs = math.prod(self._pooled_extent) * self.chunk_packs
+        gradient = ceil_div(packs * VECTOR_BYTES, 128) * 128
+        return gradient + packs * VECTOR_BYTES // self.element_bytes
 
     @property
-    def lanes(self) -> int:
-        """That read weights, each `PIECE` bytes of its own: of every team's step."""
-        return ceil_div(self.view.filters * self.tall, ROWS) * self.steps * TEAM
+    def packed_vectors(self) -> int:
+        """Vectors of 16 bytes of the packed weights."""
+        m_tiles = ceil_div(self.view.filters * self.lines_in_m, TILE_M)
+        return m_tiles * self.k_steps * WARP_GROUP_SIZE
 
     @property
-    def packed(self) -> int:
-        """Numbers of the weights as they are packed, and of steps behind, which lanes ask for."""
-        return (self.lanes + 2 * MOST_TOGETHER * TEAM) * PIECE // self.size
+    def packed_elements(self) -> int:
+        """Elements of the packed weights, with the steps that prefetching reads past the end."""
+        overrun = 2 * MAX_STAGE_STEPS * WARP_GROUP_SIZE
+        return (self.packed_vectors + overrun) * VECTOR_BYTES // self.element_bytes
 
     @cached_property
-    def blocks(self) -> int:
-        """That a multiprocessor runs at a time."""
-        registers = self.sums + FEWEST_REGISTERS + (0 if self.early else 8 * LEAST_DEPTH)
-        threads = REGISTERS_OF_ALL // (self.threads * ceil_div(registers, 8) * 8)
-        return min(threads, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+    def blocks_per_sm(self) -> int:
+        """Resident blocks of a multiprocessor (occupancy)."""
+        weights = 0 if self.persistent else 8 * MIN_PREFETCH_STEPS
+        registers = self.accumulators + MIN_OTHER_REGISTERS + weights
+        by_registers = REGISTERS // (self.threads * ceil_div(registers, 8) * 8)
+        return min(by_registers, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
 
     @property
-    def together(self) -> int:
-        """Tiles, or teams' tiles, that a multiprocessor works on at a time."""
-        return self.blocks * max(self.holders, 1)
+    def tiles_in_flight(self) -> int:
+        """Tiles that a multiprocessor works on at the same time."""
+        return self.blocks_per_sm * max(self.persistent_groups, 1)
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return math.prod(self.block)
 
     @property
     def block(self) -> Extent:
-        """Threads."""
-        return TEAM * self.teams * self.shares, max(self.holders, 1), 1
+        """Extent of a block."""
+        threads = WARP_GROUP_SIZE * self.warp_groups * self.k_warp_groups
+        return threads, max(self.persistent_groups, 1), 1
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``implicit_gemm_tile.cuh``."""
-        segment = self.segment
+        pixel_tile = self.pixel_tile
         return {
-            "MMA_N": segment.columns, "PIXEL_TILE_LINES": segment.lines,
-            "PIXEL_TILE_STRIP": int(segment.strip),
-            "PIXEL_TILES": self.segments, "WARP_GROUPS": self.teams, "K_WARP_GROUPS": self.shares,
-            "CHANNEL_CHUNKS": self.chunks, "PERSISTENT": int(self.early),
-            "PERSISTENT_GROUPS": self.holders,
-            "WEIGHT_STAGES": self.ring, "CROPPED_WIDTH": self.window_across * self.narrow,
-            "SLAB_PACKS": self.slab,
-            "HALO_BYTES": self.window_bytes, "POOLED": int(self.pooled), "LINES_IN_M": self.tall,
-            "STAGE_STEPS": self.depth, "SLAB_PIXELS": self.pixels, "MIN_BLOCKS": self.blocks,
+            "MMA_N": pixel_tile.columns, "PIXEL_TILE_LINES": pixel_tile.lines,
+            "PIXEL_TILE_STRIP": int(pixel_tile.strip), "PIXEL_TILES": self.pixel_tiles,
+            "WARP_GROUPS": self.warp_groups, "K_WARP_GROUPS": self.k_warp_groups,
+            "CHANNEL_CHUNKS": self.channel_chunks, "PERSISTENT": int(self.persistent),
+            "PERSISTENT_GROUPS": self.persistent_groups, "WEIGHT_STAGES": self.weight_stages,
+            "CROPPED_WIDTH": self.halo_pitch * self.cropped, "SLAB_PACKS": self.slab_packs,
+            "HALO_BYTES": self.halo_bytes, "POOLED": int(self.pooled),
+            "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
+            "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of a product of so many segments and filters."""
-        down = ceil_div(columns * self.tall, ROWS)
-        tiles = ceil_div(rows, max(self.holders, 1) * self.teams * self.segments)
-        if self.early:
-            tiles = min(tiles, max(MULTIPROCESSORS * self.blocks // (down * parts), 1))
-        return tiles, down, parts
+        """Return the blocks for `rows` pixel tiles and `columns` filters.
+
+        A persistent kernel has no more blocks than fit on the GPU at once.
+        """
+        filter_tiles = ceil_div(columns * self.lines_in_m, TILE_M)
+        per_block = max(self.persistent_groups, 1) * self.warp_groups * self.pixel_tiles
+        blocks = ceil_div(rows, per_block)
+        if self.persistent:
+            resident = NUM_MULTIPROCESSORS * self.blocks_per_sm
+            blocks = min(blocks, max(resident // (filter_tiles * parts), 1))
+        return blocks, filter_tiles, parts
 
 
-def _met(count: int, size: int) -> int:
-    """Groups of so many neighbours that `count` of them are part of, beginning at a multiple."""
+def _max_groups(count: int, size: int) -> int:
+    """Return how many groups of `size` neighbours `count` consecutive items can belong to.
+
+    The first item is a multiple of `count`.
+    """
     if size % count == 0 or count % size == 0:
         return ceil_div(count, size)
     return (count - 2) // size + 2
 
 
-def slab(runs: int) -> int:
-    """Of so many runs of a pixel, those that lie side by side."""
-    return next(count for count in SLABS if runs % count == 0)
+def slab_packs(packs: int) -> int:
+    """Return how many of the packs of a pixel are contiguous in shared memory."""
+    return next(count for count in SLAB_PACKS if packs % count == 0)

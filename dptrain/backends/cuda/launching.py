@@ -1,4 +1,4 @@
-"""Starting kernels in which every thread, or every few, compute by themselves."""
+"""Launch grids of elementwise kernels and of reductions."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dptrain.backends.cuda.device import Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 
 THREADS = 256
-"""Of a block, where every thread computes an element by itself."""
+"""Threads of a block of an elementwise kernel."""
+
+REDUCE_VECTORS, REDUCE_THREADS = 32, 8
+"""Vectors of a reduction block, and threads that share the parts of one vector; both are constants
+of ``split_k.cuh``."""
 
 
 def launch(function: Function, threads: int, *args: Any) -> None:
-    """Enqueue a kernel of at least so many threads; none at all where there is nothing to do."""
+    """Enqueue a kernel with at least `threads` threads, or nothing if `threads` is 0."""
     if threads:
         function((ceil_div(threads, THREADS), 1, 1), (THREADS, 1, 1), args)
 
 
-SUM_ELEMENTS, SUM_SHARES = 32, 8
-"""Vectors of a block, and threads that share a vector's parts, as ``split_k.cuh`` has them."""
-
-
 def launch_reduction(function: Function, vectors: int, *args: Any) -> None:
-    """Enqueue a kernel that adds up the parts of so many vectors."""
+    """Enqueue a kernel that adds the split-K parts of `vectors` vectors."""
     if vectors:
-        grid = ceil_div(vectors, SUM_ELEMENTS), 1, 1
-        function(grid, (SUM_ELEMENTS, SUM_SHARES, 1), args)
+        grid = ceil_div(vectors, REDUCE_VECTORS), 1, 1
+        function(grid, (REDUCE_VECTORS, REDUCE_THREADS, 1), args)

@@ -1,4 +1,9 @@
-"""How dense layers of few samples are cut; see ``kernels/skinny_gemm.cu``."""
+"""Tile configurations of dense layers with few samples; see ``kernels/skinny_gemm.cu``.
+
+With few samples the product is skinny (small M), and its time is that of reading the weights. A
+block therefore loads all weights and samples of its part of the sum at once and multiplies them
+when they have arrived. The constants were measured on an H200 (CUDA 13, 2026-11).
+"""
 
 from __future__ import annotations
 
@@ -7,198 +12,206 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.cuda import halo_tiles
+from dptrain.backends.cuda import hardware
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.gemm_tiles import WARP, GemmConfig, SplitK, ceil_div
-from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, SIZES
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, NUM_MULTIPROCESSORS, WARP_SIZE
 
-SAMPLES = 32
-"""Of a tile."""
+TILE_SAMPLES = 32
+"""Samples of a tile."""
 
-MOST_SAMPLES = 64
-"""Beyond, weights are used often enough that products which slice their sums are faster."""
+MAX_SAMPLES = 64
+"""With more samples, weights are reused so often that the general kernels are faster."""
 
-MANY_WEIGHTS = 1 << 21
-"""Below, products that slice their sums are faster within a step. One H200, batch 32, tf32 and
-bf16, a step with them over one without: solar (4.3 million weights in a layer) 0.96 and 0.94; cifar
-(0.9), model2, model1 and model0 1.00 to 1.07."""
+MIN_WEIGHTS = 1 << 21
+"""With fewer weights in a layer, a step with the general kernels is faster.
 
-SHARED_BYTES = 200 << 10
-"""Of a block. GPUs whose multiprocessors have less slice their sums."""
+Step time with these kernels divided by the time without them (batch size 32): solar (4.3 million
+weights) 0.96 in tf32 and 0.94 in bf16; cifar (0.9 million) and model0 to model2 1.00 to 1.07.
+"""
 
-STEP_TERMS = 16
-"""That the terms of a block are a multiple of."""
+MAX_SHARED_BYTES = 200 << 10
+"""Shared memory of a block. Devices with less use the general kernels."""
 
-COLUMNS = (16, 32, 64, 128)
-"""Of a tile."""
+K_MULTIPLE = 16
+"""The terms of a block are a multiple of this."""
 
-WARPS = 8
-"""Of a block."""
+COLUMN_CHOICES = (16, 32, 64, 128)
+"""Columns of a tile."""
 
-ARRIVAL, BLOCK_RATE, RATE = 0.6, 8e4, 4.5e6
-"""Microseconds until what was asked for begins to come; bytes of a block that come in one, and of
-all blocks."""
+BLOCK_WARPS = 8
 
-STEP = 0.05
-"""Microseconds of an instruction along the sum, and what belongs to it."""
+LATENCY, BLOCK_BANDWIDTH, BANDWIDTH = 0.6, 8e4, 4.5e6
+"""Latency of the first load in µs; bandwidth of one block and of all blocks in bytes per µs."""
 
-SECOND_PASS, ADDING = 1.2, 3e6
-"""Microseconds of adding parts, and bytes of them that are written and read in one."""
+STEP_TIME = 0.05
+"""Time of a tensor-core step along K, in µs."""
+
+SECOND_PASS, ADD_BANDWIDTH = 1.2, 3e6
+"""Split-K reduction: fixed time in µs, and bytes of parts written and read per µs."""
 
 
 @dataclass(frozen=True)
 class SkinnyTile:
-    """What a block computes: all terms of its part at once.
+    """Tile configuration of the forward and backward-input products.
 
     Attributes:
         columns: of a tile.
-        terms: of the sum.
-        size: bytes of an activation.
-        sum_first: whether weights lie with terms side by side.
+        terms: of the sum that a block computes.
+        element_bytes: of an activation.
+        k_contiguous: whether consecutive terms of the weights are contiguous (backward-input).
     """
 
     columns: int
     terms: int
-    size: int
-    sum_first: bool = False
+    element_bytes: int
+    k_contiguous: bool = False
 
     @property
-    def groups(self) -> int:
-        """Of warps that share the columns."""
-        return max(WARPS * 16 // self.columns, 1)
+    def k_groups(self) -> int:
+        """Groups of warps that split K between them."""
+        return max(BLOCK_WARPS * 16 // self.columns, 1)
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``skinny_gemm.cu``."""
         return {
-            "TILE_M": SAMPLES, "TILE_N": self.columns, "WARP_M": SAMPLES, "WARP_N": 16,
-            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.groups, "BLOCK_K": self.terms,
+            "TILE_M": TILE_SAMPLES, "TILE_N": self.columns, "WARP_M": TILE_SAMPLES, "WARP_N": 16,
+            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.k_groups,
+            "BLOCK_K": self.terms,
         }  # fmt: skip
 
     @property
     def block(self) -> Extent:
         """Threads of a block."""
-        return self.columns // 16 * WARP, self.groups, 1
+        return self.columns // 16 * WARP_SIZE, self.k_groups, 1
 
     @property
     def shared_bytes(self) -> int:
-        """Weights and samples, or sums of all groups but the first."""
-        padded = self.columns * (self.terms + 4) if self.sum_first else (
+        """Weights and samples, or the partial sums that groups exchange, in bytes."""
+        padded = self.columns * (self.terms + 4) if self.k_contiguous else (
             self.terms * (self.columns + 8)
         )  # fmt: skip
-        held = 4 * padded + SAMPLES * (self.terms * self.size + 16)
-        return max(held, 4 * (self.groups - 1) * SAMPLES * self.columns)
+        operands = 4 * padded + TILE_SAMPLES * (self.terms * self.element_bytes + 16)
+        return max(operands, 4 * (self.k_groups - 1) * TILE_SAMPLES * self.columns)
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of a product of rows × columns whose sum is cut into `parts`."""
-        return ceil_div(rows, SAMPLES), ceil_div(columns, self.columns), parts
+        """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
+        return ceil_div(rows, TILE_SAMPLES), ceil_div(columns, self.columns), parts
 
-    def microseconds(self, blocks: int) -> float:
-        """That so many blocks take, by an estimate."""
-        held = MULTIPROCESSORS * max(halo_tiles.SHARED_BYTES // self.shared_bytes, 1)
-        rounds, nbytes = max(blocks / held, 1.0), self.shared_bytes
-        arriving = max(nbytes / BLOCK_RATE, min(blocks, held) * nbytes / RATE)
-        steps = self.terms * self.size / 32 / self.groups
-        return ARRIVAL + rounds * (arriving + STEP * steps)
+    def time_us(self, blocks: int) -> float:
+        """Return the estimated time of `blocks` blocks in µs."""
+        blocks_per_sm = max(hardware.SHARED_BYTES // self.shared_bytes, 1)
+        resident = NUM_MULTIPROCESSORS * blocks_per_sm
+        waves, nbytes = max(blocks / resident, 1.0), self.shared_bytes
+        load = max(nbytes / BLOCK_BANDWIDTH, min(blocks, resident) * nbytes / BANDWIDTH)
+        steps = self.terms * self.element_bytes / 32 / self.k_groups
+        return LATENCY + waves * (load + STEP_TIME * steps)
 
 
 @dataclass(frozen=True)
 class SkinnyWgradTile:
-    """What a block computes of the gradient of weights: a tile, of all samples at once.
+    """Tile configuration of the weight gradient: a block sums over all samples at once.
 
     Attributes:
         columns: of the tile.
-        samples: as many as a slice has.
-        size: bytes of an activation.
+        samples: of a slice, padded.
+        element_bytes: of an activation.
     """
 
     columns: int
     samples: int
-    size: int
+    element_bytes: int
 
     ROWS: ClassVar[int] = 64
-    """Of the tile."""
+    """Rows of the tile."""
 
-    OWN: ClassVar[int] = 32
+    WARP_EXTENT: ClassVar[int] = 32
     """Rows, and columns, of a warp."""
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``skinny_gemm_backward_weight.cu``."""
         return {
-            "TILE_M": self.ROWS, "TILE_N": self.columns, "WARP_M": self.OWN, "WARP_N": self.OWN,
-            "TILE_K_WORDS": self.samples * self.size // 4,
+            "TILE_M": self.ROWS, "TILE_N": self.columns, "WARP_M": self.WARP_EXTENT,
+            "WARP_N": self.WARP_EXTENT, "TILE_K_WORDS": self.samples * self.element_bytes // 4,
         }  # fmt: skip
 
     @property
     def block(self) -> Extent:
         """Threads of a block."""
-        return self.ROWS * self.columns // self.OWN**2 * WARP, 1, 1
+        return self.ROWS * self.columns // self.WARP_EXTENT**2 * WARP_SIZE, 1, 1
 
     @property
     def shared_bytes(self) -> int:
-        """Slices of both factors, or the tile's sums."""
-        slices = self.samples * (self.ROWS + self.columns + 16) * self.size
+        """Slices of both factors, or the result tile, in bytes."""
+        slices = self.samples * (self.ROWS + self.columns + 16) * self.element_bytes
         return max(slices, 4 * self.ROWS * (self.columns + 8))
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of a product of rows × columns; the last row, the bias's, needs no tile."""
+        """Return the blocks of rows × columns. The last row, the bias gradient, needs no tile."""
         return ceil_div(rows - 1, self.ROWS), ceil_div(columns, self.columns), parts
 
 
-def gradient_tiling(precision: str, batch_size: int, outputs: int) -> GemmConfig:
-    """Of the product that is the gradient of weights."""
-    columns = min(ceil_div(outputs, SkinnyWgradTile.OWN), 4)
-    columns = SkinnyWgradTile.OWN << (columns - 1).bit_length()
-    samples = ceil_div(batch_size, SAMPLES) * SAMPLES
-    tile = SkinnyWgradTile(columns, samples, SIZES[precision])
-    return GemmConfig(tile, SplitK(1, batch_size))
+def is_worthwhile(precision: str, batch_size: int, weights: int) -> bool:
+    """Return whether the kernels exist for a layer of `weights` weights and are faster."""
+    return precision in ELEMENT_BYTES and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
 
 
-def _padded(terms: int) -> int:
-    return ceil_div(terms, STEP_TERMS) * STEP_TERMS
+def select_forward_config(precision: str, batch_size: int, inputs: int, outputs: int) -> GemmConfig:
+    """Return the configuration of the forward product with the lowest estimated time."""
 
-
-def suits(precision: str, batch_size: int, weights: int) -> bool:
-    """Whether there are such kernels for so many samples and weights, and they are faster."""
-    return precision in SIZES and batch_size <= MOST_SAMPLES and weights >= MANY_WEIGHTS
-
-
-def forward_tiling(precision: str, batch_size: int, inputs: int, outputs: int) -> GemmConfig:
-    """Of the product that is the output, its sum perhaps in parts."""
-
-    def estimate(tiling: GemmConfig) -> float:
-        few, parts = tiling.tile, tiling.parts
-        assert isinstance(few, SkinnyTile)
-        time = few.microseconds(math.prod(few.grid(batch_size, outputs, parts.count)))
-        if parts.count > 1:
-            time += SECOND_PASS + 8 * parts.count * batch_size * outputs / ADDING
+    def estimate(config: GemmConfig) -> float:
+        tile, split_k = config.tile, config.split_k
+        assert isinstance(tile, SkinnyTile)
+        time = tile.time_us(math.prod(tile.grid(batch_size, outputs, split_k.count)))
+        if split_k.count > 1:
+            time += SECOND_PASS + 8 * split_k.count * batch_size * outputs / ADD_BANDWIDTH
         return time
 
-    ways = (
-        GemmConfig(few, SplitK(ceil_div(inputs, few.terms), few.terms))
-        for columns in COLUMNS
-        for few in _cuts(columns, inputs, SIZES[precision])
+    configs = (
+        GemmConfig(tile, SplitK(ceil_div(inputs, tile.terms), tile.terms))
+        for columns in COLUMN_CHOICES
+        for tile in _split_candidates(columns, inputs, ELEMENT_BYTES[precision])
     )
-    return min(ways, key=estimate)
+    return min(configs, key=estimate)
 
 
-def _cuts(columns: int, terms: int, size: int) -> Iterator[SkinnyTile]:
-    """SplitK of a sum, from whole to a step, each half as long as the one before or thereabouts."""
+def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[SkinnyTile]:
+    """Yield tiles from the whole sum down to `K_MULTIPLE` terms, in steps of about 4/5."""
     parts = 1
     while True:
-        few = SkinnyTile(columns, _padded(ceil_div(terms, parts)), size)
-        if few.shared_bytes <= SHARED_BYTES:
-            yield few
-        if few.terms == STEP_TERMS:
+        tile = SkinnyTile(columns, _padded(ceil_div(terms, parts)), element_bytes)
+        if tile.shared_bytes <= MAX_SHARED_BYTES:
+            yield tile
+        if tile.terms == K_MULTIPLE:
             return
         parts += max(parts // 4, 1)
 
 
-def backward_tile(precision: str, batch_size: int, inputs: int, outputs: int) -> SkinnyTile | None:
-    """Of the product that is the gradient by the inputs; None where outputs are too many."""
-    ways = (SkinnyTile(n, _padded(outputs), SIZES[precision], sum_first=True) for n in COLUMNS)
+def select_backward_input_tile(
+    precision: str, batch_size: int, inputs: int, outputs: int
+) -> SkinnyTile | None:
+    """Return the tile of the input gradient; None if there are too many outputs to sum at once."""
+    element_bytes = ELEMENT_BYTES[precision]
+    tiles = (
+        SkinnyTile(columns, _padded(outputs), element_bytes, k_contiguous=True)
+        for columns in COLUMN_CHOICES
+    )
     return min(
-        (few for few in ways if few.shared_bytes <= SHARED_BYTES),
-        key=lambda few: few.microseconds(math.prod(few.grid(batch_size, inputs))), default=None,
+        (tile for tile in tiles if tile.shared_bytes <= MAX_SHARED_BYTES),
+        key=lambda tile: tile.time_us(math.prod(tile.grid(batch_size, inputs))), default=None,
     )  # fmt: skip
+
+
+def wgrad_config(precision: str, batch_size: int, outputs: int) -> GemmConfig:
+    """Return the configuration of the weight gradient."""
+    warps = min(ceil_div(outputs, SkinnyWgradTile.WARP_EXTENT), 4)
+    columns = SkinnyWgradTile.WARP_EXTENT << (warps - 1).bit_length()
+    samples = ceil_div(batch_size, TILE_SAMPLES) * TILE_SAMPLES
+    tile = SkinnyWgradTile(columns, samples, ELEMENT_BYTES[precision])
+    return GemmConfig(tile, SplitK(1, batch_size))
+
+
+def _padded(terms: int) -> int:
+    return ceil_div(terms, K_MULTIPLE) * K_MULTIPLE

@@ -1,35 +1,40 @@
-"""Layers with weights bound to arrays, with what is fused behind them."""
+"""Operations with weights: the three matrix products of a convolution or dense layer.
+
+`product` binds the forward and backward-input kernels, `wgrad_product` the weight gradient with its
+split-K reduction. Subclasses select the kernel and its tile configuration.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from dptrain.backends.cuda.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, select_gemm_config, step
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, select_gemm_config, vector_elements
 from dptrain.backends.cuda.launching import launch_reduction
-from dptrain.backends.cuda.operations import DropoutKernels, Kernels, Operation, vector
+from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
 
-NOTHING, RELU, RELU_POOLING = range(3)
-"""What kernels compute behind a product, `EPILOGUE` of ``epilogue.cuh``."""
+NO_EPILOGUE, RELU, RELU_POOL = range(3)
+"""Epilogues that are fused into product kernels, ``EPILOGUE`` of ``epilogue.cuh``."""
 
 
 def fused_epilogue(group: Group) -> int:
-    """What the kernels of a group compute behind its products."""
+    """Return the epilogue that is fused into the product kernels of a group."""
     if ReLU not in group.kinds:
-        return NOTHING
-    return RELU_POOLING if pools_in_kernel(group) else RELU
+        return NO_EPILOGUE
+    return RELU_POOL if pools_in_kernel(group) else RELU
 
 
 def pools_in_kernel(group: Group) -> bool:
-    """Whether windows of pooling are two by two and touch: the convolution's own kernel pools."""
+    """Return whether the convolution kernel pools: windows and strides are 2 × 2, no padding."""
     if epilogue_of(group) is not PoolEpilogue:
         return False
     node = group.nodes[group.kinds.index(MaxPool2d)]
@@ -40,42 +45,52 @@ def pools_in_kernel(group: Group) -> bool:
 
 
 def separate_epilogue(group: Group) -> type[Epilogue] | None:
-    """What kernels of its own compute behind the convolution and its rectifier."""
+    """Return the epilogue that has kernels of its own, or None."""
     return None if pools_in_kernel(group) else epilogue_of(group)
 
 
-class WeightedOperation(Operation):
-    """What layers with weight and bias have in common: three matrix products.
+def computed_pixels(group: Group) -> int:
+    """Return the output pixels of a sample that kernels compute, without those never pooled."""
+    if fused_epilogue(group) == RELU_POOL:
+        return 4 * math.prod(group.tail.output_maps[1:])
+    return math.prod(group.head.output_maps[1:])
 
-    The gradients of weights are summed over many more terms than they have elements. The sum is
-    cut into parts, one a block, which a second kernel adds in order: the same result in every run.
+
+class WeightedOperation(Operation):
+    """A layer with weight and bias, with its fused epilogue.
+
+    The weight gradient is a sum over many more terms than it has elements. With split-K, blocks
+    compute parts of the sum, which a second kernel adds in a fixed order, so the result is the same
+    in every run.
     """
 
     @classmethod
-    def add_parts(cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]) -> None:
-        """Ask for memory of the parts, where there are several."""
+    def add_partial_buffer(
+        cls, group: Group, setting: Setting, buffers: dict[str, BufferSpec]
+    ) -> None:
+        """Add the buffer for the split-K parts of the weight gradient, if there are several."""
         weight, bias = group.head.parameters
-        parts = cls.weight_tiling(group, setting).parts
-        if parts.count > 1:
-            shape = (parts.count, weight.size + bias.size)
+        split_k = cls.wgrad_config(group, setting).split_k
+        if split_k.count > 1:
+            shape = (split_k.count, weight.size + bias.size)
             buffers["partial"] = BufferSpec(shape, "float32")
 
     @classmethod
-    def summed_pixels(cls, group: Group, setting: Setting) -> int:
-        """Terms a sample of the sums that gradients of weights are."""
+    def wgrad_pixels(cls, group: Group, setting: Setting) -> int:
+        """Return the terms of the weight gradient's sum per sample."""
         return computed_pixels(group)
 
     @classmethod
-    def weight_tiling(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Of the product that is the gradient of weights."""
-        return cls.gathered_sum(group, setting)
+    def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the weight gradient."""
+        return cls.gather_wgrad_config(group, setting)
 
     @classmethod
-    def gathered_sum(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Of that product by ``gemm.cuh``, in one row more the gradient of the bias."""
+    def gather_wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration for ``gemm.cuh``. One more row is the bias gradient."""
         weight, bias = group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        terms = setting.batch_size * cls.summed_pixels(group, setting)
+        terms = setting.batch_size * cls.wgrad_pixels(group, setting)
         return select_gemm_config(setting.precision, rows, columns, terms, split=True)
 
     def kernels(self) -> Kernels:
@@ -88,57 +103,57 @@ class WeightedOperation(Operation):
         return kernels
 
     def forward(self) -> Kernel:
-        """Stage that writes y."""
+        """Return the stage that writes y."""
         raise NotImplementedError
 
     def backward_weight(self) -> Kernel:
-        """Stage that writes dweight and dbias."""
+        """Return the stage that writes dweight and dbias."""
         raise NotImplementedError
 
     def backward_input(self) -> Kernel:
-        """Stage that writes dx."""
+        """Return the stage that writes dx."""
         raise NotImplementedError
 
     @property
     def setting(self) -> Setting:
-        """Of the plan."""
+        """The setting of the plan."""
         return self.replica.plan.setting
 
     @property
     def precision(self) -> str:
-        """Of the products."""
+        """The precision of the products."""
         return self.setting.precision
 
     @property
-    def behind(self) -> int:
-        """What backward kernels undo as they read dy."""
+    def undone_epilogue(self) -> int:
+        """The epilogue that backward kernels undo while they read dy."""
         return fused_epilogue(self.group)
 
     @property
-    def drops(self) -> bool:
-        """Whether forward kernels drop what they give."""
+    def fuses_dropout(self) -> bool:
+        """Whether forward kernels apply dropout."""
         fused = self.group.kinds[-1] is Dropout and separate_epilogue(self.group) is None
         return fused and self.replica.samples is not None
 
-    def dropping(self, *, training: bool) -> list[Any]:
-        """Last arguments of forward kernels."""
-        if not self.drops:
+    def dropout_arguments(self, *, training: bool) -> list[Any]:
+        """Return the last arguments of forward kernels: those of fused dropout, if any."""
+        if not self.fuses_dropout:
             return []
         return DropoutKernels(self, self.group.tail).arguments(training=training)
 
     @property
-    def factor(self) -> np.float32:
-        """What outputs that were kept were multiplied with."""
-        tail = self.group.tail.layer
-        rate = tail.rate if isinstance(tail, Dropout) else 0.0
+    def dropout_factor(self) -> np.float32:
+        """The factor of outputs that fused dropout keeps; 1 without dropout."""
+        last = self.group.tail.layer
+        rate = last.rate if isinstance(last, Dropout) else 0.0
         factor: np.float32 = np.float32(1.0 / (1.0 - rate))
         return factor
 
     @property
-    def early(self) -> bool:
-        """Whether a product's kernel may read weights before the kernel in front of it is done.
+    def prefetches_weights(self) -> bool:
+        """Whether kernels can read weights before the previous kernel has finished.
 
-        That may be the update, which writes them, in front of the first group of a step alone.
+        Not in the first group of a step: the previous kernel can be the update of the weights.
         """
         stages = self.replica.plan.stages
         return self.group.name != next(s.group for s in stages if s.phase is Phase.FORWARD)
@@ -151,102 +166,103 @@ class WeightedOperation(Operation):
             inputs = math.prod(self.group.head.input_shape)
         return {
             "PRECISION": PRECISIONS[self.precision],
-            "IN_VECTOR": step(inputs, self.itemsize),
-            "OUT_VECTOR": step(outputs, self.itemsize),
+            "IN_VECTOR": vector_elements(inputs, self.itemsize),
+            "OUT_VECTOR": vector_elements(outputs, self.itemsize),
         }
 
-    def gradient_kernel(
+    def wgrad_product(
         self,
         file: str,
         name: str,
-        tiling: GemmConfig,
+        config: GemmConfig,
         terms: int,
         inputs: tuple[Any, ...],
-        rest: Any,
+        trailing: Callable[[int, int], Sequence[np.generic]],
     ) -> Kernel:
-        """Stage of both passes.
+        """Return the stage of the weight gradient, with the split-K reduction if it has parts.
 
         Args:
-            file, name: of the first pass's kernel.
-            tiling: of its product.
-            terms: of the sum, as its parts count them, a sample.
-            inputs: x, dy and what undoes what is fused.
-            rest: of that kernel's arguments behind the gradients, from samples and terms a part.
+            file, name: of the product kernel.
+            config: tile configuration and split-K.
+            terms: terms of the sum per sample, in the unit of `config.split_k`.
+            inputs: x, dz and what undoes the fused epilogue.
+            trailing: function from the number of samples and the terms of a part to the kernel's
+                arguments after the gradients.
         """
         weight, bias = self.group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
-        tile, parts = tiling.tile, tiling.parts
-        defines = {**tile.defines, **self.defines, "EPILOGUE": self.behind}
-        first = self.device.function(file, name, **defines)
+        tile, split_k = config.tile, config.split_k
+        defines = {**tile.defines, **self.defines, "EPILOGUE": self.undone_epilogue}
+        multiply = self.device.function(file, name, **defines)
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
-        if parts.count == 1:
+        if split_k.count == 1:
 
             def run(context: Context) -> None:
-                first(
+                multiply(
                     tile.grid(rows, columns), tile.block,
-                    [*inputs, dw, db, *rest(context.n, parts.terms)],
+                    [*inputs, dw, db, *trailing(context.n, split_k.terms)],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
             return run
         partial = self.arrays["partial"].reshape(-1)
-        width = vector(bias.size, 4)
-        second = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
+        width = vector_width(bias.size, 4)
+        reduce = self.device.function("split_k_reduce.cu", "split_k_reduce", VECTOR=width)
         sizes = np.int32(weight.size), np.int32(bias.size)
 
-        def run_parts(context: Context) -> None:
-            used = parts.used(context.n * terms)
-            first(
-                tile.grid(rows, columns, used), tile.block,
-                [*inputs, partial, partial[weight.size :], *rest(context.n, parts.terms)],
+        def run_split_k(context: Context) -> None:
+            parts = split_k.used(context.n * terms)
+            multiply(
+                tile.grid(rows, columns, parts), tile.block,
+                [*inputs, partial, partial[weight.size :], *trailing(context.n, split_k.terms)],
                 shared_bytes=tile.shared_bytes,
             )  # fmt: skip
             vectors = rows * columns // width
-            launch_reduction(second, vectors, partial, np.int32(used), dw, sizes[0], db, sizes[1])
+            launch_reduction(reduce, vectors, partial, np.int32(parts), dw, sizes[0], db, sizes[1])
 
-        return run_parts
+        return run_split_k
 
     def product(
         self,
         file: str,
         name: str,
-        tiling: GemmConfig,
+        config: GemmConfig,
         rows: int,
         columns: int,
         arrays: tuple[Any, ...],
-        rest: Sequence[np.generic],
+        trailing: Sequence[np.generic],
         *,
-        behind: int,
-        drops: bool = False,
-        maps: Sequence[np.void] = (),
+        epilogue: int,
+        fuses_dropout: bool = False,
+        tensor_maps: Sequence[np.void] = (),
     ) -> Kernel:
-        """Stage of one product with `rows` rows a sample.
+        """Return the stage of a product with `rows` rows per sample.
 
         Args:
             file, name: of the kernel.
-            tiling: of the product for a whole batch.
+            config: tile configuration and split-K for a whole batch.
             rows, columns: of the result.
             arrays: first arguments.
-            rest: arguments behind the number of samples.
-            behind: what it computes, or undoes, behind the product.
-            drops: whether the kernel is one that drops where the layer does.
-            maps: tensor maps, together the first of all arguments where there are any.
+            trailing: arguments after the number of samples.
+            epilogue: epilogue that the kernel applies (forward) or undoes (backward).
+            fuses_dropout: whether the kernel can apply dropout.
+            tensor_maps: TMA descriptors, passed together as the very first argument.
         """
-        tile, parts = tiling.tile, tiling.parts.count
+        tile, parts = config.tile, config.split_k.count
         defines = {
             **tile.defines,
             **self.defines,
-            "EPILOGUE": behind,
-            "PREFETCH_WEIGHTS": int(self.early),
+            "EPILOGUE": epilogue,
+            "PREFETCH_WEIGHTS": int(self.prefetches_weights),
         }
-        if drops:
-            defines["EPILOGUE_DROPOUT"] = int(self.drops)
-        if maps:
-            defines["TENSOR_MAPS"] = len(maps)
-            arrays = np.void(b"".join(known.tobytes() for known in maps)), *arrays
+        if fuses_dropout:
+            defines["EPILOGUE_DROPOUT"] = int(self.fuses_dropout)
+        if tensor_maps:
+            defines["TENSOR_MAPS"] = len(tensor_maps)
+            arrays = np.void(b"".join(each.tobytes() for each in tensor_maps)), *arrays
         function = self.device.function(file, name, **defines)
         last = {
-            training: self.dropping(training=training) if drops else []
+            training: self.dropout_arguments(training=training) if fuses_dropout else []
             for training in (False, True)
         }
 
@@ -254,15 +270,8 @@ class WeightedOperation(Operation):
             if context.n:
                 function(
                     tile.grid(context.n * rows, columns, parts), tile.block,
-                    [*arrays, np.int32(context.n), *rest, *last[context.training]],
+                    [*arrays, np.int32(context.n), *trailing, *last[context.training]],
                     shared_bytes=tile.shared_bytes,
                 )  # fmt: skip
 
         return run
-
-
-def computed_pixels(group: Group) -> int:
-    """Output pixels a sample that products compute; those of no pooling window are left out."""
-    if fused_epilogue(group) == RELU_POOLING:
-        return 4 * math.prod(group.tail.output_maps[1:])
-    return math.prod(group.head.output_maps[1:])

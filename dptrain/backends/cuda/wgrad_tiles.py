@@ -1,6 +1,8 @@
-"""How the gradients of weights of convolutions of stride 1 are cut.
+"""Tile configuration and cost model of the weight gradient of stride-1 convolutions.
 
-See ``kernels/conv2d_backward_weight_halo.cu``.
+See ``kernels/conv2d_backward_weight_halo.cu``: rows of the product are filters, columns are the
+channels of one or more rows of filter taps, and the sum runs over output pixels. A block sums over
+strips of output lines, whose halo tile of x and whose dz are in shared memory.
 """
 
 from __future__ import annotations
@@ -12,345 +14,384 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.gemm_tiles import WARP, GemmConfig, SplitK, ceil_div
-from dptrain.backends.cuda.halo_tiles import (
-    MULTIPROCESSORS,
-    PIECE,
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import (
+    ELEMENT_BYTES,
+    MAX_THREAD_REGISTERS,
+    NUM_MULTIPROCESSORS,
+    REGISTERS,
     RESERVED_BYTES,
     SHARED_BYTES,
-    SIZES,
-    View,
+    VECTOR_BYTES,
+    WARP_GROUP_SIZE,
+    WARP_SIZE,
 )
 
-ROWS = 64
-"""Filters of a tile: rows of an instruction of four warps."""
+TILE_M = 64
+"""Filters of a tile: rows of a ``wgmma`` instruction."""
 
-MOST_COLUMNS = 320
-"""Of a tile: as many sums as threads have registers for, half as many each."""
+MAX_COLUMNS = 320
+"""Columns of a tile. A thread has half as many accumulators."""
+
+MIN_COLUMNS = 160
+"""Tiles of a single row of taps are also tried if they have fewer columns than this."""
+
+QUAD_ROWS_WIDTH = 16
+"""Only if lines are shorter, the four pixels of a tf32 position can come from different lines."""
+
+MAX_FEW_CHANNELS = 32
+"""Largest number of channels that the pixels of a row of taps have together if the input has few
+channels."""
+
+MIN_PIXELS = 1 << 17
+"""With pooling, few channels and tf32, the gathering kernel is faster below this number of output
+pixels of all samples (H200, 32 samples: 6.3 µs for model0 and 9.1 µs for model1, against 7.3 µs and
+9.9 µs)."""
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Cycles, fitted to what was timed: see `estimate`.
+class CostModel:
+    """Fitted costs of `estimate_cycles`, in cycles unless stated otherwise.
 
     Attributes:
-        turn: that four warps take for a turn at least.
-        issue: of instructions of a turn that others have to wait for.
-        handing, arrival: between two strips, where one has come before, and where it has yet to.
-        together: for each further group that waits there.
-        besides, alone: bytes a cycle that four warps bring then.
-        feed: of a multiprocessor for a byte of a strip.
+        step: shortest time of a K step of a warp group.
+        issue: of a K step, for instructions that no other warp group hides.
+        prefetched_wait, load_wait: between two strips, if the next strip was prefetched or not.
+        group_wait: additional wait for each further warp group.
+        prefetch_rate, load_rate: bytes per cycle that a warp group loads meanwhile.
+        load_cost: of a multiprocessor, per byte of a strip.
     """
 
-    turn: float
+    step: float
     issue: float
-    handing: float
-    arrival: float
-    together: float
-    besides: float
-    alone: float
-    feed: float
+    prefetched_wait: float
+    load_wait: float
+    group_wait: float
+    prefetch_rate: float
+    load_rate: float
+    load_cost: float
 
 
-WIDE = Costs(
-    turn=290, issue=51, handing=1600, arrival=850, together=660, besides=48, alone=7.4, feed=0.015
-)
-NARROW = Costs(
-    turn=530, issue=190, handing=4600, arrival=3600, together=0, besides=math.inf,
-    alone=11, feed=0.016,
+MANY_CHANNELS = CostModel(
+    step=290, issue=51, prefetched_wait=1600, load_wait=850, group_wait=660, prefetch_rate=48,
+    load_rate=7.4, load_cost=0.015,
 )  # fmt: skip
-"""Of maps of many channels, and of few."""
+FEW_CHANNELS = CostModel(
+    step=530, issue=190, prefetched_wait=4600, load_wait=3600, group_wait=0,
+    prefetch_rate=math.inf, load_rate=11, load_cost=0.016,
+)  # fmt: skip
 
-SHARED = 1.09
-"""How many times as long as their instructions products of several blocks take."""
+SHARED_TENSOR_CORES = 1.09
+"""Factor of the time of tensor cores if several blocks share them."""
 
-ADDING, JOINING = 4.2e-3, 3.3
-"""Cycles for a number of a part of a sum, which is written, read and added, and for a column that
-groups of a block join."""
+ADD_ELEMENT, JOIN_COLUMN = 4.2e-3, 3.3
+"""Cycles to write, read and add an element of a split-K part, and to add a column over the warp
+groups of a block."""
 
-START = 3500
-"""Cycles that both kernels take to begin and to end."""
+LAUNCH = 3500
+"""Cycles to start and end both kernels."""
 
-FEWEST_COLUMNS = 160
-"""Of a row of taps by itself, where more would have room."""
-
-SHORT = 16
-"""Pixels of a line from which on positions are made of quarters of a line, not of several lines."""
-
-MANY_PARTS, AT_A_TIME, TURN_OF_PARTS = 256, 64, 1000
-"""SplitK of a number beyond which so many more, which come to their sum at a time, cost cycles of
-their own: a guess from a layer of 448 weights, which took 12.4 µs in 640 parts and 9.9 in 224."""
-
-FEWEST_PIXELS = 1 << 17
-"""Of pooled maps with few channels, below which products that gather are faster in tf32: with 32
-samples of model0 and model1 they took 6.3 and 9.1 µs on an H200, windows 7.3 and 9.9 at best."""
-
-MOST_NARROW = 32
-"""Channels that the pixels of a row of taps have together where maps are narrow."""
+MANY_PARTS, PARTS_STEP, PARTS_STEP_COST = 256, 64, 1000
+"""Beyond `MANY_PARTS` split-K parts, each further `PARTS_STEP` cost this many cycles. This is an
+estimate from one layer of 448 weights: 12.4 µs with 640 parts, 9.9 µs with 224."""
 
 
 @dataclass(frozen=True)
 class WgradTile:
-    """What a block sums up, and of what it has a window at a time: macros of the kernel.
+    """Tile configuration of a block.
+
+    A position is the unit of the sum: a pixel in bf16, four pixels in tf32 (a quad).
 
     Attributes:
-        precision: of the products.
-        behind: what is undone of what follows the convolution.
-        narrow: whether a row of taps is one tap.
+        precision: ``tf32`` or ``bf16``.
+        epilogue: fused layers that are undone while dz is read, ``EPILOGUE`` of ``epilogue.cuh``.
+        few_channels: whether the pixels of a row of taps count as one tap with S · C channels.
         channels, tap_rows, tap_columns: of the columns of the tile.
-        all_channels, all_rows: of the product.
+        all_channels, all_tap_rows: of the layer.
         filters: of the tile.
-        lines, segment, width, across: of a strip.
-        apart_down, apart_across: pixels of a position.
-        strips: of a sample.
-        groups: of four warps that share a window, each with steps of its own.
-        buffers: two where a strip comes while the one before is multiplied.
+        strip_lines: lines of positions of a strip.
+        contiguous_lines: lines that are summed without a gap; dz is 0 in the padding.
+        line_positions: positions of a line.
+        line_pitch: positions from a line to the next.
+        quad_rows_apart, quad_columns_apart: distance between the pixels of a position in tf32.
+        strips_per_sample: strips of a sample.
+        k_groups: warp groups that share a strip and split its positions between them.
+        buffers: 2 if the next strip is prefetched.
     """
 
     precision: str
-    behind: int
-    narrow: bool
+    epilogue: int
+    few_channels: bool
     channels: int
     tap_rows: int
     tap_columns: int
     all_channels: int
-    all_rows: int
+    all_tap_rows: int
     filters: int
-    lines: int
-    segment: int
-    width: int
-    across: int
-    apart_down: int
-    apart_across: int
-    strips: int
-    groups: int = 1
+    strip_lines: int
+    contiguous_lines: int
+    line_positions: int
+    line_pitch: int
+    quad_rows_apart: int
+    quad_columns_apart: int
+    strips_per_sample: int
+    k_groups: int = 1
     buffers: int = 1
 
     @property
     def columns(self) -> int:
-        """Of the tile."""
+        """Columns of the tile."""
         return self.tap_rows * self.tap_columns * self.channels
 
     @property
-    def run(self) -> int:
-        """Numbers of a piece."""
-        return PIECE // SIZES[self.precision]
+    def pack_elements(self) -> int:
+        """Elements of a pack of 16 bytes."""
+        return VECTOR_BYTES // ELEMENT_BYTES[self.precision]
 
     @property
-    def turns(self) -> int:
-        """Pairs of instructions' depths of a strip."""
-        return ceil_div(self._all_halves, 4)
+    def double_steps(self) -> int:
+        """Pairs of K steps of a strip: the kernel processes two instructions' depths at once."""
+        return ceil_div(self._half_steps, 4)
 
     @property
-    def _half(self) -> int:
-        """Positions of half a step."""
+    def _half_step_positions(self) -> int:
         return 1 if self.precision == "tf32" else 8
 
     @property
-    def _halves(self) -> int:
-        return ceil_div((self.segment - 1) * self.across + self.width, self._half)
+    def _segment_half_steps(self) -> int:
+        """Half steps of `contiguous_lines` lines."""
+        positions = (self.contiguous_lines - 1) * self.line_pitch + self.line_positions
+        return ceil_div(positions, self._half_step_positions)
 
     @property
-    def _all_halves(self) -> int:
-        return self.lines // self.segment * self._halves
+    def _half_steps(self) -> int:
+        return self.strip_lines // self.contiguous_lines * self._segment_half_steps
 
     @property
-    def _window(self) -> tuple[int, int]:
-        """Rows, and columns as far as anyone reads."""
-        reach = self._halves * self._half + self.tap_columns - 1
-        if self.segment == 1:
-            return self.lines + self.tap_rows - 1, reach
-        reach += (self.lines - self.segment + self.tap_rows - 1) * self.across
-        return ceil_div(reach, self.across), self.across
+    def _halo_extent(self) -> tuple[int, int]:
+        """Rows and columns of positions of the halo tile, as far as the kernel reads."""
+        reach = self._segment_half_steps * self._half_step_positions + self.tap_columns - 1
+        if self.contiguous_lines == 1:
+            return self.strip_lines + self.tap_rows - 1, reach
+        reach += (self.strip_lines - self.contiguous_lines + self.tap_rows - 1) * self.line_pitch
+        return ceil_div(reach, self.line_pitch), self.line_pitch
 
     @property
-    def _pieces(self) -> int:
-        """Of a window."""
-        rows, columns = self._window
+    def _halo_packs(self) -> int:
+        """Packs of the halo tile, padded against bank conflicts."""
+        rows, columns = self._halo_extent
         if self.precision == "tf32":
             return columns * (rows * self.channels + 1)
-        each = self.channels // self.run
-        rest = max(8 // each, 1)
-        if self.segment == 1:
-            return rows * each * _more_than_eights(columns, rest)
-        return each * _more_than_eights(rows * columns, rest)
+        channel_packs = self.channels // self.pack_elements
+        remainder = max(8 // channel_packs, 1)
+        if self.contiguous_lines == 1:
+            return rows * channel_packs * _congruent_mod_8(columns, remainder)
+        return channel_packs * _congruent_mod_8(rows * columns, remainder)
 
     @property
-    def _raw_pieces(self) -> int:
-        """Of pixels that are put together to positions."""
-        rows, columns = self._window
-        rows, columns = rows + 3 * self.apart_down, columns + 3 * self.apart_across
-        return rows * columns * (self.channels // self.run + 2)
+    def _raw_packs(self) -> int:
+        """Packs of the pixels that tf32 positions are assembled from."""
+        rows, columns = self._halo_extent
+        rows, columns = rows + 3 * self.quad_rows_apart, columns + 3 * self.quad_columns_apart
+        return rows * columns * (self.channels // self.pack_elements + 2)
 
     @property
     def _dz_bytes(self) -> int:
-        four, size, pooled = self.precision == "tf32", SIZES[self.precision], self.behind == 2
-        rows = self.turns * ((4 if four else 8) if pooled else 4 * PIECE // size)
-        more = 2 if four else 1 if not pooled else 2 if self.filters > 16 else 0
-        pitch = (self.filters + more * self.run) * size
-        marks = self.filters + 16 if pooled else pitch if self.behind else 0
-        return rows * (pitch + marks)
+        tf32, size, pooled = (
+            self.precision == "tf32", ELEMENT_BYTES[self.precision], self.epilogue == 2
+        )  # fmt: skip
+        rows = self.double_steps * ((4 if tf32 else 8) if pooled else 4 * VECTOR_BYTES // size)
+        padding = 2 if tf32 else 1 if not pooled else 2 if self.filters > 16 else 0
+        pitch = (self.filters + padding * self.pack_elements) * size
+        mask = self.filters + 16 if pooled else pitch if self.epilogue else 0
+        return rows * (pitch + mask)
 
     @property
     def shared_bytes(self) -> int:
-        """Of windows and dz, and of the sums that groups join."""
-        later = self.precision == "tf32" and not self.narrow and self.buffers == 2
-        pieces = self._pieces + self._raw_pieces if later else self.buffers * self._pieces
-        sums = 4 * 128 * max((self.groups - 1) * self.columns // 2, 2 * self.groups)
-        places = ceil_div(self.turns, 2) * PIECE
-        windows = pieces * PIECE + self.buffers * self._dz_bytes
-        return max(places + windows, sums * (self.groups > 1))
+        """Halo tiles and dz, or the partial sums that warp groups exchange, in bytes."""
+        assembled = self.precision == "tf32" and not self.few_channels and self.buffers == 2
+        halo = self._halo_packs
+        packs = halo + self._raw_packs if assembled else self.buffers * halo
+        exchanged = (
+            4 * WARP_GROUP_SIZE * max((self.k_groups - 1) * self.columns // 2, 2 * self.k_groups)
+        )
+        offsets = ceil_div(self.double_steps, 2) * VECTOR_BYTES
+        strips = packs * VECTOR_BYTES + self.buffers * self._dz_bytes
+        return max(offsets + strips, exchanged * (self.k_groups > 1))
 
     @property
     def strip_bytes(self) -> int:
-        """Of a window and its dz."""
-        return self._pieces * PIECE + self._dz_bytes
+        """Halo tile and dz of a strip, in bytes."""
+        return self._halo_packs * VECTOR_BYTES + self._dz_bytes
 
     @property
     def block(self) -> Extent:
-        """Threads: four warps a group."""
-        return 4 * WARP, self.groups, 1
+        """Threads of a block."""
+        return 4 * WARP_SIZE, self.k_groups, 1
 
     @property
-    def blocks(self) -> int:
-        """That a multiprocessor runs at a time."""
-        registers = min(self.columns // 2 + 72, 255)
-        room = SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES)
-        threads = math.prod(self.block)
-        return min(room, (1 << 16) // (threads * (-(-registers // 8) * 8)), 16)
+    def blocks_per_sm(self) -> int:
+        """Resident blocks of a multiprocessor (occupancy)."""
+        registers = min(self.columns // 2 + 72, MAX_THREAD_REGISTERS)
+        by_shared_memory = SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES)
+        by_registers = REGISTERS // (math.prod(self.block) * (-(-registers // 8) * 8))
+        return min(by_shared_memory, by_registers, 16)
 
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``conv2d_backward_weight_halo.cu``."""
         return {
-            "TILE_M": ROWS, "TILE_N": self.columns, "WARP_M": 16, "WARP_N": self.columns,
-            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.groups,
-            "MIN_BLOCKS": self.blocks,
-            "FEW_CHANNELS": int(self.narrow), "TILE_CHANNELS": self.channels,
-            "TILE_FILTERS": self.filters,
-            "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns, "STRIP_LINES": self.lines,
-            "CONTIGUOUS_LINES": self.segment, "LINE_POSITIONS": self.width,
-            "LINE_PITCH": self.across,
-            "QUAD_ROWS_APART": self.apart_down, "QUAD_COLUMNS_APART": self.apart_across,
-            "BUFFERS": self.buffers,
+            "TILE_M": TILE_M, "TILE_N": self.columns, "WARP_M": 16, "WARP_N": self.columns,
+            "TILE_K_WORDS": 16, "PREFETCH_STEPS": 1, "K_GROUPS": self.k_groups,
+            "MIN_BLOCKS": self.blocks_per_sm, "FEW_CHANNELS": int(self.few_channels),
+            "TILE_CHANNELS": self.channels, "TILE_FILTERS": self.filters,
+            "TAP_ROWS": self.tap_rows, "TAP_COLUMNS": self.tap_columns,
+            "STRIP_LINES": self.strip_lines, "CONTIGUOUS_LINES": self.contiguous_lines,
+            "LINE_POSITIONS": self.line_positions, "LINE_PITCH": self.line_pitch,
+            "QUAD_ROWS_APART": self.quad_rows_apart,
+            "QUAD_COLUMNS_APART": self.quad_columns_apart, "BUFFERS": self.buffers,
         }  # fmt: skip
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
-        """Blocks of the sums, cut into `parts`; rows of taps and runs of channels come first."""
-        kinds = ceil_div(self.all_rows, self.tap_rows) * ceil_div(self.all_channels, self.channels)
-        return kinds, ceil_div(columns, ROWS), parts
+        """Return the blocks of a sum split into `parts`; x: rows of taps and chunks of channels."""
+        tap_tiles = ceil_div(self.all_tap_rows, self.tap_rows)
+        channel_tiles = ceil_div(self.all_channels, self.channels)
+        return tap_tiles * channel_tiles, ceil_div(columns, TILE_M), parts
 
-    def tiling(self, filters: int, samples: int) -> GemmConfig:
-        """With parts of all strips that all multiprocessors work on."""
+    def config(self, filters: int, samples: int) -> GemmConfig:
+        """Return this tile with the split-K that fills the GPU; its terms are strips."""
         tiles = math.prod(self.grid(0, filters))
-        wanted = max(MULTIPROCESSORS * self.blocks // tiles, 1)
-        part = max(ceil_div(samples * self.strips, wanted), 1)
-        return GemmConfig(self, SplitK(max(ceil_div(samples * self.strips, part), 1), part))
+        wanted = max(NUM_MULTIPROCESSORS * self.blocks_per_sm // tiles, 1)
+        strips = samples * self.strips_per_sample
+        part = max(ceil_div(strips, wanted), 1)
+        return GemmConfig(self, SplitK(max(ceil_div(strips, part), 1), part))
 
 
-def _more_than_eights(least: int, rest: int) -> int:
-    """The least number from `least` on that is `rest` more than a multiple of eight."""
-    return (least + 7 - rest) // 8 * 8 + rest
+def _congruent_mod_8(least: int, remainder: int) -> int:
+    """Return the smallest number ≥ `least` that is `remainder` more than a multiple of eight."""
+    return (least + 7 - remainder) // 8 * 8 + remainder
 
 
-def suits(view: View, precision: str, strides: tuple[int, int]) -> bool:
-    """Whether there are kernels for a layer."""
-    return precision in SIZES and strides == (1, 1) and any(True for _ in _columns(view))
+def supports_wgrad_tiles(view: InputView, precision: str, strides: tuple[int, int]) -> bool:
+    """Return whether the kernel exists for a layer."""
+    return precision in ELEMENT_BYTES and strides == (1, 1) and any(True for _ in _columns(view))
 
 
-def _columns(view: View) -> Iterator[tuple[bool, int, int, int]]:
-    """Columns of a tile: whether they are narrow, channels, rows and columns of taps."""
+def _columns(view: InputView) -> Iterator[tuple[bool, int, int, int]]:
+    """Yield columns of a tile: few_channels, channels, tap rows, tap columns."""
     if view.filters % 16:
         return
     if view.channels % 16:
-        together = view.s * view.channels
-        if together <= MOST_NARROW:
-            yield True, 16 if together <= 16 else 32, view.r, 1
+        row_channels = view.s * view.channels
+        if row_channels <= MAX_FEW_CHANNELS:
+            yield True, 16 if row_channels <= 16 else 32, view.r, 1
         return
     for channels in (16,) if view.channels % 32 else (32, 64):
-        if view.channels % channels == 0 and view.s * channels <= MOST_COLUMNS:
-            # As many rows as there is room for, cut evenly.
-            groups = ceil_div(view.r, MOST_COLUMNS // (view.s * channels))
-            for count in (groups, view.r):
+        if view.channels % channels == 0 and view.s * channels <= MAX_COLUMNS:
+            # As many tap rows as fit, divided evenly.
+            tiles = ceil_div(view.r, MAX_COLUMNS // (view.s * channels))
+            for count in (tiles, view.r):
                 yield False, channels, ceil_div(view.r, count), view.s
-                if groups == view.r or channels * view.s < FEWEST_COLUMNS:
+                if tiles == view.r or channels * view.s < MIN_COLUMNS:
                     break
 
 
-def wgrad_candidates(view: View, precision: str, behind: int) -> Iterator[WgradTile]:
-    """Ways to compute the gradient of weights."""
-    pooled = behind == 2
-    unit = 2 if pooled else 1
+def wgrad_candidates(view: InputView, precision: str, epilogue: int) -> Iterator[WgradTile]:
+    """Yield the tile configurations that fit a multiprocessor.
+
+    Args:
+        view: the input.
+        precision: ``tf32`` or ``bf16``.
+        epilogue: fused layers that are undone while dz is read.
+    """
+    unit = 2 if epilogue == 2 else 1
     height = view.out_height // unit * unit
-    filters = next(n for n in (16, 32, ROWS) if n >= min(view.filters, ROWS))
-    for narrow, channels, tap_rows, tap_columns in _columns(view):
-        for lines, segment, wide, across, down, beside in _strips(view, precision, unit):
-            tall = lines * 4 if down else lines
-            for groups, buffers in itertools.product((1, 2, 4) if narrow else (1, 2), (1, 2)):
-                way = WgradTile(
-                    precision, behind, narrow, channels, tap_rows, tap_columns,
-                    channels if narrow else view.channels, view.r, filters, lines, segment, wide,
-                    across, down, beside, ceil_div(height, tall), groups, buffers,
+    filters = next(n for n in (16, 32, TILE_M) if n >= min(view.filters, TILE_M))
+    for few_channels, channels, tap_rows, tap_columns in _columns(view):
+        for lines, contiguous, positions, pitch, rows_apart, columns_apart in _strips(
+            view, precision, unit
+        ):
+            height_of_strip = lines * 4 if rows_apart else lines
+            group_choices = (1, 2, 4) if few_channels else (1, 2)
+            for k_groups, buffers in itertools.product(group_choices, (1, 2)):
+                tile = WgradTile(
+                    precision, epilogue, few_channels, channels, tap_rows, tap_columns,
+                    channels if few_channels else view.channels, view.r, filters, lines,
+                    contiguous, positions, pitch, rows_apart, columns_apart,
+                    ceil_div(height, height_of_strip), k_groups, buffers,
                 )  # fmt: skip
-                if way.blocks:
-                    yield way
+                if tile.blocks_per_sm:
+                    yield tile
 
 
-def _strips(view: View, precision: str, unit: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _strips(
+    view: InputView, precision: str, unit: int
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yield lines, contiguous lines, positions, pitch and the row and column distance of quads."""
     height, width = (n // unit * unit for n in (view.out_height, view.out_width))
     for lines in range(unit, height + unit, unit):
         if precision == "bf16":
-            for segment in range(1, 2 if unit == 2 else lines + 1):
-                if lines % segment == 0:
-                    yield lines, segment, width, max(view.across, width), 0, 0
+            for contiguous in range(1, 2 if unit == 2 else lines + 1):
+                if lines % contiguous == 0:
+                    yield lines, contiguous, width, max(view.row_pitch, width), 0, 0
             continue
         quarter = ceil_div(ceil_div(width, 4), unit) * unit
         yield lines, 1, quarter, quarter, 0, quarter
-        if width < SHORT and 4 * (lines - unit) < height:
+        if width < QUAD_ROWS_WIDTH and 4 * (lines - unit) < height:
             yield lines, 1, width, width, lines, 0
 
 
-def estimate(way: WgradTile, view: View, samples: int) -> float:
-    """Cycles that the gradient of weights takes.
+def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
+    """Return the estimated cycles of the weight gradient, both kernels included.
 
-    Blocks of a multiprocessor share its tensor cores; what one does besides, others hide. Fitted to
-    40 products timed on an H200 (mostly 32 and 2048 samples; solar, cifar, model0 to model2 and
-    model-large), of each 20 to 30 ways: what it chooses of these took 1.03 times as long as the
-    fastest in the geometric mean, 1.19 times at worst. It was not tried on others.
+    The blocks of a multiprocessor share its tensor cores and hide each other's other work. Fitted
+    to 40 products on an H200 (CUDA 13, 2026-11; mostly 32 and 2048 samples of solar, cifar, model0
+    to model2 and model-large) with 20 to 30 configurations each. The selected configurations took
+    1.03 times as long as the fastest (geometric mean), at worst 1.19 times.
     """
-    parts = way.tiling(view.filters, samples).parts
-    blocks = math.prod(way.grid(0, view.filters, parts.count))
-    beside = min(way.blocks, ceil_div(blocks, MULTIPROCESSORS))
-    rounds = ceil_div(blocks, MULTIPROCESSORS * way.blocks)
-    costs, products = NARROW if way.narrow else WIDE, way.turns * way.columns
-    own = max(products, costs.turn * way.turns / way.groups)
-    ahead = way.buffers == 2
-    waiting, rate = (costs.handing, costs.besides) if ahead else (costs.arrival, costs.alone)
-    waiting += costs.together * (way.groups - 1)
-    strip = own + waiting + way.strip_bytes / (rate * way.groups)
-    busy = products * SHARED + way.turns * costs.issue + way.strip_bytes * costs.feed
+    split_k = tile.config(view.filters, samples).split_k
+    blocks = math.prod(tile.grid(0, view.filters, split_k.count))
+    resident = min(tile.blocks_per_sm, ceil_div(blocks, NUM_MULTIPROCESSORS))
+    waves = ceil_div(blocks, NUM_MULTIPROCESSORS * tile.blocks_per_sm)
+    costs = FEW_CHANNELS if tile.few_channels else MANY_CHANNELS
+    multiply = tile.double_steps * tile.columns
+    own = max(multiply, costs.step * tile.double_steps / tile.k_groups)
+    prefetched = tile.buffers == 2
+    wait, rate = (
+        (costs.prefetched_wait, costs.prefetch_rate)
+        if prefetched
+        else (costs.load_wait, costs.load_rate)
+    )
+    wait += costs.group_wait * (tile.k_groups - 1)
+    strip = own + wait + tile.strip_bytes / (rate * tile.k_groups)
+    busy = (
+        multiply * SHARED_TENSOR_CORES
+        + tile.double_steps * costs.issue
+        + tile.strip_bytes * costs.load_cost
+    )
     elements = view.r * view.s * view.channels * view.filters
-    more = max(ceil_div(parts.count - MANY_PARTS, AT_A_TIME), 0)
-    adding = ADDING * parts.count * elements + TURN_OF_PARTS * more
-    joining = JOINING * (way.groups - 1) * way.columns
-    return START + parts.terms * rounds * max(beside * busy, strip) + adding + joining
+    further_parts = max(ceil_div(split_k.count - MANY_PARTS, PARTS_STEP), 0)
+    add = ADD_ELEMENT * split_k.count * elements + PARTS_STEP_COST * further_parts
+    join = JOIN_COLUMN * (tile.k_groups - 1) * tile.columns
+    return LAUNCH + split_k.terms * waves * max(resident * busy, strip) + add + join
 
 
 @functools.cache
 def select_wgrad_tile(
-    view: View, precision: str, strides: tuple[int, int], behind: int, samples: int
+    view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int
 ) -> WgradTile | None:
-    """The way that the gradient of weights takes the least time with, by an estimate of cycles.
+    """Return the tile configuration with the lowest estimated time.
 
     Returns:
-        None where there are no kernels for the layer.
+        None if the kernel does not exist for the layer or the gathering kernel is faster.
     """
     pixels = samples * view.out_height * view.out_width
-    narrow = view.channels % 16 > 0
-    if precision == "tf32" and behind == 2 and narrow and pixels < FEWEST_PIXELS:
+    few_channels = view.channels % 16 > 0
+    if precision == "tf32" and epilogue == 2 and few_channels and pixels < MIN_PIXELS:
         return None
-    if not suits(view, precision, strides):
+    if not supports_wgrad_tiles(view, precision, strides):
         return None
 
-    ways = wgrad_candidates(view, precision, behind)
-    return min(ways, key=lambda way: estimate(way, view, samples), default=None)
+    tiles = wgrad_candidates(view, precision, epilogue)
+    return min(tiles, key=lambda tile: estimate_cycles(tile, view, samples), default=None)

@@ -1,8 +1,8 @@
-"""Convolutions by NVIDIA's cuDNN, everything else by the backend cuda."""
+"""The cudnn backend: NVIDIA's cuDNN computes convolutions, the cuda backend everything else."""
 
 from dptrain.backends.cudnn.backend import CudnnBackend
 
 
 def create() -> CudnnBackend:
-    """The backend."""
+    """Return the backend."""
     return CudnnBackend()

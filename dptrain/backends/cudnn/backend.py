@@ -1,12 +1,12 @@
-"""Lowering of the cudnn backend: the backend cuda's, but for convolutions."""
+"""The cudnn backend: the cuda backend with other convolutions."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 from dptrain.backends.cuda.backend import CudaBackend
-from dptrain.backends.cuda.operations import Operation
-from dptrain.backends.cudnn.convolution import Convolution
+from dptrain.backends.cuda.operation import Operation
+from dptrain.backends.cudnn.convolution import CudnnConvolution
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Replica
@@ -17,7 +17,7 @@ from dptrain.plan.plan import Plan
 
 
 def open_library() -> Library:
-    """CuDNN on the GPU that is current.
+    """Load cuDNN for the current GPU.
 
     Raises:
         UserError: the library or its Python module is missing.
@@ -25,11 +25,11 @@ def open_library() -> Library:
     return Library()
 
 
-def suits(node: Node) -> bool:
-    """Whether cuDNN computes a layer: a convolution with as many zeros before a map as behind it.
+def supports(node: Node) -> bool:
+    """Return whether cuDNN computes a layer: a convolution with symmetric padding.
 
-    With others cuDNN 9.19 gave wrong gradients of weights (3 × 3, stride 3, maps of 8 × 7 with
-    one more zero below than above; an H200, float32 and TF32).
+    With asymmetric padding, cuDNN 9.19 computed wrong weight gradients (3 × 3, stride 3, input
+    8 × 7 with one more row of padding below than above; H200, fp32 and tf32).
     """
     if not isinstance(node.layer, Conv2d):
         return False
@@ -37,29 +37,29 @@ def suits(node: Node) -> bool:
 
 
 class CudnnBackend(CudaBackend):
-    """Convolutions by cuDNN, everything else by kernels of our own."""
+    """Training on an NVIDIA GPU with cuDNN for convolutions with symmetric padding."""
 
     name = "cudnn"
 
     @cached_property
     def library(self) -> Library:
-        """cuDNN, loaded when it is first needed: planning works without it."""
+        """CuDNN. It is loaded on first use, so plans can be made without it."""
         return open_library()
 
     def place(self, local_rank: int) -> str:
         identity = super().place(local_rank)
-        self.library  # noqa: B018 - what is missing is said before anything is allocated
+        self.library  # noqa: B018 - report a missing library before memory is allocated
         return identity
 
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
-        return Convolution if suits(group.head) else super().operation(group, setting)
+        return CudnnConvolution if supports(group.head) else super().operation(group, setting)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Weights of convolutions as (K, R, S, C), the layout of tensor cores."""
-        if suits(node) and len(parameter.shape) == 4:
+        """Return the layout of a parameter: (K, R, S, C) for convolutions by cuDNN."""
+        if supports(node) and len(parameter.shape) == 4:
             return Storage(parameter.shape, (0, 2, 3, 1))
         return super().storage(node, parameter)
 
     def allocate(self, plan: Plan, *, seed: int) -> Replica:
-        device = self.device  # First, for cuDNN takes the GPU that is current.
+        device = self.device  # Opened first, because cuDNN uses the current GPU.
         return CudnnReplica(self, plan, seed=seed, device=device, library=self.library)

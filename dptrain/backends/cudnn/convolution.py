@@ -1,4 +1,4 @@
-"""Convolutions bound to arrays, and what cuDNN leaves to kernels of our own."""
+"""Convolutions by cuDNN, and the bias gradient, epilogues and conversions around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.epilogues import epilogue_of
 from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.launching import launch, launch_reduction
-from dptrain.backends.cuda.operations import Kernels, Operation, vector
+from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
 from dptrain.backends.cudnn.engines import Plan
 from dptrain.backends.cudnn.graphs import (
     BACKWARD_INPUT,
@@ -25,64 +25,67 @@ from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import ReLU
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
 
-SUM_THREADS = 256
-"""Of a block, `THREADS` of ``backward_bias.cu``."""
+BIAS_THREADS = 256
+"""Threads of a block, ``THREADS`` of ``backward_bias.cu``."""
 
-MOST_LANES = 32
-"""Threads of a block side by side along the channels, `CHANNEL_VECTORS` of ``backward_bias.cu``."""
+MAX_CHANNEL_VECTORS = 32
+"""Largest number of threads of a block along the channels, ``CHANNEL_VECTORS`` of
+``backward_bias.cu``."""
 
-NARROW = "narrow_weight", "narrow_bias"
+BF16_PARAMETERS = {"bf16_weight": "weight", "bf16_bias": "bias"}
+"""Buffers of the parameters in bfloat16, and the parameters that they are copies of."""
 
 
-class Convolution(Operation):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and a tail (`cuda.tails`), by cuDNN.
+class CudnnConvolution(Operation):
+    """Conv2d by cuDNN, optionally with ReLU, optionally with ReLU and an epilogue.
 
-    What follows the rectifier, and backward through it, are kernels of the backend cuda. Where
-    activations are bfloat16 cuDNN wants the weights so too and gives their gradients so: kernels
-    convert.
+    Epilogues (`cuda.epilogues`) and the backward pass of ReLU are kernels of the cuda backend. With
+    bf16 activations, cuDNN also requires bfloat16 weights and returns bfloat16 weight gradients;
+    kernels convert them from and to float32.
     """
 
     replica: CudnnReplica
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        tail, (weight, bias) = epilogue_of(group), group.head.parameters
+        epilogue, (weight, bias) = epilogue_of(group), group.head.parameters
         maps = BufferSpec((setting.batch_size, *group.head.output_maps), setting.activations)
-        buffers = {"maps": maps, **tail.buffers(group, setting)} if tail else {}
-        narrow = setting.activations != setting.dtype
-        if narrow:
-            for name, parameter in zip(NARROW, (weight, bias), strict=True):
+        buffers = {"maps": maps, **epilogue.buffers(group, setting)} if epilogue else {}
+        converts = setting.activations != setting.dtype
+        if converts:
+            for name, parameter in zip(BF16_PARAMETERS, (weight, bias), strict=True):
                 buffers[name] = BufferSpec((parameter.size,), setting.activations)
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
         if not setting.training:
             return GroupNeeds(phases, buffers)
-        dz = "dmaps" if tail else "dy"
-        if tail:
+        dz = "dmaps" if epilogue else "dy"
+        if epilogue:
             buffers["dmaps"] = maps
-            phases[Phase.BACKWARD] = Access(("dy", *tail.reads), ("dmaps",))
+            phases[Phase.BACKWARD] = Access(("dy", *epilogue.reads), ("dmaps",))
         elif ReLU in group.kinds:
             phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
         scratch = {}
-        if narrow:
-            scratch["narrow_dweight"] = BufferSpec((weight.size,), setting.activations)
-        parts = _bias_parts(group, setting)
-        if parts.count > 1:
-            scratch["partial"] = BufferSpec((parts.count, bias.size), "float32")
+        if converts:
+            scratch["bf16_dweight"] = BufferSpec((weight.size,), setting.activations)
+        split_k = _bias_split(group, setting)
+        if split_k.count > 1:
+            scratch["partial"] = BufferSpec((split_k.count, bias.size), "float32")
         phases[Phase.BACKWARD_WEIGHT] = Access(("x", dz), tuple(scratch))
-        phases[Phase.BACKWARD_INPUT] = Access((dz, *NARROW[:narrow]), ("dx",))
+        weights = ("bf16_weight",) if converts else ()
+        phases[Phase.BACKWARD_INPUT] = Access((dz, *weights), ("dx",))
         return GroupNeeds(phases, {**buffers, **scratch})
 
     def kernels(self) -> Kernels:
         a, kernels = self.arrays, {Phase.FORWARD: self._forward()}
         if "dy" not in a:
             return kernels
-        if tail := epilogue_of(self.group):
-            kernels[Phase.BACKWARD] = tail(self).backward()
+        if epilogue := epilogue_of(self.group):
+            kernels[Phase.BACKWARD] = epilogue(self).backward()
         elif ReLU in self.group.kinds:
-            kernels[Phase.BACKWARD] = self.relu_mask(1.0)
+            kernels[Phase.BACKWARD] = self.relu_backward(1.0)
         kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
         if "dx" in a:
-            arrays = self._dz, a.get("narrow_weight", a["weight"]), a["dx"]
+            arrays = self._dz, a.get("bf16_weight", a["weight"]), a["dx"]
             kernels[Phase.BACKWARD_INPUT] = self._by_cudnn(
                 Phase.BACKWARD_INPUT, BACKWARD_INPUT, arrays
             )
@@ -90,34 +93,37 @@ class Convolution(Operation):
 
     @property
     def _dz(self) -> Array:
-        """Gradient by what the convolution gave."""
+        """The gradient of the convolution's output."""
         return self.arrays["dmaps" if epilogue_of(self.group) else "dy"]
 
     def _forward(self) -> Kernel:
-        a, tail, parts = self.arrays, epilogue_of(self.group), list[Kernel]()
+        a, epilogue, kernels = self.arrays, epilogue_of(self.group), list[Kernel]()
         weight, bias = a["weight"], a["bias"]
-        if NARROW[0] in a:
-            parts = [self._convert("float_to_bfloat16", a[name[7:]], a[name]) for name in NARROW]
-            weight, bias = (a[name] for name in NARROW)
-        arrays = a["x"], weight, bias, a["maps" if tail else "y"]
-        parts.append(self._by_cudnn(Phase.FORWARD, FORWARD, arrays))
-        if tail:
-            parts.append(tail(self).forward())
-        return _in_order(*parts)
+        if "bf16_weight" in a:
+            kernels = [
+                self._convert("float_to_bfloat16", a[source], a[copy])
+                for copy, source in BF16_PARAMETERS.items()
+            ]
+            weight, bias = (a[copy] for copy in BF16_PARAMETERS)
+        arrays = a["x"], weight, bias, a["maps" if epilogue else "y"]
+        kernels.append(self._by_cudnn(Phase.FORWARD, FORWARD, arrays))
+        if epilogue:
+            kernels.append(epilogue(self).forward())
+        return _sequence(*kernels)
 
     def _backward_weight(self) -> Kernel:
         a, clear = self.arrays, self._clear()
-        narrow = a.get("narrow_dweight")
-        result = a["dweight"] if narrow is None else narrow
+        bf16_dweight = a.get("bf16_dweight")
+        result = a["dweight"] if bf16_dweight is None else bf16_dweight
         arrays = a["x"], self._dz, result
-        parts = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
-        if narrow is not None:
-            parts.append(self._convert("bfloat16_to_float", narrow, a["dweight"]))
-        whole = _in_order(*parts, self._sum_channels())
+        kernels = [self._by_cudnn(Phase.BACKWARD_WEIGHT, BACKWARD_WEIGHT, arrays)]
+        if bf16_dweight is not None:
+            kernels.append(self._convert("bfloat16_to_float", bf16_dweight, a["dweight"]))
+        whole = _sequence(*kernels, self._backward_bias())
         return lambda context: (whole if context.n else clear)(context)
 
     def _by_cudnn(self, phase: Phase, kind: str, arrays: Sequence[Array]) -> Kernel:
-        """Stage of one graph; the engine for full batches is measured, if that is worth it."""
+        """Return the stage of a cuDNN graph. Engines for full batches are selected by timing."""
         engines, full, node = self.replica.engines, self.batch_size, self.group.head
         relu, precision = ReLU in self.group.kinds, self.replica.plan.precision
         measure, plans = self.device.specializes, dict[int, Plan]()
@@ -127,10 +133,10 @@ class Convolution(Operation):
 
         def plan(n: int) -> Plan:
             if n not in plans:
-                plans[n] = engines.choose(problem(n), arrays, measure=measure and n == full)
+                plans[n] = engines.select(problem(n), arrays, measure=measure and n == full)
             return plans[n]
 
-        # Once before any step, so that what is loaded late is there when a step is captured.
+        # Run once before the first step: cuDNN loads code lazily, which a capture forbids.
         engines.run(plan(full))
         note = engines.note(problem(full), plan(full))
         self.replica.notes[f"{self.group.name}.{phase.value}"] = note
@@ -142,51 +148,53 @@ class Convolution(Operation):
         return run
 
     def _convert(self, name: str, source: Array, target: Array) -> Kernel:
-        """Stage that copies an array, between float32 and bfloat16."""
+        """Return a stage that converts an array between float32 and bfloat16."""
         source, target = source.reshape(-1), target.reshape(-1)
         width = 4 if source.size % 4 == 0 else 1
         function = self.device.function("cast.cu", name, VECTOR=width)
         arguments = source, target, np.int32(source.size)
         return lambda context: launch(function, source.size // width, *arguments)
 
-    def _sum_channels(self) -> Kernel:
-        """Stage that writes dbias: dz summed over pixels, in parts and in an order of its own."""
+    def _backward_bias(self) -> Kernel:
+        """Return the stage that writes dbias: dz summed over pixels, in a fixed order."""
         filters, *sides = self.group.head.output_maps
         pixels, setting = math.prod(sides), self.replica.plan.setting
-        parts, width = _bias_parts(self.group, setting), self.vector(filters)
-        lanes = _lanes(filters, width)
-        first = self.function(
-            "backward_bias.cu", "backward_bias", VECTOR=width, CHANNEL_VECTORS=lanes
+        split_k, width = _bias_split(self.group, setting), self.vector_width(filters)
+        vectors = _channel_vectors(filters, width)
+        add_pixels = self.function(
+            "backward_bias.cu", "backward_bias", VECTOR=width, CHANNEL_VECTORS=vectors
         )
-        second = self.device.function("split_k_reduce.cu", "split_k_reduce")
+        reduce = self.device.function("split_k_reduce.cu", "split_k_reduce")
         db, dz = self.arrays["dbias"], self._dz.reshape(-1)
-        partial = self.arrays["partial"].reshape(-1) if parts.count > 1 else db
-        columns, terms = ceil_div(filters, lanes * width), np.int32(parts.terms)
+        partial = self.arrays["partial"].reshape(-1) if split_k.count > 1 else db
+        columns, terms = ceil_div(filters, vectors * width), np.int32(split_k.terms)
 
         def run(context: Context) -> None:
             count = context.n * pixels
-            used = parts.used(count)
-            first(
-                (used, columns, 1), (SUM_THREADS, 1, 1),
+            parts = split_k.used(count)
+            add_pixels(
+                (parts, columns, 1), (BIAS_THREADS, 1, 1),
                 [dz, partial, np.int32(count), np.int32(filters), terms],
             )  # fmt: skip
-            if parts.count > 1:
+            if split_k.count > 1:
                 sizes = np.int32(filters), np.int32(0)
                 launch_reduction(
-                    second, filters, partial, np.int32(used), db, sizes[0], db, sizes[1]
+                    reduce, filters, partial, np.int32(parts), db, sizes[0], db, sizes[1]
                 )
 
         return run
 
     def _clear(self) -> Kernel:
-        """Stage that writes the gradients of no samples: a sum of no parts."""
+        """Return the stage that writes the gradients of an empty batch, which are 0."""
         dw, db = self.arrays["dweight"].reshape(-1), self.arrays["dbias"]
         function = self.device.function("split_k_reduce.cu", "split_k_reduce")
         arguments = dw, np.int32(0), dw, np.int32(dw.size), db, np.int32(db.size)
         return lambda context: launch_reduction(function, dw.size + db.size, *arguments)
 
 
-def _in_order(*kernels: Kernel) -> Kernel:
+def _sequence(*kernels: Kernel) -> Kernel:
+    """Return a stage that runs kernels one after the other."""
+
     def run(context: Context) -> None:
         for kernel in kernels:
             kernel(context)
@@ -194,14 +202,14 @@ def _in_order(*kernels: Kernel) -> Kernel:
     return run
 
 
-def _lanes(filters: int, width: int) -> int:
-    """The power of 2 of threads that reach over all channels, or as far as a block does."""
-    return min(1 << (ceil_div(filters, width) - 1).bit_length(), MOST_LANES)
+def _channel_vectors(filters: int, width: int) -> int:
+    """Return how many threads of a block process the channels of a pixel: a power of two."""
+    return min(1 << (ceil_div(filters, width) - 1).bit_length(), MAX_CHANNEL_VECTORS)
 
 
-def _bias_parts(group: Group, setting: Setting) -> SplitK:
-    """How the sum over the pixels of a batch is cut."""
+def _bias_split(group: Group, setting: Setting) -> SplitK:
+    """Return the split-K of the bias gradient, the sum over the pixels of a batch."""
     filters, height, width = group.head.output_maps
-    step = vector(filters, np.dtype(setting.activations).itemsize)
-    blocks = ceil_div(filters, _lanes(filters, step) * step)
-    return split_terms(setting.batch_size * height * width, blocks * SUM_THREADS)
+    step = vector_width(filters, np.dtype(setting.activations).itemsize)
+    blocks = ceil_div(filters, _channel_vectors(filters, step) * step)
+    return split_terms(setting.batch_size * height * width, blocks * BIAS_THREADS)

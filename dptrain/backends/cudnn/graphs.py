@@ -1,8 +1,7 @@
-"""What cuDNN is asked for: one convolution, described as a graph of operations on tensors.
+"""Describe a convolution to cuDNN as a graph of operations on tensors.
 
-cuDNN names the dimensions of a tensor N, C, H, W whatever their order in memory; strides tell that.
-Activations here lie as (N, H, W, C) and weights as (K, R, S, C), which its tensor cores take as
-they are.
+Dimensions are (N, C, H, W) for any memory layout; the strides define the layout. Activations are
+stored as (N, H, W, C) and weights as (K, R, S, C), which tensor cores read without a conversion.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ Dims = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Problem:
-    """One convolution of a layer; what its engines are chosen and remembered by.
+    """One convolution of a layer: the key by which engines are selected and cached.
 
     Attributes:
         kind: `FORWARD` (with bias), `BACKWARD_INPUT` or `BACKWARD_WEIGHT`.
         x, w, y: dimensions (N, C, H, W), (K, C, R, S) and (N, K, Ho, Wo).
-        strides: down and across.
-        before, after: zeros above and left of the map, below and right of it.
-        relu: whether a forward convolution ends in max(·, 0).
-        precision: the user's word.
+        strides: vertical and horizontal.
+        before, after: zero padding (top, left) and (bottom, right).
+        relu: whether ReLU is fused into the forward convolution.
+        precision: ``fp32``, ``tf32`` or ``bf16``.
     """
 
     kind: str
@@ -43,12 +42,12 @@ class Problem:
 
     @property
     def dtype(self) -> str:
-        """Of all tensors, as cuDNN names it; sums are float32 in any case."""
+        """CuDNN's name of the dtype of all tensors. Sums are float32 in every precision."""
         return "BFLOAT16" if self.precision == "bf16" else "FLOAT"
 
 
 def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: str) -> Problem:
-    """The convolution of a layer."""
+    """Return the convolution of a layer for a number of samples."""
     layer = node.layer
     assert isinstance(layer, Conv2d)
     (c, h, w), (k, out_h, out_w) = node.input_maps, node.output_maps
@@ -68,18 +67,18 @@ def problem_of(node: Node, kind: str, samples: int, *, relu: bool, precision: st
 
 
 def channels_last(dims: Dims) -> Dims:
-    """Strides of a tensor whose second dimension is the innermost in memory."""
+    """Return the strides of an (N, C, H, W) tensor that is stored as (N, H, W, C)."""
     _, c, h, w = dims
     return c * h * w, 1, c * w, c
 
 
 def describe(cudnn: Any, problem: Problem, handle: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The graph of a convolution.
+    """Build the graph of a convolution.
 
     Args:
-        cudnn: the frontend.
+        cudnn: the frontend module.
         problem: the convolution.
-        handle: that it will run with.
+        handle: cuDNN handle that runs the graph.
 
     Returns:
         The graph, and its tensors: x, w, bias, y; or dy, w, dx; or x, dy, dw.

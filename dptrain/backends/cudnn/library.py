@@ -1,4 +1,4 @@
-"""cuDNN's library, found by name, and NVIDIA's Python module that describes graphs to it.
+"""Load cuDNN and its Python frontend.
 
 Source: cuDNN frontend, https://docs.nvidia.com/deeplearning/cudnn/frontend/latest.
 """
@@ -15,16 +15,16 @@ from dptrain.errors import UserError
 
 LIBRARY = "libcudnn.so.9"
 
-INSTALL = "pip install 'dptrain[cuda13]', or 'dptrain[cuda12]' where nvidia-smi shows CUDA 12"
+INSTALL = "pip install 'dptrain[cuda13]' (or 'dptrain[cuda12]' if nvidia-smi shows CUDA 12)"
 
 
 class Library:
-    """cuDNN, loaded, with a handle on the GPU that is current.
+    """The loaded library, with a handle for the current GPU.
 
     Attributes:
-        module: ``cudnn``, NVIDIA's frontend.
+        module: ``cudnn``, NVIDIA's Python frontend.
         version: such as ``9.19.0``.
-        path: file or name of the library.
+        path: file or name of the shared library.
 
     Raises:
         UserError: the library or the module is missing.
@@ -33,24 +33,24 @@ class Library:
     def __init__(self) -> None:
         self.path = load_library()
         self.module: Any = import_frontend()
-        self.version = spelled(int(self.module.backend_version()))
-        # Never destroyed: that would wait for the GPU, perhaps while a step is being captured.
+        self.version = format_version(int(self.module.backend_version()))
+        # Never destroyed: that would synchronize with the GPU, possibly during a graph capture.
         self.handle = self.module.create_handle()
 
 
-def spelled(version: int) -> str:
-    """As people write what cuDNN calls 91900."""
+def format_version(version: int) -> str:
+    """Return cuDNN's version number, such as 91900, as text: ``9.19.0``."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def load_library() -> str:
-    """Load cuDNN so that the frontend finds the same one.
+    """Load cuDNN before the frontend does, so that both use the same library.
 
     Returns:
-        Its file, or the name that the system knew it by.
+        The file, or the name that the dynamic linker resolved.
 
     Raises:
-        UserError: there is none.
+        UserError: the library was not found.
     """
     for name in _candidates():
         try:
@@ -58,11 +58,11 @@ def load_library() -> str:
         except OSError:
             continue
         return name
-    raise UserError(f"backend cudnn finds no {LIBRARY}, NVIDIA's cuDNN 9; {INSTALL}")
+    raise UserError(f"backend cudnn needs cuDNN 9, but {LIBRARY} was not found; {INSTALL}")
 
 
 def _candidates() -> Iterator[str]:
-    """Of NVIDIA's wheels, else where the system looks, ``LD_LIBRARY_PATH`` included."""
+    """Yield the library of NVIDIA's wheels, then its name for the dynamic linker."""
     spec = importlib.util.find_spec("nvidia")
     for folder in () if spec is None else spec.submodule_search_locations or ():
         path = Path(folder, "cudnn", "lib", LIBRARY)
@@ -72,10 +72,10 @@ def _candidates() -> Iterator[str]:
 
 
 def import_frontend() -> Any:
-    """The module ``cudnn``.
+    """Return the module ``cudnn``.
 
     Raises:
-        UserError: it is not installed, or does not load.
+        UserError: it is not installed or cannot be imported.
     """
     try:
         import cudnn

@@ -1,4 +1,4 @@
-"""A replica whose convolutions are cuDNN's."""
+"""The replica of the cudnn backend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dptrain.plan.plan import Plan
 
 
 class CudnnReplica(CudaReplica):
-    """A replica on a GPU.
+    """A replica whose convolutions are computed by cuDNN.
 
     Attributes:
-        engines: of its convolutions, with the workspace that they share. Its size is known when
-            the replica is bound, not before: only cuDNN on the GPU tells it.
+        engines: of the convolutions, with their shared workspace. Its size is unknown before the
+            replica is bound, because only cuDNN on the GPU reports it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Forward passes of convolutions from few channels on the emulator: every way to cut them."""
+"""Forward passes of convolutions from few channels on the emulator: every tile to cut them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, few_channel_tiles
 from dptrain.backends.cuda.few_channel_tiles import (
-    FILLED,
-    MOST_BYTES,
+    MIN_BLOCKS_PER_SM,
     FewChannelTile,
     few_channel_candidates,
     select_few_channel_tile,
 )
 from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.geometry import FIXED, geometry
-from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, SIZES, View
+from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
+from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES, ELEMENT_BYTES, NUM_MULTIPROCESSORS
 from dptrain.network import (
     Conv2d,
     Dense,
@@ -65,11 +65,18 @@ CASES = {
 
 
 def some(
-    view: View, strides: tuple[int, int], precision: str, *, pooled: bool
+    view: InputView, strides: tuple[int, int], precision: str, *, pooled: bool
 ) -> list[FewChannelTile]:
     """The first and the last that are tried, and one with warps and lines that fit nothing."""
     first, *_, last = few_channel_candidates(view, strides, precision, pooled=pooled)
-    odd = replace(first, filters=16, sharing=1, warps=2, lines=(1 + pooled) * 3, eights=1)
+    odd = replace(
+        first,
+        warp_filters=16,
+        filter_warps=1,
+        pixel_warps=2,
+        strip_lines=(1 + pooled) * 3,
+        octets=1,
+    )
     return [first, last, odd]
 
 
@@ -93,7 +100,7 @@ def expected(
     return np.maximum(largest, 0), np.where(largest > 0, members.argmax(-1), NOBODY)
 
 
-@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and blocks in every order, a few blocks taking all strips in turns.
@@ -101,10 +108,10 @@ def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.Monke
     Factors are eighths, a little less in memory than what they are rounded to; sums of their
     products are sixty-fourths that float32 has room for. So all is exact but rounding y.
     """
-    monkeypatch.setattr(few_channel_tiles, "MULTIPROCESSORS", 1)
+    monkeypatch.setattr(few_channel_tiles, "NUM_MULTIPROCESSORS", 1)
     node, pooled = CASES[case]
     layer: Any = node.layer
-    view, (k, *_), c = View.forward(node), node.output_shape, node.input_shape[0]
+    view, (k, *_), c = InputView.forward(node), node.output_shape, node.input_shape[0]
     kept = BF16 if precision == "bf16" else FP32
     rng, n = np.random.default_rng(3), 3
     x, w, b = (
@@ -117,18 +124,20 @@ def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.Monke
     mark, numbers = np.uint8 if pooled else memory.dtype, geometry(node, layer.window)
     common = {
         "PRECISION": 2 if precision == "bf16" else 1, "EPILOGUE": 1 + pooled, "IN_VECTOR": 1,
-        "OUT_VECTOR": 16 // SIZES[precision], **dict(zip(FIXED, map(int, numbers), strict=True)),
+        "OUT_VECTOR": 16 // ELEMENT_BYTES[precision],
+        **dict(zip(GEOMETRY_MACROS, map(int, numbers), strict=True)),
     }  # fmt: skip
-    for way in some(view, layer.strides, precision, pooled=pooled):
-        grid = way.grid(n * way.strips, k)
+    for tile in some(view, layer.strides, precision, pooled=pooled):
+        grid = tile.grid(n * tile.strips_per_sample, k)
         got, which = launch_in_every_order(
-            "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels", grid[0] * way.block[0],
+            "conv2d_forward_few_channels.cu", "conv2d_forward_few_channels",
+            grid[0] * tile.block[0],
             *[memory, w * less, b, np.zeros(y.shape, memory.dtype), np.zeros_like(y, mark)],
-            *ints(n), *numbers, block=way.block[0], columns=grid[1], **common, **way.defines,
+            *ints(n), *numbers, block=tile.block[0], columns=grid[1], **common, **tile.defines,
         )[3:]  # fmt: skip
-        np.testing.assert_array_equal(got, kept.store(y), str(way))
+        np.testing.assert_array_equal(got, kept.store(y), str(tile))
         if pooled:
-            np.testing.assert_array_equal(which, marks, str(way))
+            np.testing.assert_array_equal(which, marks, str(tile))
 
 
 LAYERS = [
@@ -136,7 +145,7 @@ LAYERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
 def test_a_network_trains_as_with_products_that_gather(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,8 +153,8 @@ def test_a_network_trains_as_with_products_that_gather(
     net = Network((3, 9, 10), LAYERS, name="narrow")
     monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: None)
     gathered = make_replica(net, "cuda", 5, precision=precision)
-    ways = some(View.forward(net.nodes[0]), (1, 1), precision, pooled=True)
-    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: ways[1])
+    tiles = some(InputView.forward(net.nodes[0]), (1, 1), precision, pooled=True)
+    monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: tiles[1])
     emulator = Emulator(seed=7)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     ours = make_replica(net, "cuda", 5, precision=precision)
@@ -156,46 +165,46 @@ def test_a_network_trains_as_with_products_that_gather(
             assert_close(ours.gradients[name], value, tolerance, name)
 
 
-@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("case", CASES)
 def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precision: str) -> None:
     node, pooled = CASES[case]
     layer: Any = node.layer
-    view, (down, across) = View.forward(node), layer.strides
-    unit, each = 1 + pooled, 4 // SIZES[precision]
-    for way in few_channel_candidates(view, layer.strides, precision, pooled=pooled):
-        assert way.strips * way.lines >= view.out_height // unit * unit
-        columns = way.across * way.eights * 8
+    view, (down, across) = InputView.forward(node), layer.strides
+    unit, each = 1 + pooled, 4 // ELEMENT_BYTES[precision]
+    for tile in few_channel_candidates(view, layer.strides, precision, pooled=pooled):
+        assert tile.strips_per_sample * tile.strip_lines >= view.out_height // unit * unit
+        columns = tile.units_across * tile.octets * 8
         assert columns >= view.out_width // unit * unit
         # In bfloat16 a patch that begins with an odd number begins a word of the second copy.
-        last = (columns - 1) * across * way.pixel
-        row = (view.s - 1) * way.pixel + view.channels
-        assert last % each < way.copies
-        assert way.pitch >= last // each + ceil_div(row, each)
-        assert way.rows >= (way.lines - 1) * down + view.r
-        assert way.row_words * each >= view.s * view.channels
-        assert way.steps * 8 >= view.r * way.row_words
-        assert way.bytes <= MOST_BYTES
-        assert way.blocks * math.prod(way.block) * way.registers <= 1 << 16
+        last = (columns - 1) * across * tile.pixel_pitch
+        row = (view.s - 1) * tile.pixel_pitch + view.channels
+        assert last % each < tile.row_copies
+        assert tile.row_pitch >= last // each + ceil_div(row, each)
+        assert tile.input_rows >= (tile.strip_lines - 1) * down + view.r
+        assert tile.patch_row_words * each >= view.s * view.channels
+        assert tile.k_steps * 8 >= view.r * tile.patch_row_words
+        assert tile.strip_bytes <= DEFAULT_SHARED_BYTES
+        assert tile.blocks_per_sm * math.prod(tile.block) * tile.registers <= 1 << 16
         for strips in (1, 7, 10**6):
-            blocks, tiles, _ = way.grid(strips, view.filters)
+            blocks, filter_tiles, _ = tile.grid(strips, view.filters)
             assert 1 <= blocks <= strips
-            assert tiles * way.filters * way.sharing == view.filters
+            assert filter_tiles * tile.warp_filters * tile.filter_warps == view.filters
 
 
-@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("name", ["cifar", "solar", "model0", "model1", "model-large"])
 def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> None:
     node = get_network(name).nodes[0]
     pooled = name.startswith("model")
     few, many = (
-        select_few_channel_tile(View.forward(node), (1, 1), precision, n, pooled=pooled)
+        select_few_channel_tile(InputView.forward(node), (1, 1), precision, n, pooled=pooled)
         for n in (32, 2048)
     )
     assert few is not None
     assert many is not None
-    assert many.lines >= few.lines
-    assert 32 * few.strips * few.tiles >= FILLED * MULTIPROCESSORS
+    assert many.strip_lines >= few.strip_lines
+    assert 32 * few.strips_per_sample * few.filter_tiles >= MIN_BLOCKS_PER_SM * NUM_MULTIPROCESSORS
 
 
 @pytest.mark.parametrize(
@@ -210,6 +219,6 @@ def test_few_channels_and_many_filters_are_for_it(
     shape: tuple[int, int, int], layer: Conv2d, samples: int, expected: bool
 ) -> None:
     """Not more weights than a thread has registers for."""
-    view = View.forward(node(shape, layer))
+    view = InputView.forward(node(shape, layer))
     assert (select_few_channel_tile(view, (1, 1), "tf32", samples) is not None) == expected
     assert select_few_channel_tile(view, (1, 1), "fp32", samples) is None

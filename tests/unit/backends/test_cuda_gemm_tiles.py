@@ -9,17 +9,17 @@ import pytest
 from dptrain.api import make_replica
 from dptrain.backends.cuda import convolution, dense, weighted
 from dptrain.backends.cuda.gemm_tiles import (
-    DEPTH,
-    SMALLEST_PARTS,
+    MAX_K_STEP,
+    MIN_SPLIT_TERMS,
+    TARGET_THREADS,
     TENSOR_TILES,
     THREAD_TILES,
-    WANTED_THREADS,
     GemmConfig,
     GemmTile,
     SplitK,
     select_gemm_config,
     split_terms,
-    step,
+    vector_elements,
 )
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
@@ -49,7 +49,7 @@ def test_every_tile_gives_the_same(
     """Blocks and threads in a random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    shared = replace(tile, groups=2 if tile.block[0] < 128 else 1)
+    shared = replace(tile, k_groups=2 if tile.block[0] < 128 else 1)
     for module in (weighted, convolution, dense):
         monkeypatch.setattr(
             module, "select_gemm_config",
@@ -94,7 +94,7 @@ def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
     whole.step(reference, 3, 0)
     replicas = []
     for spread in (1, 10**9):
-        monkeypatch.setattr(convolution, "SPREAD", spread)
+        monkeypatch.setattr(convolution, "MIN_UNPOOL_ELEMENTS", spread)
         ours = make_replica(POOLED, "cuda", 3, precision=precision)
         assert any(name.endswith("dmaps") for name in ours.plan.buffers) == (spread == 1)
         whole.step(ours, 3, 0)
@@ -116,7 +116,7 @@ def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> 
 
 def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
     few, many, short = (
-        select_gemm_config("tf32", rows, 64, terms).tile.groups
+        select_gemm_config("tf32", rows, 64, terms).tile.k_groups
         for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
     )
     assert few > many == short == 1
@@ -125,7 +125,7 @@ def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
 def test_a_block_has_room_for_its_slices_and_its_groups_sums() -> None:
     for tile in TENSOR_TILES:
         for groups in (1, 4):
-            assert replace(tile, groups=groups).shared_bytes <= 227 << 10
+            assert replace(tile, k_groups=groups).shared_bytes <= 227 << 10
 
 
 @pytest.mark.parametrize(("length", "itemsize", "expected"), [
@@ -134,7 +134,7 @@ def test_a_block_has_room_for_its_slices_and_its_groups_sums() -> None:
 def test_rows_are_read_in_pieces_that_divide_them(
     length: int, itemsize: int, expected: int
 ) -> None:
-    assert step(length, itemsize) == expected
+    assert vector_elements(length, itemsize) == expected
 
 
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
@@ -142,9 +142,9 @@ def test_rows_are_read_in_pieces_that_divide_them(
 def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
     parts = split_terms(terms, threads)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
-    assert parts.terms % DEPTH == 0
-    assert parts.terms >= SMALLEST_PARTS[0]
-    assert parts.count == 1 or parts.count * threads <= WANTED_THREADS
+    assert parts.terms % MAX_K_STEP == 0
+    assert parts.terms >= MIN_SPLIT_TERMS[0]
+    assert parts.count == 1 or parts.count * threads <= TARGET_THREADS
     assert parts.used(terms) == parts.count
     assert parts.used(0) == 1
 

@@ -1,4 +1,4 @@
-"""Convolutions by windows of maps on the emulator: every way to cut them, at odd shapes."""
+"""Convolutions by windows of maps on the emulator: every tile to cut them, at odd shapes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dptrain.api import make_replica
 from dptrain.backends.cuda import (
     convolution,
     halo_convolution,
-    halo_tiles,
     implicit_gemm_candidates,
     implicit_gemm_tiles,
 )
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
-from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
+from dptrain.backends.cuda.hardware import VECTOR_BYTES
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.replica import Replica
@@ -62,27 +62,29 @@ CUTS = (
     (3, 0, False, 1, 1, 1, 1, 1),
     (2, 0, True, 2, 1, 1, 1, 1),
 )
-"""Of slides: each way of sharing work, strips and lines, lines that are left over."""
+"""Of slides: each tile of sharing work, strips and lines, lines that are left over."""
 
 
-def cut(way: ImplicitGemmTile) -> tuple[int, ...]:
+def cut(tile: ImplicitGemmTile) -> tuple[int, ...]:
     return (
-        way.holders, way.ring, way.segment.strip, way.segment.lines, way.segments, way.teams,
-        way.shares, way.chunks,
+        tile.persistent_groups, tile.weight_stages, tile.pixel_tile.strip, tile.pixel_tile.lines,
+        tile.pixel_tiles, tile.warp_groups, tile.k_warp_groups, tile.channel_chunks,
     )  # fmt: skip
 
 
-def sharing(way: ImplicitGemmTile) -> tuple[int, ...]:
-    return way.shares, way.segments, way.teams, way.chunks
+def sharing(tile: ImplicitGemmTile) -> tuple[int, ...]:
+    return tile.k_warp_groups, tile.pixel_tiles, tile.warp_groups, tile.channel_chunks
 
 
 def most_like(wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple[int, ...]]) -> Any:
     """`select_implicit_gemm_tile` that whose tile has the `facts` nearest to `wanted`."""
 
-    def slide(view: View, precision: str, samples: int, *, room: int, **known: Any) -> Any:
+    def slide(
+        view: InputView, precision: str, samples: int, *, max_shared_bytes: int, **known: Any
+    ) -> Any:
         return min(
             implicit_gemm_candidates.implicit_gemm_candidates(view, precision, **known),
-            key=lambda way: [abs(a - b) for a, b in zip(facts(way), wanted, strict=True)],
+            key=lambda tile: [abs(a - b) for a, b in zip(facts(tile), wanted, strict=True)],
         )
 
     return slide
@@ -102,14 +104,14 @@ def test_every_way_gives_the_same(
 ) -> None:
     """Beside products that gather their patches, which round the same factors.
 
-    A value may be rounded the other way where sums in another order differ, in each layer, there
+    A value may be rounded the other tile where sums in another order differ, in each layer, there
     and back. Gradients of the last biases are sums over samples that nearly cancel; those of
     weights round dz before they scale it by what dropout keeps, products that gather behind it.
     """
     gathered = gathering(5, precision, monkeypatch)
     monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(CUTS[number], cut))
     # So few blocks that they go from tile to tile, where they do.
-    monkeypatch.setattr(implicit_gemm_tiles, "MULTIPROCESSORS", 1)
+    monkeypatch.setattr(implicit_gemm_tiles, "NUM_MULTIPROCESSORS", 1)
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
@@ -208,7 +210,7 @@ def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replic
     """A replica of `WIDE` without windows."""
     with monkeypatch.context() as patch:
         patch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
-        patch.setattr(HaloConvolution, "suits", lambda group, setting: False)
+        patch.setattr(HaloConvolution, "supports", lambda group, setting: False)
         return make_replica(WIDE, "cuda", n, precision=precision)
 
 
@@ -222,11 +224,11 @@ def test_blocks_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch
 
 
 VIEWS = [
-    View.forward(node)
+    InputView.forward(node)
     for name in ("cifar", "solar", "model2", "model-large")
     for node in get_network(name).nodes[1:]
     if isinstance(node.layer, Conv2d)
-] + [View(7, 5, 32, 1, 0, 8, 5, 32, 3, 2)]
+] + [InputView(7, 5, 32, 1, 0, 8, 5, 32, 3, 2)]
 
 
 @pytest.mark.parametrize(
@@ -241,12 +243,12 @@ def test_wide_layers_of_stride_one_have_windows(
     layer: Conv2d, precision: str, expected: bool
 ) -> None:
     node = Network((32, 8, 8), [layer, Flatten(), Dense(2)]).nodes[0]
-    assert halo_tiles.suits(View.forward(node), precision, layer.strides) == expected
+    assert supports_halo_tiles(InputView.forward(node), precision, layer.strides) == expected
 
 
 def test_maps_without_room_are_gathered() -> None:
     wide = Network((1024, 640, 640), [Conv2d(1024), Flatten(), Dense(2)]).nodes[0]
-    assert select_implicit_gemm_tile(View.forward(wide), "tf32", 64) is None
+    assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64) is None
     assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1) is not None
 
 
@@ -254,37 +256,58 @@ def test_maps_without_room_are_gathered() -> None:
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_segments_cover_the_map_and_windows_their_segments(
-    view: View, pooled: bool, precision: str
+    view: InputView, pooled: bool, precision: str
 ) -> None:
     found = list(implicit_gemm_candidates.implicit_gemm_candidates(view, precision, pooled=pooled))
     assert found
     height, width = view.out_height, view.out_width
     needed = height // 2 * 2 * (width // 2 * 2) if pooled else height * width
-    for way in found[:: max(len(found) // 40, 1)]:
-        assert way.each * way.segment.columns * way.tall >= needed
-        assert way.steps % (way.shares * way.chunks * way.depth) == 0
-        assert way.blocks * way.threads * (way.segments * way.segment.columns // 2) <= 1 << 16
+    for tile in found[:: max(len(found) // 40, 1)]:
+        assert tile.tiles_per_sample * tile.pixel_tile.columns * tile.lines_in_m >= needed
+        assert tile.k_steps % (tile.k_warp_groups * tile.channel_chunks * tile.stage_steps) == 0
+        assert (
+            tile.blocks_per_sm * tile.threads * (tile.pixel_tiles * tile.pixel_tile.columns // 2)
+            <= 1 << 16
+        )
         # Barriers lie behind windows, and behind sums that teams share.
-        sums = way.threads * way.segments * (way.segment.columns // 8) * 16 * (way.shares > 1)
-        held = (way.ring * way.depth or way.steps) * 128 * 16 if way.early else 0
-        come = max(way.holders, 1) * way.window_bytes
-        barriers = way.shared_bytes - held - max(come, sums)
-        assert barriers >= 16 * max(way.holders, 1) + (16 * max(way.ring, 1) if way.early else 0)
-        count = way.teams * way.segments
-        if way.narrow:
+        sums = (
+            tile.threads
+            * tile.pixel_tiles
+            * (tile.pixel_tile.columns // 8)
+            * 16
+            * (tile.k_warp_groups > 1)
+        )
+        held = (
+            (tile.weight_stages * tile.stage_steps or tile.k_steps) * 128 * 16
+            if tile.persistent
+            else 0
+        )
+        come = max(tile.persistent_groups, 1) * tile.halo_bytes
+        barriers = tile.shared_bytes - held - max(come, sums)
+        assert barriers >= 16 * max(tile.persistent_groups, 1) + (
+            16 * max(tile.weight_stages, 1) if tile.persistent else 0
+        )
+        count = tile.warp_groups * tile.pixel_tiles
+        if tile.cropped:
             # Side by side.
-            assert way.across % count == 0
-            assert way.window_rows * way.window_across <= way.pixels
+            assert tile.tiles_across % count == 0
+            assert tile.halo_rows * tile.halo_pitch <= tile.slab_pixels
             continue
-        for first in range(0, 3 * way.each, count):
+        for first in range(0, 3 * tile.tiles_per_sample, count):
             rows = [
-                i // way.each * view.down
-                + i % way.each // way.across * way.segment.lines * way.tall
+                i // tile.tiles_per_sample * view.sample_rows
+                + i
+                % tile.tiles_per_sample
+                // tile.tiles_across
+                * tile.pixel_tile.lines
+                * tile.lines_in_m
                 for i in range(first, first + count)
             ]
-            needed_rows = max(rows) - min(rows) + way.segment.lines * way.tall + view.r - 1
+            needed_rows = (
+                max(rows) - min(rows) + tile.pixel_tile.lines * tile.lines_in_m + view.r - 1
+            )
             # The last eights of columns begin in the last row, and end behind it.
-            assert needed_rows * way.view.across + view.s - 1 + 8 <= way.pixels
+            assert needed_rows * tile.view.row_pitch + view.s - 1 + 8 <= tile.slab_pixels
 
 
 def test_few_samples_share_sums_and_many_do_not() -> None:
@@ -292,36 +315,36 @@ def test_few_samples_share_sums_and_many_do_not() -> None:
     few, many = (select_implicit_gemm_tile(cifar, "tf32", n) for n in (32, 2048))
     assert few is not None
     assert many is not None
-    assert few.shares > many.shares == 1
+    assert few.k_warp_groups > many.k_warp_groups == 1
 
 
 def test_many_samples_keep_weights_where_there_is_room() -> None:
     solar = VIEWS[1]
     few, many = (select_implicit_gemm_tile(solar, "bf16", n, pooled=True) for n in (32, 2048))
-    small = select_implicit_gemm_tile(solar, "bf16", 2048, pooled=True, room=48 << 10)
+    small = select_implicit_gemm_tile(solar, "bf16", 2048, pooled=True, max_shared_bytes=48 << 10)
     assert few is not None
     assert many is not None
     assert small is not None
-    assert few.holders == 0 < many.holders
-    assert many.ring == 0 < many.steps
+    assert few.persistent_groups == 0 < many.persistent_groups
+    assert many.weight_stages == 0 < many.k_steps
     assert small.shared_bytes <= 48 << 10 < many.shared_bytes
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_boxes_of_pooled_maps_cover_their_windows(view: View, precision: str) -> None:
+def test_boxes_of_pooled_maps_cover_their_windows(view: InputView, precision: str) -> None:
     """Wherever these begin, at an odd line or column, too."""
     found = [
-        way
-        for way in implicit_gemm_candidates.implicit_gemm_candidates(view, precision, behind=2)
-        if way.early
+        tile
+        for tile in implicit_gemm_candidates.implicit_gemm_candidates(view, precision, epilogue=2)
+        if tile.persistent
     ]
-    for way in found[:: max(len(found) // 20, 1)]:
-        assert way.narrow
-        _, lines, columns, channels = way.box
-        raw = way.window_bytes - way.planes * way.pixels * halo_tiles.PIECE
-        runs = lines * columns * channels * way.size // halo_tiles.PIECE
-        assert runs * halo_tiles.PIECE + runs * halo_tiles.PIECE // way.size <= raw
+    for tile in found[:: max(len(found) // 20, 1)]:
+        assert tile.cropped
+        _, lines, columns, channels = tile.box
+        raw = tile.halo_bytes - tile.chunk_packs * tile.slab_pixels * VECTOR_BYTES
+        runs = lines * columns * channels * tile.element_bytes // VECTOR_BYTES
+        assert runs * VECTOR_BYTES + runs * VECTOR_BYTES // tile.element_bytes <= raw
         for odd in (0, 1):
-            assert lines * 2 - odd >= way.window_rows
-            assert columns * 2 - odd >= way.window_across
+            assert lines * 2 - odd >= tile.halo_rows
+            assert columns * 2 - odd >= tile.halo_pitch

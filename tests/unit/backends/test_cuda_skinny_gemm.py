@@ -6,8 +6,13 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.cuda import skinny_gemm
-from dptrain.backends.cuda.halo_tiles import MULTIPROCESSORS, SIZES
-from dptrain.backends.cuda.skinny_gemm import COLUMNS, SAMPLES, SHARED_BYTES, SkinnyTile
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, NUM_MULTIPROCESSORS
+from dptrain.backends.cuda.skinny_gemm import (
+    COLUMN_CHOICES,
+    MAX_SHARED_BYTES,
+    TILE_SAMPLES,
+    SkinnyTile,
+)
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
@@ -25,27 +30,29 @@ DEEP = Network(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of any size have these kernels here."""
-    monkeypatch.setattr(skinny_gemm, "MANY_WEIGHTS", 0)
+    monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", 0)
 
 
-@pytest.mark.parametrize("precision", SIZES)
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
+@pytest.mark.parametrize("columns", COLUMN_CHOICES)
 def test_every_cut_gives_the_same(
     precision: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two tiles of samples, blocks and threads in a random order, races reported."""
     emulator = Emulator(seed=3)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
-    monkeypatch.setattr(skinny_gemm, "COLUMNS", (columns,))
-    n = SAMPLES + 3
+    monkeypatch.setattr(skinny_gemm, "COLUMN_CHOICES", (columns,))
+    n = TILE_SAMPLES + 3
     if columns in (32, 128):  # As if blocks had room for no more.
         monkeypatch.setattr(
-            skinny_gemm, "SHARED_BYTES", SkinnyTile(columns, 48, SIZES[precision]).shared_bytes
+            skinny_gemm,
+            "MAX_SHARED_BYTES",
+            SkinnyTile(columns, 48, ELEMENT_BYTES[precision]).shared_bytes,
         )
     ours = make_replica(DEEP, "cuda", n, precision=precision)
     in_parts = any("forward_partial" in name for name in ours.plan.buffers)
     assert in_parts == (columns in (32, 128))
-    monkeypatch.setattr(skinny_gemm, "MOST_SAMPLES", 0)
+    monkeypatch.setattr(skinny_gemm, "MAX_SAMPLES", 0)
     sliced = make_replica(DEEP, "cuda", n, precision=precision)
     # Factors are rounded the same way. Only the order of sums differs, by which one in many is
     # rounded to its other neighbour later.
@@ -67,30 +74,30 @@ def test_a_device_with_little_shared_memory_computes_the_same(
     assert_close(whole.step(tight, 5, 0), loss, rounding(DEEP, 5))
 
 
-@pytest.mark.parametrize("precision", SIZES)
+@pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("inputs", [1, 50, 2048, 33856, 10**6])
 @pytest.mark.parametrize("outputs", [1, 10, 128, 3000])
 def test_parts_cover_the_sum_once(precision: str, inputs: int, outputs: int) -> None:
-    tiling = skinny_gemm.forward_tiling(precision, 32, inputs, outputs)
-    parts = tiling.parts
+    config = skinny_gemm.select_forward_config(precision, 32, inputs, outputs)
+    parts = config.split_k
     assert (parts.count - 1) * parts.terms < inputs <= parts.count * parts.terms
-    assert tiling.tile.shared_bytes <= SHARED_BYTES
+    assert config.tile.shared_bytes <= MAX_SHARED_BYTES
 
 
 def test_few_samples_of_few_weights_take_one_pass_and_many_weights_all_multiprocessors() -> None:
-    small, large = (skinny_gemm.forward_tiling("tf32", 32, n, 100) for n in (100, 30000))
-    assert small.parts.count == 1
-    assert large.parts.count * large.tile.grid(32, 100)[1] >= MULTIPROCESSORS
+    small, large = (skinny_gemm.select_forward_config("tf32", 32, n, 100) for n in (100, 30000))
+    assert small.split_k.count == 1
+    assert large.split_k.count * large.tile.grid(32, 100)[1] >= NUM_MULTIPROCESSORS
 
 
 def test_more_outputs_than_a_block_has_room_for_are_not_for_it() -> None:
-    assert skinny_gemm.backward_tile("tf32", 32, 100, 384) is not None
-    assert skinny_gemm.backward_tile("tf32", 32, 100, 3200) is None
+    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 384) is not None
+    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 3200) is None
 
 
 def test_they_are_for_few_samples_of_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert skinny_gemm.suits("tf32", 32, 33856 * 128)
-    assert not skinny_gemm.suits("tf32", 32, 2304 * 384)
-    assert not skinny_gemm.suits("bf16", 128, 33856 * 128)
-    assert not skinny_gemm.suits("fp32", 32, 33856 * 128)
+    assert skinny_gemm.is_worthwhile("tf32", 32, 33856 * 128)
+    assert not skinny_gemm.is_worthwhile("tf32", 32, 2304 * 384)
+    assert not skinny_gemm.is_worthwhile("bf16", 128, 33856 * 128)
+    assert not skinny_gemm.is_worthwhile("fp32", 32, 33856 * 128)

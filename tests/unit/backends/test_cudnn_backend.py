@@ -22,8 +22,8 @@ from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cudnn import library
 from dptrain.backends.cudnn.backend import CudnnBackend
-from dptrain.backends.cudnn.convolution import Convolution
-from dptrain.backends.cudnn.engines import MOST_WORKSPACE, Engines
+from dptrain.backends.cudnn.convolution import CudnnConvolution
+from dptrain.backends.cudnn.engines import MAX_WORKSPACE_BYTES, Engines
 from dptrain.backends.cudnn.graphs import FORWARD, Problem, problem_of
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
@@ -125,12 +125,12 @@ def test_every_network_is_planned(
         if isinstance(slot.node.layer, Conv2d) and len(slot.parameter.shape) == 4:
             k, c, r, s = slot.parameter.shape
             assert slot.storage.shape == (k, r, s, c)
-    narrow = {name for name in plan.buffers if ".narrow_" in name}
+    narrow = {name for name in plan.buffers if ".bf16_" in name}
     convolutions = [group for group in plan.groups if isinstance(group.head.layer, Conv2d)]
     assert len(narrow) == (3 * len(convolutions) if precision == "bf16" else 0)
     for group in convolutions[1:]:
         stage = next(s for s in plan.stages if s.name == f"{group.name}.backward_input")
-        assert (f"{group.name}.narrow_weight" in stage.reads) == (precision == "bf16")
+        assert (f"{group.name}.bf16_weight" in stage.reads) == (precision == "bf16")
 
 
 def test_parameters_come_back_as_they_were_set() -> None:
@@ -170,12 +170,12 @@ def bind(
     for name, value in arrays.items():
         memory[name] = device.zeros(value.shape, value.dtype)
         device.upload(memory[name], value)
-    for name, spec in Convolution.needs(group, setting).buffers.items():
+    for name, spec in CudnnConvolution.needs(group, setting).buffers.items():
         memory[name] = device.zeros(spec.shape, spec.dtype)
     plan = SimpleNamespace(batch_size=setting.batch_size, precision=precision, setting=setting)
     engines, notes = Engines(Library(), device), dict[str, str]()
     replica: Any = SimpleNamespace(device=device, plan=plan, engines=engines, notes=notes)
-    return device, memory, Convolution(group, memory, replica).kernels(), notes
+    return device, memory, CudnnConvolution(group, memory, replica).kernels(), notes
 
 
 def widened(bits: NDArray[Any]) -> NDArray[np.float32]:
@@ -272,7 +272,7 @@ def chosen(clock: Clock, engines: Sequence[Engine] = ENGINES, **changes: Any) ->
     problem = Problem(**{**vars(problem), **changes})
     shapes = problem.x, problem.w, (problem.w[0],), problem.y
     arrays = [clock.zeros(shape, "float32") for shape in shapes]
-    return Engines(library, clock).choose(problem, arrays, measure=True).name
+    return Engines(library, clock).select(problem, arrays, measure=True).name
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_an_engine_that_cannot_run_is_left_out(cache: Path) -> None:
 
 
 def test_an_engine_that_wants_too_much_memory_is_left_out(cache: Path) -> None:
-    large = Engine(9, (), MOST_WORKSPACE + 1)
+    large = Engine(9, (), MAX_WORKSPACE_BYTES + 1)
     assert chosen(Clock({"eng3_k2=1": 1.0}), (large, ENGINES[1])) == "eng3_k2=1"
 
 

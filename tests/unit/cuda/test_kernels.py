@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dptrain.backends.cuda.geometry import FIXED, geometry
+from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
 from dptrain.backends.memory import as_numbers
 from dptrain.backends.reference.operations import OPERATIONS
 from dptrain.backends.replica import Context
@@ -243,7 +243,7 @@ def test_kernels_for_one_geometry_give_the_same_bits(kept: Kept) -> None:
     """Compiled for a layer, loops and divisions are others, but no sum is."""
     layer, shape = MaxPool2d(3, 2, "same"), (2, 6, 8, 24)
     numbers, pooled = numbers_of(layer, shape)
-    fixed = {name: int(n) for name, n in zip(FIXED, numbers[1:], strict=True)}
+    fixed = {name: int(n) for name, n in zip(GEOMETRY_MACROS, numbers[1:], strict=True)}
     x, dy = spread(3, *shape), spread(4, *pooled)
     results = []
     for defines in ({}, fixed):

@@ -17,9 +17,9 @@ from dptrain.backends.cuda import nvrtc, skinny_gemm, tensor_maps
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.few_channel_tiles import few_channel_candidates
 from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
-from dptrain.backends.cuda.geometry import FIXED
+from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.backends.cuda.gpu import GPU, best_architecture
-from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.nvrtc import (
     SERIALIZED,
@@ -67,7 +67,7 @@ def test_kernels_compile_for_vectors(file: str, architecture: int, compiler: Com
 
 @pytest.mark.parametrize("kernel", ["normalization.cu", "pooling.cu"])
 def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
-    layer = dict(zip(FIXED, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0), strict=True))
+    layer = dict(zip(GEOMETRY_MACROS, (24, 24, 64, 12, 12, 64, 3, 3, 2, 2, 0, 0), strict=True))
     defines = {"VECTOR": 8, "PRECISION": 2, **layer}
     assert compiler.compile(KERNELS / kernel, 90, defines).startswith(b"\x7fELF")
 
@@ -93,11 +93,11 @@ def test_every_tile_compiles_for_a_layer(
     kernel: str, precision: int, architecture: int, tile: GemmTile, compiler: Compiler
 ) -> None:
     """With tensor cores from sm_80 on, without them before."""
-    layer = dict(zip(FIXED, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
+    layer = dict(zip(GEOMETRY_MACROS, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
     steps = {"IN_VECTOR": 1, "OUT_VECTOR": 8 if precision == 2 else 4}
-    behind = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
+    epilogue = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
     path = KERNELS / f"conv2d_{kernel}.cu"
-    code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **behind})
+    code = compiler.compile(path, architecture, {**tile.defines, **layer, **steps, **epilogue})
     assert code.startswith(b"\x7fELF")
 
 
@@ -107,10 +107,10 @@ def test_layers_of_few_samples_compile(
 ) -> None:
     name = "tf32" if precision == 1 else "bf16"
     forward, backward = (
-        skinny_gemm.forward_tiling(name, 32, 33856, 128).tile,
+        skinny_gemm.select_forward_config(name, 32, 33856, 128).tile,
         skinny_gemm.SkinnyTile(16, 112, 4),
     )
-    for defines in (forward.defines, replace(backward, sum_first=True).defines):
+    for defines in (forward.defines, replace(backward, k_contiguous=True).defines):
         steps = {
             "IN_VECTOR": 4,
             "OUT_VECTOR": 4,
@@ -121,7 +121,7 @@ def test_layers_of_few_samples_compile(
         path = KERNELS / "skinny_gemm.cu"
         code = compiler.compile(path, architecture, {"PRECISION": precision, **steps, **defines})
         assert code.startswith(b"\x7fELF")
-    gradient = skinny_gemm.gradient_tiling(name, 64, 128).tile.defines
+    gradient = skinny_gemm.wgrad_config(name, 64, 128).tile.defines
     path = KERNELS / "skinny_gemm_backward_weight.cu"
     steps = {"IN_VECTOR": 4, "OUT_VECTOR": 2, "EPILOGUE": 1, "PRECISION": precision}
     assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
@@ -139,32 +139,35 @@ def test_windows_compile_for_a_layer(
 ) -> None:
     """With wgmma and bulk copies for sm_90, mma.sync from sm_80 on, and neither before.
 
-    Dropout comes behind pooling.
+    Dropout comes epilogue pooling.
     """
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
-    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     pooled, step = filters == 64, 16 // size
     common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
-    common |= dict(zip(FIXED, layer, strict=True))
+    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
     forward = select_implicit_gemm_tile(view, name, 2048, pooled=pooled)
-    backward = select_implicit_gemm_tile(view.backward, name, 2048, behind=1 + pooled)
+    backward = select_implicit_gemm_tile(view.backward, name, 2048, epilogue=1 + pooled)
     weight = select_wgrad_tile(view, name, (1, 1), 1 + pooled, 2048)
     assert forward is not None
     assert backward is not None
     assert weight is not None
     mapped = architecture == tensor_maps.ARCHITECTURE
-    back = {"BACKWARD_LINES_IN_M": backward.tall, "BACKWARD_PERSISTENT": int(backward.early)}
+    back = {
+        "BACKWARD_LINES_IN_M": backward.lines_in_m,
+        "BACKWARD_PERSISTENT": int(backward.persistent),
+    }
     kernels = {
         "conv2d_forward_halo.cu": {
             **forward.defines,
             "EPILOGUE_DROPOUT": int(pooled),
-            "TENSOR_MAPS": forward.mapped * mapped,
+            "TENSOR_MAPS": forward.num_tensor_maps * mapped,
         },
         "pack_weights.cu": {**forward.defines, **back},
         "conv2d_backward_input_halo.cu": {
             **backward.defines,
-            "TENSOR_MAPS": backward.mapped * mapped,
+            "TENSOR_MAPS": backward.num_tensor_maps * mapped,
         },
         "conv2d_backward_weight_halo.cu": weight.defines,
     }
@@ -185,7 +188,7 @@ def test_narrow_maps_compile_for_a_layer(
 ) -> None:
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
-    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     pooled = filters == 16
     common = {
         "PRECISION": precision,
@@ -193,11 +196,11 @@ def test_narrow_maps_compile_for_a_layer(
         "OUT_VECTOR": 16 // size,
         "IN_VECTOR": 1,
     }
-    common |= dict(zip(FIXED, layer, strict=True))
+    common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
     path = KERNELS / "conv2d_forward_few_channels.cu"
-    ways = list(few_channel_candidates(view, (1, 1), name, pooled=pooled))
-    for way in ways[:: len(ways) // 3]:
-        code = compiler.compile(path, architecture, {**common, **way.defines})
+    tiles = list(few_channel_candidates(view, (1, 1), name, pooled=pooled))
+    for tile in tiles[:: len(tiles) // 3]:
+        code = compiler.compile(path, architecture, {**common, **tile.defines})
         assert code.startswith(b"\x7fELF")
 
 
@@ -207,16 +210,16 @@ def test_products_do_not_wait_for_each_other(precision: int, layer: tuple[int, .
     """Of gradients of weights, whose words compilers like to make between products."""
     name, step = ("tf32", 4) if precision == 1 else ("bf16", 8)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
-    view = View(height, width, channels, top, left, out_height, out_width, filters, r, s)
-    behind = 2 if layer in (WIDE[0], NARROW[1]) else 1
-    way = select_wgrad_tile(view, name, (1, 1), behind, 2048)
-    assert way is not None
+    view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    epilogue = 2 if layer in (WIDE[0], NARROW[1]) else 1
+    tile = select_wgrad_tile(view, name, (1, 1), epilogue, 2048)
+    assert tile is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
-    common = {"PRECISION": precision, "EPILOGUE": behind, **steps}
+    common = {"PRECISION": precision, "EPILOGUE": epilogue, **steps}
     compiler = find_compiler([13])
-    layer_defines = dict(zip(FIXED, layer, strict=True))
+    layer_defines = dict(zip(GEOMETRY_MACROS, layer, strict=True))
     path = KERNELS / "conv2d_backward_weight_halo.cu"
-    compiler.compile(path, 90, {**way.defines, **common, **layer_defines})
+    compiler.compile(path, 90, {**tile.defines, **common, **layer_defines})
     assert SERIALIZED not in compiler.remarks
 
 
@@ -236,7 +239,7 @@ def test_a_kernel_is_kept_from_being_serialized(
     code = compiler.compile(KERNELS / "conv2d_backward_weight_halo.cu", 90, {"STRIP_LINES": 2})
     assert asked == [{"STRIP_LINES": 2}, {"STRIP_LINES": 2, "SCHEDULING_BARRIER": 1}]
     assert code == str(asked[1]).encode()
-    # Others know no way out.
+    # Others know no tile out.
     compiler.compile(KERNELS / "conv2d_forward_halo.cu", 90)
     assert asked[2:] == [{}]
 

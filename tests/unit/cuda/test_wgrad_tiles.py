@@ -9,86 +9,89 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
-from dptrain.backends.cuda.halo_tiles import View
+from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.wgrad_tiles import (
-    FEWEST_PIXELS,
+    MIN_PIXELS,
     WgradTile,
     select_wgrad_tile,
-    suits,
+    supports_wgrad_tiles,
     wgrad_candidates,
 )
 from dptrain.network import Conv2d, get_network
 from tests.emulator.emulator import Emulator
 from tests.unit.cuda.launching import BF16, FP32, ints
 
-NOTHING, RELU, POOLING = range(3)
+NO_EPILOGUE, RELU, POOLING = range(3)
 SAMPLES, FACTOR = 2, 1.25
 
-ODD = View(9, 11, 32, 0, 0, 7, 9, 64, 3, 3)
+ODD = InputView(9, 11, 32, 0, 0, 7, 9, 64, 3, 3)
 """Without padding; pooling leaves out a row and a column."""
-WIDE_TAPS = View(5, 6, 64, 2, 2, 5, 6, 32, 5, 5)
+WIDE_TAPS = InputView(5, 6, 64, 2, 2, 5, 6, 32, 5, 5)
 """Rows of taps that blocks share."""
-PARTLY = View(6, 5, 32, 1, 1, 7, 6, 96, 2, 2)
+PARTLY = InputView(6, 5, 32, 1, 1, 7, 6, 96, 2, 2)
 """Maps that grow, and a tile of filters and a half."""
-EVEN = View(7, 5, 64, 1, 1, 7, 5, 16, 3, 4)
-FEW = View(6, 8, 16, 1, 1, 6, 8, 32, 3, 3)
-COLOURS = View(9, 13, 3, 2, 2, 9, 13, 64, 5, 5)
-GREY = View(10, 9, 1, 0, 0, 8, 7, 32, 3, 3)
-PIXEL = View(3, 3, 32, 0, 0, 1, 1, 64, 3, 3)
+EVEN = InputView(7, 5, 64, 1, 1, 7, 5, 16, 3, 4)
+FEW = InputView(6, 8, 16, 1, 1, 6, 8, 32, 3, 3)
+COLOURS = InputView(9, 13, 3, 2, 2, 9, 13, 64, 5, 5)
+GREY = InputView(10, 9, 1, 0, 0, 8, 7, 32, 3, 3)
+PIXEL = InputView(3, 3, 32, 0, 0, 1, 1, 64, 3, 3)
 
 # Layer, what follows, precision, and of the ways one that has: channels, rows of taps, lines,
 # lines of a segment, whether the pixels of a position lie below each other, groups, buffers.
-CASES: list[tuple[View, int, str, tuple[int, int, int, int, bool, int, int]]] = [
-    (ODD, NOTHING, "bf16", (32, 3, 4, 2, False, 2, 2)),
+CASES: list[tuple[InputView, int, str, tuple[int, int, int, int, bool, int, int]]] = [
+    (ODD, NO_EPILOGUE, "bf16", (32, 3, 4, 2, False, 2, 2)),
     (ODD, POOLING, "bf16", (32, 3, 4, 1, False, 2, 2)),
     (ODD, RELU, "tf32", (32, 3, 3, 1, False, 1, 1)),
     (ODD, POOLING, "tf32", (32, 3, 2, 1, False, 2, 2)),
     (WIDE_TAPS, RELU, "bf16", (64, 1, 5, 1, False, 1, 2)),
-    (WIDE_TAPS, NOTHING, "tf32", (64, 1, 2, 1, True, 2, 1)),
+    (WIDE_TAPS, NO_EPILOGUE, "tf32", (64, 1, 2, 1, True, 2, 1)),
     (PARTLY, RELU, "bf16", (32, 2, 7, 7, False, 1, 2)),
     (PARTLY, POOLING, "tf32", (32, 2, 2, 1, True, 1, 2)),
     (EVEN, POOLING, "bf16", (64, 1, 6, 1, False, 2, 1)),
-    (EVEN, NOTHING, "tf32", (32, 2, 5, 1, False, 2, 2)),
+    (EVEN, NO_EPILOGUE, "tf32", (32, 2, 5, 1, False, 2, 2)),
     (FEW, POOLING, "bf16", (16, 3, 2, 1, False, 2, 2)),
     (FEW, POOLING, "tf32", (16, 3, 6, 1, False, 1, 1)),
-    (COLOURS, NOTHING, "bf16", (16, 5, 4, 1, False, 1, 2)),
+    (COLOURS, NO_EPILOGUE, "bf16", (16, 5, 4, 1, False, 1, 2)),
     (COLOURS, POOLING, "tf32", (16, 5, 4, 1, False, 1, 2)),
     (GREY, RELU, "bf16", (16, 3, 8, 1, False, 2, 1)),
     (GREY, RELU, "tf32", (16, 3, 1, 1, True, 1, 2)),
-    (PIXEL, NOTHING, "bf16", (32, 3, 1, 1, False, 1, 2)),
-    (PIXEL, NOTHING, "tf32", (32, 3, 1, 1, False, 2, 1)),
+    (PIXEL, NO_EPILOGUE, "bf16", (32, 3, 1, 1, False, 1, 2)),
+    (PIXEL, NO_EPILOGUE, "tf32", (32, 3, 1, 1, False, 2, 1)),
 ]
 
 
-def key(way: WgradTile) -> tuple[int, int, int, int, bool, int, int]:
+def key(tile: WgradTile) -> tuple[int, int, int, int, bool, int, int]:
     return (
-        way.channels, way.tap_rows, way.lines, way.segment, way.apart_down > 0, way.groups,
-        way.buffers,
+        tile.channels, tile.tap_rows, tile.strip_lines, tile.contiguous_lines,
+        tile.quad_rows_apart > 0, tile.k_groups, tile.buffers,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("view", "behind", "precision", "wanted"), CASES, ids=str)
+@pytest.mark.parametrize(("view", "epilogue", "precision", "wanted"), CASES, ids=str)
 def test_sums_over_pixels_equal_float64(
-    view: View, behind: int, precision: str, wanted: tuple[int, int, int, int, bool, int, int]
+    view: InputView,
+    epilogue: int,
+    precision: str,
+    wanted: tuple[int, int, int, int, bool, int, int],
 ) -> None:
     """In parts of one strip and in one, blocks and threads in a random order.
 
     Factors are rounded as tensor cores take them, so what is left is what sums in float32 round:
     of 2 · 9 · 13 terms at most, far below 2e-6.
     """
-    way = next(way for way in wgrad_candidates(view, precision, behind) if key(way) == wanted)
+    tile = next(tile for tile in wgrad_candidates(view, precision, epilogue) if key(tile) == wanted)
     rng = np.random.default_rng(3)
     n, k = SAMPLES, view.filters
-    unit = 2 if behind == POOLING else 1
+    unit = 2 if epilogue == POOLING else 1
     outputs = n, view.out_height // unit, view.out_width // unit, k
     x = rng.standard_normal((n, view.height, view.width, view.channels), np.float32)
     dy = rng.standard_normal(outputs, np.float32)
     y = np.maximum(rng.standard_normal(outputs, np.float32), 0.0)
     marks = rng.choice(np.array([0, 1, 2, 3, 255], np.uint8), outputs)
-    dz = FACTOR * spread_out(view, behind, factors(dy, precision), y, marks)
+    dz = FACTOR * spread_out(view, epilogue, factors(dy, precision), y, marks)
     dw, db = sums(view, factors(x, precision), dz)
-    for part in (1, n * way.strips):
-        got = launch(way, view, precision, behind, (x, dy, marks if unit == 2 else y), part)
+    for part in (1, n * tile.strips_per_sample):
+        got = launch(tile, view, precision, epilogue, (x, dy, marks if unit == 2 else y), part)
         assert np.linalg.norm(got[:-1] - dw) < 2e-6 * np.linalg.norm(dw)
         assert np.linalg.norm(got[-1] - db) < 2e-6 * np.linalg.norm(db)
 
@@ -103,11 +106,11 @@ def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
 
 
 def spread_out(
-    view: View, behind: int, dy: NDArray[Any], y: NDArray[Any], marks: NDArray[Any]
+    view: InputView, epilogue: int, dy: NDArray[Any], y: NDArray[Any], marks: NDArray[Any]
 ) -> NDArray[Any]:
     """Gradients by all outputs of the convolution."""
-    if behind != POOLING:
-        return dy * (y > 0) if behind == RELU else dy
+    if epilogue != POOLING:
+        return dy * (y > 0) if epilogue == RELU else dy
     dz = np.zeros((SAMPLES, view.out_height, view.out_width, view.filters))
     for member in range(4):
         to = dz[:, member // 2 :: 2, member % 2 :: 2][:, : dy.shape[1], : dy.shape[2]]
@@ -115,7 +118,7 @@ def spread_out(
     return dz
 
 
-def sums(view: View, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def sums(view: InputView, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Gradients of weights and bias, tap by tap."""
     height, width = view.out_height, view.out_width
     around = np.zeros((SAMPLES, height + view.r - 1, width + view.s - 1, view.channels))
@@ -129,10 +132,10 @@ def sums(view: View, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], N
 
 
 def launch(
-    way: WgradTile,
-    view: View,
+    tile: WgradTile,
+    view: InputView,
     precision: str,
-    behind: int,
+    epilogue: int,
     inputs: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     part: int,
 ) -> NDArray[Any]:
@@ -143,73 +146,79 @@ def launch(
         values = array if array.dtype == np.uint8 else kept.store(array)
         arrays.append(device.zeros(values.shape, values.dtype))
         device.upload(arrays[-1], values)
-    count, rows = ceil_div(SAMPLES * way.strips, part), view.r * view.s * view.channels
+    count, rows = ceil_div(SAMPLES * tile.strips_per_sample, part), view.r * view.s * view.channels
     gradients = device.zeros((count, rows + 1, view.filters), np.float32)
     device.upload(gradients, np.full(gradients.shape, np.nan, np.float32))
     flat = gradients.reshape(-1)
     function = device.function(
-        "conv2d_backward_weight_halo.cu", "conv2d_backward_weight_halo", **way.defines,
-        EPILOGUE=behind, PRECISION=2 if precision == "bf16" else 1, IN_VECTOR=1, OUT_VECTOR=1,
+        "conv2d_backward_weight_halo.cu", "conv2d_backward_weight_halo", **tile.defines,
+        EPILOGUE=epilogue, PRECISION=2 if precision == "bf16" else 1, IN_VECTOR=1, OUT_VECTOR=1,
     )  # fmt: skip
     geometry = ints(
         view.height, view.width, view.channels, view.out_height, view.out_width, view.filters,
         view.r, view.s, 1, 1, view.top, view.left,
     )  # fmt: skip
     function(
-        way.grid(rows, view.filters, count), way.block,
+        tile.grid(rows, view.filters, count), tile.block,
         [*arrays, np.float32(FACTOR), flat, flat[rows * view.filters :], *ints(SAMPLES, part),
          *geometry],
-        shared_bytes=way.shared_bytes,
+        shared_bytes=tile.shared_bytes,
     )  # fmt: skip
     total: NDArray[Any] = device.download(gradients).astype(np.float64).sum(0)
     return total
 
 
 VIEWS = [
-    (View.forward(node), behind)
+    (InputView.forward(node), epilogue)
     for name in ("cifar", "solar", "model0", "model2", "model-large")
     for node in get_network(name).nodes
     if isinstance(node.layer, Conv2d)
-    for behind in (NOTHING, POOLING)
+    for epilogue in (NO_EPILOGUE, POOLING)
 ]
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("samples", [1, 32, 2048])
 def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> None:
-    for view, behind in VIEWS:
-        way = select_wgrad_tile(view, precision, (1, 1), behind, samples)
-        few = samples * view.out_height * view.out_width < FEWEST_PIXELS
-        first = view.channels % 16 > 0 and behind == POOLING and precision == "tf32"
-        assert (way is None) == (few and first)
-        if way is None:
+    for view, epilogue in VIEWS:
+        tile = select_wgrad_tile(view, precision, (1, 1), epilogue, samples)
+        few = samples * view.out_height * view.out_width < MIN_PIXELS
+        first = view.channels % 16 > 0 and epilogue == POOLING and precision == "tf32"
+        assert (tile is None) == (few and first)
+        if tile is None:
             continue
-        tiling = way.tiling(view.filters, samples)
-        count, part = tiling.parts.count, tiling.parts.terms
-        assert (count - 1) * part < samples * way.strips <= count * part
+        config = tile.config(view.filters, samples)
+        count, part = config.split_k.count, config.split_k.terms
+        assert (count - 1) * part < samples * tile.strips_per_sample <= count * part
         # Lines of all strips of a map are its lines, and more than those of all but one.
-        tall = way.lines * (4 if way.apart_down else 1)
-        unit = 2 if behind == POOLING else 1
-        assert (way.strips - 1) * tall < view.out_height // unit * unit <= way.strips * tall
-        kinds, _, _ = way.grid(0, view.filters)
-        assert kinds * way.tap_rows * way.channels >= view.r * min(view.channels, way.all_channels)
+        tall = tile.strip_lines * (4 if tile.quad_rows_apart else 1)
+        unit = 2 if epilogue == POOLING else 1
+        assert (
+            (tile.strips_per_sample - 1) * tall
+            < view.out_height // unit * unit
+            <= tile.strips_per_sample * tall
+        )
+        kinds, _, _ = tile.grid(0, view.filters)
+        assert kinds * tile.tap_rows * tile.channels >= view.r * min(
+            view.channels, tile.all_channels
+        )
 
 
 @pytest.mark.parametrize(
     ("view", "precision", "strides", "expected"),
     [
         (ODD, "bf16", (1, 1), True), (ODD, "fp32", (1, 1), False), (ODD, "tf32", (2, 1), False),
-        (View(8, 8, 24, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), False),
-        (View(8, 8, 10, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), True),
-        (View(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), False),
+        (InputView(8, 8, 24, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), False),
+        (InputView(8, 8, 10, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), True),
+        (InputView(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), False),
     ],
 )  # fmt: skip
 def test_wide_and_narrow_layers_of_stride_one_are_summed_by_windows(
-    view: View, precision: str, strides: tuple[int, int], expected: bool
+    view: InputView, precision: str, strides: tuple[int, int], expected: bool
 ) -> None:
-    assert suits(view, precision, strides) == expected
+    assert supports_wgrad_tiles(view, precision, strides) == expected
 
 
 def test_maps_without_room_are_gathered() -> None:
-    view = View(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
-    assert select_wgrad_tile(view, "tf32", (1, 1), NOTHING, 64) is None
+    view = InputView(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
+    assert select_wgrad_tile(view, "tf32", (1, 1), NO_EPILOGUE, 64) is None

@@ -1,0 +1,174 @@
+"""Operations: groups of layers bound to arrays, and the kernels that each phase launches.
+
+Activations are contiguous (N, H, W, C), so kernels can treat them as flat arrays, rows or pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dptrain.backends.cuda.device import Device, Function
+from dptrain.backends.cuda.hardware import VECTOR_BYTES
+from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+
+Kernels = Mapping[Phase, Kernel]
+
+
+def vector_width(length: int, itemsize: int) -> int:
+    """Return the elements of a row that a thread accesses at once, ``VECTOR`` of ``vector.cuh``.
+
+    Args:
+        length: elements of a row.
+        itemsize: bytes of an element.
+    """
+    width = VECTOR_BYTES // itemsize
+    return width if length % width == 0 else 1
+
+
+class Operation(ABC):
+    """A group of layers bound to arrays.
+
+    Args:
+        group: the layers.
+        arrays: device arrays by local name, without those that no stage of the plan uses.
+        replica: provides the device, the batch size and the context.
+
+    Attributes:
+        size: elements of the group's output, per sample.
+        itemsize: bytes of an activation.
+    """
+
+    def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:
+        self.group, self.arrays, self.replica = group, arrays, replica
+        self.device: Device = replica.device
+        self.batch_size = replica.plan.batch_size
+        self.layer: Any = group.head.layer
+        self.size = math.prod(group.tail.output_shape)
+        self.itemsize = np.dtype(replica.plan.setting.activations).itemsize
+
+    def function(self, file: str, name: str, **defines: int) -> Function:
+        """Return a kernel compiled for the storage type of activations (``precision.cuh``)."""
+        bfloat16 = self.replica.plan.setting.activations == "uint16"
+        return self.device.function(file, name, PRECISION=2 if bfloat16 else 0, **defines)
+
+    def vector_width(self, length: int) -> int:
+        """Return ``VECTOR`` for rows of activations of `length` elements."""
+        return vector_width(length, self.itemsize)
+
+    def elementwise(self, name: str, *args: Any) -> Kernel:
+        """Return a stage that launches a kernel of ``elementwise.cu`` on `size` · n elements.
+
+        Args:
+            name: of the kernel. Its last parameter is the number of elements.
+            args: the other arguments.
+        """
+        width = self.vector_width(self.size)
+        function = self.function("elementwise.cu", name, VECTOR=width)
+
+        def run(context: Context) -> None:
+            count = context.n * self.size
+            launch(function, count // width, *args, np.int32(count))
+
+        return run
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        """Return the buffers of the group, and what each phase reads and writes."""
+
+    @abstractmethod
+    def kernels(self) -> Kernels:
+        """Return the bound kernels of every phase in the plan."""
+
+    def relu_backward(self, factor: float) -> Kernel:
+        """Return a stage that replaces dy by dy · factor if y > 0 and by 0 otherwise."""
+        dy, y = self.arrays["dy"], self.arrays["y"]
+        return self.elementwise("relu_dropout_backward", dy, y, np.float32(factor))
+
+
+class SingleLayerOperation(Operation):
+    """A layer without parameters.
+
+    Class attributes:
+        reads: arrays that backward reads in addition to dy and the layer's own buffers.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def buffers(cls, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
+        """Return the buffers for an output of `shape`, in addition to x and y.
+
+        Args:
+            shape: of the output, with the batch dimension.
+            setting: of the plan.
+        """
+        return {}
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        shape = (setting.batch_size, *group.tail.output_maps)
+        buffers = cls.buffers(shape, setting)
+        phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
+        if setting.training:
+            phases[Phase.BACKWARD] = Access(("dy", *cls.reads, *buffers), ("dx",))
+        return GroupNeeds(phases, buffers)
+
+    def kernels(self) -> Kernels:
+        kernels = {Phase.FORWARD: self.forward()}
+        if "dx" in self.arrays:
+            kernels[Phase.BACKWARD] = self.backward()
+        return kernels
+
+    @abstractmethod
+    def forward(self) -> Kernel:
+        """Return the stage that writes y."""
+
+    @abstractmethod
+    def backward(self) -> Kernel:
+        """Return the stage that writes dx."""
+
+
+class FlattenOperation(Operation):
+    """Flatten: the output is the input in another shape."""
+
+    @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return GroupNeeds(alias=True)
+
+    def kernels(self) -> Kernels:
+        return {}
+
+
+class _ElementwiseOperation(SingleLayerOperation):
+    """A function of each element whose derivative follows from y."""
+
+    reads: ClassVar[tuple[str, ...]] = ("y",)
+    kind: ClassVar[str]
+
+    def forward(self) -> Kernel:
+        return self.elementwise(f"{self.kind}_forward", self.arrays["x"], self.arrays["y"])
+
+    def backward(self) -> Kernel:
+        a = self.arrays
+        return self.elementwise(f"{self.kind}_backward", a["dy"], a["y"], a["dx"])
+
+
+class ReLUOperation(_ElementwiseOperation):
+    """y = max(x, 0)."""
+
+    kind = "relu"
+
+
+class SigmoidOperation(_ElementwiseOperation):
+    """y = 1 / (1 + exp(−x))."""
+
+    kind = "sigmoid"
