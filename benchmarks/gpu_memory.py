@@ -116,7 +116,7 @@ def launches(replica: Replica, recorder: Recorder) -> list[tuple[Stage, Launch, 
 
 def timed(device: Any, starts: Sequence[Callable[[], None]]) -> Times:
     """A launch of these, which take turns in a graph."""
-    from dptrain.backends.cuda.gpu import import_cupy
+    from dptrain.backends.cuda.cupy_runtime import import_cupy
 
     cuda, stream = import_cupy().cuda, device.stream
     for start in starts:

@@ -161,7 +161,7 @@ def compiled(plan: Plan, backend: CudaBackend) -> Replica:
 
 def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
     """A launch, of many in a graph of CuPy's."""
-    from dptrain.backends.cuda.gpu import import_cupy
+    from dptrain.backends.cuda.cupy_runtime import import_cupy
 
     cuda = import_cupy().cuda
     start()

@@ -50,7 +50,7 @@ def find_machine(wanted: Sequence[str]) -> Machine:
     Raises:
         UserError: there is no GPU, or no CuPy.
     """
-    from dptrain.backends.cuda.gpu import device_count, import_cupy
+    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy
 
     gpus = device_count(import_cupy())
     backends, missing = [], []

@@ -29,7 +29,7 @@ def gpu_findings() -> Iterator[Finding]:
     else:
         yield Finding("gpus", OK, "none found; the backends cuda and cudnn cannot run here")
     try:
-        from dptrain.backends.cuda.gpu import import_cupy
+        from dptrain.backends.cuda.cupy_runtime import import_cupy
 
         yield cupy_finding(import_cupy(), have_gpus=bool(gpus))
     except UserError as error:

@@ -29,7 +29,7 @@ def test_the_librarys_product_is_one(gpu: Any, precision: str, rounding: float) 
     a, b, c = (gpu.zeros((n, n), values.dtype) for _ in range(3))
     for array, value in zip((a, b), values, strict=True):
         gpu.upload(array, value)
-    cublas.product(gpu.cupy, gpu.stream, a, b, c, precision)()
+    cublas.square_product(gpu.cupy, gpu.stream, a, b, c, precision)()
     x, y, z = (as_numbers(gpu.download(array)).astype(np.float64) for array in (a, b, c))
     # Column by column: what lies there row by row is the transposed product of both exchanged.
     expected = y @ x

@@ -1,8 +1,23 @@
-"""Kernels of our own on an NVIDIA GPU, through CuPy."""
+"""Training on an NVIDIA GPU with the project's own kernels, through CuPy.
+
+A layer reaches its kernel through these modules, in this order:
+
+1. `backend`: selects the operation of a group of layers and binds the loss and the optimizer.
+2. `operation`, `pooling`, `normalization`, `dropout`: layers without weights. `epilogues`: layers
+   that follow a convolution and its ReLU in the same group.
+3. `weighted`: binds the three matrix products of a layer with weights. `halo_convolution` or
+   `convolution`, and `dense`, select the kernel of each product.
+4. `implicit_gemm_cost` (from `implicit_gemm_candidates` and `implicit_gemm_tiles`), `wgrad_tiles`,
+   `few_channel_tiles`, `skinny_gemm`, `gemm_tiles`: select the tile configuration. `halo_tiles`,
+   `geometry` and `hardware`: the shape of the layer and the limits of the GPU.
+5. `replica`, `launching`: bind and launch the stages of a step.
+6. `device` (interface), `gpu`: memory, streams, graphs and launches (`dependent_launch`,
+   `tensor_maps`). `nvrtc`: compiles ``dptrain/kernels/*.cu`` with the macros of the configuration.
+"""
 
 from dptrain.backends.cuda.backend import CudaBackend
 
 
 def create() -> CudaBackend:
-    """The backend."""
+    """Return the backend."""
     return CudaBackend()

@@ -111,7 +111,8 @@ def open_device(index: int) -> Device:
     Raises:
         UserError: no GPU was found, or CuPy is missing.
     """
-    from dptrain.backends.cuda.gpu import GPU, device_count, import_cupy
+    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy
+    from dptrain.backends.cuda.gpu import GPU
 
     return GPU(index % device_count(import_cupy()))
 

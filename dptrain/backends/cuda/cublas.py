@@ -1,6 +1,6 @@
-"""Square matrix products of NVIDIA's cuBLAS, by CuPy: what a GPU's multiplication can do.
+"""Square matrix products by cuBLAS: the compute roof of the roofline model.
 
-Nothing is trained with them; they are the roof that layers are held to.
+Training does not use them.
 
 Source: cuBLAS documentation, ``cublasGemmEx``.
 """
@@ -15,36 +15,39 @@ import numpy as np
 FLOAT, BFLOAT16 = 0, 14
 """``cudaDataType_t``."""
 
-KINDS = {"fp32": (FLOAT, 68), "tf32": (FLOAT, 77), "bf16": (BFLOAT16, 68)}
-"""Of factors, and ``cublasComputeType_t``, by precision; sums are float32, and so are results but
-those of bfloat16 factors."""
+TYPES = {"fp32": (FLOAT, 68), "tf32": (FLOAT, 77), "bf16": (BFLOAT16, 68)}
+"""Data type of the factors and ``cublasComputeType_t`` by precision. Sums are float32; the result
+has the data type of the factors."""
 
-AS_THEY_ARE, DEFAULT = 0, -1
-"""Neither factor transposed; the algorithm that cuBLAS chooses."""
+NO_TRANSPOSE, DEFAULT_ALGORITHM = 0, -1
+"""``CUBLAS_OP_N`` and ``CUBLAS_GEMM_DEFAULT``."""
 
 
-def product(cupy: Any, stream: Any, a: Any, b: Any, c: Any, precision: str) -> Callable[[], None]:
-    """What enqueues C = A B.
+def square_product(
+    cupy: Any, stream: Any, a: Any, b: Any, c: Any, precision: str
+) -> Callable[[], None]:
+    """Return a function that enqueues C = A B.
 
     Args:
         cupy: the module.
-        stream: CuPy's, that work goes to.
-        a, b, c: (n, n), column by column; float32, or under ``bf16`` the bits in uint16.
+        stream: CuPy stream.
+        a, b, c: (n, n), column-major, float32; with ``bf16`` uint16 that stores bfloat16.
         precision: of the factors.
 
     Raises:
-        ImportError, OSError, RuntimeError: there is no cuBLAS.
+        ImportError, OSError, RuntimeError: cuBLAS is not available.
     """
     cublas, handle = cupy.cuda.cublas, cupy.cuda.device.get_cublas_handle()
-    (kind, compute), n = KINDS[precision], len(a)
+    (dtype, compute), n = TYPES[precision], len(a)
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
     def run() -> None:
-        # Whatever cuBLAS was told before, CuPy has it use the stream that is CuPy's at the call.
+        # CuPy passes its current stream to cuBLAS in every call.
         with stream:
             cublas.gemmEx(
-                handle, AS_THEY_ARE, AS_THEY_ARE, n, n, n, one.ctypes.data, a.data.ptr, kind, n,
-                b.data.ptr, kind, n, zero.ctypes.data, c.data.ptr, kind, n, compute, DEFAULT,
+                handle, NO_TRANSPOSE, NO_TRANSPOSE, n, n, n, one.ctypes.data, a.data.ptr, dtype, n,
+                b.data.ptr, dtype, n, zero.ctypes.data, c.data.ptr, dtype, n, compute,
+                DEFAULT_ALGORITHM,
             )  # fmt: skip
 
     return run

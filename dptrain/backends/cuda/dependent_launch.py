@@ -1,9 +1,9 @@
-"""Launches whose blocks take their places while the kernel before still runs.
+"""Programmatic dependent launch: start a kernel's blocks while the previous kernel still runs.
 
-A kernel in a graph that waits for the one before costs about a microsecond on an H200, which a
-launch of this kind hides in part; a step of model0 with 32 samples is some forty of them. Kernels
-say themselves where they need what came before (``dependent_launch.cuh``). CuPy has no such
-launches.
+In a CUDA graph, a dependency between two kernels costs about 1 µs on an H200, and a step of model0
+with 32 samples has about forty kernels. A dependent launch hides part of that time: a kernel
+prefetches what does not depend on the previous kernel and then waits for it
+(``kernels/dependent_launch.cuh``). CuPy does not offer such launches.
 
 Source: CUDA C++ Programming Guide, section "Programmatic Dependent Launch and Synchronization";
 CUDA Driver API, ``cuLaunchKernelEx``.
@@ -19,15 +19,15 @@ import numpy as np
 
 from dptrain.backends.cuda.device import Array, Extent
 
-CAPABILITY = 90
-"""Of the first GPUs that can."""
+MIN_ARCHITECTURE = 90
+"""First GPU architecture with programmatic dependent launch."""
 
-EARLY = 6
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
 """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``."""
 
 
 class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute`` with a number as its value."""
+    """``CUlaunchAttribute`` with an integer value."""
 
     _fields_ = (
         ("id", ctypes.c_int),
@@ -51,23 +51,24 @@ class _Config(ctypes.Structure):
 
 
 Launch = Callable[[int, Extent, Extent, Sequence[Any], int, int], None]
-"""Enqueues a kernel: its handle, grid, block, arguments, bytes of shared memory, stream."""
+"""Function that enqueues a kernel: handle, grid, block, arguments, shared memory in bytes,
+stream."""
 
 
-def find_launch(capability: int) -> Launch | None:
-    """A way of launching early; None where GPU or driver has none.
+def find_dependent_launch(architecture: int) -> Launch | None:
+    """Return a function for dependent launches; None if GPU or driver does not support them.
 
     Args:
-        capability: the GPU's, such as 90.
+        architecture: what kernels are compiled for, such as 90.
     """
-    if capability < CAPABILITY:
+    if architecture < MIN_ARCHITECTURE:
         return None
     try:
-        start = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        launch_kernel = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
-    start.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    attribute = _Attribute(EARLY, b"", 1, b"")
+    launch_kernel.argtypes = [ctypes.POINTER(_Config), *[ctypes.c_void_p] * 3]
+    attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1, b"")
 
     def launch(
         kernel: int,
@@ -78,7 +79,7 @@ def find_launch(capability: int) -> Launch | None:
         stream: int,
     ) -> None:
         values = [_value(arg) for arg in args]
-        places = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
+        pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
         config = _Config(
             (*map(int, grid),),
             (*map(int, block),),
@@ -87,13 +88,13 @@ def find_launch(capability: int) -> Launch | None:
             ctypes.pointer(attribute),
             1,
         )
-        error = start(ctypes.byref(config), kernel, places, None)
+        error = launch_kernel(ctypes.byref(config), kernel, pointers, None)
         if error:
-            raise RuntimeError(f"cuLaunchKernelEx refused a kernel with CUDA error {error}")
+            raise RuntimeError(f"cuLaunchKernelEx failed with CUDA error {error}")
 
     return launch
 
 
 def _value(arg: Array | np.generic) -> np.ndarray:
-    """The bytes of a kernel's argument: a number, or where an array begins."""
+    """Return the bytes of a kernel argument: a scalar, or the address of an array."""
     return np.array(arg if isinstance(arg, np.generic) else np.uint64(arg.data.ptr))

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU: CuPy for memory, streams, graphs and launches, NVRTC for kernels."""
+"""The GPU as a `Device`: memory, streams, graphs and launches by CuPy, kernels by NVRTC."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dptrain.backends.cuda import cublas, dependent_launch, tensor_maps
+from dptrain.backends.cuda.cupy_runtime import (
+    best_architecture,
+    device_count,
+    first_line,
+    import_cupy,
+)
 from dptrain.backends.cuda.device import (
     SUMS,
     WEIGHTS,
@@ -19,32 +25,32 @@ from dptrain.backends.cuda.device import (
     Function,
     Mailbox,
 )
+from dptrain.backends.cuda.graph import Graph
+from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.pinned import PinnedMailbox
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
-EVERYWHERE_SHARED_BYTES = 48 << 10
-"""Dynamic shared memory that a kernel gets without asking."""
-
-TIMED, REPEATS = 10, 5
-"""How often work is captured in a row where its time is taken, and how often that is launched."""
+TIMED_RUNS, REPEATS = 10, 5
+"""Runs of the work in a graph that is timed, and launches of that graph."""
 
 
 class GPU(Device):
-    """A GPU of this node. What is enqueued goes through one stream, in order, or beside it.
+    """A GPU of this node.
+
+    Work is enqueued to one main stream, or to side streams that run concurrently with it.
 
     Args:
-        index: which one, from 0.
+        index: CUDA device number, from 0.
 
     Attributes:
-        index: as given.
-        cupy: the module.
-        stream: CuPy's, which waits for no other.
-        current: the stream that work is enqueued to at present.
+        cupy: the module ``cupy``.
+        stream: main CuPy stream, non-blocking.
+        current: stream that work is enqueued to at present.
         architecture: what kernels are compiled for, such as 90 for ``sm_90``.
-        identity: the UUID, the same for every process whatever number it knows the GPU by.
+        identity: UUID of the GPU, which is the same for every process.
     """
 
     on_gpu = True
@@ -54,7 +60,7 @@ class GPU(Device):
         self.cupy = cupy = import_cupy()
         present = device_count(cupy)
         if index >= present:
-            raise UserError(f"there is no GPU {index}; this node has {present}, numbered from 0")
+            raise UserError(f"GPU {index} does not exist: this node has {present}, numbered from 0")
         device = cupy.cuda.Device(index)
         device.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
@@ -64,11 +70,11 @@ class GPU(Device):
         self._lanes = {name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHTS, SUMS)}
         self._busy: list[Any] = []
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
-        # A driver that runs CuPy's version of CUDA runs what that version's compiler makes.
+        # A driver that supports CuPy's CUDA version runs code of that version's compiler.
         self._compiler = find_compiler([major for major in MAJORS if major <= own] or MAJORS)
         capability = int(device.compute_capability)
         self.architecture = best_architecture(capability, self._compiler.architectures)
-        self._launch_early = dependent_launch.find_launch(self.architecture)
+        self._launch_dependent = dependent_launch.find_dependent_launch(self.architecture)
         self._encode = tensor_maps.find_encoder(self.architecture)
         self._functions: dict[Any, Function] = {}
         self._modules: dict[Any, Any] = {}
@@ -84,7 +90,7 @@ class GPU(Device):
             return self.cupy.zeros(shape, dtype)
 
     def upload(self, target: Array, source: NDArray[Any]) -> None:
-        # From memory that is not pinned the copy is staged before this returns.
+        # A copy from pageable memory is staged before this returns.
         target.set(np.ascontiguousarray(source, target.dtype), stream=self.stream)
 
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -93,8 +99,8 @@ class GPU(Device):
         return array
 
     def copy(self, target: Array, source: Array) -> None:
-        # By a kernel: the engine that a captured graph has for copies is slower than the memory.
-        # One H200, 2 GiB read and written together: 2.7 TB/s, a kernel 4.2.
+        # A kernel is faster than the copy engine of a captured graph: 4.2 instead of 2.7 TB/s
+        # (2 GiB, reads and writes together, H200).
         words = source.nbytes // 16 * 4
         function = self.function("elementwise.cu", "copy", VECTOR=4)
         launch(function, words // 4, *(array.view("float32") for array in (source, target)),
@@ -106,18 +112,18 @@ class GPU(Device):
         try:
             a, b, c = (self.zeros((size, size), dtype) for _ in range(3))
             for array in (a, b):
-                # The upper halves of numbers are theirs in bfloat16.
+                # bfloat16 is the upper half of float32.
                 self.upload(array, random.view("uint32") >> 16 if dtype == "uint16" else random)
-            run = cublas.product(self.cupy, self.stream, a, b, c, precision)
+            run = cublas.square_product(self.cupy, self.stream, a, b, c, precision)
             run()
-            # Not captured, which cuBLAS does not always allow: it takes milliseconds.
+            # Not captured, which cuBLAS does not always support. A product takes milliseconds.
             return [self._lap_ms(run) for _ in range(REPEATS)]
-        # No cuBLAS, or no room for it.
+        # cuBLAS is missing, or memory does not suffice.
         except (ImportError, OSError, RuntimeError, MemoryError):
             return None
 
     def _lap_ms(self, start: Callable[[], object]) -> float:
-        """Milliseconds from the beginning to the end of what `start` enqueues."""
+        """Return the milliseconds that the work enqueued by `start` takes."""
         event = self.cupy.cuda.Event
         begin = self.stream.record(event())
         start()
@@ -126,14 +132,14 @@ class GPU(Device):
         return float(self.cupy.cuda.get_elapsed_time(begin, end))
 
     def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
-        # Pinned: the system does not move it, so copies need no detour.
+        # Pinned memory: copies need no staging.
         memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         host = np.frombuffer(memory, np.uint8, nbytes)
         host[:] = 0
         return host
 
     def reach(self, host: NDArray[Any]) -> Array:
-        # Memory that is pinned has the same address for all.
+        # Pinned memory has the same address on the host and on the device.
         cuda = self.cupy.cuda
         memory = cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, self.index)
         return self.cupy.ndarray(host.shape, host.dtype, cuda.MemoryPointer(memory, 0))
@@ -154,7 +160,7 @@ class GPU(Device):
     def tensor_map(
         self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
     ) -> np.void | None:
-        if self._encode is None or self._launch_early is None:
+        if self._encode is None or self._launch_dependent is None:
             return None
         return self._encode(self.address(maps), shape, box, kind, as_factors)
 
@@ -163,21 +169,21 @@ class GPU(Device):
         self.stream.synchronize()
 
     def event(self) -> Any:
-        """A new event, which keeps no time."""
+        """Return a new event without timing."""
         return self.cupy.cuda.Event(disable_timing=True)
 
     def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
-        return Program(self, start, warm).run
+        return Graph(self, start, warm).run
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
         def repeatedly() -> None:
-            for _ in range(TIMED):
+            for _ in range(TIMED_RUNS):
                 start()
 
         launch = self.program(repeatedly)
-        launch()  # As it is; the next is captured, and both are warm.
+        launch()  # Runs directly; the next call captures.
         launch()
-        return [self._lap_ms(launch) / TIMED for _ in range(REPEATS)]
+        return [self._lap_ms(launch) / TIMED_RUNS for _ in range(REPEATS)]
 
     def mailbox(self, memory: Array, answer: Array) -> Mailbox:
         return PinnedMailbox(self, memory, answer)
@@ -210,13 +216,16 @@ class GPU(Device):
         return int(self.current.ptr)
 
     def share(self, nbytes: int) -> tuple[Array, bytes]:
-        # What others open is a whole allocation, so it must not be part of CuPy's pool.
+        # Other processes open whole allocations, so the memory must not be part of CuPy's pool.
         runtime = self.cupy.cuda.runtime
         try:
             address = runtime.malloc(max(nbytes, 1))
             handle = runtime.ipcGetMemHandle(address)
         except runtime.CUDARuntimeError as error:
-            raise UserError(f"memory that GPUs share cannot be had: {first_line(error)}") from None
+            raise UserError(
+                f"GPU {self.index} cannot share {nbytes} bytes with other processes "
+                f"({first_line(error)}); use --transport nccl or host"
+            ) from None
         memory = self.cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
         pointer = self.cupy.cuda.MemoryPointer(memory, 0)
         return self.cupy.ndarray((nbytes,), "uint8", pointer), bytes(handle)
@@ -230,14 +239,15 @@ class GPU(Device):
             return int(runtime.ipcOpenMemHandle(handle))
         except runtime.CUDARuntimeError as error:
             raise UserError(
-                f"GPU {self.index} does not reach another's memory: {first_line(error)}"
+                f"GPU {self.index} cannot access the memory of another rank's GPU "
+                f"({first_line(error)}); use --transport nccl or host"
             ) from None
 
     def close_shared(self, address: int) -> None:
         self.cupy.cuda.runtime.ipcCloseMemHandle(address)
 
     def _launcher(self, kernel: Any) -> Function:
-        driver, allowed = self.cupy.cuda.driver, EVERYWHERE_SHARED_BYTES
+        driver, allowed = self.cupy.cuda.driver, DEFAULT_SHARED_BYTES
 
         def launch(
             grid: Extent,
@@ -251,101 +261,11 @@ class GPU(Device):
                 attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver.funcSetAttribute(kernel.ptr, attribute, shared_bytes)
                 allowed = shared_bytes
-            if self._launch_early is None:
+            if self._launch_dependent is None:
                 kernel(grid, block, args, shared_bytes, self.current)
             else:
-                self._launch_early(kernel.ptr, grid, block, args, shared_bytes, self.current.ptr)
+                self._launch_dependent(
+                    kernel.ptr, grid, block, args, shared_bytes, self.current.ptr
+                )
 
         return launch
-
-
-class Program:
-    """Work that is enqueued again and again, as one graph.
-
-    The first time it is enqueued as it is, unless `warm`, which compiles and warms up whatever
-    needs it; the next time its launches are captured.
-
-    Source: CUDA C++ Programming Guide, section "CUDA Graphs".
-    """
-
-    def __init__(self, gpu: GPU, start: Callable[[], None], warm: bool) -> None:
-        self._gpu, self._start, self._warm = gpu, start, warm
-        self._graph: Any = None
-
-    def run(self) -> None:
-        """Enqueue it."""
-        stream = self._gpu.stream
-        if not self._warm:
-            self._start()
-            self._gpu.join()
-            self._warm = True
-            return
-        if self._graph is None:
-            stream.begin_capture()
-            try:
-                self._start()
-                self._gpu.join()
-            finally:
-                # What was captured before an error is dropped, and the stream as it was.
-                self._graph = stream.end_capture()
-        self._graph.launch(stream)
-
-
-def import_cupy() -> Any:
-    """The module ``cupy``.
-
-    Raises:
-        UserError: it is not installed, or does not load.
-    """
-    try:
-        import cupy
-    except ImportError as error:
-        cause = "" if isinstance(error, ModuleNotFoundError) else f" ({first_line(error)})"
-        raise UserError(
-            f"a backend for GPUs needs CuPy, which cannot be imported{cause}; pip install "
-            "'dptrain[cuda13]', or 'dptrain[cuda12]' where nvidia-smi shows CUDA 12"
-        ) from None
-    return cupy
-
-
-def device_count(cupy: Any) -> int:
-    """Number of GPUs, at least 1.
-
-    Raises:
-        UserError: there is none, or its driver does not answer.
-    """
-    try:
-        count = int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise UserError(
-            f"dptrain finds no GPU: {first_line(error)}; nvidia-smi shows GPUs and driver, "
-            "--backend numba computes on the CPU"
-        ) from None
-    if count == 0:
-        raise UserError("dptrain finds no GPU; --backend numba computes on the CPU")
-    return count
-
-
-def best_architecture(capability: int, architectures: Sequence[int]) -> int:
-    """What to compile for: the GPU's own architecture, or an older one of its generation.
-
-    Args:
-        capability: the GPU's, such as 90.
-        architectures: what the compiler knows.
-
-    Raises:
-        UserError: the compiler knows none that this GPU runs.
-    """
-    same = [a for a in architectures if a // 10 == capability // 10 and a <= capability]
-    if not same:
-        known = ", ".join(f"sm_{a}" for a in sorted(architectures))
-        raise UserError(
-            f"this GPU is sm_{capability}, but libnvrtc compiles for {known}; install a libnvrtc "
-            "of a CUDA version that knows it"
-        )
-    return max(same)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, without the advice that follows it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""NVIDIA's run-time compiler, from CUDA C++ to machine code; it needs no GPU and no driver.
+"""NVRTC, NVIDIA's run-time compiler for CUDA C++. It needs neither a GPU nor a driver.
 
 Source: NVRTC documentation, https://docs.nvidia.com/cuda/nvrtc.
 """
@@ -18,31 +18,31 @@ from dptrain.backends.cuda.device import KERNELS
 from dptrain.errors import UserError
 
 MAJORS = (13, 12)
-"""Of the CUDA versions that are looked for, the newest first."""
+"""Major CUDA versions that are searched, the newest first."""
 
-_WHEELS = {13: "cu13", 12: "cuda_nvrtc"}
-"""Folder of NVIDIA's wheels in the package ``nvidia``."""
+_WHEEL_FOLDERS = {13: "cu13", 12: "cuda_nvrtc"}
+"""Folders of NVIDIA's wheels in the package ``nvidia``, by major version."""
 
-_OWN = {90: "a"}
-"""What a GPU of this architecture can do besides: 9.0 has instructions, ``wgmma`` among them, that
-compilers take for ``sm_90a`` alone, which all GPUs of 9.0 are."""
+_ARCHITECTURE_SUFFIX = {90: "a"}
+"""Architecture-specific targets: the compiler accepts ``wgmma`` only for ``sm_90a``, which all GPUs
+of compute capability 9.0 are."""
 
 _OPTIONS = ("--std=c++17", "--generate-line-info")
 
 SERIALIZED = "wgmma.mma_async instructions are serialized"
-"""Said where the compiler moved what goes into products of ``wgmma`` among them, so that each waits
-for the one before; which kernels it does that to changes from version to version."""
+"""Compiler message: it moved instructions between ``wgmma`` products, so each product waits for the
+previous one. Which kernels are affected depends on the compiler version."""
 
-SETTLE = "SCHEDULING_BARRIER"
-"""Macro of sources that can keep the compiler from that, at some cost."""
+SCHEDULING_BARRIER = "SCHEDULING_BARRIER"
+"""Macro of sources that can prevent this with a scheduling barrier, at some cost."""
 
 
 class CompileError(Exception):
-    """What the compiler says, with file and line."""
+    """Compilation failed; the message contains file and line."""
 
 
 class Compiler:
-    """NVRTC, loaded.
+    """The loaded NVRTC library.
 
     Args:
         library: file or name of the shared library.
@@ -50,16 +50,16 @@ class Compiler:
     Attributes:
         library: as given.
         version: (major, minor) of CUDA.
-        architectures: what it compiles for, such as 90 for ``sm_90``.
-        remarks: what it said of the last source that it compiled.
+        architectures: supported GPU architectures, such as 90 for ``sm_90``.
+        log: compiler messages of the last compilation.
     """
 
     def __init__(self, library: str) -> None:
-        self.library, self.remarks = library, ""
-        # Some wheels' compiler looks for its second half by name, where nobody finds it.
+        self.library, self.log = library, ""
+        # NVRTC of some wheels loads its builtins by name, which the linker does not find.
         folder = Path(library).parent
-        for half in folder.glob("libnvrtc-builtins.so.*") if folder.is_absolute() else ():
-            ctypes.CDLL(str(half))
+        for builtins in folder.glob("libnvrtc-builtins.so.*") if folder.is_absolute() else ():
+            ctypes.CDLL(str(builtins))
         self._functions = ctypes.CDLL(library)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
@@ -73,26 +73,30 @@ class Compiler:
     def compile(
         self, path: Path, architecture: int, defines: Mapping[str, int] | None = None
     ) -> bytes:
-        """Machine code (cubin) of a source; with `SETTLE` where that keeps it from `SERIALIZED`.
+        """Compile a source to machine code (cubin).
+
+        If the compiler serializes ``wgmma`` and a scheduling barrier prevents that, the source is
+        compiled with the barrier.
 
         Args:
-            path: of the source, which includes files of its own folder.
+            path: of the source. Its folder is the include path.
             architecture: such as 90 for ``sm_90``.
             defines: macros.
 
         Raises:
-            CompileError: it is wrong.
+            CompileError: the source has errors.
         """
         data = self._compile(path, architecture, defines or {})
-        if SERIALIZED in self.remarks and SETTLE in path.read_text(encoding="utf-8"):
-            settled = self._compile(path, architecture, {**(defines or {}), SETTLE: 1})
-            data = data if SERIALIZED in self.remarks else settled
+        if SERIALIZED in self.log and SCHEDULING_BARRIER in path.read_text(encoding="utf-8"):
+            with_barrier = {**(defines or {}), SCHEDULING_BARRIER: 1}
+            alternative = self._compile(path, architecture, with_barrier)
+            data = data if SERIALIZED in self.log else alternative
         return data
 
     def _compile(self, path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
         options = [
             *_OPTIONS,
-            f"--gpu-architecture=sm_{architecture}{_OWN.get(architecture, '')}",
+            f"--gpu-architecture=sm_{architecture}{_ARCHITECTURE_SUFFIX.get(architecture, '')}",
             f"--include-path={path.parent}",
             *(f"-D{name}={value}" for name, value in sorted(defines.items())),
         ]
@@ -109,9 +113,9 @@ class Compiler:
     def _finish(self, program: ctypes.c_void_p, options: Sequence[str]) -> bytes:
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = self._functions.nvrtcCompileProgram(program, len(options), texts)
-        self.remarks = self._output(program, "ProgramLog").rstrip(b"\0").decode().strip()
+        self.log = self._output(program, "ProgramLog").rstrip(b"\0").decode().strip()
         if status != 0:
-            raise CompileError(self.remarks)
+            raise CompileError(self.log)
         return self._output(program, "CUBIN")
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes:
@@ -130,13 +134,13 @@ class Compiler:
 
 
 def find_compiler(majors: Sequence[int] = MAJORS) -> Compiler:
-    """The first NVRTC that loads: of NVIDIA's wheels, else one that the system finds by name.
+    """Load the first NVRTC found: in NVIDIA's wheels, CUDA_PATH, then by name.
 
     Args:
-        majors: of the versions of CUDA that will do, the best first.
+        majors: acceptable major versions of CUDA, the best first.
 
     Raises:
-        UserError: there is none.
+        UserError: NVRTC was not found.
     """
     for major in majors:
         for library in _candidates(major):
@@ -144,10 +148,10 @@ def find_compiler(majors: Sequence[int] = MAJORS) -> Compiler:
                 return Compiler(library)
             except (OSError, RuntimeError):
                 continue
-    wanted = " or ".join(f"'dptrain[cuda{major}]'" for major in majors)
+    extras = " or ".join(f"'dptrain[cuda{major}]'" for major in majors)
     raise UserError(
-        f"dptrain finds no libnvrtc, NVIDIA's run-time compiler; pip install {wanted} brings "
-        "it, or set CUDA_PATH to the folder of a CUDA toolkit"
+        "libnvrtc, NVIDIA's run-time compiler, was not found in Python packages, CUDA_PATH or the "
+        f"library path; pip install {extras}, or set CUDA_PATH to the folder of a CUDA toolkit"
     )
 
 
@@ -155,7 +159,7 @@ def _candidates(major: int) -> Iterator[str]:
     name = f"libnvrtc.so.{major}"
     spec = importlib.util.find_spec("nvidia")
     for folder in () if spec is None else spec.submodule_search_locations or ():
-        path = Path(folder, _WHEELS[major], "lib", name)
+        path = Path(folder, _WHEEL_FOLDERS[major], "lib", name)
         if path.is_file():
             yield str(path)
     if toolkit := os.environ.get("CUDA_PATH"):
@@ -168,7 +172,7 @@ def _candidates(major: int) -> Iterator[str]:
 def compile_cached(
     compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]
 ) -> bytes:
-    """Machine code of a kernel's source, from disk where it was compiled before."""
+    """Return the machine code of a kernel source, from the cache if it was compiled before."""
     folder = writable_folder("cuda-kernels")
     if folder is None:
         return compiler.compile(KERNELS / file, architecture, defines)
@@ -181,10 +185,10 @@ def compile_cached(
 
 
 def _digest(compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]) -> str:
-    """Of all that machine code depends on."""
+    """Return a digest of everything that the machine code depends on."""
     digest = hashlib.sha256()
     for path in (KERNELS / file, *sorted(KERNELS.glob("*.cuh"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    facts = compiler.version, architecture, sorted(defines.items()), _OPTIONS, _OWN
+    facts = compiler.version, architecture, sorted(defines.items()), _OPTIONS, _ARCHITECTURE_SUFFIX
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:16]

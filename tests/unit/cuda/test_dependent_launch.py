@@ -64,7 +64,7 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
 
 
 def test_older_gpus_launch_as_ever() -> None:
-    assert dependent_launch.find_launch(89) is None
+    assert dependent_launch.find_dependent_launch(89) is None
 
 
 def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,12 @@ def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPa
     )
     driver = type("Driver", (), {"cuLaunchKernelEx": signature(start)})()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    launch = dependent_launch.find_launch(90)
+    launch = dependent_launch.find_dependent_launch(90)
     assert launch is not None
     grid: Any = (np.int32(7), 1, 2)
     launch(99, grid, (256, 1, 1), [Array, np.int32(-5), np.float32(0.5)], 4096, 17)
     assert seen["extents"] == ([7, 1, 2], [256, 1, 1], 4096, 17)
-    assert seen["attribute"] == (1, dependent_launch.EARLY, 1)
+    assert seen["attribute"] == (1, dependent_launch.PROGRAMMATIC_STREAM_SERIALIZATION, 1)
     assert (seen["kernel"], seen["args"]) == (99, [0x7F00_0000_1000, -5, 0.5])
 
 

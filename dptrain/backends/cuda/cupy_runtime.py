@@ -1,0 +1,68 @@
+"""Find CuPy, the GPUs of the node, and the architecture to compile kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain.errors import UserError
+
+
+def import_cupy() -> Any:
+    """Return the module ``cupy``.
+
+    Raises:
+        UserError: CuPy is not installed or cannot be imported.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        cause = "" if isinstance(error, ModuleNotFoundError) else f" ({first_line(error)})"
+        raise UserError(
+            f"GPU backends need CuPy, which cannot be imported{cause}; pip install "
+            "'dptrain[cuda13]' (or 'dptrain[cuda12]' if nvidia-smi shows CUDA 12)"
+        ) from None
+    return cupy
+
+
+def device_count(cupy: Any) -> int:
+    """Return the number of GPUs of this node, at least 1.
+
+    Raises:
+        UserError: no GPU was found, or the driver reported an error.
+    """
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise UserError(
+            f"no GPU was found ({first_line(error)}); check GPU and driver with nvidia-smi, or use "
+            "--backend numba to train on the CPU"
+        ) from None
+    if count == 0:
+        raise UserError("no GPU was found; use --backend numba to train on the CPU")
+    return count
+
+
+def best_architecture(capability: int, architectures: Sequence[int]) -> int:
+    """Return the architecture to compile for: the newest of the same generation the GPU can run.
+
+    Args:
+        capability: compute capability of the GPU, such as 90.
+        architectures: supported by the compiler.
+
+    Raises:
+        UserError: the compiler supports no architecture that this GPU can run.
+    """
+    same = [a for a in architectures if a // 10 == capability // 10 and a <= capability]
+    if not same:
+        known = ", ".join(f"sm_{a}" for a in sorted(architectures))
+        raise UserError(
+            f"libnvrtc compiles for {known}, but the GPU is sm_{capability}; install libnvrtc of a "
+            f"CUDA version that supports sm_{capability}"
+        )
+    return max(same)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error message, or the error's type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
