@@ -9,26 +9,26 @@
 #define CHANNEL_VECTORS 4
 #endif
 
-constexpr int THREADS = 256, ROWS = THREADS / CHANNEL_VECTORS;
+constexpr int THREADS = 256, BLOCK_ROWS = THREADS / CHANNEL_VECTORS;
 
 // partial[part, channel]; with one block for all pixels that is the sum.
 extern "C" __global__ void backward_bias(const Number* __restrict__ dy, float* __restrict__ partial,
-                                        int pixels, int channels, int part) {
+                                         int pixels, int channels, int block_pixels) {
     wait_for_previous_kernel();
-    __shared__ float rows[ROWS][CHANNEL_VECTORS * VECTOR];
+    __shared__ float rows[BLOCK_ROWS][CHANNEL_VECTORS * VECTOR];
     const int lane = threadIdx.x % CHANNEL_VECTORS, row = threadIdx.x / CHANNEL_VECTORS;
     const int vectors = channels / VECTOR, slot = blockIdx.y * CHANNEL_VECTORS + lane;
-    const int start = blockIdx.x * part, stop = min(start + part, pixels);
+    const int start = blockIdx.x * block_pixels, stop = min(start + block_pixels, pixels);
     Floats sums = {};
     if (slot < vectors) {
 #pragma unroll 4
-        for (int pixel = start + row; pixel < stop; pixel += ROWS) {
+        for (int pixel = start + row; pixel < stop; pixel += BLOCK_ROWS) {
             const Floats values = load(dy, pixel * vectors + slot);
             for (int k = 0; k < VECTOR; ++k) sums.at[k] += values.at[k];
         }
     }
     for (int k = 0; k < VECTOR; ++k) rows[row][lane * VECTOR + k] = sums.at[k];
-    for (int half = ROWS / 2; half > 0; half /= 2) {
+    for (int half = BLOCK_ROWS / 2; half > 0; half /= 2) {
         __syncthreads();
         if (row < half)
             for (int k = 0; k < VECTOR; ++k)

@@ -7,12 +7,12 @@
 extern "C" __global__ void float_to_bfloat16(const float* x, Bfloat16* y, int count) {
     wait_for_previous_kernel();
     int i;
-    if (mine(count, i)) store(y, i, load(x, i));
+    if (vector_index(count, i)) store(y, i, load(x, i));
 }
 
 // y = x.
 extern "C" __global__ void bfloat16_to_float(const Bfloat16* x, float* y, int count) {
     wait_for_previous_kernel();
     int i;
-    if (mine(count, i)) store(y, i, load(x, i));
+    if (vector_index(count, i)) store(y, i, load(x, i));
 }

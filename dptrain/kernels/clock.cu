@@ -3,7 +3,7 @@
 #include "clock.cuh"
 #include "dependent_launch.cuh"
 
-extern "C" __global__ void record_time(long long* times, int place) {
+extern "C" __global__ void record_time(long long* times, int index) {
     wait_for_previous_kernel();
-    times[place] = (long long)nanoseconds();
+    times[index] = (long long)nanoseconds();
 }

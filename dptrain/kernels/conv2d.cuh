@@ -16,7 +16,7 @@
 #include "geometry.cuh"
 
 // Further outside of any map than a kernel reaches back: what starts here is zero.
-constexpr int NOWHERE = -(1 << 30);
+constexpr int OUTSIDE = -(1 << 30);
 
 // Rows of y: of pixels, or of windows of four pixels where these are pooled.
 __device__ inline int output_rows(const Geometry& g, int samples) {
@@ -35,7 +35,8 @@ struct Patch {
 };
 
 __device__ inline Patch patch(const Geometry& g, const Pixel& pixel) {
-    const int row = pixel.row * g.down - g.top, column = pixel.column * g.across - g.left;
+    const int row = pixel.row * g.stride_h - g.pad_top,
+              column = pixel.column * g.stride_w - g.pad_left;
     return {((pixel.sample * g.height + row) * g.width + column) * g.channels, row, column};
 }
 
@@ -46,30 +47,30 @@ struct Tap {
 
 // Of a run of a patch; where channels are few, pieces of it lie in different pixels.
 struct Taps {
-    Tap at[RUN / IN_VECTOR];
+    Tap at[PACK / IN_VECTOR];
 };
 
 __device__ inline Taps split_taps(const Geometry& g, int i) {
     Taps taps;
 #pragma unroll
-    for (int v = 0; v < RUN; v += IN_VECTOR) {
+    for (int v = 0; v < PACK; v += IN_VECTOR) {
         const unsigned at = i + v, pixel = at / unsigned(g.channels);
         const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
         const int offset = (row * g.width + column) * g.channels + at % unsigned(g.channels);
-        taps.at[v / IN_VECTOR] = {offset, row < g.r ? row : NOWHERE, column};
+        taps.at[v / IN_VECTOR] = {offset, row < g.r ? row : OUTSIDE, column};
     }
     return taps;
 }
 
-__device__ inline Run<Number> gather(const Number* x, const Geometry& g, const Patch& p,
-                                     const Taps& taps) {
-    Run<Number> run = {};
+__device__ inline Pack<Number> gather(const Number* x, const Geometry& g, const Patch& p,
+                                      const Taps& taps) {
+    Pack<Number> pack = {};
 #pragma unroll
-    for (int v = 0; v < RUN; v += IN_VECTOR) {
+    for (int v = 0; v < PACK; v += IN_VECTOR) {
         const Tap& t = taps.at[v / IN_VECTOR];
         const bool inside = unsigned(p.row + t.row) < unsigned(g.height) &&
                             unsigned(p.column + t.column) < unsigned(g.width);
-        if (inside) read<IN_VECTOR>(run, v, x + p.start + t.offset);
+        if (inside) read<IN_VECTOR>(pack, v, x + p.start + t.offset);
     }
-    return run;
+    return pack;
 }

@@ -6,12 +6,12 @@ struct FilterTap {
 };
 
 struct FilterTaps {
-    FilterTap at[RUN / OUT_VECTOR];
+    FilterTap at[PACK / OUT_VECTOR];
 };
 
 // A: a row is an input pixel.
 struct Gradients {
-    static constexpr bool SUM_FIRST = true;
+    static constexpr bool K_MAJOR = true;
     struct Outer {
         int sample, row, column;  // Of the last patch that the pixel is in, where strides are 1.
     };
@@ -23,31 +23,31 @@ struct Gradients {
     int pixels;
 
     __device__ Outer outer(int i) const {
-        if (i >= pixels) return {0, NOWHERE, NOWHERE};
+        if (i >= pixels) return {0, OUTSIDE, OUTSIDE};
         const int row = i / g.width;
-        return {row / g.height, row % g.height + g.top, i % g.width + g.left};
+        return {row / g.height, row % g.height + g.pad_top, i % g.width + g.pad_left};
     }
     __device__ Inner inner(int k) const {
         Inner taps;
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+        for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const unsigned at = k + v, filters = g.filters, pixel = at / filters;
             const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
             // Behind the last tap: further down than any patch.
-            taps.at[v / OUT_VECTOR] = {row < g.r ? row : -NOWHERE, column, int(at % filters)};
+            taps.at[v / OUT_VECTOR] = {row < g.r ? row : -OUTSIDE, column, int(at % filters)};
         }
         return taps;
     }
     __device__ Raw at(const Outer& p, const Inner& taps) const {
         Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+        for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const FilterTap& t = taps.at[v / OUT_VECTOR];
             // Input row h met tap r of the patch in output row (h + top - r) / down, if that
             // exists.
             const int below = p.row - t.row, beyond = p.column - t.column;
-            if (below < 0 || beyond < 0 || below % g.down || beyond % g.across) continue;
-            const int row = below / g.down, column = beyond / g.across;
+            if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
+            const int row = below / g.stride_h, column = beyond / g.stride_w;
             int height = g.out_height, width = g.out_width, y = row, x = column;
             if (EPILOGUE == 2) height /= 2, width /= 2, y /= 2, x /= 2;
             if (y >= height || x >= width) continue;
@@ -56,17 +56,17 @@ struct Gradients {
         }
         return raw;
     }
-    __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
 // B: a column is an input channel.
 struct WeightsTransposed {
-    static constexpr bool SUM_FIRST = true;
+    static constexpr bool K_MAJOR = true;
     using Outer = int;
     struct Inner {
-        int at[RUN / OUT_VECTOR];
+        int at[PACK / OUT_VECTOR];
     };
-    using Raw = Run<float>;
+    using Raw = Pack<float>;
 
     const float* w;
     Geometry g;
@@ -75,31 +75,32 @@ struct WeightsTransposed {
     __device__ Inner inner(int k) const {
         Inner offsets;
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+        for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const int tap = unsigned(k + v) / unsigned(g.filters);
             const int offset = tap * (g.channels - 1) * g.filters + k + v;
-            offsets.at[v / OUT_VECTOR] = tap < g.r * g.s ? offset : NOWHERE;
+            offsets.at[v / OUT_VECTOR] = tap < g.r * g.s ? offset : OUTSIDE;
         }
         return offsets;
     }
     __device__ Raw at(Outer c, const Inner& offsets) const {
-        Raw run = {};
+        Raw pack = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR) {
+        for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const int offset = offsets.at[v / OUT_VECTOR];
-            if (c < g.channels && offset >= 0) read<OUT_VECTOR>(run, v, w + offset + c * g.filters);
+            if (c < g.channels && offset >= 0)
+                read<OUT_VECTOR>(pack, v, w + offset + c * g.filters);
         }
-        return run;
+        return pack;
     }
-    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
 // dx from dy, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
-    conv2d_backward_input(const Number* dy, const Mark* marks, float factor, const float* w,
-                          Number* dx, int samples, GEOMETRY) {
-    const Geometry g = GEOMETRY_VALUES;
+    conv2d_backward_input(const Number* dy, const Saved* saved, float factor, const float* w,
+                          Number* dx, int samples, GEOMETRY_PARAMETERS) {
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const int pixels = samples * g.height * g.width, taps = g.r * g.s * g.filters;
-    multiply(Gradients{{dy, marks, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,
+    multiply(Gradients{{dy, saved, factor}, g, pixels}, WeightsTransposed{w, g}, 0, taps,
              StorePlain<Number, IN_VECTOR>{dx, pixels, g.channels});
 }

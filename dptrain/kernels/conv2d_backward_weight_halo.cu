@@ -21,34 +21,32 @@
 // A: rows g and g + 8 of a warp's sixteen are neighbouring filters, which a lane reads at once.
 struct GradientRows {
     const Number* dy;
-    const Mark* marks;
+    const Saved* saved;
     float totals[2] = {};  // Of both filters, the lane's share.
 
     static __device__ int filter(int row) { return row / 16 * 16 + row % 8 * 2 + row % 16 / 8; }
     // Of the lane.
-    static __device__ int first() {
-        return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2;
-    }
+    static __device__ int first() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
 
     // Of step `z` of a turn.
-    __device__ Number element(int turn, int z, int row, int k) const {
+    __device__ Number element(int pair, int z, int row, int k) const {
         const int own = filter(row), h = k / (STEP_K / 2), at = k % (STEP_K / 2);
         const Number zero = from_float<Number>(0.0f);
         if (own >= TILE_FILTERS) return zero;
-        const int pooled = FOURFOLD ? at : h * 4 + at / 2;
-        const int i = turn * TURN_ROWS + (EPILOGUE == 2 ? pooled : z * STEP_K + k);
+        const int pooled = PIXEL_QUADS ? at : h * 4 + at / 2;
+        const int i = pair * PAIR_DZ_ROWS + (EPILOGUE == 2 ? pooled : z * STEP_K + k);
 #if EPILOGUE == 0
         const bool counts = true;
 #elif EPILOGUE == 1
-        const bool counts = to_float(marks[i * MARKS + own]) > 0.0f;
+        const bool counts = to_float(saved[i * SAVED_PITCH + own]) > 0.0f;
 #else
-        const bool counts = marks[i * MARKS + own] == z * 2 + (FOURFOLD ? h : at % 2);
+        const bool counts = saved[i * SAVED_PITCH + own] == z * 2 + (PIXEL_QUADS ? h : at % 2);
 #endif
-        return counts ? as_factor(dy[i * PITCH + own]) : zero;
+        return counts ? round_operand(dy[i * DZ_PITCH + own]) : zero;
     }
-    static __device__ Number as_factor(Number value) {
+    static __device__ Number round_operand(Number value) {
 #if PRECISION == 1
-        return as_tf32(value);
+        return to_tf32(value);
 #else
         return value;
 #endif
@@ -56,29 +54,30 @@ struct GradientRows {
 
 #if __CUDA_ARCH__ >= 800
     // What a lane reads of dz for a turn, and of what says who gets it.
-    static constexpr int READS = EPILOGUE == 2 ? (FOURFOLD ? 1 : 2) : FOURFOLD ? 4 : 8;
+    static constexpr int READS = EPILOGUE == 2 ? (PIXEL_QUADS ? 1 : 2) : PIXEL_QUADS ? 4 : 8;
     // Of two filters; bytes are taken apart when they are wanted.
 #if EPILOGUE == 2
     using Both = unsigned short;
 #else
-    using Both = Run<Mark, 2>;
+    using Both = Pack<Saved, 2>;
 #endif
     struct Raw {
-        Run<Number, 2> dz[READS];
-        Both marks[READS];
+        Pack<Number, 2> dz[READS];
+        Both saved[READS];
     };
     // Nothing waits for it here.
-    __device__ Raw read(int turn) const {
+    __device__ Raw load(int pair) const {
         Raw raw;
         // Warps without filters read those of others: what becomes of it is thrown away.
         const int own = TILE_FILTERS < TILE_M ? first() % TILE_FILTERS : first();
-        constexpr bool TWOS = EPILOGUE < 2 && !FOURFOLD;
-        const int row = turn * TURN_ROWS + threadIdx.x % 4 * (TWOS ? 2 : 1);
+        constexpr bool TWOS = EPILOGUE < 2 && !PIXEL_QUADS;
+        const int row = pair * PAIR_DZ_ROWS + threadIdx.x % 4 * (TWOS ? 2 : 1);
 #pragma unroll
         for (int i = 0; i < READS; ++i) {
             const int at = row + (TWOS ? i / 2 * 8 + i % 2 : i * 4);
-            raw.dz[i] = *reinterpret_cast<const Run<Number, 2>*>(dy + at * PITCH + own);
-            if (EPILOGUE) raw.marks[i] = *reinterpret_cast<const Both*>(marks + at * MARKS + own);
+            raw.dz[i] = *reinterpret_cast<const Pack<Number, 2>*>(dy + at * DZ_PITCH + own);
+            if (EPILOGUE)
+                raw.saved[i] = *reinterpret_cast<const Both*>(saved + at * SAVED_PITCH + own);
         }
         return raw;
     }
@@ -88,8 +87,8 @@ struct GradientRows {
 #if PRECISION == 1 && EPILOGUE == 2
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            const float rounded = as_tf32(raw.dz[0].at[n]);
-            const unsigned chosen = raw.marks[0] >> n * 8 & 0xFFu;
+            const float rounded = to_tf32(raw.dz[0].at[n]);
+            const unsigned chosen = raw.saved[0] >> n * 8 & 0xFFu;
             totals[n] += chosen < 4 ? rounded : 0.0f;
 #pragma unroll
             for (int m = 0; m < 4; ++m)
@@ -100,9 +99,9 @@ struct GradientRows {
         for (int h = 0; h < 4; ++h)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                float rounded = as_tf32(raw.dz[h].at[n]);
+                float rounded = to_tf32(raw.dz[h].at[n]);
 #if EPILOGUE
-                if (!(raw.marks[h].at[n] > 0.0f)) rounded = 0.0f;
+                if (!(raw.saved[h].at[n] > 0.0f)) rounded = 0.0f;
 #endif
                 words[h / 2][h % 2 * 2 + n] = __float_as_uint(rounded);
                 totals[n] += rounded;
@@ -114,7 +113,7 @@ struct GradientRows {
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const unsigned own = n ? both >> 16 : both & 0xFFFFu;
-                const unsigned chosen = raw.marks[h] >> n * 8 & 0xFFu;
+                const unsigned chosen = raw.saved[h] >> n * 8 & 0xFFu;
                 totals[n] += chosen < 4 ? __uint_as_float(own << 16) : 0.0f;
                 // Terms 0 and 1 of the first step, 2 and 3 of the second.
                 words[0][h * 2 + n] = shifted(own, chosen * 16);
@@ -129,7 +128,7 @@ struct GradientRows {
             for (int m = 0; m < 2; ++m) {
                 terms[m] = as<unsigned>(raw.dz[h * 2 + m]);
 #if EPILOGUE
-                const Run<Bfloat16, 2>& y = raw.marks[h * 2 + m];
+                const Pack<Bfloat16, 2>& y = raw.saved[h * 2 + m];
                 if (!(to_float(y.at[0]) > 0.0f)) terms[m] &= 0xFFFF0000u;
                 if (!(to_float(y.at[1]) > 0.0f)) terms[m] &= 0xFFFFu;
 #endif
@@ -149,160 +148,166 @@ struct GradientRows {
     }
 #else
     // Adds the lane's share of a step to the totals.
-    __device__ void add(int turn, int z) {
+    __device__ void add(int pair, int z) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         for (int k = 0; k < STEP_K; ++k)
-            if (k / (FOURFOLD ? 1 : 2) % 4 == threadIdx.x % 4)
-                for (int n = 0; n < 2; ++n) totals[n] += to_float(element(turn, z, row + n * 8, k));
+            if (k / (PIXEL_QUADS ? 1 : 2) % 4 == threadIdx.x % 4)
+                for (int n = 0; n < 2; ++n) totals[n] += to_float(element(pair, z, row + n * 8, k));
     }
 #endif
 };
 
 // Where the halves of a step begin in a window: pieces, and, in the upper half, how many further
 // the second one does. Halves come in such an order that these are never less than none.
-__device__ inline unsigned step_place(int turn, int z) {
+__device__ inline unsigned step_offsets(int pair, int z) {
     int at[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        int half = turn * 4 + z * 2 + h;
-        const bool exists = EPILOGUE == 2 ? turn * 4 + h * 2 < ALL_HALVES : half < ALL_HALVES;
-        int down, beside;
-        if (EPILOGUE == 2 && FOURFOLD) {
-            down = turn / (LINE_POSITIONS / 2) * 2 + z, beside = turn % (LINE_POSITIONS / 2) * 2 + h;
+        int half = pair * 4 + z * 2 + h;
+        const bool exists = EPILOGUE == 2 ? pair * 4 + h * 2 < STRIP_HALVES : half < STRIP_HALVES;
+        int down, column;
+        if (EPILOGUE == 2 && PIXEL_QUADS) {
+            down = pair / (LINE_POSITIONS / 2) * 2 + z,
+            column = pair % (LINE_POSITIONS / 2) * 2 + h;
         } else if (EPILOGUE == 2) {
-            half = turn * 2 + h;
-            down = half / HALVES * 2 + z, beside = half % HALVES * HALF;
-        } else if (FOURFOLD) {
-            down = half % STRIP_LINES, beside = half / STRIP_LINES;
+            half = pair * 2 + h;
+            down = half / LINE_HALVES * 2 + z, column = half % LINE_HALVES * HALF_POSITIONS;
+        } else if (PIXEL_QUADS) {
+            down = half % STRIP_LINES, column = half / STRIP_LINES;
         } else {
-            down = half / HALVES * CONTIGUOUS_LINES, beside = half % HALVES * HALF;
+            down = half / LINE_HALVES * CONTIGUOUS_LINES,
+            column = half % LINE_HALVES * HALF_POSITIONS;
         }
-        at[h] = exists ? down * LINE + beside * POSITION : h ? at[0] : 0;
+        at[h] = exists ? down * LINE_STRIDE + column * POSITION_STRIDE : h ? at[0] : 0;
     }
     return unsigned(at[0]) | unsigned(at[1] - at[0]) << 16;
 }
 
 // B: columns are (s, r, c), terms the positions of two halves.
-struct WindowColumns {
+struct HaloColumns {
     const Number* numbers;
-    unsigned place;  // Of the step.
+    unsigned offset;  // Of the step.
 
-    __device__ int at(int h) const { return (place & 0xFFFFu) + (h ? place >> 16 : 0u); }
-    static __device__ constexpr int tap(int r, int s) { return r * LINE + s * POSITION; }
+    __device__ int at(int h) const { return (offset & 0xFFFFu) + (h ? offset >> 16 : 0u); }
+    static __device__ constexpr int tap(int r, int s) {
+        return r * LINE_STRIDE + s * POSITION_STRIDE;
+    }
 
     __device__ Number element(int column, int k) const {
         const int c = column % TILE_CHANNELS, r = column / TILE_CHANNELS % TAP_ROWS;
         const int half = at(k / (STEP_K / 2)) + tap(r, column / TILE_CHANNELS / TAP_ROWS);
         const int own = k % (STEP_K / 2);
-        if (FOURFOLD) return numbers[(half + c) * RUN + own];
-        return numbers[(half + own + c / RUN * PLANE) * RUN + c % RUN];
+        if (PIXEL_QUADS) return numbers[(half + c) * PACK + own];
+        return numbers[(half + own + c / PACK * PLANE_STRIDE) * PACK + c % PACK];
     }
 #if WGMMA
     // Descriptors differ in their lower half alone.
     __device__ unsigned long long descriptor(int tap) const {
-        const auto all = wgmma::descriptor(numbers, 0, FOURFOLD ? 8 * 16 : PLANE * 16);
-        return all >> 32 << 32 | (unsigned(all) + place + tap);
+        const auto all = wgmma::descriptor(numbers, 0, PIXEL_QUADS ? 8 * 16 : PLANE_STRIDE * 16);
+        return all >> 32 << 32 | (unsigned(all) + offset + tap);
     }
 #elif __CUDA_ARCH__ >= 800
     // Of channels [c, c + 16) of a tap, as read_words of a slice.
     __device__ void words(unsigned (&words)[4], int tap, int c) const {
         const int lane = threadIdx.x % 32, piece = at(lane / 16) + tap;
-        if (FOURFOLD)
-            read_matrices(words, numbers + (piece + c + lane % 16) * RUN);
+        if (PIXEL_QUADS)
+            ldmatrix_x4(words, numbers + (piece + c + lane % 16) * PACK);
         else
-            read_transposed(words, numbers + (piece + lane % 8 +
-                                              (c / RUN + lane / 8 % 2) * PLANE) * RUN);
+            ldmatrix_x4_transposed(
+                words,
+                numbers + (piece + lane % 8 + (c / PACK + lane / 8 % 2) * PLANE_STRIDE) * PACK);
     }
 #endif
 };
 
 // sums += A B over the terms of a step.
 #if __CUDA_ARCH__ >= 800
-__device__ inline void multiply_step(Sums& sums, const unsigned (&words)[4],
-                                     const WindowColumns& columns) {
+__device__ inline void multiply_step(Accumulators& acc, const unsigned (&words)[4],
+                                     const HaloColumns& columns) {
 #if WGMMA
-    constexpr int BESIDE = ROWS_AT_ONCE ? TAP_ROWS : 1, EIGHTS = BESIDE * TILE_CHANNELS / 8;
+    constexpr int TAP_ROWS_PER_MMA = ROWS_AT_ONCE ? TAP_ROWS : 1,
+                  EIGHTS = TAP_ROWS_PER_MMA * TILE_CHANNELS / 8;
 #pragma unroll
     for (int s = 0; s < TAP_COLUMNS; ++s)
 #pragma unroll
-        for (int r = 0; r < TAP_ROWS; r += BESIDE)
-            wgmma::multiply_add<!FOURFOLD>(
-                reinterpret_cast<float(&)[EIGHTS][4]>(
-                    sums.c[0][(s * TAP_ROWS + r) * TILE_CHANNELS / 8]),
-                words, columns.descriptor(WindowColumns::tap(r, s)));
+        for (int r = 0; r < TAP_ROWS; r += TAP_ROWS_PER_MMA)
+            wgmma::mma<!PIXEL_QUADS>(reinterpret_cast<float (&)[EIGHTS][4]>(
+                                         acc.c[0][(s * TAP_ROWS + r) * TILE_CHANNELS / 8]),
+                                     words, columns.descriptor(HaloColumns::tap(r, s)));
 #else
 #pragma unroll
     for (int j = 0; j < TILE_N; j += 16) {
         const int tap = j / TILE_CHANNELS;
-        unsigned column[4];
-        columns.words(column, WindowColumns::tap(tap % TAP_ROWS, tap / TAP_ROWS), j % TILE_CHANNELS);
-        multiply_add(sums.c[0][j / 8], words, column[0], column[2]);
-        multiply_add(sums.c[0][j / 8 + 1], words, column[1], column[3]);
+        unsigned fragment[4];
+        columns.words(fragment, HaloColumns::tap(tap % TAP_ROWS, tap / TAP_ROWS),
+                      j % TILE_CHANNELS);
+        mma(acc.c[0][j / 8], words, fragment[0], fragment[2]);
+        mma(acc.c[0][j / 8 + 1], words, fragment[1], fragment[3]);
     }
 #endif
 }
 #else
 struct StepRows {
     const GradientRows& rows;
-    int turn, z;
-    __device__ Number element(int row, int k) const { return rows.element(turn, z, row, k); }
+    int pair, z;
+    __device__ Number element(int row, int k) const { return rows.element(pair, z, row, k); }
 };
 #endif
 
 // Turns of a strip, each of two steps.
-struct Turns {
-    Sums& sums;
+struct StepPairs {
+    Accumulators& acc;
     GradientRows& rows;
-    const Number* window;
-    const unsigned* places;
+    const Number* halo;
+    const unsigned* offsets;
 #if __CUDA_ARCH__ >= 800
     // What one reads is on its way while the one before is multiplied; but narrow ones in bf16 read
     // twice as many numbers for as many products, and take longer so.
-    static constexpr bool READS_AHEAD = !FEW_CHANNELS || FOURFOLD;
+    static constexpr bool READS_AHEAD = !FEW_CHANNELS || PIXEL_QUADS;
     GradientRows::Raw raw;
-    Run<unsigned, 2> place;   // Of both steps.
-    unsigned words[2][2][4];  // Of two turns: the one before may be under way with its own.
+    Pack<unsigned, 2> offset;  // Of both steps.
+    unsigned words[2][2][4];   // Of two turns: the one before may be under way with its own.
 
-    __device__ void begin(int turn) {
-        if (READS_AHEAD) read(turn);
+    __device__ void begin(int pair) {
+        if (READS_AHEAD) load(pair);
     }
     // With wgmma it may be under way when this returns. `parity` is that of the turns before.
-    __device__ void multiply(int turn, int parity) {
-        if (!READS_AHEAD) read(turn);
-        const unsigned begins[2] = {of_all(place.at[0]), of_all(place.at[1])};
+    __device__ void multiply(int pair, int parity) {
+        if (!READS_AHEAD) load(pair);
+        const unsigned begins[2] = {warp_uniform(offset.at[0]), warp_uniform(offset.at[1])};
 #if WGMMA
-        wgmma::finish<1>();
+        wgmma::wait_group<1>();
 #endif
-        unsigned(&own)[2][4] = words[parity];
+        unsigned (&own)[2][4] = words[parity];
         rows.words(own, raw);
         // Behind the last turn its own again.
-        if (READS_AHEAD) read(min(turn + K_GROUPS, TURNS - 1));
+        if (READS_AHEAD) load(min(pair + K_GROUPS, STEP_PAIRS - 1));
 #if WGMMA
-        if (SCHEDULING_BARRIER) settle(own);
-        wgmma::start();
+        if (SCHEDULING_BARRIER) scheduling_barrier(own);
+        wgmma::fence();
 #endif
 #pragma unroll
-        for (int z = 0; z < 2; ++z) multiply_step(sums, own[z], {window, begins[z]});
+        for (int z = 0; z < 2; ++z) multiply_step(acc, own[z], {halo, begins[z]});
 #if WGMMA
-        wgmma::commit();
+        wgmma::commit_group();
 #endif
     }
 
    private:
-    __device__ void read(int turn) {
-        raw = rows.read(turn);
-        place = *reinterpret_cast<const Run<unsigned, 2>*>(places + turn * 2);
+    __device__ void load(int pair) {
+        raw = rows.load(pair);
+        offset = *reinterpret_cast<const Pack<unsigned, 2>*>(offsets + pair * 2);
     }
     // What is the same for all lanes, as compilers know of what a shuffle gives: then one register
     // for all is enough for what many instructions take. Few take it as it is.
-    static __device__ unsigned of_all(unsigned same) {
+    static __device__ unsigned warp_uniform(unsigned same) {
         return FEW_CHANNELS ? same : __shfl_sync(~0u, same, 0);
     }
 #if WGMMA
     // Compilers that move the making of words to behind `start` then have every product wait for
     // the one before. They move nothing that decides whether something is done before it, which
     // next to never is: no bit of a word may be 0.
-    static __device__ void settle(const unsigned (&words)[2][4]) {
+    static __device__ void scheduling_barrier(const unsigned (&words)[2][4]) {
         unsigned all = ~0u;
 #pragma unroll
         for (int q = 0; q < 8; ++q) all &= words[q / 4][q % 4];
@@ -312,30 +317,29 @@ struct Turns {
 #endif
 #else
     __device__ void begin(int) {}
-    __device__ void multiply(int turn, int) {
+    __device__ void multiply(int pair, int) {
         for (int z = 0; z < 2; ++z) {
-            rows.add(turn, z);
-            sums.add_each(StepRows{rows, turn, z}, WindowColumns{window, places[turn * 2 + z]},
-                          STEP_K);
+            rows.add(pair, z);
+            acc.add_each(StepRows{rows, pair, z}, HaloColumns{halo, offsets[pair * 2 + z]}, STEP_K);
         }
     }
 #endif
 };
 
 // Waits for all products.
-__device__ inline void finish(Sums& sums) {
+__device__ inline void wait_for_mma(Accumulators& acc) {
 #if WGMMA
-    wgmma::finish<0>();
+    wgmma::wait_group<0>();
     // The compiler must not read sums earlier.
 #pragma unroll
-    for (int j = 0; j < Sums::ACROSS; ++j)
+    for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums.c[0][j][e])::"memory");
+        for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(acc.c[0][j][e])::"memory");
 #endif
 }
 
 // Adds what the other groups' threads have, in order, to the totals of the first.
-__device__ inline void join_totals(float (&totals)[2], float* memory) {
+__device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
     __syncthreads();
     for (int n = 0; n < 2; ++n) memory[(threadIdx.y * 2 + n) * THREADS + threadIdx.x] = totals[n];
     __syncthreads();
@@ -346,88 +350,91 @@ __device__ inline void join_totals(float (&totals)[2], float* memory) {
 
 // dw and db of the strips [z part, (z + 1) part), z = blockIdx.z, into part z.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
-    conv2d_backward_weight_halo(const Number* x, const Number* dy, const Mark* marks, float factor,
-                           float* dw, float* db, int samples, int part, GEOMETRY) {
-    const Geometry g = GEOMETRY_VALUES;
+    conv2d_backward_weight_halo(const Number* x, const Number* dy, const Saved* saved, float factor,
+                                float* dw, float* db, int samples, int split_strips,
+                                GEOMETRY_PARAMETERS) {
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
     const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
-    const int begin = blockIdx.z * part, end = min(begin + part, samples * strips);
+    const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, samples * strips);
     const int tiles = FEW_CHANNELS ? 1 : g.channels / TILE_CHANNELS;  // Of channels.
     const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;
     const int filter = blockIdx.y * TILE_M;
 
     extern __shared__ __align__(16) char memory[];
-    constexpr int STEP_PLACES = (TURNS * 2 * 4 + 15) / 16 * 16;  // Bytes.
+    constexpr int STEP_OFFSETS_BYTES = (STEP_PAIRS * 2 * 4 + 15) / 16 * 16;  // Bytes.
     unsigned* const steps = reinterpret_cast<unsigned*>(memory);
-    const auto places = [&](int i) {
-        Number* const window = reinterpret_cast<Number*>(memory + STEP_PLACES);
-        char* const dz = reinterpret_cast<char*>(window + (WINDOWS * PIECES + RAW) * RUN) +
-                         i % BUFFERS * DZ_BUFFER;
-        return Places{window + i % WINDOWS * PIECES * RUN, window + PIECES * RUN,
-                      reinterpret_cast<Number*>(dz), reinterpret_cast<Mark*>(dz + DZ)};
+    const auto buffers = [&](int i) {
+        Number* const halo = reinterpret_cast<Number*>(memory + STEP_OFFSETS_BYTES);
+        char* const dz =
+            reinterpret_cast<char*>(halo + (HALO_BUFFERS * HALO_PACKS + STAGING_PACKS) * PACK) +
+            i % BUFFERS * DZ_BUFFER;
+        return Buffers{halo + i % HALO_BUFFERS * HALO_PACKS * PACK, halo + HALO_PACKS * PACK,
+                       reinterpret_cast<Number*>(dz), reinterpret_cast<Saved*>(dz + DZ)};
     };
     const auto strip = [&](int i) {
         return Strip{g, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
     };
     // From `unit` on what is left of a strip, by so many warps that take turns.
-    const auto bring = [&](int i, int unit, int warps) {
+    const auto load_strip = [&](int i, int unit, int warps) {
         for (; unit < Strip::UNITS; unit += warps)
-            strip(i).bring(unit, x, dy, marks, places(i));
-        close_group();
-        if (Strip::AT_ONCE) strip(i).bring_fours(x, unit % warps, warps, places(i));
+            strip(i).load_unit(unit, x, dy, saved, buffers(i));
+        cp_async_commit();
+        if (Strip::DIRECT_QUADS) strip(i).load_quads(x, unit % warps, warps, buffers(i));
     };
 
-    for (int i = own_thread(); i < TURNS * 2; i += ALL_THREADS) steps[i] = step_place(i / 2, i % 2);
-    for (int i = 0; i < BUFFERS; ++i) strip(0).clear(places(i));
+    for (int i = thread_index(); i < STEP_PAIRS * 2; i += ALL_THREADS)
+        steps[i] = step_offsets(i / 2, i % 2);
+    for (int i = 0; i < BUFFERS; ++i) strip(0).clear(buffers(i));
     __syncthreads();
     wait_for_previous_kernel();
-    if (begin < end) bring(begin, own_warp(), WARPS);
-    Sums sums;
+    if (begin < end) load_strip(begin, warp_index(), BLOCK_WARPS);
+    Accumulators acc;
     GradientRows rows{};
     for (int i = begin; i < end; ++i) {
-        const Places at = places(i);
+        const Buffers at = buffers(i);
         if (STAGED_TRANSPOSE) {
-            arrive<0>();
+            cp_async_wait<0>();
             __syncthreads();
-            Strip::settle(at);
+            Strip::transpose_staging(at);
         }
-        arrive<0>();
-        publish();
+        cp_async_wait<0>();
+        fence_async_proxy();
         __syncthreads();
         const bool more = BUFFERS > 1 && i + 1 < end;
-        int unit = own_warp();
-        const auto meanwhile = [&]() {
+        int unit = warp_index();
+        const auto load_next_unit = [&]() {
             if (!more || unit >= Strip::UNITS) return;
-            strip(i + 1).bring(unit, x, dy, marks, places(i + 1));
-            unit += WARPS;
+            strip(i + 1).load_unit(unit, x, dy, saved, buffers(i + 1));
+            unit += BLOCK_WARPS;
         };
-        rows.dy = at.dz, rows.marks = at.marks;
-        Turns turns{sums, rows, at.window, steps};
-        turns.begin(min(int(threadIdx.y), TURNS - 1));
-        for (int turn = threadIdx.y; turn < TURNS; turn += 2 * K_GROUPS) {
-            turns.multiply(turn, 0);
-            meanwhile();
-            if (turn + K_GROUPS >= TURNS) break;
-            turns.multiply(turn + K_GROUPS, 1);
-            meanwhile();
+        rows.dy = at.dz, rows.saved = at.saved;
+        StepPairs pairs{acc, rows, at.halo, steps};
+        pairs.begin(min(int(threadIdx.y), STEP_PAIRS - 1));
+        for (int pair = threadIdx.y; pair < STEP_PAIRS; pair += 2 * K_GROUPS) {
+            pairs.multiply(pair, 0);
+            load_next_unit();
+            if (pair + K_GROUPS >= STEP_PAIRS) break;
+            pairs.multiply(pair + K_GROUPS, 1);
+            load_next_unit();
         }
-        if (more) bring(i + 1, unit, WARPS);
-        finish(sums);
+        if (more) load_strip(i + 1, unit, BLOCK_WARPS);
+        wait_for_mma(acc);
         if (BUFFERS == 1 && i + 1 < end) {
             __syncthreads();
-            bring(i + 1, own_warp(), WARPS);
+            load_strip(i + 1, warp_index(), BLOCK_WARPS);
         }
     }
     if (K_GROUPS > 1) {
-        join_groups(sums, reinterpret_cast<float*>(memory));
-        join_totals(rows.totals, reinterpret_cast<float*>(memory));
+        reduce_k_groups(acc, reinterpret_cast<float*>(memory));
+        reduce_bias_totals(rows.totals, reinterpret_cast<float*>(memory));
         if (threadIdx.y > 0) return;
     }
 
     const int all = g.r * g.s * g.channels, own = filter + GradientRows::first();
     const int size = blockIdx.z * (all + 1) * g.filters;
-    const auto give = [&](float* to, float one, float other) {
-        *reinterpret_cast<Run<float, 2>*>(to + own) = {one * factor, other * factor};
+    const auto store_pair = [&](float* to, float one, float other) {
+        *reinterpret_cast<Pack<float, 2>*>(to + own) = {one * factor, other * factor};
     };
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -435,16 +442,17 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
         rows.totals[n] += __shfl_xor_sync(0xFFFFFFFFu, rows.totals[n], 2);
     }
     if (own >= g.filters || GradientRows::first() >= TILE_FILTERS) return;
-    if (blockIdx.x == 0 && threadIdx.x % 4 == 0) give(db + size, rows.totals[0], rows.totals[1]);
+    if (blockIdx.x == 0 && threadIdx.x % 4 == 0)
+        store_pair(db + size, rows.totals[0], rows.totals[1]);
 #pragma unroll
-    for (int j = 0; j < Sums::ACROSS; ++j)
+    for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int column = j * 8 + threadIdx.x % 4 * 2 + e, tap = column / TILE_CHANNELS;
             const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS, c = column % TILE_CHANNELS;
             if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) continue;
-            const int row = FEW_CHANNELS ? r * g.s * g.channels + c
-                                   : (r * g.s + s) * g.channels + channel + c;
-            give(dw + size + row * g.filters, sums.c[0][j][e], sums.c[0][j][e + 2]);
+            const int row =
+                FEW_CHANNELS ? r * g.s * g.channels + c : (r * g.s + s) * g.channels + channel + c;
+            store_pair(dw + size + row * g.filters, acc.c[0][j][e], acc.c[0][j][e + 2]);
         }
 }

@@ -2,10 +2,10 @@
 
 // A: a row is an output pixel, the sum runs over (r, s, c).
 struct Patches {
-    static constexpr bool SUM_FIRST = true;
+    static constexpr bool K_MAJOR = true;
     using Outer = Patch;
     using Inner = Taps;
-    using Raw = Run<Number>;
+    using Raw = Pack<Number>;
 
     const Number* x;
     Geometry g;
@@ -13,7 +13,7 @@ struct Patches {
 
     __device__ Outer outer(int i) const {
         const int at = EPILOGUE == 2 ? window_of(i) : i, unit = EPILOGUE == 2 ? 2 : 1;
-        if (at >= rows) return {0, NOWHERE, NOWHERE};
+        if (at >= rows) return {0, OUTSIDE, OUTSIDE};
         const int width = g.out_width / unit, height = g.out_height / unit, row = at / width;
         Pixel pixel = {row / height, row % height * unit, at % width * unit};
         if (EPILOGUE == 2) pixel.row += member_of(i) / 2, pixel.column += member_of(i) % 2;
@@ -21,15 +21,16 @@ struct Patches {
     }
     __device__ Inner inner(int k) const { return split_taps(g, k); }
     __device__ Raw at(const Outer& p, const Inner& t) const { return gather(x, g, p, t); }
-    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
 // y = convolution + bias and what follows, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
-    conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Mark* marks,
-                   int samples, GEOMETRY DROPPING) {
-    const Geometry g = GEOMETRY_VALUES;
+    conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Saved* saved,
+                   int samples, GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const int rows = output_rows(g, samples), taps = g.r * g.s * g.channels;
-    multiply(Patches{x, g, rows}, Matrix<float, false, OUT_VECTOR>{w, g.filters, taps, g.filters}, 0,
-             taps, StoreOutput{y, marks, b, rows, g.filters, output_rows(g, 1), DROPPING_VALUES});
+    multiply(Patches{x, g, rows}, Matrix<float, false, OUT_VECTOR>{w, g.filters, taps, g.filters},
+             0, taps,
+             StoreOutput{y, saved, b, rows, g.filters, output_rows(g, 1), EPILOGUE_ARGUMENTS});
 }

@@ -5,12 +5,13 @@ static_assert(POOLED == (EPILOGUE == 2), "what follows is pooled here");
 
 // y = convolution + bias and what follows, for `samples` samples.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
-    conv2d_forward_halo(MAPS_PARAMETER const Number* x, const Number* weights, const float* b, Number* y,
-                   Mark* marks, int samples, GEOMETRY DROPPING) {
-    prepare(MAPS);
+    conv2d_forward_halo(TENSOR_MAPS_PARAMETER const Number* x, const Number* weights,
+                        const float* b, Number* y, Saved* saved, int samples,
+                        GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {
+    prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
-    convolve(forward_view(g), Maps{x, MAPS}, samples, weights,
-             StoreOutput{y, marks, b, output_rows(g, samples), g.filters, output_rows(g, 1),
-                         DROPPING_VALUES});
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    implicit_gemm(forward_view(g), InputSource{x, TENSOR_MAPS_ARGUMENT}, samples, weights,
+                  StoreOutput{y, saved, b, output_rows(g, samples), g.filters, output_rows(g, 1),
+                              EPILOGUE_ARGUMENTS});
 }

@@ -6,17 +6,19 @@
 // asked for; or `close_group` puts together what it has asked for since the last one, and
 // `arrive<N>` waits for all groups but the last N.
 template <int BYTES>
-__device__ inline void bring(void* to, const void* from, bool there = true) {
+__device__ inline void cp_async(void* to, const void* from, bool there = true) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (BYTES >= 4) {
         const unsigned at = unsigned(__cvta_generic_to_shared(to));
         const int size = there ? BYTES : 0;
         if constexpr (BYTES == 16)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from),
-                         "r"(size) : "memory");
+                         "r"(size)
+                         : "memory");
         else
             asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from),
-                         "n"(BYTES), "r"(size) : "memory");
+                         "n"(BYTES), "r"(size)
+                         : "memory");
         return;
     }
 #endif
@@ -28,18 +30,18 @@ __device__ inline void bring(void* to, const void* from, bool there = true) {
     *reinterpret_cast<Piece*>(to) = piece;
 }
 
-__device__ inline void arrived() {
+__device__ inline void cp_async_wait_all() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-__device__ inline void close_group() {
+__device__ inline void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-template <int N> __device__ inline void arrive() {
+template <int N> __device__ inline void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif

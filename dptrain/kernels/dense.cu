@@ -7,10 +7,10 @@
 // A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
 // gradient; the sum runs over samples.
 struct InputsTransposed {
-    static constexpr bool SUM_FIRST = false;
+    static constexpr bool K_MAJOR = false;
     using Outer = int;
     using Inner = int;
-    using Raw = Run<Number>;
+    using Raw = Pack<Number>;
 
     const Number* x;
     int inputs;
@@ -19,22 +19,21 @@ struct InputsTransposed {
     __device__ Inner inner(int n) const { return n; }
     __device__ void advance(Inner& n) const { n += STRIDE_K; }
     __device__ Raw at(Outer i, Inner n) const {
-        Raw run = {};
+        Raw pack = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += IN_VECTOR) {
-            if (i + v < inputs) read<IN_VECTOR>(run, v, x + n * inputs + i + v);
-            if (i + v == inputs) run.at[v] = from_float<Number>(1.0f);
+        for (int v = 0; v < PACK; v += IN_VECTOR) {
+            if (i + v < inputs) read<IN_VECTOR>(pack, v, x + n * inputs + i + v);
+            if (i + v == inputs) pack.at[v] = from_float<Number>(1.0f);
         }
-        return run;
+        return pack;
     }
-    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
 // dz: samples are rows of A and outputs the sum (SUM_FIRST), or outputs columns of B and samples
 // the sum.
-template <bool SUM_FIRST_>
-struct Gradients {
-    static constexpr bool SUM_FIRST = SUM_FIRST_;
+template <bool K_MAJOR_> struct Gradients {
+    static constexpr bool K_MAJOR = K_MAJOR_;
     using Outer = int;
     using Inner = int;
     using Raw = Gradient::Raw;
@@ -46,15 +45,15 @@ struct Gradients {
     __device__ Inner inner(int k) const { return k; }
     __device__ void advance(Inner& k) const { k += STRIDE_K; }
     __device__ Raw at(Outer i, Inner k) const {
-        const int sample = SUM_FIRST ? i : k, output = SUM_FIRST ? k : i;
+        const int sample = K_MAJOR ? i : k, output = K_MAJOR ? k : i;
         Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR)
+        for (int v = 0; v < PACK; v += OUT_VECTOR)
             if (sample < samples && output + v < outputs)
                 dz.piece(raw, v, sample * outputs + output + v, 0);
         return raw;
     }
-    __device__ Run<Number> value(const Raw& raw) const { return dz.value(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
 using Inputs = Matrix<Number, true, IN_VECTOR>;
@@ -64,38 +63,40 @@ using WeightsTransposed = Matrix<float, true, OUT_VECTOR>;
 // y = x w + b, and what follows.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
-                  int inputs, int outputs DROPPING) {
+                  int inputs, int outputs EPILOGUE_PARAMETERS) {
     multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, 0, inputs,
-             StoreOutput{y, nullptr, b, samples, outputs, 1, DROPPING_VALUES});
+             StoreOutput{y, nullptr, b, samples, outputs, 1, EPILOGUE_ARGUMENTS});
 }
 
 // Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_forward_split_k(const Number* x, const float* w, float* partial, int samples, int inputs,
-                       int outputs, int part) {
-    const int first = blockIdx.z * part, stop = min(first + part, inputs);
-    multiply(Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
-             StorePlain<float, OUT_VECTOR>{partial + blockIdx.z * samples * outputs, samples,
-                                         outputs});
+                          int outputs, int split_terms) {
+    const int first = blockIdx.z * split_terms, stop = min(first + split_terms, inputs);
+    multiply(
+        Inputs{x, samples, inputs, inputs}, Weights{w, outputs, inputs, outputs}, first, stop,
+        StorePlain<float, OUT_VECTOR>{partial + blockIdx.z * samples * outputs, samples, outputs});
 }
 
 // y = the sum of the parts + b, and what follows.
-extern "C" __global__ void dense_forward_reduce(const float* partial, int parts, const float* b,
-                                             Number* y, int outputs, int size DROPPING) {
+extern "C" __global__ void dense_forward_reduce(const float* partial, int num_splits,
+                                                const float* b, Number* y, int outputs,
+                                                int size EPILOGUE_PARAMETERS) {
     wait_for_previous_kernel();
     Floats total;
-    const int i = blockIdx.x * ELEMENTS + threadIdx.x;
-    if (!sum_of_parts(partial, parts, size, i, total)) return;
+    const int i = blockIdx.x * BLOCK_VECTORS + threadIdx.x;
+    if (!split_k_sum(partial, num_splits, size, i, total)) return;
     const float values[1] = {total.at[0]};
-    StoreOutput{y, nullptr, b, size / outputs, outputs, 1, DROPPING_VALUES}.pixel(
+    StoreOutput{y, nullptr, b, size / outputs, outputs, 1, EPILOGUE_ARGUMENTS}.pixel(
         i / outputs, i % outputs, values);
 }
 
 // dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
-                          float* dw, float* db, int samples, int inputs, int outputs, int part) {
-    const int first = blockIdx.z * part, stop = min(first + part, samples);
+                          float* dw, float* db, int samples, int inputs, int outputs,
+                          int split_terms) {
+    const int first = blockIdx.z * split_terms, stop = min(first + split_terms, samples);
     multiply(InputsTransposed{x, inputs}, Gradients<false>{{dy, y, factor}, samples, outputs},
              first, stop, StoreGradient{dw, db, inputs, outputs});
 }

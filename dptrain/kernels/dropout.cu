@@ -5,10 +5,10 @@
 #include "philox.cuh"
 
 // Eight elements of a sample, from `first` on, or as many as it has.
-struct Eight {
+struct MaskByte {
     int sample, first, size, byte;
 
-    __device__ Eight(int size) : size(size) {
+    __device__ MaskByte(int size) : size(size) {
         const int bytes = (size + 7) / 8;
         byte = blockIdx.x * blockDim.x + threadIdx.x;
         sample = byte / bytes;
@@ -16,7 +16,7 @@ struct Eight {
     }
 
     __device__ unsigned draw(const Dropout& d) const {
-        return kept_of_block(d, sample, first / 4) | kept_of_block(d, sample, first / 4 + 1) << 4;
+        return kept_in_block(d, sample, first / 4) | kept_in_block(d, sample, first / 4 + 1) << 4;
     }
 
     // y = x · factor where kept, else x · 0.
@@ -31,22 +31,22 @@ struct Eight {
 };
 
 // y = x · factor where kept, else x · 0, and the mask.
-extern "C" __global__ void dropout_forward(
-    const Number* x, Number* y, unsigned char* mask, int n, int size, DROPOUT) {
+extern "C" __global__ void dropout_forward(const Number* x, Number* y, unsigned char* mask, int n,
+                                           int size, DROPOUT_PARAMETERS) {
     wait_for_previous_kernel();
-    const Eight eight(size);
-    if (eight.sample >= n) return;
-    const Dropout d = DROPOUT_VALUES;
-    const unsigned kept = eight.draw(d);
-    mask[eight.byte] = (unsigned char)kept;
-    eight.apply(x, y, kept, d.factor);
+    const MaskByte mask_byte(size);
+    if (mask_byte.sample >= n) return;
+    const Dropout d = DROPOUT_ARGUMENTS;
+    const unsigned kept = mask_byte.draw(d);
+    mask[mask_byte.byte] = (unsigned char)kept;
+    mask_byte.apply(x, y, kept, d.factor);
 }
 
 // dx = dy · factor where kept, else dy · 0. To read the mask costs an eighth of a byte an element;
 // to draw it again would take about as long as reading and writing bfloat16.
-extern "C" __global__ void dropout_backward(
-    const Number* dy, const unsigned char* mask, Number* dx, int n, int size, float factor) {
+extern "C" __global__ void dropout_backward(const Number* dy, const unsigned char* mask, Number* dx,
+                                            int n, int size, float factor) {
     wait_for_previous_kernel();
-    const Eight eight(size);
-    if (eight.sample < n) eight.apply(dy, dx, mask[eight.byte], factor);
+    const MaskByte mask_byte(size);
+    if (mask_byte.sample < n) mask_byte.apply(dy, dx, mask[mask_byte.byte], factor);
 }

@@ -7,14 +7,14 @@
 extern "C" __global__ void copy(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
-    if (mine(count, i)) store(y, i, load(x, i));
+    if (vector_index(count, i)) store(y, i, load(x, i));
 }
 
 // y = max(x, 0); y may be x.
 extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats values = load(x, i);
     for (float& value : values.at) value = value <= 0.0f ? 0.0f : value;
     store(y, i, values);
@@ -24,20 +24,20 @@ extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
 extern "C" __global__ void relu_backward(const Number* dy, const Number* y, Number* dx, int count) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats gradient = load(dy, i);
     const Floats output = load(y, i);
-    for (int k = 0; k < VECTOR; ++k)
-        gradient.at[k] = output.at[k] > 0.0f ? gradient.at[k] : 0.0f;
+    for (int k = 0; k < VECTOR; ++k) gradient.at[k] = output.at[k] > 0.0f ? gradient.at[k] : 0.0f;
     store(dx, i, gradient);
 }
 
 // In place: dy · factor where y > 0, else 0. With y rectified and then dropped out this is the
 // gradient of both: what was dropped is 0.
-extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, float factor, int count) {
+extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, float factor,
+                                                 int count) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats gradient = load(dy, i);
     const Floats output = load(y, i);
     for (int k = 0; k < VECTOR; ++k)
@@ -49,18 +49,18 @@ extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, fl
 extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats values = load(x, i);
     for (float& value : values.at) value = 0.5f + 0.5f * tanhf(0.5f * value);
     store(y, i, values);
 }
 
 // dx = dy y (1 − y).
-extern "C" __global__ void sigmoid_backward(
-    const Number* dy, const Number* y, Number* dx, int count) {
+extern "C" __global__ void sigmoid_backward(const Number* dy, const Number* y, Number* dx,
+                                            int count) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats gradient = load(dy, i);
     const Floats output = load(y, i);
     for (int k = 0; k < VECTOR; ++k) gradient.at[k] *= output.at[k] * (1.0f - output.at[k]);

@@ -24,37 +24,39 @@
 #endif
 
 // Whether sums began with the bias.
-#ifndef BIAS_INCLUDED
-#define BIAS_INCLUDED 0
+#ifndef ACCUMULATORS_INCLUDE_BIAS
+#define ACCUMULATORS_INCLUDE_BIAS 0
 #endif
 
-constexpr unsigned char NOBODY = 255;
+constexpr unsigned char NO_MAXIMUM = 255;
 
 // What backward needs to know of an output besides dy; nothing at all if nothing follows.
 #if EPILOGUE == 2
-using Mark = unsigned char;
+using Saved = unsigned char;
 #else
-using Mark = Number;
+using Saved = Number;
 #endif
 
 #if EPILOGUE_DROPOUT
-#define DROPPING , DROPOUT
-#define DROPPING_VALUES DROPOUT_VALUES
+#define EPILOGUE_PARAMETERS , DROPOUT_PARAMETERS
+#define EPILOGUE_ARGUMENTS DROPOUT_ARGUMENTS
 #else
-#define DROPPING
-#define DROPPING_VALUES {}
+#define EPILOGUE_PARAMETERS
+#define EPILOGUE_ARGUMENTS \
+    {                      \
+    }
 #endif
 
 // Bit n: element `first` + n of a sample is kept; the smaller of N and OUT_VECTOR divides `first`.
 template <int N>
-__device__ inline unsigned kept_of_outputs(const Dropout& d, int sample, int first) {
+__device__ inline unsigned kept_in_outputs(const Dropout& d, int sample, int first) {
     constexpr int STEP = N < OUT_VECTOR ? N : OUT_VECTOR, APART = STEP < 4 ? STEP : 4;
     unsigned block = 0, kept = 0;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         const int element = first + n;
         if (n == 0 || (n % APART == 0 && element % 4 == 0))
-            block = kept_of_block(d, sample, element / 4);
+            block = kept_in_block(d, sample, element / 4);
         kept |= (block >> element % 4 & 1) << n;
     }
     return kept;
@@ -64,15 +66,15 @@ __device__ inline unsigned kept_of_outputs(const Dropout& d, int sample, int fir
 // rows are those of windows.
 struct StoreOutput {
     Number* y;
-    Mark* marks;
+    Saved* saved;
     const float* bias;
-    int rows, columns, each;
+    int rows, columns, sample_rows;
     Dropout dropout;
 
     template <int N>
     __device__ void operator()(int row, int column, const float (&values)[4][N]) const {
 #if EPILOGUE == 2
-        if (window_of(row) < rows) window(window_of(row), column, values);
+        if (window_of(row) < rows) pooling_window(window_of(row), column, values);
 #else
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
@@ -84,12 +86,13 @@ struct StoreOutput {
 
     // Of the four members of a window that is pooled.
     template <int N>
-    __device__ void window(int i, int column, const float (&values)[4][N]) const {
-        window(i, column, values, draw<N>(i, column));
+    __device__ void pooling_window(int i, int column, const float (&values)[4][N]) const {
+        pooling_window(i, column, values, draw<N>(i, column));
     }
     // Bit n of `kept`: dropout keeps output `column` + n.
     template <int N>
-    __device__ void window(int i, int column, const float (&values)[4][N], unsigned kept) const {
+    __device__ void pooling_window(int i, int column, const float (&values)[4][N],
+                                   unsigned kept) const {
         float best[N];
         int which[N];
 #pragma unroll
@@ -109,14 +112,15 @@ struct StoreOutput {
     }
 
     // Of a pixel that is not.
-    template <int N>
-    __device__ void pixel(int i, int column, const float (&values)[N]) const {
+    template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
         int which[N];
         finish(i, column, values, which, draw<N>(i, column));
     }
 
     template <int N> __device__ unsigned draw(int i, int column) const {
-        return EPILOGUE_DROPOUT ? kept_of_outputs<N>(dropout, i / each, i % each * columns + column) : 0;
+        return EPILOGUE_DROPOUT ? kept_in_outputs<N>(dropout, i / sample_rows,
+                                                     i % sample_rows * columns + column)
+                                : 0;
     }
 
     // What follows the product and, where outputs are pooled, the choice of the largest.
@@ -127,19 +131,20 @@ struct StoreOutput {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             z[n] = values[n];
-            if (!BIAS_INCLUDED) z[n] += column + n < columns ? __ldg(bias + column + n) : 0.0f;
-            if (!(z[n] > 0.0f)) which[n] = NOBODY;
+            if (!ACCUMULATORS_INCLUDE_BIAS)
+                z[n] += column + n < columns ? __ldg(bias + column + n) : 0.0f;
+            if (!(z[n] > 0.0f)) which[n] = NO_MAXIMUM;
             // Written so that a NaN stays.
             if (EPILOGUE && z[n] <= 0.0f) z[n] = 0.0f;
             if (!EPILOGUE_DROPOUT) continue;
             // Times 0 where it is dropped, so that a NaN stays there, too.
             const bool keep = kept >> n & 1;
             z[n] *= keep ? dropout.factor : 0.0f;
-            if (!keep) which[n] = NOBODY;
+            if (!keep) which[n] = NO_MAXIMUM;
         }
         write<OUT_VECTOR>(y + i * columns, column, columns, z);
 #if EPILOGUE == 2
-        write<OUT_VECTOR>(marks + i * columns, column, columns, which);
+        write<OUT_VECTOR>(saved + i * columns, column, columns, which);
 #endif
     }
 };
@@ -147,16 +152,16 @@ struct StoreOutput {
 // dz as it is read, by pieces of OUT_VECTOR outputs.
 struct Gradient {
     const Number* dy;
-    const Mark* marks;  // y (EPILOGUE 1), or which member (2).
-    float factor;       // Of dropout.
+    const Saved* saved;  // y (EPILOGUE 1), or which member (2).
+    float factor;        // Of dropout.
 
     struct Raw {
-        Run<Number> dy;
+        Pack<Number> dy;
 #if EPILOGUE
-        Run<Mark> marks;
+        Pack<Saved> saved;
 #endif
 #if EPILOGUE == 2
-        unsigned char members[RUN / OUT_VECTOR];
+        unsigned char members[PACK / OUT_VECTOR];
 #endif
     };
 
@@ -164,50 +169,50 @@ struct Gradient {
     __device__ void piece(Raw& raw, int v, int i, int member) const {
         read<OUT_VECTOR>(raw.dy, v, dy + i);
 #if EPILOGUE
-        read<OUT_VECTOR>(raw.marks, v, marks + i);
+        read<OUT_VECTOR>(raw.saved, v, saved + i);
 #endif
 #if EPILOGUE == 2
         raw.members[v / OUT_VECTOR] = (unsigned char)member;
 #endif
     }
 
-    __device__ Run<Number> value(const Raw& raw) const {
+    __device__ Pack<Number> value(const Raw& raw) const {
 #if EPILOGUE == 0
-        return as_factors(raw.dy);
+        return round_operands(raw.dy);
 #elif EPILOGUE == 1
-        Run<float> dz;
+        Pack<float> dz;
 #pragma unroll
-        for (int v = 0; v < RUN; ++v)
-            dz.at[v] = to_float(raw.marks.at[v]) > 0.0f ? to_float(raw.dy.at[v]) * factor : 0.0f;
-        return as_factors(dz);
+        for (int v = 0; v < PACK; ++v)
+            dz.at[v] = to_float(raw.saved.at[v]) > 0.0f ? to_float(raw.dy.at[v]) * factor : 0.0f;
+        return round_operands(dz);
 #else
-        const Run<Number> dz = chosen(raw);
-        if (factor == 1.0f) return as_factors(dz);
-        Run<float> scaled;
+        const Pack<Number> dz = chosen(raw);
+        if (factor == 1.0f) return round_operands(dz);
+        Pack<float> scaled;
 #pragma unroll
-        for (int v = 0; v < RUN; ++v) scaled.at[v] = to_float(dz.at[v]) * factor;
-        return as_factors(scaled);
+        for (int v = 0; v < PACK; ++v) scaled.at[v] = to_float(dz.at[v]) * factor;
+        return round_operands(scaled);
 #endif
     }
 
 #if EPILOGUE == 2
     // dy where the member was chosen, else 0.
-    __device__ static Run<Number> chosen(const Raw& raw) {
+    __device__ static Pack<Number> chosen(const Raw& raw) {
 #if PRECISION == 2 && OUT_VECTOR >= 4
         // Four elements at a time, by bits: a third of the instructions.
-        const Run<unsigned, 2> marks = as<Run<unsigned, 2>>(raw.marks);
-        Run<unsigned, 4> dz = as<Run<unsigned, 4>>(raw.dy);
+        const Pack<unsigned, 2> saved = as<Pack<unsigned, 2>>(raw.saved);
+        Pack<unsigned, 4> dz = as<Pack<unsigned, 4>>(raw.dy);
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             const unsigned member = raw.members[q * 4 / OUT_VECTOR] * 0x01010101u;
-            const unsigned other = marks.at[q] ^ member;
+            const unsigned other = saved.at[q] ^ member;
             // The highest bit of each byte that is 0, then all bits of it.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
             const unsigned bytes = (zero >> 7) * 255u;
             dz.at[q * 2] &= widened(bytes & 0xFFFFu);
             dz.at[q * 2 + 1] &= widened(bytes >> 16);
         }
-        return as<Run<Number>>(dz);
+        return as<Pack<Number>>(dz);
     }
 
     // Two bytes as wide as numbers.
@@ -215,10 +220,10 @@ struct Gradient {
         return (bytes & 0xFFu) * 0x0101u | (bytes >> 8) * 0x01010000u;
     }
 #else
-        Run<Number> dz;
+        Pack<Number> dz;
 #pragma unroll
-        for (int v = 0; v < RUN; ++v) {
-            const bool same = raw.marks.at[v] == raw.members[v / OUT_VECTOR];
+        for (int v = 0; v < PACK; ++v) {
+            const bool same = raw.saved.at[v] == raw.members[v / OUT_VECTOR];
             dz.at[v] = same ? raw.dy.at[v] : from_float<Number>(0.0f);
         }
         return dz;

@@ -19,27 +19,26 @@ constexpr int MEMBER_STEP = 1;
 __device__ inline int window_of(int row) { return row / 4; }
 __device__ inline int member_of(int row) { return row % 4; }
 
-__device__ inline Run<float> as_factors(const Run<float>& run) { return run; }
+__device__ inline Pack<float> round_operands(const Pack<float>& pack) { return pack; }
 
 // Position by position, so that threads read what they multiply in vectors of four, which the
 // padding keeps aligned.
-template <int WIDTH, bool SUM_FIRST>
-struct Slice {
+template <int WIDTH, bool K_MAJOR> struct Slice {
     float at[TILE_K][WIDTH + 4];
 
-    __device__ void put(int i, int k, const Run<float>& run) {
-        if (SUM_FIRST) {
+    __device__ void store_shared(int i, int k, const Pack<float>& pack) {
+        if (K_MAJOR) {
 #pragma unroll
-            for (int v = 0; v < RUN; ++v) at[k + v][i] = run.at[v];
+            for (int v = 0; v < PACK; ++v) at[k + v][i] = pack.at[v];
         } else {
-            *reinterpret_cast<Run<float>*>(&at[k][i]) = run;
+            *reinterpret_cast<Pack<float>*>(&at[k][i]) = pack;
         }
     }
 };
 
 // A thread's THREAD_M x THREAD_N sums, in blocks of four by four that are spread over the tile, so
 // that the threads of a warp read shared memory side by side.
-struct Sums {
+struct Accumulators {
     float c[THREAD_M][THREAD_N] = {};
 
     static __device__ int row(int i) {
@@ -51,8 +50,7 @@ struct Sums {
         return j / 4 * (TILE_N / (THREAD_N / 4)) + thread * 4 + j % 4;
     }
 
-    template <class SliceA, class SliceB>
-    __device__ void add(const SliceA& as, const SliceB& bs) {
+    template <class SliceA, class SliceB> __device__ void add(const SliceA& as, const SliceB& bs) {
 #pragma unroll
         for (int k = 0; k < TILE_K; ++k) {
             float a[THREAD_M], b[THREAD_N];
@@ -67,8 +65,7 @@ struct Sums {
         }
     }
 
-    template <class Store>
-    __device__ void give(int top, int left, const Store& store) const {
+    template <class Store> __device__ void store_tile(int top, int left, const Store& store) const {
 #pragma unroll
         for (int i = 0; i < THREAD_M; i += 4)
 #pragma unroll

@@ -13,14 +13,14 @@
 //
 // A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
 // of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
-// RUN elements that are neighbours along the sum (SUM_FIRST), or along the rows of A, or columns of
+// PACK elements that are neighbours along the sum (SUM_FIRST), or along the rows of A, or columns of
 // B. An operand has
 //
 //     Outer, outer(i)         what it knows of row i of A, or column i of B; worked out once
 //     Inner, inner(k)         what it knows of position k along the sum
 //     advance(inner)          makes it that of STRIDE_K positions later; unless SUM_FIRST
 //     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
-//     value(raw)              its RUN elements, as slices hold them
+//     value(raw)              its PACK elements, as slices hold them
 //
 // so that nothing waits for memory before value() is asked for, PREFETCH_STEPS steps later. The order in
 // which an element's products are added depends on the kernel and the tile alone: results are the
@@ -41,11 +41,10 @@
 #define PREFETCH_WEIGHTS 0
 #endif
 
-constexpr int RUN = 16 / sizeof(Number);
+constexpr int PACK = 16 / sizeof(Number);
 
 // N elements that are read or written at once.
-template <class T, int N = RUN>
-struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Run {
+template <class T, int N = PACK> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
     T at[N];
 };
 
@@ -77,21 +76,21 @@ constexpr int GEMM_MIN_BLOCKS = THREADS * K_GROUPS < 512 ? 512 / (THREADS * K_GR
 #endif
 
 template <int STEP, class T, int N>
-__device__ inline void read(Run<T, N>& run, int first, const T* from) {
-    const Run<T, STEP> piece = *reinterpret_cast<const Run<T, STEP>*>(from);
+__device__ inline void read(Pack<T, N>& pack, int first, const T* from) {
+    const Pack<T, STEP> piece = *reinterpret_cast<const Pack<T, STEP>*>(from);
 #pragma unroll
-    for (int v = 0; v < STEP; ++v) run.at[first + v] = piece.at[v];
+    for (int v = 0; v < STEP; ++v) pack.at[first + v] = piece.at[v];
 }
 
 // A thread's share of a slice of A or B on its way from global to shared memory.
-template <class Operand, int WIDTH>
-struct Loader {
-    static constexpr bool SUM_FIRST = Operand::SUM_FIRST;
+template <class Operand, int WIDTH> struct Loader {
+    static constexpr bool K_MAJOR = Operand::K_MAJOR;
     // Runs of a slice, side by side in memory and in all.
-    static constexpr int BESIDE = (SUM_FIRST ? TILE_K : WIDTH) / RUN, ALL = WIDTH * TILE_K / RUN;
-    static constexpr int COUNT = (ALL + THREADS - 1) / THREADS;
-    static constexpr int OUTERS = SUM_FIRST ? COUNT : 1, INNERS = SUM_FIRST ? 1 : COUNT;
-    static_assert(THREADS % BESIDE == 0, "a thread's runs begin at one place of their rows");
+    static constexpr int PACKS_ACROSS = (K_MAJOR ? TILE_K : WIDTH) / PACK,
+                         ALL_PACKS = WIDTH * TILE_K / PACK;
+    static constexpr int COUNT = (ALL_PACKS + THREADS - 1) / THREADS;
+    static constexpr int OUTERS = K_MAJOR ? COUNT : 1, INNERS = K_MAJOR ? 1 : COUNT;
+    static_assert(THREADS % PACKS_ACROSS == 0, "a thread's runs begin at one place of their rows");
 
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
@@ -101,58 +100,58 @@ struct Loader {
     // For the tile's rows or columns from `first` on, and positions from k on.
     __device__ Loader(const Operand& operand, int first, int k) : operand(operand) {
 #pragma unroll
-        for (int q = 0; q < OUTERS; ++q) outers[q] = operand.outer(first + place(q));
-        if (!SUM_FIRST) {
+        for (int q = 0; q < OUTERS; ++q) outers[q] = operand.outer(first + row(q));
+        if (!K_MAJOR) {
 #pragma unroll
-            for (int q = 0; q < INNERS; ++q) inners[q] = operand.inner(k + position(q));
+            for (int q = 0; q < INNERS; ++q) inners[q] = operand.inner(k + k_index(q));
         }
     }
 
     // Row or column, inside the tile, of the thread's run q; and its position along the sum.
-    static __device__ int place(int q) {
-        const int beside = threadIdx.x % BESIDE * RUN;
-        return SUM_FIRST ? (threadIdx.x + q * THREADS) / BESIDE : beside;
+    static __device__ int row(int q) {
+        const int beside = threadIdx.x % PACKS_ACROSS * PACK;
+        return K_MAJOR ? (threadIdx.x + q * THREADS) / PACKS_ACROSS : beside;
     }
 
-    static __device__ int position(int q) {
-        const int beside = threadIdx.x % BESIDE * RUN;
-        return SUM_FIRST ? beside : (threadIdx.x + q * THREADS) / BESIDE;
+    static __device__ int k_index(int q) {
+        const int beside = threadIdx.x % PACKS_ACROSS * PACK;
+        return K_MAJOR ? beside : (threadIdx.x + q * THREADS) / PACKS_ACROSS;
     }
 
-    static __device__ bool mine(int q) {
-        return ALL % THREADS == 0 || threadIdx.x + q * THREADS < ALL;
+    static __device__ bool has_pack(int q) {
+        return ALL_PACKS % THREADS == 0 || threadIdx.x + q * THREADS < ALL_PACKS;
     }
 
     // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`, into registers of
     // the step that is number `step` of PREFETCH_STEPS. From one call to the next k grows by STRIDE_K.
-    __device__ void fetch(int step, int k, int stop) {
-        if constexpr (SUM_FIRST) inners[0] = operand.inner(k + position(0));
+    __device__ void load(int step, int k, int stop) {
+        if constexpr (K_MAJOR) inners[0] = operand.inner(k + k_index(0));
 #pragma unroll
         for (int q = 0; q < COUNT; ++q) {
             raws[step][q] = {};
-            if (k + position(q) < stop && mine(q))
+            if (k + k_index(q) < stop && has_pack(q))
                 raws[step][q] = operand.at(outers[q % OUTERS], inners[q % INNERS]);
-            if constexpr (!SUM_FIRST) operand.advance(inners[q]);
+            if constexpr (!K_MAJOR) operand.advance(inners[q]);
         }
     }
 
     // Those of all PREFETCH_STEPS steps, from `begin` on.
-    __device__ void fetch_first(int begin, int stop) {
+    __device__ void load_first(int begin, int stop) {
 #pragma unroll
-        for (int step = 0; step < PREFETCH_STEPS; ++step) fetch(step, begin + step * STRIDE_K, stop);
+        for (int step = 0; step < PREFETCH_STEPS; ++step) load(step, begin + step * STRIDE_K, stop);
     }
 
-    __device__ void put(int step, Slice<WIDTH, SUM_FIRST>& slice) const {
+    __device__ void store_shared(int step, Slice<WIDTH, K_MAJOR>& slice) const {
 #pragma unroll
         for (int q = 0; q < COUNT; ++q)
-            if (mine(q)) slice.put(place(q), position(q), operand.value(raws[step][q]));
+            if (has_pack(q)) slice.store_shared(row(q), k_index(q), operand.value(raws[step][q]));
     }
 };
 
 // Adds what the other groups' threads have, in order, to the sums of the first.
-__device__ inline void join_groups(Sums& sums, float* memory) {
-    constexpr int COUNT = sizeof(sums.c) / sizeof(float);
-    float* own = reinterpret_cast<float*>(sums.c);
+__device__ inline void reduce_k_groups(Accumulators& acc, float* memory) {
+    constexpr int COUNT = sizeof(acc.c) / sizeof(float);
+    float* own = reinterpret_cast<float*>(acc.c);
     __syncthreads();
     if (threadIdx.y > 0) {
 #pragma unroll
@@ -175,51 +174,50 @@ template <class A, class B, class Store>
 __device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
     extern __shared__ __align__(16) char memory[];
     struct Slices {
-        Slice<TILE_M, A::SUM_FIRST> a[2];
-        Slice<TILE_N, B::SUM_FIRST> b[2];
+        Slice<TILE_M, A::K_MAJOR> a[2];
+        Slice<TILE_N, B::K_MAJOR> b[2];
     };
     Slices& slices = reinterpret_cast<Slices*>(memory)[threadIdx.y];
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
     const int begin = first + threadIdx.y * TILE_K;
     Loader<A, TILE_M> next_a(a, top, begin);
     Loader<B, TILE_N> next_b(b, left, begin);
-    Sums sums;
+    Accumulators acc;
     // Where rows and columns lie was worked out while the kernel before still ran.
-    if (PREFETCH_WEIGHTS) next_b.fetch_first(begin, stop);
+    if (PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
     wait_for_previous_kernel();
-    if (!PREFETCH_WEIGHTS) next_b.fetch_first(begin, stop);
-    next_a.fetch_first(begin, stop);
+    if (!PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
+    next_a.load_first(begin, stop);
     // All groups make as many steps as the first; what they fetch behind `stop` is 0.
     for (int k = first, slice = 0; k < stop;) {
         // Unrolled, so that each step has registers of its own.
 #pragma unroll
         for (int step = 0; step < PREFETCH_STEPS; ++step) {
             if (k >= stop) break;
-            next_a.put(step, slices.a[slice]);
-            next_b.put(step, slices.b[slice]);
+            next_a.store_shared(step, slices.a[slice]);
+            next_b.store_shared(step, slices.b[slice]);
             __syncthreads();
             if (k + PREFETCH_STEPS * STRIDE_K < stop) {
-                next_a.fetch(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
-                next_b.fetch(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
+                next_a.load(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
+                next_b.load(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
             }
-            sums.add(slices.a[slice], slices.b[slice]);
+            acc.add(slices.a[slice], slices.b[slice]);
             k += STRIDE_K;
             slice ^= 1;
         }
     }
-    if (K_GROUPS > 1) join_groups(sums, reinterpret_cast<float*>(memory));
-    if (threadIdx.y == 0) sums.give(top, left, store);
+    if (K_GROUPS > 1) reduce_k_groups(acc, reinterpret_cast<float*>(memory));
+    if (threadIdx.y == 0) acc.store_tile(top, left, store);
 }
 
 // A matrix in memory as an operand: `count` rows of A (columns of B) and `terms` of the sum,
 // neighbours along whichever index does not lie side by side `stride` elements apart; STEP divides
 // the length of what does.
-template <class T, bool SUM_FIRST_, int STEP>
-struct Matrix {
-    static constexpr bool SUM_FIRST = SUM_FIRST_;
+template <class T, bool K_MAJOR_, int STEP> struct Matrix {
+    static constexpr bool K_MAJOR = K_MAJOR_;
     using Outer = int;
     using Inner = int;
-    using Raw = Run<T>;
+    using Raw = Pack<T>;
 
     const T* data;
     int count, terms, stride;
@@ -228,35 +226,33 @@ struct Matrix {
     __device__ Inner inner(int k) const { return k; }
     __device__ void advance(Inner& k) const { k += STRIDE_K; }
     __device__ Raw at(Outer i, Inner k) const {
-        Raw run = {};
-        if (SUM_FIRST && i >= count) return run;
+        Raw pack = {};
+        if (K_MAJOR && i >= count) return pack;
 #pragma unroll
-        for (int v = 0; v < RUN; v += STEP) {
-            if (SUM_FIRST && k + v < terms) read<STEP>(run, v, data + i * stride + k + v);
-            if (!SUM_FIRST && i + v < count) read<STEP>(run, v, data + k * stride + i + v);
+        for (int v = 0; v < PACK; v += STEP) {
+            if (K_MAJOR && k + v < terms) read<STEP>(pack, v, data + i * stride + k + v);
+            if (!K_MAJOR && i + v < count) read<STEP>(pack, v, data + k * stride + i + v);
         }
-        return run;
+        return pack;
     }
-    __device__ Run<Number> value(const Raw& raw) const { return as_factors(raw); }
+    __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
-template <class T, int N>
-__device__ inline Run<T, N> rounded(const float* values) {
+template <class T, int N> __device__ inline Pack<T, N> rounded(const float* values) {
     if constexpr (sizeof(T) == 2 && N == 2) {
-        return as<Run<T, N>>(packed(values[0], values[1]));
+        return as<Pack<T, N>>(pack_bfloat16x2(values[0], values[1]));
     } else {
-        Run<T, N> run;
+        Pack<T, N> pack;
 #pragma unroll
-        for (int v = 0; v < N; ++v) run.at[v] = from_float<T>(values[v]);
-        return run;
+        for (int v = 0; v < N; ++v) pack.at[v] = from_float<T>(values[v]);
+        return pack;
     }
 }
-template <class T, int N>
-__device__ inline Run<T, N> rounded(const int* values) {
-    Run<T, N> run;
+template <class T, int N> __device__ inline Pack<T, N> rounded(const int* values) {
+    Pack<T, N> pack;
 #pragma unroll
-    for (int v = 0; v < N; ++v) run.at[v] = T(values[v]);
-    return run;
+    for (int v = 0; v < N; ++v) pack.at[v] = T(values[v]);
+    return pack;
 }
 
 // Writes `values` from `column` on into a row of so many columns, a multiple of STEP.
@@ -266,12 +262,11 @@ __device__ inline void write(T* row, int column, int columns, const V (&values)[
 #pragma unroll
     for (int v = 0; v < N; v += PIECE)
         if (column + v < columns)
-            *reinterpret_cast<Run<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
+            *reinterpret_cast<Pack<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
 // C itself, of rows x columns.
-template <class T, int STEP>
-struct StorePlain {
+template <class T, int STEP> struct StorePlain {
     T* y;
     int rows, columns;
 

@@ -24,53 +24,56 @@
 #include "cp_async.cuh"
 
 #ifndef SLAB_PACKS
-#define SLAB_PACKS 8     // Runs of a pixel side by side: 8, 4 or 2.
-#define SLAB_PIXELS 8   // Of a slab.
-#define TENSOR_MAPS 0   // Tensor maps by which maps come, or none.
+#define SLAB_PACKS 8   // Runs of a pixel side by side: 8, 4 or 2.
+#define SLAB_PIXELS 8  // Of a slab.
+#define TENSOR_MAPS 0  // Tensor maps by which maps come, or none.
 #endif
 #ifndef CROPPED_WIDTH
-#define CROPPED_WIDTH 0  // Columns of narrow windows, which have no more than their segments look at.
+#define CROPPED_WIDTH \
+    0  // Columns of narrow windows, which have no more than their segments look at.
 #endif
 
 // A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
 // first `top` rows above it and `left` columns before it.
 struct View {
-    int height, width, channels, top, left, out_height, out_width, r, s;
-    int across;  // Pixels from a row to the next in shared memory.
+    int height, width, channels, pad_top, pad_left, out_height, out_width, r, s;
+    int row_pitch;  // Pixels from a row to the next in shared memory.
 
     // Rows from a sample to the next.
-    __device__ int down() const { return height + max(top, out_height + r - 1 - height - top); }
+    __device__ int rows_per_sample() const {
+        return height + max(pad_top, out_height + r - 1 - height - pad_top);
+    }
 };
 
-__device__ inline View view_of(int height, int width, int channels, int top, int left,
-                               int out_height, int out_width, int r, int s) {
+__device__ inline View make_view(int height, int width, int channels, int top, int left,
+                                 int out_height, int out_width, int r, int s) {
     // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples
     // of 128 bytes.
     constexpr int WHOLE = 8 / SLAB_PACKS;
     const int padded = width + max(left, out_width + s - 1 - width - left);
-    const int across = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
-    return {height, width, channels, top, left, out_height, out_width, r, s, across};
+    const int pitch = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
+    return {height, width, channels, top, left, out_height, out_width, r, s, pitch};
 }
 
 // x as z is made of it, and dz as dx is.
 __device__ inline View forward_view(const Geometry& g) {
-    return view_of(g.height, g.width, g.channels, g.top, g.left, g.out_height, g.out_width, g.r,
-                   g.s);
+    return make_view(g.height, g.width, g.channels, g.pad_top, g.pad_left, g.out_height,
+                     g.out_width, g.r, g.s);
 }
 __device__ inline View backward_view(const Geometry& g) {
-    return view_of(g.out_height, g.out_width, g.filters, g.r - 1 - g.top, g.s - 1 - g.left,
-                   g.height, g.width, g.r, g.s);
+    return make_view(g.out_height, g.out_width, g.filters, g.r - 1 - g.pad_top,
+                     g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s);
 }
 
 // 16 bytes that come to shared memory by themselves, or zeros.
-__device__ inline void copy_later(Number* to, const Number* from, bool zeros = false) {
-    bring<16>(to, from, !zeros);
+__device__ inline void cp_async_pack(Number* to, const Number* from, bool zeros = false) {
+    cp_async<16>(to, from, !zeros);
 }
 
 // fetch(i) for each of the thread's i < all, BATCH of them on their way at a time, then
 // put(i, fetched).
 template <class Raw, int BATCH, class Fetch, class Put>
-__device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
+__device__ inline void for_each_batched(int all, const Fetch& fetch, const Put& put) {
     for (int begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
         Raw raws[BATCH];
 #pragma unroll
@@ -86,7 +89,7 @@ __device__ inline void in_batches(int all, const Fetch& fetch, const Put& put) {
 __device__ inline int swizzled(int piece) { return piece ^ (piece >> 3 & (SLAB_PACKS - 1)); }
 
 // Some rows of a map in shared memory; of each pixel some of its runs.
-struct Window {
+struct HaloTile {
     const View& view;
     Number* numbers;
     int samples;      // Behind their maps there is nothing.
@@ -95,46 +98,49 @@ struct Window {
     int column;       // Of the patches that begin in the first one.
 
     // The row of taps that pixel's patch begins with.
-    __device__ int row(const Pixel& p) const { return p.sample * view.down() + p.row; }
+    __device__ int row(const Pixel& p) const { return p.sample * view.rows_per_sample() + p.row; }
 
     // Where a pixel's patch begins, in pieces of a slab that is not swizzled.
-    __device__ int place(const Pixel& p) const {
-        return ((row(p) - first) * view.across + p.column - column) * SLAB_PACKS;
+    __device__ int offset(const Pixel& p) const {
+        return ((row(p) - first) * view.row_pitch + p.column - column) * SLAB_PACKS;
     }
 
     // Pixels and runs of all of them, and where one lies.
-    __device__ int pixels() const { return (stop - first) * view.across + view.s - 1; }
-    __device__ int runs() const { return pixels() * each; }
-    __device__ Run<Number>* run(int at, int q) const {
-        const int piece = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) + q / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS);
-        return reinterpret_cast<Run<Number>*>(numbers) + piece;
+    __device__ int pixels() const { return (stop - first) * view.row_pitch + view.s - 1; }
+    __device__ int packs() const { return pixels() * each; }
+    __device__ Pack<Number>* pack(int at, int q) const {
+        const int piece = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) +
+                          q / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS);
+        return reinterpret_cast<Pack<Number>*>(numbers) + piece;
     }
-    __device__ Run<Number>* run(int i) const { return run(i / each, i % each); }
+    __device__ Pack<Number>* pack(int i) const { return pack(i / each, i % each); }
 
     // Whether a pixel lies in the first rows and columns of a map.
     __device__ bool covers(int at, int rows, int columns) const {
-        const int y = first + at / view.across, sample = y / view.down();
-        return sample < samples && unsigned(y % view.down() - view.top) < unsigned(rows) &&
-               unsigned(at % view.across + column - view.left) < unsigned(columns);
+        const int y = first + at / view.row_pitch, sample = y / view.rows_per_sample();
+        return sample < samples &&
+               unsigned(y % view.rows_per_sample() - view.pad_top) < unsigned(rows) &&
+               unsigned(at % view.row_pitch + column - view.pad_left) < unsigned(columns);
     }
 
     // Where the map has a run; -1 outside of it.
     __device__ int source(int i) const {
-        const int at = i / each, y = first + at / view.across;
-        const int sample = y / view.down(), row = y % view.down() - view.top;
-        const int x = at % view.across + column - view.left;
+        const int at = i / each, y = first + at / view.row_pitch;
+        const int sample = y / view.rows_per_sample(),
+                  row = y % view.rows_per_sample() - view.pad_top;
+        const int x = at % view.row_pitch + column - view.pad_left;
         const bool inside = sample < samples && unsigned(row) < unsigned(view.height) &&
                             unsigned(x) < unsigned(view.width);
         const int pixels = (sample * view.height + row) * view.width + x;
-        return inside ? pixels * view.channels + (from + i % each) * RUN : -1;
+        return inside ? pixels * view.channels + (from + i % each) * PACK : -1;
     }
 };
 
 // Maps as they lie in memory. Their copies are under way when `ask` returns; when they have
 // arrived, `make` rounds what the thread has brought, as tensor cores would cut it off.
-struct Maps {
+struct InputSource {
     // Whether windows come as they are, so that one may while another is read.
-    static constexpr bool TWO = true;
+    static constexpr bool DOUBLE_BUFFERED = true;
 
     const Number* x;
     const TensorMap* map;
@@ -142,57 +148,58 @@ struct Maps {
 #if TENSOR_MAPS
     // What is outside of the map comes as zeros: a window at once, or a row a lane of the first
     // warp.
-    __device__ void ask(const Window& window, Number*, Barrier* barrier) const {
+    __device__ void start_copy(const HaloTile& halo, Number*, MBarrier* barrier) const {
         if (threadIdx.x >= (CROPPED_WIDTH ? 1 : 32)) return;
-        const View& view = window.view;
-        const int rows = window.stop - window.first, slabs = window.each / SLAB_PACKS;
-        const int width = CROPPED_WIDTH ? view.across : view.out_width + view.s - 1;
-        if (threadIdx.x == 0) barrier->expect(rows * slabs * width * SLAB_PACKS * 16);
+        const View& view = halo.view;
+        const int rows = halo.stop - halo.first, slabs = halo.each / SLAB_PACKS;
+        const int width = CROPPED_WIDTH ? view.row_pitch : view.out_width + view.s - 1;
+        if (threadIdx.x == 0) barrier->arrive_expect_tx(rows * slabs * width * SLAB_PACKS * 16);
         if (!CROPPED_WIDTH) __syncwarp();
         for (int i = threadIdx.x; i < (CROPPED_WIDTH ? 1 : rows); i += 32) {
-            const int y = window.first + i;
-            Number* const row = window.numbers + i * view.across * SLAB_PACKS * RUN;
+            const int y = halo.first + i;
+            Number* const row = halo.numbers + i * view.row_pitch * SLAB_PACKS * PACK;
             for (int q = 0; q < slabs; ++q)
-                bring_box(row + q * (SLAB_PIXELS * SLAB_PACKS * RUN), map, (window.from + q * SLAB_PACKS) * RUN,
-                          window.column - view.left, y % view.down() - view.top, y / view.down(),
-                          barrier);
+                tma_copy_box(row + q * (SLAB_PIXELS * SLAB_PACKS * PACK), map,
+                             (halo.from + q * SLAB_PACKS) * PACK, halo.column - view.pad_left,
+                             y % view.rows_per_sample() - view.pad_top, y / view.rows_per_sample(),
+                             barrier);
         }
     }
 #else
-    __device__ void ask(const Window& window, Number*, Barrier*) const {
+    __device__ void start_copy(const HaloTile& halo, Number*, MBarrier*) const {
         // Unrolled, so that the addresses of several are worked out side by side.
 #pragma unroll 6
-        for (int i = threadIdx.x; i < window.runs(); i += THREADS) {
-            const int at = window.source(i);
-            copy_later(window.run(i)->at, x + max(at, 0), at < 0);
+        for (int i = threadIdx.x; i < halo.packs(); i += THREADS) {
+            const int at = halo.source(i);
+            cp_async_pack(halo.pack(i)->at, x + max(at, 0), at < 0);
         }
     }
 #endif
-    __device__ void make(const Window& window, const Number*) const {
+    __device__ void convert(const HaloTile& halo, const Number*) const {
 #if PRECISION == 1 && !TENSOR_MAPS
-        in_batches<Run<Number>, 6>(
-            window.runs(), [&](int i) { return *window.run(i); },
-            [&](int i, const Run<Number>& run) { *window.run(i) = as_factors(run); });
+        for_each_batched<Pack<Number>, 6>(
+            halo.packs(), [&](int i) { return *halo.pack(i); },
+            [&](int i, const Pack<Number>& pack) { *halo.pack(i) = round_operands(pack); });
 #endif
     }
 };
 
 #if EPILOGUE == 2
 // Gradients by a run of pooled outputs, rounded, and to whom they go.
-struct PooledRun {
-    Run<Number> dy;
-    Run<unsigned, RUN / 4> marks;
+struct PooledPack {
+    Pack<Number> dy;
+    Pack<unsigned, PACK / 4> saved;
 
-    __device__ static PooledRun read(const Number* dy, const Mark* marks) {
-        return {*reinterpret_cast<const Run<Number>*>(dy),
-                *reinterpret_cast<const Run<unsigned, RUN / 4>*>(marks)};
+    __device__ static PooledPack read(const Number* dy, const Saved* saved) {
+        return {*reinterpret_cast<const Pack<Number>*>(dy),
+                *reinterpret_cast<const Pack<unsigned, PACK / 4>*>(saved)};
     }
 
     __device__ void scale(float factor) {
-        Run<float> scaled;
+        Pack<float> scaled;
 #pragma unroll
-        for (int v = 0; v < RUN; ++v) scaled.at[v] = to_float(dy.at[v]) * factor;
-        dy = as_factors(scaled);
+        for (int v = 0; v < PACK; ++v) scaled.at[v] = to_float(dy.at[v]) * factor;
+        dy = round_operands(scaled);
     }
 
     // Byte `v` of a word in every byte, or each of two in two.
@@ -206,97 +213,102 @@ struct PooledRun {
     }
 
     // The gradient by a member of the windows: dy where it was chosen, else 0.
-    __device__ Run<Number> member(int member) const {
+    __device__ Pack<Number> member(int member) const {
         constexpr int BYTES = sizeof(Number), EACH = 4 / BYTES;  // Of a number; numbers of a word.
-        Run<unsigned, 4> dz = as<Run<unsigned, 4>>(dy);
+        Pack<unsigned, 4> dz = as<Pack<unsigned, 4>>(dy);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-            const unsigned other = marks.at[q * EACH / 4] ^ member * 0x01010101u;
+            const unsigned other = saved.at[q * EACH / 4] ^ member * 0x01010101u;
             // The highest bit of each byte that is 0, then all bits of it.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
             dz.at[q] &= spread<BYTES>((zero >> 7) * 255u, q * EACH % 4);
         }
-        return as<Run<Number>>(dz);
+        return as<Pack<Number>>(dz);
     }
 };
 
 // Windows of pooling that a window of the map has pixels of: whole lines of them, run by run.
-struct Pooled {
-    const Window& window;
+struct PooledLines {
+    const HaloTile& halo;
     int height, width;
-    int begin, runs;  // The first line, counted from the first sample's; of all lines.
+    int first_line, packs;  // The first line, counted from the first sample's; of all lines.
 
-    __device__ explicit Pooled(const Window& window)
-        : window(window), height(window.view.height / 2), width(window.view.width / 2),
-          begin(line(window.first, 0)) {
-        const int end = min(line(window.stop - 1, 1), window.samples * height);
-        runs = max(end - begin, 0) * width * window.each;
+    __device__ explicit PooledLines(const HaloTile& halo)
+        : halo(halo),
+          height(halo.view.height / 2),
+          width(halo.view.width / 2),
+          first_line(line(halo.first, 0)) {
+        const int end = min(line(halo.stop - 1, 1), halo.samples * height);
+        packs = max(end - first_line, 0) * width * halo.each;
     }
 
     // Lines of windows, of all samples, that begin above row `y`; or, `with` it, at it.
     __device__ int line(int y, int with) const {
-        const View& view = window.view;
-        const int row = y % view.down() - view.top, lines = row < 0 ? 0 : row / 2 + with;
-        return y / view.down() * height + min(lines, height);
+        const View& view = halo.view;
+        const int row = y % view.rows_per_sample() - view.pad_top,
+                  lines = row < 0 ? 0 : row / 2 + with;
+        return y / view.rows_per_sample() * height + min(lines, height);
     }
 
     // Where run i lies in dy.
     __device__ int source(int i) const {
-        const int run = window.from + i % window.each;
-        return (begin * width + i / window.each) * window.view.channels + run * RUN;
+        const int pack = halo.from + i % halo.each;
+        return (first_line * width + i / halo.each) * halo.view.channels + pack * PACK;
     }
 
     // To those of the window's four pixels that are here.
-    __device__ void put(int i, const PooledRun& run) const {
-        const View& view = window.view;
-        const int q = i % window.each, at = begin + i / (width * window.each);
-        const int column = i / window.each % width * 2 + view.left;
-        const int top = at / height * view.down() + at % height * 2 + view.top - window.first;
+    __device__ void scatter(int i, const PooledPack& pack) const {
+        const View& view = halo.view;
+        const int q = i % halo.each, at = first_line + i / (width * halo.each);
+        const int column = i / halo.each % width * 2 + view.pad_left;
+        const int top =
+            at / height * view.rows_per_sample() + at % height * 2 + view.pad_top - halo.first;
 #pragma unroll
         for (int m = 0; m < 4; ++m)
-            if (unsigned(top + m / 2) < unsigned(window.stop - window.first))
-                *window.run((top + m / 2) * view.across + column + m % 2, q) = run.member(m);
+            if (unsigned(top + m / 2) < unsigned(halo.stop - halo.first))
+                *halo.pack((top + m / 2) * view.row_pitch + column + m % 2, q) = pack.member(m);
     }
 };
 
 // Those of a narrow window, of one sample: a box of them, where what is outside of the pooled map
 // is zeros. What the box has comes run by run, behind it the marks.
 struct PooledBox {
-    const Window& window;
+    const HaloTile& halo;
     int sample, line, column;  // The first one; may be outside.
     int top, left;             // Where its first pixel would be in the window.
-    int lines, across;
+    int lines, columns;
 
-    __device__ explicit PooledBox(const Window& window) : window(window) {
-        const View& view = window.view;
-        const int row = window.first % view.down() - view.top, x = window.column - view.left;
-        sample = window.first / view.down(), line = row >> 1, column = x >> 1;
+    __device__ explicit PooledBox(const HaloTile& halo) : halo(halo) {
+        const View& view = halo.view;
+        const int row = halo.first % view.rows_per_sample() - view.pad_top,
+                  x = halo.column - view.pad_left;
+        sample = halo.first / view.rows_per_sample(), line = row >> 1, column = x >> 1;
         top = line * 2 - row, left = column * 2 - x;
-        lines = (window.stop - window.first) / 2 + 1, across = view.across / 2 + 1;
+        lines = (halo.stop - halo.first) / 2 + 1, columns = view.row_pitch / 2 + 1;
     }
-    __device__ int runs() const { return lines * across * window.each; }
+    __device__ int packs() const { return lines * columns * halo.each; }
 
     // Where marks lie behind the runs.
-    __device__ Mark* marks(Number* raw) const {
-        return reinterpret_cast<Mark*>(raw) + (runs() * 16 + 127) / 128 * 128;
+    __device__ Saved* saved(Number* raw) const {
+        return reinterpret_cast<Saved*>(raw) + (packs() * 16 + 127) / 128 * 128;
     }
 
     // Where run i lies in dy; -1 outside.
     __device__ int source(int i) const {
-        const View& view = window.view;
-        const int y = line + i / (across * window.each), x = column + i / window.each % across;
+        const View& view = halo.view;
+        const int y = line + i / (columns * halo.each), x = column + i / halo.each % columns;
         const int height = view.height / 2, width = view.width / 2;
-        if (sample >= window.samples || unsigned(y) >= unsigned(height) ||
+        if (sample >= halo.samples || unsigned(y) >= unsigned(height) ||
             unsigned(x) >= unsigned(width))
             return -1;
-        const int run = window.from + i % window.each;
-        return ((sample * height + y) * width + x) * view.channels + run * RUN;
+        const int pack = halo.from + i % halo.each;
+        return ((sample * height + y) * width + x) * view.channels + pack * PACK;
     }
 
     // To those of its four pixels that are here.
-    __device__ void put(int i, const PooledRun& run) const {
-        const int q = i % window.each, pixel = i / window.each, width = window.view.across;
-        const int y = pixel / across * 2 + top, x = pixel % across * 2 + left;
+    __device__ void scatter(int i, const PooledPack& pack) const {
+        const int q = i % halo.each, pixel = i / halo.each, width = halo.view.row_pitch;
+        const int y = pixel / columns * 2 + top, x = pixel % columns * 2 + left;
         // Eight threads write 128 bytes at once: where those are of several windows of pooling,
         // some write the right pixel where others write the left one, so that all banks are
         // different.
@@ -304,9 +316,9 @@ struct PooledBox {
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
             const int down = m / 2, beside = m % 2 ^ other;
-            if (unsigned(y + down) < unsigned(window.stop - window.first) &&
+            if (unsigned(y + down) < unsigned(halo.stop - halo.first) &&
                 unsigned(x + beside) < unsigned(width))
-                *window.run((y + down) * width + x + beside, q) = run.member(down * 2 + beside);
+                *halo.pack((y + down) * width + x + beside, q) = pack.member(down * 2 + beside);
         }
     }
 };
@@ -314,62 +326,62 @@ struct PooledBox {
 
 // dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
 // lie in memory.
-template <bool RAW> struct GradientMaps {
-    static constexpr bool TWO = EPILOGUE == 0;
+template <bool RAW> struct GradientSource {
+    static constexpr bool DOUBLE_BUFFERED = EPILOGUE == 0;
 
     Gradient dz;
     const TensorMap* maps;  // Of dz; or of dy and of the marks.
 
-    __device__ void ask(const Window& window, Number* raw, Barrier* barrier) const {
+    __device__ void start_copy(const HaloTile& halo, Number* raw, MBarrier* barrier) const {
 #if EPILOGUE == 0
-        Maps{dz.dy, maps}.ask(window, raw, barrier);
+        InputSource{dz.dy, maps}.start_copy(halo, raw, barrier);
 #elif EPILOGUE == 2
         if (!RAW) return;
-        const PooledBox box(window);
-        Mark* const marks = box.marks(raw);
+        const PooledBox box(halo);
+        Saved* const saved = box.saved(raw);
 #if TENSOR_MAPS
         if (threadIdx.x > 0) return;
-        barrier->expect(box.runs() * (16 + RUN));
-        bring_box(raw, maps, window.from * RUN, box.column, box.line, box.sample, barrier);
-        bring_box(marks, maps + 1, window.from * RUN, box.column, box.line, box.sample, barrier);
+        barrier->arrive_expect_tx(box.packs() * (16 + PACK));
+        tma_copy_box(raw, maps, halo.from * PACK, box.column, box.line, box.sample, barrier);
+        tma_copy_box(saved, maps + 1, halo.from * PACK, box.column, box.line, box.sample, barrier);
 #else
 #pragma unroll 4
-        for (int i = threadIdx.x; i < box.runs(); i += THREADS) {
+        for (int i = threadIdx.x; i < box.packs(); i += THREADS) {
             const int at = box.source(i);
-            bring<16>(raw + i * RUN, dz.dy + max(at, 0), at >= 0);
-            bring<RUN>(marks + i * RUN, dz.marks + max(at, 0), at >= 0);
+            cp_async<16>(raw + i * PACK, dz.dy + max(at, 0), at >= 0);
+            cp_async<PACK>(saved + i * PACK, dz.saved + max(at, 0), at >= 0);
         }
 #endif
 #endif
     }
 
-    __device__ void make(const Window& window, const Number* raw) const {
+    __device__ void convert(const HaloTile& halo, const Number* raw) const {
 #if EPILOGUE == 0
-        Maps{dz.dy, maps}.make(window, raw);
+        InputSource{dz.dy, maps}.convert(halo, raw);
 #elif EPILOGUE == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};
-            const int at = window.source(i);
+            const int at = halo.source(i);
             if (at >= 0) dz.piece(raw, 0, at, 0);
             return raw;
         };
-        in_batches<Gradient::Raw, 2>(window.runs(), fetch, [&](int i, const Gradient::Raw& raw) {
-            *window.run(i) = dz.value(raw);
-        });
+        for_each_batched<Gradient::Raw, 2>(
+            halo.packs(), fetch,
+            [&](int i, const Gradient::Raw& raw) { *halo.pack(i) = dz.value(raw); });
 #else
         if constexpr (RAW) {
-            const PooledBox box(window);
-            const Mark* const marks = box.marks(const_cast<Number*>(raw));
-            put(box, box.runs(),
-                [&](int i) { return PooledRun::read(raw + i * RUN, marks + i * RUN); });
+            const PooledBox box(halo);
+            const Saved* const saved = box.saved(const_cast<Number*>(raw));
+            scatter(box, box.packs(),
+                    [&](int i) { return PooledPack::read(raw + i * PACK, saved + i * PACK); });
         } else {
             // A map may have a last row or column that is in no window; it counts as padding here.
-            for (int at = threadIdx.x; at < window.pixels(); at += THREADS)
-                if (!window.covers(at, window.view.height / 2 * 2, window.view.width / 2 * 2))
-                    for (int q = 0; q < window.each; ++q) *window.run(at, q) = {};
-            const Pooled pooled(window);
-            put(pooled, pooled.runs, [&](int i) {
-                return PooledRun::read(dz.dy + pooled.source(i), dz.marks + pooled.source(i));
+            for (int at = threadIdx.x; at < halo.pixels(); at += THREADS)
+                if (!halo.covers(at, halo.view.height / 2 * 2, halo.view.width / 2 * 2))
+                    for (int q = 0; q < halo.each; ++q) *halo.pack(at, q) = {};
+            const PooledLines pooled(halo);
+            scatter(pooled, pooled.packs, [&](int i) {
+                return PooledPack::read(dz.dy + pooled.source(i), dz.saved + pooled.source(i));
             });
         }
 #endif
@@ -378,19 +390,19 @@ template <bool RAW> struct GradientMaps {
 #if EPILOGUE == 2
    private:
     // Each run of dy is read once and goes to four pixels.
-    template <class Places, class Fetch>
-    __device__ void put(const Places& places, int runs, const Fetch& fetch) const {
-        in_batches<PooledRun, 4>(runs, fetch, [&](int i, PooledRun run) {
-            run.scale(dz.factor);
-            places.put(i, run);
+    template <class Pooling, class Fetch>
+    __device__ void scatter(const Pooling& pooling, int packs, const Fetch& fetch) const {
+        for_each_batched<PooledPack, 4>(packs, fetch, [&](int i, PooledPack pack) {
+            pack.scale(dz.factor);
+            pooling.scatter(i, pack);
         });
     }
 #endif
 };
 
 // What this thread wrote to shared memory is seen by tensor cores behind the next barrier.
-__device__ inline void publish() {
+__device__ inline void fence_async_proxy() {
 #if WGMMA
-    wgmma::publish();
+    wgmma::fence_async_proxy();
 #endif
 }

@@ -3,7 +3,7 @@
 
 #pragma once
 
-constexpr int STEP_RATE = 0;        // Learning rate; under Adam divided by 1 − β₁ᵗ.
-constexpr int STEP_CORRECTION = 1;  // Under Adam 1 / sqrt(1 − β₂ᵗ).
-constexpr int STEP_STOP = 2;        // 1 where this rank wishes to stop.
-constexpr int STEP_NUMBER = 3;      // The bits of the step's number, an unsigned integer.
+constexpr int LEARNING_RATE = 0;    // Learning rate; under Adam divided by 1 − β₁ᵗ.
+constexpr int ADAM_CORRECTION = 1;  // Under Adam 1 / sqrt(1 − β₂ᵗ).
+constexpr int STOP_REQUESTED = 2;   // 1 where this rank wishes to stop.
+constexpr int STEP_INDEX = 3;       // The bits of the step's number, an unsigned integer.

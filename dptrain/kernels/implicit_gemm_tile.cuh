@@ -21,14 +21,15 @@
 #define K_WARP_GROUPS 1
 #define CHANNEL_CHUNKS 1
 #define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
-#define LINES_IN_M 1    // Output lines that are rows of A: two where there are only 32 filters.
+#define LINES_IN_M 1  // Output lines that are rows of A: two where there are only 32 filters.
 #define PERSISTENT 0
 #define PERSISTENT_GROUPS 0
 #define WEIGHT_STAGES 0
 #define STAGE_STEPS 2   // Steps that are started together; else, while words of A for as many come.
 #define SLAB_PACKS 2    // Runs of a pixel side by side.
 #define SLAB_PIXELS 32  // Of a slab.
-#define CROPPED_WIDTH 0  // Columns of narrow windows, which PIXEL_TILES strips side by side look at.
+#define CROPPED_WIDTH \
+    0                  // Columns of narrow windows, which PIXEL_TILES strips side by side look at.
 #define TENSOR_MAPS 0  // Tensor maps by which windows come, or what they are made of.
 #define HALO_BYTES 1024  // Of all windows of a holder.
 #define MIN_BLOCKS 1
@@ -42,29 +43,30 @@
 
 #include "halo_tile.cuh"
 
-constexpr int TEAM = 128, ROWS = 64;    // Threads; rows of A.
+constexpr int WARP_GROUP_THREADS = 128, MMA_M = 64;  // Threads; rows of A.
 constexpr int ALL_THREADS = THREADS * (PERSISTENT_GROUPS ? PERSISTENT_GROUPS : 1);
-constexpr int EIGHTS = MMA_N / 8;     // Of columns, of a segment.
-constexpr int BESIDE = EIGHTS / PIXEL_TILE_LINES;  // Of them side by side, where lines begin with one.
+constexpr int N8_TILES = MMA_N / 8;  // Of columns, of a segment.
+constexpr int N8_ACROSS =
+    N8_TILES / PIXEL_TILE_LINES;  // Of them side by side, where lines begin with one.
 
 // Where a segment begins; `line` counts LINES_IN_M output lines.
-struct Segment {
+struct PixelTile {
     int sample, line, column;
 };
 
 // The segments of a map.
-struct Segments {
+struct PixelTileMap {
     int lines, width;  // What they have to cover.
     int across, each;  // Side by side, and of a sample.
 
-    __device__ explicit Segments(const View& view) {
+    __device__ explicit PixelTileMap(const View& view) {
         const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
         lines = (height + LINES_IN_M - 1) / LINES_IN_M;
         width = POOLED ? view.out_width / 2 * 2 : view.out_width;
         across = PIXEL_TILE_STRIP ? (width + 7) / 8 : 1;
         each = across * ((lines + PIXEL_TILE_LINES - 1) / PIXEL_TILE_LINES);
     }
-    __device__ Segment operator()(int i) const {
+    __device__ PixelTile operator()(int i) const {
         return {i / each, i % each / across * PIXEL_TILE_LINES, i % each % across * 8};
     }
 };
@@ -72,48 +74,49 @@ struct Segments {
 // Which filter a row of A belongs to, and which of LINES_IN_M lines. A lane has rows g and g + 8 of its
 // warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window
 // of pooling, both lines of one.
-template <int TALL_, bool MEET>
-struct Rows {
-    static constexpr int FILTERS = ROWS / TALL_;  // Of a tile.
-    static constexpr int OWN = MEET ? 1 : 2;      // Of a lane.
+template <int LINES, bool BOTH_LINES> struct Rows {
+    static constexpr int FILTERS = MMA_M / LINES;            // Of a tile.
+    static constexpr int LANE_FILTERS = BOTH_LINES ? 1 : 2;  // Of a lane.
 
     static __device__ int filter(int row) {
         const int warp = row / 16, g = row % 8, upper = row % 16 / 8;
-        return MEET ? warp * 8 + g : (warp * 16 + g * 2 + upper) % FILTERS;
+        return BOTH_LINES ? warp * 8 + g : (warp * 16 + g * 2 + upper) % FILTERS;
     }
-    static __device__ int line(int row) { return MEET ? row % 16 / 8 : row / FILTERS; }
+    static __device__ int line(int row) { return BOTH_LINES ? row % 16 / 8 : row / FILTERS; }
 };
-using OwnRows = Rows<LINES_IN_M, POOLED && LINES_IN_M == 2>;
+using TileRows = Rows<LINES_IN_M, POOLED && LINES_IN_M == 2>;
 
 // Eights of columns that are given together: with POOLED, those of a window's lines.
-constexpr int UNITS = POOLED && LINES_IN_M == 1 ? EIGHTS / 2 : EIGHTS;
-__device__ inline int unit_of(int g) {
-    return UNITS == EIGHTS ? g : g / (2 * BESIDE) * BESIDE + g % BESIDE;
+constexpr int EPILOGUE_UNITS = POOLED && LINES_IN_M == 1 ? N8_TILES / 2 : N8_TILES;
+__device__ inline int epilogue_unit_of(int g) {
+    return EPILOGUE_UNITS == N8_TILES ? g : g / (2 * N8_ACROSS) * N8_ACROSS + g % N8_ACROSS;
 }
 
 // The first of the lane's rows of A, and its filter.
-__device__ inline int row_of_lane() { return threadIdx.x % TEAM / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ inline int row_of_lane() {
+    return threadIdx.x % WARP_GROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4;
+}
 __device__ inline int filter_of_lane() {
-    return blockIdx.y * OwnRows::FILTERS + OwnRows::filter(row_of_lane());
+    return blockIdx.y * TileRows::FILTERS + TileRows::filter(row_of_lane());
 }
 
 #if POOLED
 // The lane's window of unit u of the segment that begins at `at`.
-struct UnitWindow {
+struct PoolingUnit {
     static constexpr int HEIGHT = 2 / LINES_IN_M;  // Of a window, in lines of segments.
 
     int number;   // Of a sample's.
     bool inside;  // The map.
 
-    __device__ UnitWindow(const Segments& segments, const Segment& at, int u) {
-        const int y = at.line + u / BESIDE * HEIGHT;
-        const int x = at.column + u % BESIDE * 8 + threadIdx.x % 4 * 2;
-        number = y / HEIGHT * (segments.width / 2) + x / 2;
-        inside = y < segments.lines && x < segments.width;
+    __device__ PoolingUnit(const PixelTileMap& pixel_tiles, const PixelTile& at, int u) {
+        const int y = at.line + u / N8_ACROSS * HEIGHT;
+        const int x = at.column + u % N8_ACROSS * 8 + threadIdx.x % 4 * 2;
+        number = y / HEIGHT * (pixel_tiles.width / 2) + x / 2;
+        inside = y < pixel_tiles.lines && x < pixel_tiles.width;
     }
     // Of a sample.
-    static __device__ int count(const Segments& segments) {
-        return segments.lines / HEIGHT * (segments.width / 2);
+    static __device__ int count(const PixelTileMap& pixel_tiles) {
+        return pixel_tiles.lines / HEIGHT * (pixel_tiles.width / 2);
     }
 };
 #endif

@@ -25,7 +25,7 @@
 
 // Of TILE_K_WORDS words of a slice along the sum.
 constexpr int TILE_K = TILE_K_WORDS * 4 / sizeof(Number);
-constexpr int STEP_K = 8 * 4 / sizeof(Number);     // Terms of one instruction.
+constexpr int STEP_K = 8 * 4 / sizeof(Number);  // Terms of one instruction.
 constexpr int WARPS_N = TILE_N / WARP_N;
 constexpr int THREADS = 32 * (TILE_M / WARP_M) * WARPS_N;
 
@@ -40,7 +40,7 @@ __device__ inline int member_of(int row) { return row % 32 / 8; }
 #if PRECISION == 1
 // To 11 significant bits, to the nearest. Halves go to even, as bulk copies round, but from sm_80 to
 // before sm_90, whose one conversion takes them away from zero.
-__device__ inline float as_tf32(float value) {
+__device__ inline float to_tf32(float value) {
 #if __CUDA_ARCH__ >= 900
     unsigned bits;
     asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
@@ -56,31 +56,31 @@ __device__ inline float as_tf32(float value) {
 #endif
 }
 
-__device__ inline Run<float> as_factors(const Run<float>& run) {
-    Run<float> result;
+__device__ inline Pack<float> round_operands(const Pack<float>& pack) {
+    Pack<float> result;
 #pragma unroll
-    for (int v = 0; v < RUN; ++v) result.at[v] = as_tf32(run.at[v]);
+    for (int v = 0; v < PACK; ++v) result.at[v] = to_tf32(pack.at[v]);
     return result;
 }
 #else
-__device__ inline Run<Bfloat16> as_factors(const Run<Bfloat16>& run) { return run; }
+__device__ inline Pack<Bfloat16> round_operands(const Pack<Bfloat16>& pack) { return pack; }
 
-__device__ inline Run<Bfloat16> as_factors(const Run<float>& run) {
-    Run<unsigned, RUN / 2> pairs;
+__device__ inline Pack<Bfloat16> round_operands(const Pack<float>& pack) {
+    Pack<unsigned, PACK / 2> pairs;
 #pragma unroll
-    for (int v = 0; v < RUN; v += 2) pairs.at[v / 2] = packed(run.at[v], run.at[v + 1]);
-    return as<Run<Bfloat16>>(pairs);
+    for (int v = 0; v < PACK; v += 2) pairs.at[v / 2] = pack_bfloat16x2(pack.at[v], pack.at[v + 1]);
+    return as<Pack<Bfloat16> >(pairs);
 }
 #endif
 
 // Rows are padded so that what a warp reads at once lies in 32 different banks.
-template <int WIDTH, bool SUM_FIRST>
+template <int WIDTH, bool K_MAJOR>
 struct Slice {  // Words of a row (of A, column of B) side by side.
-    Number at[WIDTH][TILE_K + RUN];
+    Number at[WIDTH][TILE_K + PACK];
 
     __device__ Number element(int i, int k) const { return at[i][k]; }
-    __device__ void put(int i, int k, const Run<Number>& run) {
-        *reinterpret_cast<Run<Number>*>(&at[i][k]) = run;
+    __device__ void store_shared(int i, int k, const Pack<Number>& pack) {
+        *reinterpret_cast<Pack<Number>*>(&at[i][k]) = pack;
     }
 };
 template <int WIDTH>
@@ -88,21 +88,21 @@ struct Slice<WIDTH, false> {  // Elements of a position of the sum side by side.
     Number at[TILE_K][WIDTH + 8];
 
     __device__ Number element(int i, int k) const { return at[k][i]; }
-    __device__ void put(int i, int k, const Run<Number>& run) {
-        *reinterpret_cast<Run<Number>*>(&at[k][i]) = run;
+    __device__ void store_shared(int i, int k, const Pack<Number>& pack) {
+        *reinterpret_cast<Pack<Number>*>(&at[k][i]) = pack;
     }
 };
 
 #if __CUDA_ARCH__ >= 800
 // Four 8 x 4 matrices of words; lanes 8q to 8q + 7 give the addresses of the rows of the q-th.
-__device__ inline void read_matrices(unsigned (&words)[4], const Number* row) {
+__device__ inline void ldmatrix_x4(unsigned (&words)[4], const Number* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
 }
 
 // The same of matrices of 8 x 8 bfloat16, each transposed.
-__device__ inline void read_transposed(unsigned (&words)[4], const Number* row) {
+__device__ inline void ldmatrix_x4_transposed(unsigned (&words)[4], const Number* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
@@ -111,15 +111,15 @@ __device__ inline void read_transposed(unsigned (&words)[4], const Number* row) 
 // Sixteen rows (columns of B) from i on, and the terms of one instruction from k on: words t of
 // rows g, of rows g + 8, and words t + 4 of both.
 template <int WIDTH>
-__device__ inline void read_words(unsigned (&words)[4], const Slice<WIDTH, true>& slice, int i,
-                                  int k) {
+__device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, true>& slice, int i,
+                                     int k) {
     const int lane = threadIdx.x % 32;
-    read_matrices(words, &slice.at[i + lane % 16][k + lane / 16 * RUN]);
+    ldmatrix_x4(words, &slice.at[i + lane % 16][k + lane / 16 * PACK]);
 }
 
 template <int WIDTH>
-__device__ inline void read_words(unsigned (&words)[4], const Slice<WIDTH, false>& slice, int i,
-                                  int k) {
+__device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, false>& slice, int i,
+                                     int k) {
     const int lane = threadIdx.x % 32;
 #if PRECISION == 1
     const int g = lane / 4, t = lane % 4;
@@ -127,12 +127,11 @@ __device__ inline void read_words(unsigned (&words)[4], const Slice<WIDTH, false
     for (int q = 0; q < 4; ++q)
         words[q] = __float_as_uint(slice.at[k + t + q / 2 * 4][i + g + q % 2 * 8]);
 #else
-    read_transposed(words, &slice.at[k + lane % 8 + lane / 16 * 8][i + lane / 8 % 2 * 8]);
+    ldmatrix_x4_transposed(words, &slice.at[k + lane % 8 + lane / 16 * 8][i + lane / 8 % 2 * 8]);
 #endif
 }
 
-__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
-                                    unsigned b1) {
+__device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if PRECISION == 1
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #else
@@ -145,30 +144,29 @@ __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsig
 #endif
 
 // A lane's share of its warp's WARP_M x WARP_N sums.
-struct Sums {
-    static constexpr int DOWN = WARP_M / 16, ACROSS = WARP_N / 8;
+struct Accumulators {
+    static constexpr int M_MMAS = WARP_M / 16, N_MMAS = WARP_N / 8;
 
-    float c[DOWN][ACROSS][4] = {};
+    float c[M_MMAS][N_MMAS][4] = {};
 
     // Where the warp's elements begin in the tile.
     static __device__ int top() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
     static __device__ int left() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
 
-    template <class SliceA, class SliceB>
-    __device__ void add(const SliceA& as, const SliceB& bs) {
+    template <class SliceA, class SliceB> __device__ void add(const SliceA& as, const SliceB& bs) {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
         for (int k = 0; k < TILE_K; k += STEP_K) {
-            unsigned a[DOWN][4], b[ACROSS / 2][4];
+            unsigned a[M_MMAS][4], b[N_MMAS / 2][4];
 #pragma unroll
-            for (int i = 0; i < DOWN; ++i) read_words(a[i], as, top() + i * 16, k);
+            for (int i = 0; i < M_MMAS; ++i) load_fragment(a[i], as, top() + i * 16, k);
 #pragma unroll
-            for (int j = 0; j < ACROSS / 2; ++j) read_words(b[j], bs, left() + j * 16, k);
+            for (int j = 0; j < N_MMAS / 2; ++j) load_fragment(b[j], bs, left() + j * 16, k);
 #pragma unroll
-            for (int i = 0; i < DOWN; ++i)
+            for (int i = 0; i < M_MMAS; ++i)
 #pragma unroll
-                for (int j = 0; j < ACROSS; ++j)
-                    multiply_add(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
+                for (int j = 0; j < N_MMAS; ++j)
+                    mma(c[i][j], a[i], b[j / 2][j % 2], b[j / 2][j % 2 + 2]);
         }
 #else
         add_each(as, bs, TILE_K);
@@ -176,29 +174,28 @@ struct Sums {
     }
 
     // Element by element: a.element(row of the tile, k) b.element(column, k) for all k < terms.
-    template <class A, class B>
-    __device__ void add_each(const A& as, const B& bs, int terms) {
+    template <class A, class B> __device__ void add_each(const A& as, const B& bs, int terms) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         for (int k = 0; k < terms; ++k) {
-            float a[DOWN * 2], b[ACROSS * 2];
-            for (int i = 0; i < DOWN * 2; ++i) a[i] = to_float(as.element(top() + i * 8 + g, k));
-            for (int j = 0; j < ACROSS * 2; ++j)
+            float a[M_MMAS * 2], b[N_MMAS * 2];
+            for (int i = 0; i < M_MMAS * 2; ++i) a[i] = to_float(as.element(top() + i * 8 + g, k));
+            for (int j = 0; j < N_MMAS * 2; ++j)
                 b[j] = to_float(bs.element(left() + j / 2 * 8 + t * 2 + j % 2, k));
-            for (int i = 0; i < DOWN * 2; ++i)
-                for (int j = 0; j < ACROSS * 2; ++j)
+            for (int i = 0; i < M_MMAS * 2; ++i)
+                for (int j = 0; j < N_MMAS * 2; ++j)
                     c[i / 2][j / 2][i % 2 * 2 + j % 2] += a[i] * b[j];
         }
     }
 
     template <class Store>
-    __device__ void give(int first_row, int first_column, const Store& store) const {
-        constexpr int PAIR = DOWN % 2 ? 1 : 2;
+    __device__ void store_tile(int first_row, int first_column, const Store& store) const {
+        constexpr int PAIR = M_MMAS % 2 ? 1 : 2;
         const int row = first_row + top() + threadIdx.x % 32 / 4;
         const int column = first_column + left() + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < DOWN; i += PAIR)
+        for (int i = 0; i < M_MMAS; i += PAIR)
 #pragma unroll
-            for (int j = 0; j < ACROSS; ++j) {
+            for (int j = 0; j < N_MMAS; ++j) {
                 float values[2 * PAIR][2];
 #pragma unroll
                 for (int e = 0; e < 4 * PAIR; ++e) values[e / 2][e % 2] = c[i + e / 4][j][e % 4];

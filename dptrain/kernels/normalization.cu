@@ -34,7 +34,7 @@ struct Norm {
 
 // Sums over RADIUS channels on either side of each of the vector in the middle. What all of them
 // have in common is added once; nothing is subtracted, so nothing cancels.
-__device__ inline Floats sums_around(const float* values) {
+__device__ inline Floats sum_neighbours(const float* values) {
     const float* middle = values + SIDE * VECTOR;
     Floats sums = {};
     if (2 * RADIUS < VECTOR) {
@@ -42,15 +42,15 @@ __device__ inline Floats sums_around(const float* values) {
             for (int d = -RADIUS; d <= RADIUS; ++d) sums.at[k] += middle[k + d];
         return sums;
     }
-    float common = 0.0f, before = 0.0f, behind = 0.0f;
+    float common = 0.0f, before = 0.0f, after = 0.0f;
     for (int j = VECTOR - 1 - RADIUS; j <= RADIUS; ++j) common += middle[j];
     for (int k = VECTOR - 1; k >= 0; --k) {
         sums.at[k] = common + before;
         if (k > 0) before += middle[k - 1 - RADIUS];
     }
     for (int k = 1; k < VECTOR; ++k) {
-        behind += middle[k + RADIUS];
-        sums.at[k] += behind;
+        after += middle[k + RADIUS];
+        sums.at[k] += after;
     }
     return sums;
 }
@@ -66,7 +66,7 @@ __device__ inline Floats scales(const Number* x, int i, int v, const Norm& norm,
         for (int k = 0; k < VECTOR; ++k)
             squares[(side + SIDE) * VECTOR + k] = values.at[k] * values.at[k];
     }
-    Floats s = sums_around(squares);
+    Floats s = sum_neighbours(squares);
     for (float& value : s.at) value = norm.bias + norm.alpha * value;
     return s;
 }
@@ -92,12 +92,13 @@ __device__ inline Floats normalized(const Number* x, int i, int v, const Norm& n
     return own;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
-    const Number* x, Number* y, int count, int channels, float bias, float alpha, float beta) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lrn_forward(const Number* x, Number* y, int count, int channels, float bias, float alpha,
+                float beta) {
     wait_for_previous_kernel();
     const Norm norm = {NUM_CHANNELS / VECTOR, bias, alpha, beta};
     int i;
-    if (mine(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
+    if (vector_index(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
 }
 
 // dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels, and 0 where `rectified`
@@ -132,15 +133,15 @@ __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool
     __syncthreads();
     if (i >= last) return;
     const int v = i % norm.vectors;
-    float around[SPAN];
+    float neighbours[SPAN];
 #pragma unroll
     for (int side = -SIDE; side <= SIDE; ++side) {
         Floats products = {};
         if (unsigned(v + side) < unsigned(norm.vectors))
             products = load(terms, int(threadIdx.x) + SIDE + side);
-        for (int k = 0; k < VECTOR; ++k) around[(side + SIDE) * VECTOR + k] = products.at[k];
+        for (int k = 0; k < VECTOR; ++k) neighbours[(side + SIDE) * VECTOR + k] = products.at[k];
     }
-    const Floats sums = sums_around(around);
+    const Floats sums = sum_neighbours(neighbours);
     for (int k = 0; k < VECTOR; ++k) {
         const float value = direct.at[k] - slope * own.at[k] * sums.at[k];
         direct.at[k] = rectified && !(own.at[k] > 0.0f) ? 0.0f : value;
@@ -148,9 +149,9 @@ __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool
     store(dx, i, direct);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
-    const Number* x, const Number* dy, Number* dx, int rectified, int count, int channels,
-    float bias, float alpha, float beta) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lrn_backward(const Number* x, const Number* dy, Number* dx, int rectified, int count,
+                 int channels, float bias, float alpha, float beta) {
     wait_for_previous_kernel();
     const Norm norm = {NUM_CHANNELS / VECTOR, bias, alpha, beta};
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
@@ -158,46 +159,48 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
 
 // With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It
 // normalises the rows that these look at into shared memory, which takes 4 bytes an element.
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_pool2d_forward(
-    const Number* x, Number* y, Which* argmax, int band, float bias, float alpha, float beta,
-    GEOMETRY) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lrn_max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax, int band, float bias,
+                           float alpha, float beta, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
     extern __shared__ __align__(32) float rows[];
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
     const int bands = (g.out_height + band - 1) / band, sample = blockIdx.x / bands;
     const int first = blockIdx.x % bands * band, stop = min(first + band, g.out_height);
     const int line = g.width * norm.vectors;
-    const int begin = max(first * g.down - g.top, 0);
-    const int end = min((stop - 1) * g.down - g.top + g.r, g.height);
+    const int begin = max(first * g.stride_h - g.pad_top, 0);
+    const int end = min((stop - 1) * g.stride_h - g.pad_top + g.r, g.height);
     for (int j = threadIdx.x; j < (end - begin) * line; j += THREADS) {
         const int i = (sample * g.height + begin) * line + j;
         store(rows, j, normalized(x, i, j % norm.vectors, norm));
     }
     __syncthreads();
     for (int j = threadIdx.x; j < (stop - first) * g.out_width * norm.vectors; j += THREADS) {
-        const Place to = place(j, g.out_height, g.out_width, norm.vectors);
+        const MapIndex to = map_index(j, g.out_height, g.out_width, norm.vectors);
         auto at = [&](int row, int column) {
             return load(rows, (row - begin) * line + column * norm.vectors + to.channel);
         };
-        const Largest best = largest_rectified<false>(g, first + to.row, to.column, at);
+        const Maximum best = relu_window_maximum<false>(g, first + to.row, to.column, at);
         const int i = (sample * g.out_height + first) * g.out_width * norm.vectors + j;
         store(y, argmax, i, best);
     }
 }
 
 // dx from the gradient by what was pooled.
-extern "C" __global__ void __launch_bounds__(THREADS) lrn_max_pool2d_backward(
-    const Number* __restrict__ x, const Number* __restrict__ dy, const Which* __restrict__ argmax,
-    Number* __restrict__ dx, int samples, float bias, float alpha, float beta, GEOMETRY) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lrn_max_pool2d_backward(const Number* __restrict__ x, const Number* __restrict__ dy,
+                            const ArgmaxIndex* __restrict__ argmax, Number* __restrict__ dx,
+                            int samples, float bias, float alpha, float beta, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const Norm norm = {g.channels / VECTOR, bias, alpha, beta};
     const int count = samples * g.height * g.width * g.channels;
     lrn_gradient(x, dx, count, true, norm, [&](int i) {
-        const Place at = place(i, g.height, g.width, norm.vectors);
-        const int row = at.row + g.top, column = at.column + g.left;
-        const Place cell = {at.sample, row / g.down, column / g.across, at.channel};
-        return given_back(dy, argmax, g, norm.vectors, cell, row % g.down, column % g.across);
+        const MapIndex at = map_index(i, g.height, g.width, norm.vectors);
+        const int row = at.row + g.pad_top, column = at.column + g.pad_left;
+        const MapIndex cell = {at.sample, row / g.stride_h, column / g.stride_w, at.channel};
+        return gather_gradient(dy, argmax, g, norm.vectors, cell, row % g.stride_h,
+                               column % g.stride_w);
     });
 }

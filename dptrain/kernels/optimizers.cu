@@ -9,45 +9,48 @@
 #include "vector.cuh"
 
 // State below this counts as zero, as on the CPU, where it would become denormal and slow.
-__device__ inline float flushed(float value) { return fabsf(value) < 1e-30f ? 0.0f : value; }
+__device__ inline float flush_small(float value) { return fabsf(value) < 1e-30f ? 0.0f : value; }
 
-__device__ inline float decay_at(int i, const int* stops, const float* decays, int runs) {
-    float decay = decays[0];
-    for (int k = 1; k < runs; ++k) decay = i * VECTOR >= stops[k - 1] ? decays[k] : decay;
+__device__ inline float decay_at(int i, const int* segment_ends, const float* segment_decays,
+                                 int num_segments) {
+    float decay = segment_decays[0];
+    for (int k = 1; k < num_segments; ++k)
+        decay = i * VECTOR >= segment_ends[k - 1] ? segment_decays[k] : decay;
     return decay;
 }
 
-#define COMMON                                                                             \
-    const float *sums, const float *numbers, const int *stops, const float *decays, int runs, \
-        int count
+#define COMMON_PARAMETERS                                                          \
+    const float *loss_sums, const float *hyperparameters, const int *segment_ends, \
+        const float *segment_decays, int num_segments, int count
 
 // w ← w − α d, with d = g + λ w.
-extern "C" __global__ void sgd(float* w, const float* g, COMMON) {
+extern "C" __global__ void sgd(float* w, const float* g, COMMON_PARAMETERS) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats values = load(w, i);
-    const Floats gradient = load_last(g, i);
-    const float decay = decay_at(i, stops, decays, runs), rate = numbers[STEP_RATE];
-    if (!is_finite(sums[0])) return;
-    for (int k = 0; k < VECTOR; ++k)
-        values.at[k] -= rate * (gradient.at[k] + decay * values.at[k]);
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
+                rate = hyperparameters[LEARNING_RATE];
+    if (!is_finite(loss_sums[0])) return;
+    for (int k = 0; k < VECTOR; ++k) values.at[k] -= rate * (gradient.at[k] + decay * values.at[k]);
     store(w, i, values);
 }
 
 // v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w ← w − α v.
-extern "C" __global__ void sgd_momentum(
-    float* w, const float* g, float* v, COMMON, float momentum, int nesterov) {
+extern "C" __global__ void sgd_momentum(float* w, const float* g, float* v, COMMON_PARAMETERS,
+                                        float momentum, int nesterov) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats values = load(w, i), velocity = load(v, i);
-    const Floats gradient = load_last(g, i);
-    const float decay = decay_at(i, stops, decays, runs), rate = numbers[STEP_RATE];
-    if (!is_finite(sums[0])) return;
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments),
+                rate = hyperparameters[LEARNING_RATE];
+    if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
         const float d = gradient.at[k] + decay * values.at[k];
-        velocity.at[k] = flushed(momentum * velocity.at[k] + d);
+        velocity.at[k] = flush_small(momentum * velocity.at[k] + d);
         values.at[k] -= rate * (nesterov ? d + momentum * velocity.at[k] : velocity.at[k]);
     }
     store(w, i, values);
@@ -57,20 +60,21 @@ extern "C" __global__ void sgd_momentum(
 // m ← β₁ m + (1 − β₁) d;  v ← β₂ v + (1 − β₂) d²;  w ← w − rate m / (sqrt(v) correction + ε),
 // with rate = α / (1 − β₁ᵗ) and correction = 1 / sqrt(1 − β₂ᵗ). The host computes 1 − β: in
 // float32 that would be one rounding worse.
-extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, COMMON, float beta1,
-                                float beta2, float epsilon, float rest1, float rest2) {
+extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, COMMON_PARAMETERS,
+                                float beta1, float beta2, float epsilon, float rest1, float rest2) {
     wait_for_previous_kernel();
     int i;
-    if (!mine(count, i)) return;
+    if (!vector_index(count, i)) return;
     Floats values = load(w, i), first = load(m, i), second = load(v, i);
-    const Floats gradient = load_last(g, i);
-    const float decay = decay_at(i, stops, decays, runs);
-    const float rate = numbers[STEP_RATE], correction = numbers[STEP_CORRECTION];
-    if (!is_finite(sums[0])) return;
+    const Floats gradient = load_streaming(g, i);
+    const float decay = decay_at(i, segment_ends, segment_decays, num_segments);
+    const float rate = hyperparameters[LEARNING_RATE],
+                correction = hyperparameters[ADAM_CORRECTION];
+    if (!is_finite(loss_sums[0])) return;
     for (int k = 0; k < VECTOR; ++k) {
         const float d = gradient.at[k] + decay * values.at[k];
-        first.at[k] = flushed(beta1 * first.at[k] + rest1 * d);
-        second.at[k] = flushed(beta2 * second.at[k] + rest2 * d * d);
+        first.at[k] = flush_small(beta1 * first.at[k] + rest1 * d);
+        second.at[k] = flush_small(beta2 * second.at[k] + rest2 * d * d);
         values.at[k] -= rate * first.at[k] / (sqrtf(second.at[k]) * correction + epsilon);
     }
     store(w, i, values);

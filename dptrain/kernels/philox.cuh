@@ -25,21 +25,21 @@ __device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1)
 // bits.
 struct Dropout {
     const long long* samples;
-    const float* numbers;
+    const float* hyperparameters;
     unsigned long long threshold;
     unsigned layer, key0, key1;
     float factor;
 };
 
-#define DROPOUT                                                                               \
-    const long long *samples_of, const float *numbers, unsigned long long threshold,          \
+#define DROPOUT_PARAMETERS                                                                   \
+    const long long *sample_ids, const float *hyperparameters, unsigned long long threshold, \
         unsigned layer, unsigned key0, unsigned key1, float factor
-#define DROPOUT_VALUES {samples_of, numbers, threshold, layer, key0, key1, factor}
+#define DROPOUT_ARGUMENTS {sample_ids, hyperparameters, threshold, layer, key0, key1, factor}
 
 // Bit k: word k of a block, the k-th of four consecutive elements of a sample, is kept. That of an
 // identity, of which the lowest 32 bits are enough.
-__device__ inline unsigned draw_block(const Dropout& d, unsigned identity, int block) {
-    unsigned words[4] = {unsigned(block), identity, __float_as_uint(d.numbers[STEP_NUMBER]),
+__device__ inline unsigned draw_block(const Dropout& d, unsigned sample_id, int block) {
+    unsigned words[4] = {unsigned(block), sample_id, __float_as_uint(d.hyperparameters[STEP_INDEX]),
                          d.layer};
     philox(words, d.key0, d.key1);
     const unsigned threshold = unsigned(d.threshold);
@@ -50,14 +50,14 @@ __device__ inline unsigned draw_block(const Dropout& d, unsigned identity, int b
 }
 
 // That of a sample of the batch.
-__device__ inline unsigned kept_of_block(const Dropout& d, int sample, int block) {
+__device__ inline unsigned kept_in_block(const Dropout& d, int sample, int block) {
     return draw_block(d, unsigned(d.samples[sample]), block);
 }
 
 // Bit k: element `first` + k of a sample is kept, for the elements of a vector.
-__device__ inline unsigned kept_of_vector(const Dropout& d, int sample, int first) {
-    unsigned kept = kept_of_block(d, sample, first / 4) >> first % 4;
-    if (VECTOR == 8) kept |= kept_of_block(d, sample, first / 4 + 1) << 4;
+__device__ inline unsigned kept_in_vector(const Dropout& d, int sample, int first) {
+    unsigned kept = kept_in_block(d, sample, first / 4) >> first % 4;
+    if (VECTOR == 8) kept |= kept_in_block(d, sample, first / 4 + 1) << 4;
     return kept;
 }
 

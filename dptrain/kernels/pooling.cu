@@ -12,7 +12,7 @@
 struct Pixels {
     const Number* x;
     const Geometry& g;
-    Place to;
+    MapIndex to;
 
     __device__ Floats operator()(int row, int column) const {
         const int pixel = (to.sample * g.height + row) * g.width + column;
@@ -21,51 +21,53 @@ struct Pixels {
 };
 
 // The vector of y that this thread computes; false behind the last.
-__device__ inline bool my_vector(const Geometry& g, int samples, int& i, Place& to) {
-    if (!mine(samples * g.out_height * g.out_width * g.channels, i)) return false;
-    to = place(i, g.out_height, g.out_width, g.channels / VECTOR);
+__device__ inline bool find_vector(const Geometry& g, int samples, int& i, MapIndex& to) {
+    if (!vector_index(samples * g.out_height * g.out_width * g.channels, i)) return false;
+    to = map_index(i, g.out_height, g.out_width, g.channels / VECTOR);
     return true;
 }
 
-__device__ inline Largest rectified(const Number* x, const Geometry& g, const Place& to) {
-    return largest_rectified<PRECISION == 2>(g, to.row, to.column, Pixels{x, g, to});
+__device__ inline Maximum relu_maximum(const Number* x, const Geometry& g, const MapIndex& to) {
+    return relu_window_maximum<PRECISION == 2>(g, to.row, to.column, Pixels{x, g, to});
 }
 
 // y = largest of each window, argmax = which of its elements that is, row by row.
-extern "C" __global__ void max_pool2d_forward(
-    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
+extern "C" __global__ void max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax,
+                                              int samples, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     int i;
-    Place to;
-    if (!my_vector(g, samples, i, to)) return;
-    store(y, argmax, i, largest(g, to.row, to.column, Pixels{x, g, to}));
+    MapIndex to;
+    if (!find_vector(g, samples, i, to)) return;
+    store(y, argmax, i, window_maximum(g, to.row, to.column, Pixels{x, g, to}));
 }
 
 // The same for x that is rectified: max_backward then gives the gradient in front of the rectifier.
-extern "C" __global__ void relu_max_pool2d_forward(
-    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY) {
+extern "C" __global__ void relu_max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax,
+                                                   int samples, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     int i;
-    Place to;
-    if (my_vector(g, samples, i, to)) store(y, argmax, i, rectified(x, g, to));
+    MapIndex to;
+    if (find_vector(g, samples, i, to)) store(y, argmax, i, relu_maximum(x, g, to));
 }
 
 // The same with dropout behind; max_backward needs its factor.
-extern "C" __global__ void relu_max_pool2d_dropout_forward(
-    const Number* x, Number* y, Which* argmax, int samples, GEOMETRY, DROPOUT) {
+extern "C" __global__ void relu_max_pool2d_dropout_forward(const Number* x, Number* y,
+                                                           ArgmaxIndex* argmax, int samples,
+                                                           GEOMETRY_PARAMETERS,
+                                                           DROPOUT_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
-    const Dropout d = DROPOUT_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
+    const Dropout d = DROPOUT_ARGUMENTS;
     int i;
-    Place to;
-    if (!my_vector(g, samples, i, to)) return;
-    Largest best = rectified(x, g, to);
+    MapIndex to;
+    if (!find_vector(g, samples, i, to)) return;
+    Maximum best = relu_maximum(x, g, to);
     const int first = (to.row * g.out_width + to.column) * g.channels + to.channel * VECTOR;
-    const unsigned kept = kept_of_vector(d, to.sample, first);
+    const unsigned kept = kept_in_vector(d, to.sample, first);
     for (int k = 0; k < VECTOR; ++k)
-        if (!(kept >> k & 1)) best.which[k] = NOBODY;
+        if (!(kept >> k & 1)) best.which[k] = NO_MAXIMUM;
     drop(best.value, kept, d.factor);
     store(y, argmax, i, best);
 }
@@ -73,14 +75,14 @@ extern "C" __global__ void relu_max_pool2d_dropout_forward(
 // Writes sum(a, b), a vector of dx, for each pixel (a, b) of a cell that lies inside the map. It is
 // called for the others too: without a branch the compiler sees that pixels share windows.
 template <class Sum>
-__device__ inline void write_cell(
-    Number* dx, const Geometry& g, int vectors, const Place& cell, Sum sum) {
+__device__ inline void write_cell(Number* dx, const Geometry& g, int vectors, const MapIndex& cell,
+                                  Sum sum) {
 #pragma unroll
-    for (int a = 0; a < g.down; ++a) {
-        const int row = cell.row * g.down - g.top + a;
+    for (int a = 0; a < g.stride_h; ++a) {
+        const int row = cell.row * g.stride_h - g.pad_top + a;
 #pragma unroll
-        for (int b = 0; b < g.across; ++b) {
-            const int column = cell.column * g.across - g.left + b;
+        for (int b = 0; b < g.stride_w; ++b) {
+            const int column = cell.column * g.stride_w - g.pad_left + b;
             const int pixel = (cell.sample * g.height + row) * g.width + column;
             const Floats values = sum(a, b);
             if (unsigned(row) < unsigned(g.height) && unsigned(column) < unsigned(g.width))
@@ -90,76 +92,79 @@ __device__ inline void write_cell(
 }
 
 // The cell of thread i; false behind the last.
-__device__ inline bool my_cell(const Geometry& g, int samples, Place& cell) {
-    const int rows = (g.height + g.top + g.down - 1) / g.down;
-    const int columns = (g.width + g.left + g.across - 1) / g.across;
+__device__ inline bool find_cell(const Geometry& g, int samples, MapIndex& cell) {
+    const int rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
+    const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
     int i;
-    if (!mine(samples * rows * columns * g.channels, i)) return false;
-    cell = place(i, rows, columns, g.channels / VECTOR);
+    if (!vector_index(samples * rows * columns * g.channels, i)) return false;
+    cell = map_index(i, rows, columns, g.channels / VECTOR);
     return true;
 }
 
 // dx = factor · sum of dy over the windows whose largest element this is.
 extern "C" __global__ void max_pool2d_backward(const Number* __restrict__ dy,
-                                        const Which* __restrict__ argmax, Number* __restrict__ dx,
-                                        float factor, int samples, GEOMETRY) {
+                                               const ArgmaxIndex* __restrict__ argmax,
+                                               Number* __restrict__ dx, float factor, int samples,
+                                               GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const int vectors = g.channels / VECTOR;
-    Place cell;
-    if (!my_cell(g, samples, cell)) return;
+    MapIndex cell;
+    if (!find_cell(g, samples, cell)) return;
     write_cell(dx, g, vectors, cell, [&](int a, int b) {
-        Floats sum = given_back(dy, argmax, g, vectors, cell, a, b);
+        Floats sum = gather_gradient(dy, argmax, g, vectors, cell, a, b);
         for (float& value : sum.at) value *= factor;
         return sum;
     });
 }
 
 // What a window's sum is multiplied with: 1, or 1 / (its elements inside the map).
-__device__ inline float weight(const Geometry& g, int p, int q, int average) {
+__device__ inline float window_weight(const Geometry& g, int p, int q, int average) {
     if (!average) return 1.0f;
-    const int row = p * g.down - g.top, column = q * g.across - g.left;
+    const int row = p * g.stride_h - g.pad_top, column = q * g.stride_w - g.pad_left;
     const int rows = min(row + g.r, g.height) - max(row, 0);
     const int columns = min(column + g.s, g.width) - max(column, 0);
     return 1.0f / float(rows * columns);
 }
 
 // y = sum, or mean, of each window.
-extern "C" __global__ void sum_pool2d_forward(
-    const Number* x, Number* y, int average, int samples, GEOMETRY) {
+extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, int average, int samples,
+                                              GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     int i;
-    Place to;
-    if (!my_vector(g, samples, i, to)) return;
+    MapIndex to;
+    if (!find_vector(g, samples, i, to)) return;
     const Pixels at = {x, g, to};
     Floats sum = {};
-    each_of_window(g, to.row, to.column, [&](int row, int column, int, bool inside) {
+    for_each_in_window(g, to.row, to.column, [&](int row, int column, int, bool inside) {
         const Floats values = at(row, column);
         for (int k = 0; k < VECTOR; ++k) sum.at[k] += inside ? values.at[k] : 0.0f;
     });
-    const float factor = weight(g, to.row, to.column, average);
+    const float factor = window_weight(g, to.row, to.column, average);
     for (float& value : sum.at) value *= factor;
     store(y, i, sum);
 }
 
 // dx = sum of dy over the windows that hold this element, over their size where averaged.
-extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy, Number* __restrict__ dx,
-                                        int average, int samples, GEOMETRY) {
+extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy,
+                                               Number* __restrict__ dx, int average, int samples,
+                                               GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
-    const Geometry g = GEOMETRY_VALUES;
+    const Geometry g = GEOMETRY_ARGUMENTS;
     const int vectors = g.channels / VECTOR;
-    Place cell;
-    if (!my_cell(g, samples, cell)) return;
+    MapIndex cell;
+    if (!find_cell(g, samples, cell)) return;
     write_cell(dx, g, vectors, cell, [&](int a, int b) {
         Floats sum = {};
-        each_holder(g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
-            const int window = (cell.sample * g.out_height + row) * g.out_width + column;
-            const Floats gradient = load(dy, window * vectors + cell.channel);
-            const float factor = weight(g, row, column, average);
-            for (int k = 0; k < VECTOR; ++k)
-                sum.at[k] += element >= 0 ? factor * gradient.at[k] : 0.0f;
-        });
+        for_each_covering_window(
+            g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
+                const int window = (cell.sample * g.out_height + row) * g.out_width + column;
+                const Floats gradient = load(dy, window * vectors + cell.channel);
+                const float factor = window_weight(g, row, column, average);
+                for (int k = 0; k < VECTOR; ++k)
+                    sum.at[k] += element >= 0 ? factor * gradient.at[k] : 0.0f;
+            });
         return sum;
     });
 }

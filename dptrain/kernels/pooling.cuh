@@ -11,18 +11,18 @@
 #define WIDE_ARGMAX 0
 #endif
 #if WIDE_ARGMAX
-using Which = int;
+using ArgmaxIndex = int;
 #else
-using Which = unsigned char;
+using ArgmaxIndex = unsigned char;
 #endif
-constexpr Which NOBODY = Which(-1);
+constexpr ArgmaxIndex NO_MAXIMUM = ArgmaxIndex(-1);
 
 // A pixel of a map, and a vector of its channels.
-struct Place {
+struct MapIndex {
     int sample, row, column, channel;
 };
 
-__device__ inline Place place(int i, int height, int width, int vectors) {
+__device__ inline MapIndex map_index(int i, int height, int width, int vectors) {
     const int pixel = i / vectors, line = pixel / width;
     return {line / height, line % height, pixel % width, i % vectors};
 }
@@ -31,8 +31,8 @@ __device__ inline Place place(int i, int height, int width, int vectors) {
 // element lies outside the map, it is told of the nearest one of the window that does not: every
 // address can be read, so that all loads may start at once.
 template <class Visit>
-__device__ inline void each_of_window(const Geometry& g, int p, int q, Visit visit) {
-    const int top = p * g.down - g.top, left = q * g.across - g.left;
+__device__ inline void for_each_in_window(const Geometry& g, int p, int q, Visit visit) {
+    const int top = p * g.stride_h - g.pad_top, left = q * g.stride_w - g.pad_left;
 #pragma unroll
     for (int r = 0; r < g.r; ++r) {
         const int row = min(max(top + r, 0), g.height - 1);
@@ -45,22 +45,22 @@ __device__ inline void each_of_window(const Geometry& g, int p, int q, Visit vis
     }
 }
 
-struct Largest {
+struct Maximum {
     Floats value;
     int which[VECTOR];
 };
 
 // Largest of a window, and which it is; the first, among equals. A NaN is larger than all, and
 // stays. at(row, column) gives a vector.
-template <class At> __device__ inline Largest largest(const Geometry& g, int p, int q, At at) {
-    Largest best;
+template <class At>
+__device__ inline Maximum window_maximum(const Geometry& g, int p, int q, At at) {
+    Maximum best;
     for (int k = 0; k < VECTOR; ++k) best.which[k] = -1;
-    each_of_window(g, p, q, [&](int row, int column, int element, bool) {
+    for_each_in_window(g, p, q, [&](int row, int column, int element, bool) {
         const Floats values = at(row, column);
         for (int k = 0; k < VECTOR; ++k) {
             const float value = values.at[k];
-            const bool more =
-                best.which[k] < 0 || value > best.value.at[k] || value != value;
+            const bool more = best.which[k] < 0 || value > best.value.at[k] || value != value;
             best.value.at[k] = more ? value : best.value.at[k];
             best.which[k] = more ? element : best.which[k];
         }
@@ -72,11 +72,11 @@ template <class At> __device__ inline Largest largest(const Geometry& g, int p, 
 // all. Nobody is chosen where all are 0: a rectifier has no gradient there. ROUNDED: they are
 // bfloat16, and the lower half of their bits is free to say which.
 template <bool ROUNDED, class At>
-__device__ inline Largest largest_rectified(const Geometry& g, int p, int q, At at) {
+__device__ inline Maximum relu_window_maximum(const Geometry& g, int p, int q, At at) {
     unsigned best[VECTOR] = {};
-    Largest result;
-    for (int k = 0; k < VECTOR; ++k) result.which[k] = NOBODY;
-    each_of_window(g, p, q, [&](int row, int column, int element, bool) {
+    Maximum result;
+    for (int k = 0; k < VECTOR; ++k) result.which[k] = NO_MAXIMUM;
+    for_each_in_window(g, p, q, [&](int row, int column, int element, bool) {
         const Floats values = at(row, column);
         for (int k = 0; k < VECTOR; ++k) {
             unsigned bits = __float_as_uint(values.at[k]);
@@ -94,24 +94,25 @@ __device__ inline Largest largest_rectified(const Geometry& g, int p, int q, At 
     return result;
 }
 
-__device__ inline void store(Number* y, Which* argmax, int i, const Largest& best) {
+__device__ inline void store(Number* y, ArgmaxIndex* argmax, int i, const Maximum& best) {
     store(y, i, best.value);
-    Vector<Which> which;
-    for (int k = 0; k < VECTOR; ++k) which.at[k] = Which(best.which[k]);
-    reinterpret_cast<Vector<Which>*>(argmax)[i] = which;
+    Vector<ArgmaxIndex> which;
+    for (int k = 0; k < VECTOR; ++k) which.at[k] = ArgmaxIndex(best.which[k]);
+    reinterpret_cast<Vector<ArgmaxIndex>*>(argmax)[i] = which;
 }
 
 // Calls visit(row, column, element) for each window that may hold a pixel, in order; where it does
 // not, `element` is negative, and the window some other. The pixel is number (a, b) of the cell of
 // down × across pixels with which window (p, q) begins.
 template <class Visit>
-__device__ inline void each_holder(const Geometry& g, int p, int q, int a, int b, Visit visit) {
+__device__ inline void for_each_covering_window(const Geometry& g, int p, int q, int a, int b,
+                                                Visit visit) {
 #pragma unroll
-    for (int r = a + (g.r - 1) / g.down * g.down; r >= a; r -= g.down) {
-        const int row = p - (r - a) / g.down;
+    for (int r = a + (g.r - 1) / g.stride_h * g.stride_h; r >= a; r -= g.stride_h) {
+        const int row = p - (r - a) / g.stride_h;
 #pragma unroll
-        for (int s = b + (g.s - 1) / g.across * g.across; s >= b; s -= g.across) {
-            const int column = q - (s - b) / g.across;
+        for (int s = b + (g.s - 1) / g.stride_w * g.stride_w; s >= b; s -= g.stride_w) {
+            const int column = q - (s - b) / g.stride_w;
             if (r < g.r && s < g.s) {
                 const bool inside = unsigned(row) < unsigned(g.out_height) &&
                                     unsigned(column) < unsigned(g.out_width);
@@ -122,15 +123,15 @@ __device__ inline void each_holder(const Geometry& g, int p, int q, int a, int b
 }
 
 // What windows give a pixel whose maxima they chose, summed in order.
-__device__ inline Floats given_back(const Number* __restrict__ dy,
-                                    const Which* __restrict__ argmax, const Geometry& g,
-                                    int vectors, const Place& cell, int a, int b) {
+__device__ inline Floats gather_gradient(const Number* __restrict__ dy,
+                                         const ArgmaxIndex* __restrict__ argmax, const Geometry& g,
+                                         int vectors, const MapIndex& cell, int a, int b) {
     Floats sum = {};
-    each_holder(g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
+    for_each_covering_window(g, cell.row, cell.column, a, b, [&](int row, int column, int element) {
         const int window = (cell.sample * g.out_height + row) * g.out_width + column;
         const int i = window * vectors + cell.channel;
         const Floats gradient = load(dy, i);
-        const Vector<Which> which = whole(argmax, i);
+        const Vector<ArgmaxIndex> which = load_vector(argmax, i);
         for (int k = 0; k < VECTOR; ++k)
             sum.at[k] += which.at[k] == element ? gradient.at[k] : 0.0f;
     });

@@ -33,7 +33,7 @@ __device__ inline Bfloat16 to_bfloat16(float value) {
 }
 
 // Two of them, as they lie in memory.
-__device__ inline unsigned packed(float low, float high) {
+__device__ inline unsigned pack_bfloat16x2(float low, float high) {
 #if __CUDA_ARCH__ >= 800
     unsigned pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -20,34 +20,35 @@
 // A sum as it lies in dw, and how many are written at once.
 constexpr int PIECE = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
 
-struct Tile {
+struct OutputTile {
     static constexpr int STRIDE = TILE_N + 8;  // Eight rows of a fragment lie in different banks.
 
-    float* sums;
+    float* acc;
 
     __device__ void operator()(int row, int column, const float (&values)[4][2]) const {
 #pragma unroll
         for (int m = 0; m < 4; ++m)
-            *reinterpret_cast<Run<float, 2>*>(sums + (row + m * MEMBER_STEP) * STRIDE + column) =
-                {values[m][0], values[m][1]};
+            *reinterpret_cast<Pack<float, 2>*>(acc + (row + m * MEMBER_STEP) * STRIDE + column) = {
+                values[m][0], values[m][1]};
     }
 };
 
 // Runs of a slice, `rows` of `length` of them: fetched by get(row, place), kept as slices are.
 template <int WIDTH, class Get>
-__device__ inline void fill(Slice<WIDTH, false>& slice, const Get& get) {
-    constexpr int BESIDE = WIDTH / RUN, ALL = TILE_K * BESIDE, EACH = ALL / THREADS;
-    static_assert(ALL % THREADS == 0, "every thread has as many");
-    Run<Number> runs[EACH];
+__device__ inline void fill_slice(Slice<WIDTH, false>& slice, const Get& get) {
+    constexpr int PACKS_ACROSS = WIDTH / PACK, ALL_PACKS = TILE_K * PACKS_ACROSS,
+                  THREAD_PACKS = ALL_PACKS / THREADS;
+    static_assert(ALL_PACKS % THREADS == 0, "every thread has as many");
+    Pack<Number> packs[THREAD_PACKS];
 #pragma unroll
-    for (int q = 0; q < EACH; ++q) {
+    for (int q = 0; q < THREAD_PACKS; ++q) {
         const int i = threadIdx.x + q * THREADS;
-        runs[q] = get(i / BESIDE, i % BESIDE * RUN);
+        packs[q] = get(i / PACKS_ACROSS, i % PACKS_ACROSS * PACK);
     }
 #pragma unroll
-    for (int q = 0; q < EACH; ++q) {
+    for (int q = 0; q < THREAD_PACKS; ++q) {
         const int i = threadIdx.x + q * THREADS;
-        slice.put(i % BESIDE * RUN, i / BESIDE, runs[q]);
+        slice.store_shared(i % PACKS_ACROSS * PACK, i / PACKS_ACROSS, packs[q]);
     }
 }
 
@@ -65,25 +66,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
     const Gradient gradient{dy, y, factor};
 
-    fill(slices.x, [&](int sample, int i) {
-        Run<Number> run = {};
+    fill_slice(slices.x, [&](int sample, int i) {
+        Pack<Number> pack = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += IN_VECTOR)
+        for (int v = 0; v < PACK; v += IN_VECTOR)
             if (sample < samples && top + i + v < inputs)
-                read<IN_VECTOR>(run, v, x + sample * inputs + top + i + v);
-        return as_factors(run);
+                read<IN_VECTOR>(pack, v, x + sample * inputs + top + i + v);
+        return round_operands(pack);
     });
-    fill(slices.dz, [&](int sample, int j) {
+    fill_slice(slices.dz, [&](int sample, int j) {
         Gradient::Raw raw = {};
 #pragma unroll
-        for (int v = 0; v < RUN; v += OUT_VECTOR)
+        for (int v = 0; v < PACK; v += OUT_VECTOR)
             if (sample < samples && left + j + v < outputs)
                 gradient.piece(raw, v, sample * outputs + left + j + v, 0);
         return gradient.value(raw);
     });
     __syncthreads();
-    Sums sums;
-    sums.add(slices.x, slices.dz);
+    Accumulators acc;
+    acc.add(slices.x, slices.dz);
     const int own = threadIdx.x;
     if (blockIdx.x == 0 && own < TILE_N && left + own < outputs) {
         float bias = 0.0f;
@@ -92,15 +93,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         db[left + own] = bias;
     }
     __syncthreads();
-    const Tile tile{reinterpret_cast<float*>(memory)};
-    sums.give(0, 0, tile);
+    const OutputTile tile{reinterpret_cast<float*>(memory)};
+    acc.store_tile(0, 0, tile);
     __syncthreads();
     constexpr int PIECES = TILE_N / PIECE;
 #pragma unroll 4
     for (int i = threadIdx.x; i < TILE_M * PIECES; i += THREADS) {
         const int row = i / PIECES, column = i % PIECES * PIECE;
         if (top + row < inputs && left + column < outputs)
-            *reinterpret_cast<Run<float, PIECE>*>(dw + (top + row) * outputs + left + column) =
-                *reinterpret_cast<const Run<float, PIECE>*>(tile.sums + row * tile.STRIDE + column);
+            *reinterpret_cast<Pack<float, PIECE>*>(dw + (top + row) * outputs + left + column) =
+                *reinterpret_cast<const Pack<float, PIECE>*>(tile.acc + row * tile.STRIDE + column);
     }
 }

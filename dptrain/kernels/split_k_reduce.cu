@@ -4,12 +4,12 @@
 #include "split_k.cuh"
 
 // dw, then db, from `parts` parts of weights + biases elements each.
-extern "C" __global__ void split_k_reduce(const float* partial, int parts, float* dw, int weights,
-                                     float* db, int biases) {
+extern "C" __global__ void split_k_reduce(const float* partial, int num_splits, float* dw,
+                                          int weights, float* db, int biases) {
     wait_for_previous_kernel();
-    const int i = blockIdx.x * ELEMENTS + threadIdx.x;
+    const int i = blockIdx.x * BLOCK_VECTORS + threadIdx.x;
     Floats total;
-    if (!sum_of_parts(partial, parts, weights + biases, i, total)) return;
+    if (!split_k_sum(partial, num_splits, weights + biases, i, total)) return;
     if (i < weights / VECTOR)
         store(dw, i, total);
     else

@@ -25,19 +25,19 @@ struct alignas(64) TensorMap {
 };
 
 #if TENSOR_MAPS
-struct TensorMaps {
+struct TensorMapList {
     TensorMap at[TENSOR_MAPS];
 };
-#define MAPS_PARAMETER const __grid_constant__ TensorMaps maps,
-#define MAPS maps.at
+#define TENSOR_MAPS_PARAMETER const __grid_constant__ TensorMapList maps,
+#define TENSOR_MAPS_ARGUMENT maps.at
 #else
-#define MAPS_PARAMETER
-#define MAPS nullptr
+#define TENSOR_MAPS_PARAMETER
+#define TENSOR_MAPS_ARGUMENT nullptr
 #endif
 
 // Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may
 // stand in front of what waits for the kernel before.
-__device__ inline void prepare(const TensorMap* maps) {
+__device__ inline void prefetch_tensor_maps(const TensorMap* maps) {
 #if TENSOR_MAPS
     if (threadIdx.x > 0 || threadIdx.y > 0) return;
     for (int i = 0; i < TENSOR_MAPS; ++i)
@@ -47,20 +47,21 @@ __device__ inline void prepare(const TensorMap* maps) {
 
 // Of shared memory. Its *phase* is over when all have told so who were to, and all bytes that were
 // to be expected have come. Phases are counted from 0.
-struct Barrier {
+struct MBarrier {
     unsigned long long state;
 
 #if WGMMA
     __device__ unsigned at() const { return unsigned(__cvta_generic_to_shared(&state)); }
 
     // One thread tells, and says how many bytes are to come. Used behind a barrier of the block.
-    __device__ void begin() {
+    __device__ void init() {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    __device__ void expect(int bytes) {
+    __device__ void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()),
-                     "r"(bytes) : "memory");
+                     "r"(bytes)
+                     : "memory");
     }
     // Waits for the end of a phase, the first or the second of two.
     __device__ void wait(int phase) const {
@@ -70,23 +71,26 @@ struct Barrier {
             "again:\n"
             "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
             "@!over bra again;\n"
-            "}" ::"r"(at()), "r"(phase & 1) : "memory");
+            "}" ::"r"(at()),
+            "r"(phase & 1)
+            : "memory");
     }
 #endif
 };
 
 #if WGMMA
 // A multiple of 16 bytes as they lie in memory.
-__device__ inline void bring_bulk(void* to, const void* from, int bytes, Barrier* barrier) {
+__device__ inline void tma_copy(void* to, const void* from, int bytes, MBarrier* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes), "r"(barrier->at())
+            "r"(unsigned(__cvta_generic_to_shared(to))),
+        "l"(from), "r"(bytes), "r"(barrier->at())
         : "memory");
 }
 
 // The box of a map (N, H, W, C) that begins with channel c of pixel x in row y of sample n.
-__device__ inline void bring_box(void* to, const TensorMap* map, int c, int x, int y, int n,
-                                 Barrier* barrier) {
+__device__ inline void tma_copy_box(void* to, const TensorMap* map, int c, int x, int y, int n,
+                                    MBarrier* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(unsigned(__cvta_generic_to_shared(to))),

@@ -21,19 +21,19 @@ struct Floats {
 };
 
 // Vector i of x.
-template <class T> __device__ inline Vector<T> whole(const T* x, int i) {
+template <class T> __device__ inline Vector<T> load_vector(const T* x, int i) {
     return reinterpret_cast<const Vector<T>*>(x)[i];
 }
 
 __device__ inline Floats load(const float* x, int i) {
-    const Vector<float> values = whole(x, i);
+    const Vector<float> values = load_vector(x, i);
     Floats result;
     for (int k = 0; k < VECTOR; ++k) result.at[k] = values.at[k];
     return result;
 }
 
 // The same of what is not read again soon: it is the first to leave the caches.
-__device__ inline Floats load_last(const float* x, int i) {
+__device__ inline Floats load_streaming(const float* x, int i) {
 #if VECTOR == 4 && defined(__CUDA_ARCH__)
     const float4 values = __ldcs(reinterpret_cast<const float4*>(x) + i);
     return {{values.x, values.y, values.z, values.w}};
@@ -72,13 +72,13 @@ __device__ inline Floats load(const Bfloat16* x, int i) {
 __device__ inline void store(Bfloat16* y, int i, const Floats& values) {
     Pairs pairs;
     for (int k = 0; k < VECTOR / 2; ++k)
-        pairs.at[k] = packed(values.at[2 * k], values.at[2 * k + 1]);
+        pairs.at[k] = pack_bfloat16x2(values.at[2 * k], values.at[2 * k + 1]);
     reinterpret_cast<Pairs*>(y)[i] = pairs;
 }
 #endif
 
 // Which vector this thread takes; false behind the last of `count` elements.
-__device__ inline bool mine(int count, int& i) {
+__device__ inline bool vector_index(int count, int& i) {
     i = blockIdx.x * blockDim.x + threadIdx.x;
     return i < count / VECTOR;
 }

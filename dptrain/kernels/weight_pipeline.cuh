@@ -9,15 +9,15 @@
 #include "implicit_gemm_mainloop.cuh"
 
 #if PERSISTENT && WGMMA
-struct HeldWeights {
-    static constexpr int STAGE = STAGE_STEPS * TEAM;  // Pieces of 16 bytes.
+struct WeightPipeline {
+    static constexpr int STAGE_PACKS = STAGE_STEPS * WARP_GROUP_THREADS;  // Pieces of 16 bytes.
     static constexpr int STAGES = WEIGHT_STAGES ? WEIGHT_STAGES : 1;
     static constexpr int WARPS = ALL_THREADS / 32;
 
     // Of a block, behind what else it has in shared memory.
     struct Shared {
-        Barrier come[STAGES];
-        unsigned done[STAGES];  // Warps that have been done with the stage, of all times.
+        MBarrier full[STAGES];
+        unsigned released[STAGES];  // Warps that have been done with the stage, of all times.
     };
 
     const Number* memory;
@@ -27,59 +27,62 @@ struct HeldWeights {
     int stage = 0;   // The next one, of all that the group takes.
 
     // By one thread of the block, before a barrier.
-    __device__ void begin() const {
+    __device__ void init() const {
         for (int i = 0; i < STAGES; ++i) {
-            shared.come[i].begin();
-            shared.done[i] = 0;
+            shared.full[i].init();
+            shared.released[i] = 0;
         }
     }
     // By the same behind it.
-    __device__ void ask() const {
+    __device__ void start() const {
         if (WEIGHT_STAGES == 0)
-            bring(0, all * STAGE);
+            copy_stage(0, all * STAGE_PACKS);
         else
-            for (int i = 0; i < WEIGHT_STAGES && i < total; ++i) bring(i, STAGE);
+            for (int i = 0; i < WEIGHT_STAGES && i < total; ++i) copy_stage(i, STAGE_PACKS);
     }
-    __device__ void wait() const { shared.come[0].wait(0); }
+    __device__ void wait() const { shared.full[0].wait(0); }
 
     // sums[i] += A B_i over `count` stages, from step `first` of the window on.
-    __device__ void multiply(ColumnSums (&sums)[PIXEL_TILES], const Window& window,
-                             const int (&places)[PIXEL_TILES], int first, int count) {
-        const Columns columns(window);
-        Walk walk(window.view, 0);
+    __device__ void multiply(PixelAccumulators (&acc)[PIXEL_TILES], const HaloTile& halo,
+                             const int (&offsets)[PIXEL_TILES], int first, int count) {
+        const ColumnDescriptors columns(halo);
+        KIterator k_iter(halo.view, 0);
         // Eights of rows lie behind each other, each with its two pieces.
-        const Number* const weights = memory + (WEIGHT_STAGES ? 0 : first * TEAM * RUN);
+        const Number* const weights =
+            memory + (WEIGHT_STAGES ? 0 : first * WARP_GROUP_THREADS * PACK);
         const unsigned long long rows = wgmma::descriptor(weights, 128, 256);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
             const int slot = stage % STAGES;
-            if (WEIGHT_STAGES) shared.come[slot].wait(stage / STAGES);
-            wgmma::start();
+            if (WEIGHT_STAGES) shared.full[slot].wait(stage / STAGES);
+            wgmma::fence();
 #pragma unroll
-            for (int d = 0; d < STAGE_STEPS; ++d, walk.next())
+            for (int d = 0; d < STAGE_STEPS; ++d, k_iter.next())
 #pragma unroll
                 for (int j = 0; j < PIXEL_TILES; ++j)
-                    wgmma::multiply_add(sums[j].c, rows + (WEIGHT_STAGES ? slot : i) * STAGE + d * TEAM,
-                                        columns.from(places[j] + walk.distance));
-            wgmma::commit();
+                    wgmma::mma(
+                        acc[j].c,
+                        rows + (WEIGHT_STAGES ? slot : i) * STAGE_PACKS + d * WARP_GROUP_THREADS,
+                        columns.at(offsets[j] + k_iter.offset));
+            wgmma::commit_group();
             if (WEIGHT_STAGES && i > 0) {
-                wgmma::finish<1>();
+                wgmma::wait_group<1>();
                 release(stage - 1);
             }
             if (WEIGHT_STAGES) ++stage;
         }
-        wgmma::finish<0>();
+        wgmma::wait_group<0>();
         if (WEIGHT_STAGES) release(stage - 1);
-        keep_behind(sums);
+        fence_accumulators(acc);
     }
 
    private:
     // Stage i of all that the block takes, or several, to where it has its place.
-    __device__ void bring(int i, int pieces) const {
-        Barrier& barrier = shared.come[i % STAGES];
-        barrier.expect(pieces * 16);
-        bring_bulk(const_cast<Number*>(memory) + i % STAGES * STAGE * RUN,
-                   weights + i % all * STAGE * RUN, pieces * 16, &barrier);
+    __device__ void copy_stage(int i, int packs) const {
+        MBarrier& barrier = shared.full[i % STAGES];
+        barrier.arrive_expect_tx(packs * 16);
+        tma_copy(const_cast<Number*>(memory) + i % STAGES * STAGE_PACKS * PACK,
+                 weights + i % all * STAGE_PACKS * PACK, packs * 16, &barrier);
     }
     // This warp is done with stage i.
     __device__ void release(int i) const {
@@ -87,9 +90,10 @@ struct HeldWeights {
         unsigned before;
         asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
                      : "=r"(before)
-                     : "r"(unsigned(__cvta_generic_to_shared(&shared.done[i % STAGES])))
+                     : "r"(unsigned(__cvta_generic_to_shared(&shared.released[i % STAGES])))
                      : "memory");
-        if (before + 1 == (i / STAGES + 1) * WARPS && i + STAGES < total) bring(i + STAGES, STAGE);
+        if (before + 1 == (i / STAGES + 1) * WARPS && i + STAGES < total)
+            copy_stage(i + STAGES, STAGE_PACKS);
     }
 };
 #endif

@@ -21,14 +21,18 @@
 
 namespace wgmma {
 
-__device__ inline void start() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ inline void finish() {
+__device__ inline void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> __device__ inline void wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 // What this thread wrote to shared memory is seen by the tensor cores behind the next barrier.
-__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Of core matrices `along` bytes apart in the direction of a piece, `across` bytes in the other.
 __device__ inline unsigned long long descriptor(const void* first, int along, int across) {
@@ -49,12 +53,12 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_TERMS "k8.f32.tf32.tf32"
 #define WGMMA_TRANSPOSED(number) ""
 #define WGMMA_FLAG(transposed)  // There is no such thing for tf32.
-#define WGMMA_AS_THEY_LIE ""
+#define WGMMA_NOT_TRANSPOSED ""
 #else
 #define WGMMA_TERMS "k16.f32.bf16.bf16"
 #define WGMMA_TRANSPOSED(number) ", " #number
 #define WGMMA_FLAG(transposed) , "n"(int(transposed))
-#define WGMMA_AS_THEY_LIE ", 0, 0"
+#define WGMMA_NOT_TRANSPOSED ", 0, 0"
 #endif
 
 // Lists of the words of c[0] to c[EIGHTS - 1], as the instruction names them and as they are.
@@ -127,24 +131,24 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 // C += A B for 8 EIGHTS columns: c[j] are the sums of columns 8 j to 8 j + 7. A comes from
 // registers, or from shared memory, neither it nor B transposed: in main loops on an H200 that
 // saves some 27 cycles an instruction.
-#define WGMMA_WIDTH(EIGHTS, COLUMNS, A0, A1, A2, A3, B, T)                                         \
-    template <bool TRANSPOSED>                                                                     \
-    __device__ inline void multiply_add(float (&c)[EIGHTS][4], const unsigned (&a)[4],             \
-                                        unsigned long long b) {                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                      \
-                     " {" WGMMA_NAMES_##EIGHTS "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3           \
-                     "}, %" #B ", 1, 1, 1" WGMMA_TRANSPOSED(%T) ";"                                \
-                     : WGMMA_SUMS_##EIGHTS                                                         \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),                                 \
-                       "l"(b) WGMMA_FLAG(TRANSPOSED));                                             \
-    }                                                                                              \
-    __device__ inline void multiply_add(float (&c)[EIGHTS][4], unsigned long long a,               \
-                                        unsigned long long b) {                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                      \
-                     " {" WGMMA_NAMES_##EIGHTS "}, %" #A0 ", %" #A1                                \
-                     ", 1, 1, 1" WGMMA_AS_THEY_LIE ";"                                             \
-                     : WGMMA_SUMS_##EIGHTS                                                         \
-                     : "l"(a), "l"(b));                                                            \
+#define WGMMA_WIDTH(N8_TILES, COLUMNS, A0, A1, A2, A3, B, T)                                      \
+    template <bool TRANSPOSED>                                                                    \
+    __device__ inline void mma(float (&c)[N8_TILES][4], const unsigned (&a)[4],                   \
+                                        unsigned long long b) {                                   \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
+                     " {" WGMMA_NAMES_##N8_TILES "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3        \
+                     "}, %" #B ", 1, 1, 1" WGMMA_TRANSPOSED(%T) ";"                               \
+                     : WGMMA_SUMS_##N8_TILES                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),                                \
+                       "l"(b) WGMMA_FLAG(TRANSPOSED));                                            \
+    }                                                                                             \
+    __device__ inline void mma(float (&c)[N8_TILES][4], unsigned long long a,                     \
+                                        unsigned long long b) {                                   \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
+                     " {" WGMMA_NAMES_##N8_TILES "}, %" #A0 ", %" #A1                             \
+                     ", 1, 1, 1" WGMMA_NOT_TRANSPOSED ";"                                         \
+                     : WGMMA_SUMS_##N8_TILES                                                      \
+                     : "l"(a), "l"(b));                                                           \
     }
 WGMMA_WIDTH(1, 8, 4, 5, 6, 7, 8, 9)
 WGMMA_WIDTH(2, 16, 8, 9, 10, 11, 12, 13)

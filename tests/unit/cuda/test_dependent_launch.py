@@ -29,9 +29,9 @@ def test_every_kernel_waits_for_those_before_it() -> None:
     wait = r"wait_for_previous_kernel\(\);"
     later = re.compile(
         rf"\b(multiply|sum_inputs)\(|if \(PREFETCH_WEIGHTS\) {wait}"
-        rf"|clear\(places\(i\)\);\s*__syncthreads\(\);\s*{wait}"
-        rf"|if \(PREFETCH_WEIGHTS\) kept\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
-        rf"|prepare\(MAPS\);\s*{wait}"
+        rf"|clear\(buffers\(i\)\);\s*__syncthreads\(\);\s*{wait}"
+        rf"|if \(PREFETCH_WEIGHTS\) weights\.read\(\{{w, b, g, filter\}}\);\s*{wait}"
+        rf"|prefetch_tensor_maps\(TENSOR_MAPS_ARGUMENT\);\s*{wait}"
     )
     first = {
         key
@@ -45,22 +45,22 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
     gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
     body = gemm[gemm.index("void multiply(") :]
     before = body[: body.index("    wait_for_previous_kernel();")]
-    assert before.count("fetch") == before.count("if (PREFETCH_WEIGHTS) next_b.fetch_first(") == 1
+    assert before.count("load_first") == before.count("if (PREFETCH_WEIGHTS) next_b.load_first(") == 1
     # This kernel waits at once unless it may prefetch weights.
     wait = r"wait_for_previous_kernel\(\);"
     between = rf"if \(!PREFETCH_WEIGHTS\) {wait}(.*?)if \(PREFETCH_WEIGHTS\) {wait}"
     for ahead in re.findall(between, few, re.S):
-        assert re.fullmatch(r"\s*held\.weights\.ask\([^;]*\);\s*", ahead)
+        assert re.fullmatch(r"\s*shared\.weights\.load_async\([^;]*\);\s*", ahead)
     assert few.count("if (PREFETCH_WEIGHTS) wait_for_previous_kernel();") == 2
     narrow = (KERNELS / "conv2d_forward_few_channels.cu").read_text()
     before = narrow[narrow.index("    conv2d_forward_few_channels(") :]
     before = before[: before.index("    wait_for_previous_kernel();")]
     assert (
         before.count("read")
-        == before.count("if (PREFETCH_WEIGHTS) kept.read({w, b, g, filter});")
+        == before.count("if (PREFETCH_WEIGHTS) weights.read({w, b, g, filter});")
         == 1
     )
-    assert "fetch" not in before
+    assert "load" not in before
 
 
 def test_older_gpus_launch_as_ever() -> None:
