@@ -1,15 +1,31 @@
-// Sums over GPUs that write into each other's memory.
+// All-reduce over GPUs of one node that write into each other's memory (peer-to-peer over NVLink or
+// PCIe):
 //
-// Every rank has an inbox that the others write into. A word of it is EMPTY until a number comes,
-// so each number is its own flag and needs no fence behind it; whoever takes it leaves EMPTY
-// behind. Sums of one channel take turns with two halves of their part of the inbox. A half is
-// never written too early: who sends into it has taken all of the sum before, so the receiver has
-// begun that sum, and has taken, and emptied, all of the one before that. (Where numbers go one way
-// only, another channel's that come back see to the same.)
+//     x[i] ← Σ over ranks r of x_r[i], added in rank order
 //
-// Block b takes the same numbers on all ranks and waits for blocks b alone; RANKS is how many there
-// are. A wait has an end: behind `patience_ns` of it `gave_up` is set, nobody waits any more, and
-// the shared sums, which decide about the update and are what the host looks at, become NaN.
+// x is float32 and is processed in packets of four elements (16 bytes): x (count,) packets.
+//
+// Algorithms: one-shot (every rank sends its whole array to every receiver, which adds them; lowest
+// latency) and two-shot (reduce-scatter followed by all-gather; least traffic).
+//
+// Protocol: every rank has an inbox to which the other ranks write. A 32-bit word of it is EMPTY
+// until an element arrives, so that each element is its own flag and no memory fence is needed
+// (compare NCCL's LL protocol). The receiver writes EMPTY back. Consecutive sums of a channel
+// alternate between two halves of its part of the inbox. A half is never overwritten too early: the
+// sender has received all of the previous sum, so the receiver has begun that sum and has emptied
+// all of the sum before it. (If data flows in one direction only, the sums of another channel in
+// the opposite direction guarantee the same.)
+//
+// Block b processes the same packets on all ranks and waits for blocks b only, so the kernels of
+// the ranks need not be co-scheduled beyond that. If a wait makes no progress for `timeout_ns`,
+// `timed_out` is set, all waits end, and the loss sums become NaN. They decide about the update of
+// parameters and are checked by the host.
+//
+// Launch: the same grid on all ranks, one-dimensional blocks (dptrain/comm/peer.py); RANKS is the
+// number of ranks.
+//
+// Source: NCCL documentation and source (LL protocol); NVIDIA TensorRT-LLM, custom all-reduce
+// kernels (one-shot and two-shot).
 
 #include "clock.cuh"
 #include "dependent_launch.cuh"
@@ -18,17 +34,18 @@
 #define RANKS 2
 #endif
 
-// A NaN, which no arithmetic makes; numbers that are NaN are sent as another.
+// EMPTY is a NaN that arithmetic does not produce. NaN elements with these bits are sent as another
+// NaN.
 constexpr unsigned EMPTY = 0xFFFFFFFFu, NOT_A_NUMBER = 0x7FFFFFFFu;
 
-// How often to look before looking at the clock too.
+// Polls between two reads of the clock.
 constexpr unsigned POLLS_PER_CLOCK_READ = 256;
 
 struct alignas(16) Packet {
     unsigned at[4];
 };
 
-// Other processors write here meanwhile: a word of the result is a number or EMPTY.
+// Load a packet that another GPU may be writing. Each word is either an element or EMPTY.
 __device__ inline Packet load_packet(const Packet* slot) {
     Packet packet;
 #ifdef __CUDA_ARCH__
@@ -42,7 +59,7 @@ __device__ inline Packet load_packet(const Packet* slot) {
     return packet;
 }
 
-// Other processors look here meanwhile.
+// Store a packet that another GPU may be reading.
 __device__ inline void store_packet(Packet* slot, const Packet& packet) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(slot),
@@ -58,23 +75,24 @@ __device__ inline bool is_complete(const Packet& packet) {
            packet.at[3] != EMPTY;
 }
 
-// As it may be sent.
+// Replace the bits of EMPTY by another NaN before sending.
 __device__ inline Packet without_empty(Packet packet) {
     for (int k = 0; k < 4; ++k)
         if (packet.at[k] == EMPTY) packet.at[k] = NOT_A_NUMBER;
     return packet;
 }
 
-// A part of the inboxes, as one rank sees it.
+// A channel's part of the inboxes, as one rank sees it.
 struct Channel {
-    const unsigned long long* inboxes;  // Where each rank's begins in this one's memory.
-    long long start;                    // Of this channel's present half, in Words.
+    // Address of each rank's inbox in this rank's address space.
+    const unsigned long long* inboxes;
+    long long start;  // Begin of the current half, in packets.
     int rank;
     unsigned* timed_out;
     unsigned long long timeout_ns, stalled_since;
     unsigned polls;
 
-    // Of `rank`'s, slot i of what comes from `from`, `each` slots a rank.
+    // Slot i of the packets that rank `of` receives from rank `from`, with `each` slots per sender.
     __device__ Packet* slot(int of, int from, long long each, int i) const {
         return reinterpret_cast<Packet*>(inboxes[of]) + start + from * each + i;
     }
@@ -83,7 +101,8 @@ struct Channel {
         return *const_cast<volatile unsigned*>(timed_out) != 0;
     }
 
-    // Whether to look again.
+    // Return true if the thread should poll again, false after a timeout. The timeout counts from
+    // the last progress of this thread.
     __device__ bool keep_polling() {
         if (++polls % POLLS_PER_CLOCK_READ) return true;
         const unsigned long long now = nanoseconds();
@@ -92,7 +111,7 @@ struct Channel {
         return !has_timed_out();
     }
 
-    // What comes from ranks below `givers`, but this one, to slot i here.
+    // Receive slot i from every rank below `senders`, except this rank.
     __device__ void receive(Packet (&received)[RANKS], int senders, long long each, int i) {
 #pragma unroll
         for (int from = 0; from < RANKS; ++from)
@@ -108,8 +127,8 @@ struct Channel {
             }
     }
 
-    // y = Σ_r x_r over ranks below `givers`, in their order, so that whoever adds gets the same
-    // bits.
+    // Return Σ_r x_r over the ranks below `senders` in rank order, so that every rank computes the
+    // same bits.
     __device__ Packet sum(const Packet& own, int senders, long long each, int i) {
         Packet received[RANKS], total;
         receive(received, senders, each, i);
@@ -125,7 +144,7 @@ struct Channel {
     }
 };
 
-// `turns` counts a block's sums; a half has `slots` Words.
+// `call_counts` counts the sums of each block; a half has `slots` packets.
 __device__ inline Channel open_channel(const unsigned long long* inboxes, long long start,
                                        long long slots, int rank, const unsigned* call_counts,
                                        unsigned* timed_out, unsigned long long timeout_ns) {
@@ -133,8 +152,8 @@ __device__ inline Channel open_channel(const unsigned long long* inboxes, long l
     return {inboxes, half, rank, timed_out, timeout_ns, 0, 0};
 }
 
-// Behind all that a block does. A block that writes the shared sums either sees here that another
-// gave up, or that one comes here later: so they are NaN in the end.
+// Called at the end of each block. If any block timed out, the loss sums become NaN: the block that
+// writes them either sees the flag here, or the block that sets it arrives here later.
 __device__ inline void close_channel(const Channel& channel, unsigned* call_counts,
                                      float* loss_sums) {
     __syncthreads();
@@ -149,8 +168,9 @@ __device__ inline void close_channel(const Channel& channel, unsigned* call_coun
     const unsigned long long *inboxes, long long start, int rank, unsigned *call_counts, \
         unsigned *timed_out, float *loss_sums, unsigned long long timeout_ns
 
-// x ← Σ_r x_r over ranks below `givers`, on ranks below `receivers`: each giver sends all that it
-// has to each receiver. `count` Words.
+// One-shot all-reduce: each of the ranks below `senders` sends all of x to each of the ranks below
+// `receivers`, which add them. x (count,) packets; inboxes (RANKS,) addresses; call_counts
+// (gridDim.x,); timed_out (1,); loss_sums (3,) float32.
 extern "C" __global__ void one_shot_all_reduce(Packet* x, int count, int senders, int receivers,
                                                COMMON_PARAMETERS) {
     wait_for_previous_kernel();
@@ -162,7 +182,9 @@ extern "C" __global__ void one_shot_all_reduce(Packet* x, int count, int senders
             const Packet own = without_empty(x[i]);
 #pragma unroll
             for (int k = 1; k < RANKS; ++k) {
-                const int to = (rank + k) % RANKS;  // Not all at the same time to the same.
+                // Ranks send in different orders, so that they do not all write to the same GPU at
+                // once.
+                const int to = (rank + k) % RANKS;
                 if (to < receivers) store_packet(channel.slot(to, rank, count, i), own);
             }
         }
@@ -171,8 +193,9 @@ extern "C" __global__ void one_shot_all_reduce(Packet* x, int count, int senders
     close_channel(channel, call_counts, loss_sums);
 }
 
-// x ← Σ_r x_r on every rank: rank r gets and sums share r of all, and sends the sum to everybody.
-// `count` Words, `share` of them a rank, the last perhaps fewer.
+// Two-shot all-reduce: rank r receives and adds shard r (reduce-scatter), then sends the sum to all
+// ranks (all-gather). x (count,) packets, `shard` packets per rank; the last shards may be shorter.
+// The other arguments are as above.
 extern "C" __global__ void two_shot_all_reduce(Packet* x, int count, int shard, COMMON_PARAMETERS) {
     wait_for_previous_kernel();
     Channel channel =
@@ -194,7 +217,7 @@ extern "C" __global__ void two_shot_all_reduce(Packet* x, int count, int shard, 
                          without_empty(total));
     }
     for (int i = first; i < shard; i += step) {
-        // Only the last shares may end before the others.
+        // Only the last shards may be shorter than the others.
         const int senders = min(RANKS, (count - i + shard - 1) / shard);
         Packet received[RANKS];
         channel.receive(received, senders, shard, RANKS * shard + i);

@@ -1,6 +1,12 @@
-// Gradient of a bias: dy (pixels, channels) summed over pixels. Each block sums `part` pixels of
-// CHANNEL_VECTORS · VECTOR channels; where there are several, split_k_reduce.cu adds what they wrote, in order, so
-// that the result is the same in every run.
+// Gradient of a bias, db[k] = Σ over pixels of dy[pixel, k]; used by the cuDNN backend.
+//
+//     dy       (pixels, channels)        activation type, pixels = N · Ho · Wo
+//     partial  (gridDim.x, channels)     float32
+//
+// Launched with grid (splits, ceil(channels / (CHANNEL_VECTORS · VECTOR))) and 256 threads. Each
+// block reduces `block_pixels` pixels of its channels: threads accumulate strided pixels in
+// registers, then a tree reduction in shared memory adds the threads. If there are several splits,
+// split_k_reduce.cu adds them. The order of additions is fixed, so results are reproducible.
 
 #include "dependent_launch.cuh"
 #include "vector.cuh"
@@ -11,7 +17,7 @@
 
 constexpr int THREADS = 256, BLOCK_ROWS = THREADS / CHANNEL_VECTORS;
 
-// partial[part, channel]; with one block for all pixels that is the sum.
+// partial (splits, channels) receives one row per block of pixels. With one split it is db itself.
 extern "C" __global__ void backward_bias(const Number* __restrict__ dy, float* __restrict__ partial,
                                          int pixels, int channels, int block_pixels) {
     wait_for_previous_kernel();

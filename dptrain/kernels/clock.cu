@@ -1,4 +1,7 @@
-// What time it is on the device.
+// Time stamps on the device, which the recorder reads as the begin and end of stages.
+//
+// times int64 (count,): `record_time` stores the device clock in nanoseconds in times[index].
+// Launched with one thread.
 
 #include "clock.cuh"
 #include "dependent_launch.cuh"

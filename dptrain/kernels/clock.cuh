@@ -1,8 +1,8 @@
-// The time on a device.
+// Clock of the device.
 
 #pragma once
 
-// In nanoseconds, of a clock that all of its multiprocessors share.
+// Return %globaltimer in nanoseconds. All multiprocessors of the GPU share this clock.
 __device__ inline unsigned long long nanoseconds() {
     unsigned long long now;
 #ifdef __CUDA_ARCH__

@@ -1,24 +1,28 @@
-// Convolution as a matrix product that reads its patches where they lie (implicit GEMM).
+// Convolution as implicit GEMM with gathered operands: the matrix of patches (im2col) is never
+// stored, and its elements are read from the input by address computation. This works for every
+// stride and channel count. Layers of stride 1 with many channels use halo_tile.cuh instead.
 //
-// x (N, H, W, C), w (R, S, C, K), z (N, Ho, Wo, K); y is z, or what epilogue.cuh makes of it. With
-// rows of the product in front:
+//     x  (N, H, W, C)     input           w  (R, S, C, K)   weights
+//     z  (N, Ho, Wo, K)   output          y  z after the epilogue (epilogue.cuh)
 //
-//     forward           z[pixel, k]      = sum over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
-//     backward_weight   dw[(r, s, c), k] = sum over pixels of patch[pixel, (r, s, c)] dz[pixel, k]
-//     backward_input    dx[pixel, c]     = sum over (r, s, k) of dz[pixel - (r, s), k] w[(r, s, c), k]
+// The three products, rows of A first:
 //
-// Source of the idea: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014,
-// section 3.
+//     forward          z[pixel, k]  = Σ over (r, s, c) of patch[pixel, (r, s, c)] w[(r, s, c), k]
+//     backward_weight  dw[(r,s,c), k] = Σ over pixels of patch[pixel, (r, s, c)] dz[pixel, k]
+//     backward_input   dx[pixel, c] = Σ over (r, s, k) of dz[pixel − (r, s), k] w[(r, s, c), k]
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 
 #pragma once
 
 #include "epilogue.cuh"
 #include "geometry.cuh"
 
-// Further outside of any map than a kernel reaches back: what starts here is zero.
+// A row or column index so far outside every map that all bounds checks fail and the element reads
+// as zero.
 constexpr int OUTSIDE = -(1 << 30);
 
-// Rows of y: of pixels, or of windows of four pixels where these are pooled.
+// Number of rows of y: output pixels, or 2 × 2 pooling windows if the epilogue pools.
 __device__ inline int output_rows(const Geometry& g, int samples) {
     if (EPILOGUE == 2) return samples * (g.out_height / 2) * (g.out_width / 2);
     return samples * g.out_height * g.out_width;
@@ -29,7 +33,8 @@ struct Pixel {
     int sample, row, column;
 };
 
-// Where a patch begins: its first element, which may lie outside the map, row and column.
+// First element of a patch: its offset in the input, its row and its column. It may lie in the
+// padding.
 struct Patch {
     int start, row, column;
 };
@@ -40,12 +45,13 @@ __device__ inline Patch patch(const Geometry& g, const Pixel& pixel) {
     return {((pixel.sample * g.height + row) * g.width + column) * g.channels, row, column};
 }
 
-// Elements of patches that are read at once: OFFSET elements behind the patch's first.
+// Part of a patch that one instruction reads: its offset from the patch's first element, and its
+// row and column within the patch.
 struct Tap {
     int offset, row, column;
 };
 
-// Of a run of a patch; where channels are few, pieces of it lie in different pixels.
+// The parts of one pack of a patch. If there are few channels, a pack covers several pixels.
 struct Taps {
     Tap at[PACK / IN_VECTOR];
 };

@@ -1,6 +1,23 @@
+// Gradient of a convolution with respect to its input, with gathered operands:
+//
+//     dx[n, h, w, c] = Σ over (r, s, k) of dz[n, p, q, k] w[r, s, c, k]
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//
+// dz is the gradient with respect to the output of the convolution. It is computed from dy on the
+// fly (`Gradient` of epilogue.cuh).
+//
+// Algorithm: implicit GEMM. Rows of C are input pixels, columns are input channels, and the sum
+// runs over (r, s, k). Terms whose output pixel does not exist, such as those that a stride skips,
+// are zero.
+//
+// Launch: grid (ceil(N · H · W / TILE_M), ceil(C / TILE_N)), block (THREADS, K_GROUPS); dynamic
+// shared memory as computed by dptrain/backends/cuda/tiles.py.
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
+
 #include "conv2d.cuh"
 
-// Runs of the sum over (r, s, k), split into pieces of filters of one tap.
+// A pack of the sum over (r, s, k), split into vectors of OUT_VECTOR filters of one tap.
 struct FilterTap {
     int row, column, filter;
 };
@@ -9,11 +26,12 @@ struct FilterTaps {
     FilterTap at[PACK / OUT_VECTOR];
 };
 
-// A: a row is an input pixel.
+// Operand A: row i is an input pixel.
 struct Gradients {
     static constexpr bool K_MAJOR = true;
     struct Outer {
-        int sample, row, column;  // Of the last patch that the pixel is in, where strides are 1.
+        // With stride 1: the last output pixel whose patch contains this pixel.
+        int sample, row, column;
     };
     using Inner = FilterTaps;
     using Raw = Gradient::Raw;
@@ -33,7 +51,7 @@ struct Gradients {
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const unsigned at = k + v, filters = g.filters, pixel = at / filters;
             const int row = pixel / unsigned(g.s), column = pixel % unsigned(g.s);
-            // Behind the last tap: further down than any patch.
+            // Beyond the last tap: further down than any patch.
             taps.at[v / OUT_VECTOR] = {row < g.r ? row : -OUTSIDE, column, int(at % filters)};
         }
         return taps;
@@ -43,8 +61,8 @@ struct Gradients {
 #pragma unroll
         for (int v = 0; v < PACK; v += OUT_VECTOR) {
             const FilterTap& t = taps.at[v / OUT_VECTOR];
-            // Input row h met tap r of the patch in output row (h + top - r) / down, if that
-            // exists.
+            // Tap r of the patch in output row (h + pad_top − r) / stride_h covers input row h, if
+            // that row exists.
             const int below = p.row - t.row, beyond = p.column - t.column;
             if (below < 0 || beyond < 0 || below % g.stride_h || beyond % g.stride_w) continue;
             const int row = below / g.stride_h, column = beyond / g.stride_w;
@@ -59,7 +77,7 @@ struct Gradients {
     __device__ Pack<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
-// B: a column is an input channel.
+// Operand B: column c is an input channel.
 struct WeightsTransposed {
     static constexpr bool K_MAJOR = true;
     using Outer = int;
@@ -95,7 +113,9 @@ struct WeightsTransposed {
     __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
-// dx from dy, for `samples` samples.
+// dy (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K); saved in the shape of dy: y for
+// a ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of the kept outputs of
+// dropout; w (R, S, C, K) float32; dx (samples, H, W, C).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_backward_input(const Number* dy, const Saved* saved, float factor, const float* w,
                           Number* dx, int samples, GEOMETRY_PARAMETERS) {

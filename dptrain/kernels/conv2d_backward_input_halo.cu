@@ -1,9 +1,24 @@
+// Gradient of a convolution of stride 1 with respect to its input, on halo tiles in shared memory:
+//
+//     dx[n, h, w, c] = Σ over (r, s, k) of dz[n, p, q, k] w[r, s, c, k]
+//     with p = h − r + pad_top and q = w − s + pad_left
+//
+// This is a convolution of dz with the filters rotated by 180 degrees and with input and output
+// channels exchanged. dz is computed from dy while halo tiles are loaded (`GradientSource` of
+// halo_tile.cuh).
+//
+// Algorithm and launch: as in conv2d_forward_halo.cu, with channels in place of filters.
+//
+// Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, TMA).
+
 #include "dependent_launch.cuh"
 #include "implicit_gemm.cuh"
 
-static_assert(!TENSOR_MAPS || EPILOGUE != 1, "behind a rectifier threads read dy and y");
+static_assert(!TENSOR_MAPS || EPILOGUE != 1, "TMA cannot load the operands of a ReLU epilogue");
 
-// dx from dy, for `samples` samples.
+// dy (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K), or tensor maps; saved in the
+// shape of dy: y for a ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of
+// the kept outputs of dropout; weights as packed by pack_weights.cu; dx (samples, H, W, C).
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_input_halo(TENSOR_MAPS_PARAMETER const Number* dy, const Saved* saved,
                                float factor, const Number* weights, Number* dx, int samples,

@@ -1,19 +1,37 @@
+// Gradient of a convolution with respect to its weights and bias, with gathered operands:
+//
+//     dw[r, s, c, k] = Σ over (n, p, q) of x[n, h, w, c] dz[n, p, q, k]
+//     db[k]          = Σ over (n, p, q) of dz[n, p, q, k]
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//
+// dz is computed from dy on the fly (`Gradient` of epilogue.cuh).
+//
+// Algorithm: implicit GEMM with split-K. Rows of C are (r, s, c), and one more row of ones yields
+// db; columns are filters. The sum runs over output pixels. It is split over blockIdx.z, and
+// split_k_reduce.cu adds the splits in a fixed order.
+//
+// Launch: grid (ceil((R · S · C + 1) / TILE_M), ceil(K / TILE_N), splits), block (THREADS,
+// K_GROUPS); dynamic shared memory as computed by dptrain/backends/cuda/tiles.py.
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
+
 #include "conv2d.cuh"
 
-// A position of the sum over output pixels, which goes window by window where these are pooled:
-// the window (or pixel) and which of its pixels.
+// A position of the sum over output pixels: the pixel, or the pooling window and which of its four
+// pixels.
 struct Position {
     int sample, row, column, member;
 };
 
 constexpr int POOL_MEMBERS = EPILOGUE == 2 ? 4 : 1, POOL = EPILOGUE == 2 ? 2 : 1;
 
-// A: a row is (r, s, c), and one more is all ones, which gives the bias its gradient.
+// Operand A: row i is (r, s, c). One further row consists of ones and yields the gradient of the
+// bias.
 struct PatchesTransposed {
     static constexpr bool K_MAJOR = false;
     struct Outer {
         Taps taps;
-        int ones;  // Where in the run the row of ones is, if it is.
+        int ones;  // Index of the row of ones within the pack, if the pack contains it.
     };
     using Inner = Position;
     using Raw = Pack<Number>;
@@ -26,7 +44,7 @@ struct PatchesTransposed {
         const int i = k / POOL_MEMBERS, width = g.out_width / POOL, height = g.out_height / POOL;
         return {i / width / height, i / width % height, i % width, k % POOL_MEMBERS};
     }
-    // Without a division: it would take longer than all the rest.
+    // Updates the indices without a division, which would cost more than the rest of the load.
     __device__ void advance(Inner& p) const {
         constexpr int STEP = STRIDE_K / POOL_MEMBERS;
         const int width = g.out_width / POOL, height = g.out_height / POOL;
@@ -47,7 +65,7 @@ struct PatchesTransposed {
     __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
-// B: a column is a filter.
+// Operand B: column i is a filter.
 struct Gradients {
     static constexpr bool K_MAJOR = false;
     using Outer = int;
@@ -71,7 +89,11 @@ struct Gradients {
     __device__ Pack<Number> value(const Raw& raw) const { return dz.value(raw); }
 };
 
-// dw and db of the positions [z part, (z + 1) part) of the sum, z = blockIdx.z, into part z.
+// Block z sums the terms [z · split_terms, (z + 1) · split_terms). x (samples, H, W, C); dy
+// (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K); saved in the shape of dy: y for a
+// ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of the kept outputs of
+// dropout; dw (splits, R, S, C, K) and db (splits, K) float32, interleaved as (splits, (R · S · C +
+// 1) · K).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_backward_weight(const Number* x, const Number* dy, const Saved* saved, float factor,
                            float* dw, float* db, int samples, int split_terms,

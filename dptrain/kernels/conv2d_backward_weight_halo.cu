@@ -1,34 +1,49 @@
-// Gradients of the weights of convolutions of stride 1: sums over pixels, of which a block keeps a
-// window (halo_tile.cuh) in shared memory.
+// Gradient of a convolution of stride 1 with respect to its weights and bias, on halo tiles in
+// shared memory; tf32 and bf16 only:
 //
-//     dw[(r, s, c), k] = sum over pixels of x[pixel + (r, s), c] dz[pixel, k]
+//     dw[r, s, c, k] = Σ over (n, p, q) of x[n, h, w, c] dz[n, p, q, k]
+//     db[k]          = Σ over (n, p, q) of dz[n, p, q, k]
+//     with h = p + r − pad_top and w = q + s − pad_left
 //
-// Filters are the rows of a product whose columns are the channels of TAP_ROWS rows of taps: so dz
-// comes to registers once for all of them, and what follows the convolution is undone there. x is
-// read by tensor cores themselves, from pieces of 16 bytes: in bf16 eight channels of a pixel, so
-// that a piece lies along columns and is read transposed. tf32 has nothing of that kind, so there a
-// piece is one channel of four pixels, which need not be neighbours: they are QUAD_COLUMNS_APART columns
-// or QUAD_ROWS_APART rows from each other, and the four stand for one *position* that a tap moves as if
-// it were a pixel.
+// Algorithm: implicit GEMM whose sum runs over output pixels. Operand A: dz, with filters as rows;
+// it is loaded into registers once for all taps of the block, and the epilogue of the forward pass
+// is undone there. Operand B: x, with the channels of TAP_ROWS rows of taps as columns; tensor
+// cores read it from shared memory. In bf16 a pack holds eight channels of a pixel, so B is read
+// transposed. tf32 does not support transposed operands, so there a pack holds one channel of four
+// pixels. These need not be adjacent: they are QUAD_COLUMNS_APART columns or QUAD_ROWS_APART rows
+// apart, and the four form one *position*, which a tap shifts as if it were a pixel. Tiles are
+// copied by cp.async with double buffering (wgrad_tile.cuh) and multiplied by wgmma on sm_90 or
+// mma.sync from sm_80 on.
+//
+// Split-K over blockIdx.z: each block sums `split_strips` strips, and split_k_reduce.cu adds the
+// splits in a fixed order. Within a block, K_GROUPS groups of warps divide the steps (intra-block
+// split-K).
+//
+// Launch: grid (groups of tap rows × channel tiles, ceil(K / TILE_M), splits), block (THREADS,
+// K_GROUPS); dptrain/backends/cuda/pixel_sums.py computes configuration and dynamic shared memory.
+//
+// Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, cp.async).
 
 #include "dependent_launch.cuh"
 #include "wgrad_tile.cuh"
 
 #ifndef SCHEDULING_BARRIER
-#define SCHEDULING_BARRIER 0  // Whether the compiler has to be kept from moving what `wgmma` reads.
+// 1 keeps the compiler from moving instructions that write operands of wgmma.
+#define SCHEDULING_BARRIER 0
 #endif
 
-// A: rows g and g + 8 of a warp's sixteen are neighbouring filters, which a lane reads at once.
+// Operand A. Rows g and g + 8 of a warp's sixteen are mapped to adjacent filters, so that a lane
+// loads both at once.
 struct GradientRows {
     const Number* dy;
     const Saved* saved;
-    float totals[2] = {};  // Of both filters, the lane's share.
+    float totals[2] = {};  // Sums of dz of the lane's two filters, for the gradient of the bias.
 
     static __device__ int filter(int row) { return row / 16 * 16 + row % 8 * 2 + row % 16 / 8; }
-    // Of the lane.
+    // First filter of the lane.
     static __device__ int first() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 * 2; }
 
-    // Of step `z` of a turn.
+    // Element of step `z` of a pair of steps.
     __device__ Number element(int pair, int z, int row, int k) const {
         const int own = filter(row), h = k / (STEP_K / 2), at = k % (STEP_K / 2);
         const Number zero = from_float<Number>(0.0f);
@@ -53,9 +68,9 @@ struct GradientRows {
     }
 
 #if __CUDA_ARCH__ >= 800
-    // What a lane reads of dz for a turn, and of what says who gets it.
+    // Loads of dz and of the saved tensor that a lane needs for a pair of steps.
     static constexpr int READS = EPILOGUE == 2 ? (PIXEL_QUADS ? 1 : 2) : PIXEL_QUADS ? 4 : 8;
-    // Of two filters; bytes are taken apart when they are wanted.
+    // The saved values of two filters; two bytes are separated only when they are used.
 #if EPILOGUE == 2
     using Both = unsigned short;
 #else
@@ -65,10 +80,10 @@ struct GradientRows {
         Pack<Number, 2> dz[READS];
         Both saved[READS];
     };
-    // Nothing waits for it here.
+    // Start the loads; their results are not used here.
     __device__ Raw load(int pair) const {
         Raw raw;
-        // Warps without filters read those of others: what becomes of it is thrown away.
+        // Warps without filters load those of other warps; their results are discarded.
         const int own = TILE_FILTERS < TILE_M ? first() % TILE_FILTERS : first();
         constexpr bool TWOS = EPILOGUE < 2 && !PIXEL_QUADS;
         const int row = pair * PAIR_DZ_ROWS + threadIdx.x % 4 * (TWOS ? 2 : 1);
@@ -82,7 +97,8 @@ struct GradientRows {
         return raw;
     }
 
-    // Filters first() and first() + 1 of the lane's terms of both steps of a turn.
+    // Compute the lane's fragments of A for both steps of a pair, for filters first() and first() +
+    // 1.
     __device__ void words(unsigned (&words)[2][4], const Raw& raw) {
 #if PRECISION == 1 && EPILOGUE == 2
 #pragma unroll
@@ -115,7 +131,7 @@ struct GradientRows {
                 const unsigned own = n ? both >> 16 : both & 0xFFFFu;
                 const unsigned chosen = raw.saved[h] >> n * 8 & 0xFFu;
                 totals[n] += chosen < 4 ? __uint_as_float(own << 16) : 0.0f;
-                // Terms 0 and 1 of the first step, 2 and 3 of the second.
+                // Terms 0 and 1 belong to the first step, terms 2 and 3 to the second.
                 words[0][h * 2 + n] = shifted(own, chosen * 16);
                 words[1][h * 2 + n] = shifted(own, chosen * 16 - 32);
             }
@@ -140,14 +156,14 @@ struct GradientRows {
         }
 #endif
     }
-    // None of its bits where these are more than a word has.
+    // Shift left; the result is 0 if `bits` is 32 or more.
     static __device__ unsigned shifted(unsigned word, unsigned bits) {
         unsigned result;
         asm("shl.b32 %0, %1, %2;" : "=r"(result) : "r"(word), "r"(bits));
         return result;
     }
 #else
-    // Adds the lane's share of a step to the totals.
+    // Add the lane's part of a step to the totals.
     __device__ void add(int pair, int z) {
         const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         for (int k = 0; k < STEP_K; ++k)
@@ -157,8 +173,8 @@ struct GradientRows {
 #endif
 };
 
-// Where the halves of a step begin in a window: pieces, and, in the upper half, how many further
-// the second one does. Halves come in such an order that these are never less than none.
+// Offset of a step's first half in the halo tile, in packs, and in the upper 16 bits the distance
+// to its second half. The order of halves keeps this distance non-negative.
 __device__ inline unsigned step_offsets(int pair, int z) {
     int at[2];
 #pragma unroll
@@ -183,10 +199,10 @@ __device__ inline unsigned step_offsets(int pair, int z) {
     return unsigned(at[0]) | unsigned(at[1] - at[0]) << 16;
 }
 
-// B: columns are (s, r, c), terms the positions of two halves.
+// Operand B: columns are (s, r, c), terms are the positions of two halves.
 struct HaloColumns {
     const Number* numbers;
-    unsigned offset;  // Of the step.
+    unsigned offset;  // Offset of the step.
 
     __device__ int at(int h) const { return (offset & 0xFFFFu) + (h ? offset >> 16 : 0u); }
     static __device__ constexpr int tap(int r, int s) {
@@ -201,13 +217,13 @@ struct HaloColumns {
         return numbers[(half + own + c / PACK * PLANE_STRIDE) * PACK + c % PACK];
     }
 #if WGMMA
-    // Descriptors differ in their lower half alone.
+    // Descriptors differ only in their lower 32 bits.
     __device__ unsigned long long descriptor(int tap) const {
         const auto all = wgmma::descriptor(numbers, 0, PIXEL_QUADS ? 8 * 16 : PLANE_STRIDE * 16);
         return all >> 32 << 32 | (unsigned(all) + offset + tap);
     }
 #elif __CUDA_ARCH__ >= 800
-    // Of channels [c, c + 16) of a tap, as read_words of a slice.
+    // Fragments of channels [c, c + 16) of a tap, in the order of `load_fragment`.
     __device__ void words(unsigned (&words)[4], int tap, int c) const {
         const int lane = threadIdx.x % 32, piece = at(lane / 16) + tap;
         if (PIXEL_QUADS)
@@ -220,7 +236,7 @@ struct HaloColumns {
 #endif
 };
 
-// sums += A B over the terms of a step.
+// acc += A B for one step.
 #if __CUDA_ARCH__ >= 800
 __device__ inline void multiply_step(Accumulators& acc, const unsigned (&words)[4],
                                      const HaloColumns& columns) {
@@ -254,24 +270,26 @@ struct StepRows {
 };
 #endif
 
-// Turns of a strip, each of two steps.
+// Processes the pairs of steps of a strip.
 struct StepPairs {
     Accumulators& acc;
     GradientRows& rows;
     const Number* halo;
     const unsigned* offsets;
 #if __CUDA_ARCH__ >= 800
-    // What one reads is on its way while the one before is multiplied; but narrow ones in bf16 read
-    // twice as many numbers for as many products, and take longer so.
+    // Prefetch the operands of the next pair while the current one is multiplied. With few channels
+    // in bf16 this was slower, because each product needs twice as many loads.
     static constexpr bool READS_AHEAD = !FEW_CHANNELS || PIXEL_QUADS;
     GradientRows::Raw raw;
-    Pack<unsigned, 2> offset;  // Of both steps.
-    unsigned words[2][2][4];   // Of two turns: the one before may be under way with its own.
+    Pack<unsigned, 2> offset;  // Offsets of both steps.
+    // Fragments of two pairs, because wgmma may still read those of the previous pair.
+    unsigned words[2][2][4];
 
     __device__ void begin(int pair) {
         if (READS_AHEAD) load(pair);
     }
-    // With wgmma it may be under way when this returns. `parity` is that of the turns before.
+    // Multiply a pair of steps. wgmma may still run when this returns. `parity` alternates between
+    // consecutive pairs.
     __device__ void multiply(int pair, int parity) {
         if (!READS_AHEAD) load(pair);
         const unsigned begins[2] = {warp_uniform(offset.at[0]), warp_uniform(offset.at[1])};
@@ -280,7 +298,7 @@ struct StepPairs {
 #endif
         unsigned (&own)[2][4] = words[parity];
         rows.words(own, raw);
-        // Behind the last turn its own again.
+        // After the last pair its own data is loaded again and not used.
         if (READS_AHEAD) load(min(pair + K_GROUPS, STEP_PAIRS - 1));
 #if WGMMA
         if (SCHEDULING_BARRIER) scheduling_barrier(own);
@@ -298,15 +316,15 @@ struct StepPairs {
         raw = rows.load(pair);
         offset = *reinterpret_cast<const Pack<unsigned, 2>*>(offsets + pair * 2);
     }
-    // What is the same for all lanes, as compilers know of what a shuffle gives: then one register
-    // for all is enough for what many instructions take. Few take it as it is.
+    // The value is equal in all lanes. A shuffle lets the compiler keep it in one uniform register.
+    // With few channels the value is used directly.
     static __device__ unsigned warp_uniform(unsigned same) {
         return FEW_CHANNELS ? same : __shfl_sync(~0u, same, 0);
     }
 #if WGMMA
-    // Compilers that move the making of words to behind `start` then have every product wait for
-    // the one before. They move nothing that decides whether something is done before it, which
-    // next to never is: no bit of a word may be 0.
+    // If the compiler moves the computation of fragments past `wgmma::fence`, it serializes all
+    // wgmma instructions. It does not move instructions on which a branch before the fence depends.
+    // This branch is practically never taken, because it requires all bits of all words to be 1.
     static __device__ void scheduling_barrier(const unsigned (&words)[2][4]) {
         unsigned all = ~0u;
 #pragma unroll
@@ -326,11 +344,11 @@ struct StepPairs {
 #endif
 };
 
-// Waits for all products.
+// Wait until all wgmma instructions have finished.
 __device__ inline void wait_for_mma(Accumulators& acc) {
 #if WGMMA
     wgmma::wait_group<0>();
-    // The compiler must not read sums earlier.
+    // Keep the compiler from reading the accumulators earlier.
 #pragma unroll
     for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
@@ -338,7 +356,7 @@ __device__ inline void wait_for_mma(Accumulators& acc) {
 #endif
 }
 
-// Adds what the other groups' threads have, in order, to the totals of the first.
+// Add the totals of the other groups to those of the first group, in a fixed order.
 __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
     __syncthreads();
     for (int n = 0; n < 2; ++n) memory[(threadIdx.y * 2 + n) * THREADS + threadIdx.x] = totals[n];
@@ -348,7 +366,11 @@ __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
             totals[n] += memory[(group * 2 + n) * THREADS + threadIdx.x];
 }
 
-// dw and db of the strips [z part, (z + 1) part), z = blockIdx.z, into part z.
+// Split z = blockIdx.z sums the strips [z · split_strips, (z + 1) · split_strips). x (samples, H,
+// W, C); dy (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K); saved in the shape of dy:
+// y for a ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of the kept
+// outputs of dropout; dw (splits, R, S, C, K) and db (splits, K) float32, interleaved as (splits,
+// (R · S · C + 1) · K).
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_halo(const Number* x, const Number* dy, const Saved* saved, float factor,
                                 float* dw, float* db, int samples, int split_strips,
@@ -357,12 +379,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
     const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
     const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, samples * strips);
-    const int tiles = FEW_CHANNELS ? 1 : g.channels / TILE_CHANNELS;  // Of channels.
+    const int tiles = FEW_CHANNELS ? 1 : g.channels / TILE_CHANNELS;  // Channel tiles.
     const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;
     const int filter = blockIdx.y * TILE_M;
 
     extern __shared__ __align__(16) char memory[];
-    constexpr int STEP_OFFSETS_BYTES = (STEP_PAIRS * 2 * 4 + 15) / 16 * 16;  // Bytes.
+    // Bytes of the table of step offsets.
+    constexpr int STEP_OFFSETS_BYTES = (STEP_PAIRS * 2 * 4 + 15) / 16 * 16;
     unsigned* const steps = reinterpret_cast<unsigned*>(memory);
     const auto buffers = [&](int i) {
         Number* const halo = reinterpret_cast<Number*>(memory + STEP_OFFSETS_BYTES);
@@ -375,7 +398,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const auto strip = [&](int i) {
         return Strip{g, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
     };
-    // From `unit` on what is left of a strip, by so many warps that take turns.
+    // Load the units of strip i from `unit` on, divided among `warps` warps.
     const auto load_strip = [&](int i, int unit, int warps) {
         for (; unit < Strip::UNITS; unit += warps)
             strip(i).load_unit(unit, x, dy, saved, buffers(i));

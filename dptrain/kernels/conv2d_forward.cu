@@ -1,6 +1,20 @@
+// Convolution forward with gathered operands, with bias and epilogue:
+//
+//     y[n, p, q, k] = epilogue(b[k] + Σ over (r, s, c) of x[n, h, w, c] w[r, s, c, k])
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//
+// Algorithm: implicit GEMM. Rows of C are output pixels (or, if the epilogue pools, the four pixels
+// of each 2 × 2 window next to each other), columns are filters, and the sum runs over (r, s, c).
+// gemm.cuh has the main loop, ffma.cuh and mma.cuh the inner products.
+//
+// Launch: grid (ceil(rows / TILE_M), ceil(filters / TILE_N)), block (THREADS, K_GROUPS); dynamic
+// shared memory as computed by dptrain/backends/cuda/tiles.py.
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
+
 #include "conv2d.cuh"
 
-// A: a row is an output pixel, the sum runs over (r, s, c).
+// Operand A: row i is the patch of an output pixel, and the sum runs over (r, s, c).
 struct Patches {
     static constexpr bool K_MAJOR = true;
     using Outer = Patch;
@@ -24,7 +38,9 @@ struct Patches {
     __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
-// y = convolution + bias and what follows, for `samples` samples.
+// x (samples, H, W, C); w (R, S, C, K) float32; b (K,) float32; y (samples, Ho, Wo, K), or
+// (samples, Ho / 2, Wo / 2, K) if the epilogue pools; saved uint8 in the shape of y: the argmax if
+// the epilogue pools, else unused.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     conv2d_forward(const Number* x, const float* w, const float* b, Number* y, Saved* saved,
                    int samples, GEOMETRY_PARAMETERS EPILOGUE_PARAMETERS) {

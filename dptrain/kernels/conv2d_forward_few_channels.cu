@@ -1,59 +1,76 @@
-// Convolutions from maps of few channels, such as first ones, forward.
+// Convolution forward for inputs with few channels, such as the first layer, with bias and
+// epilogue; tf32 and bf16 only:
 //
-// A row of a patch, S pixels of C channels, is S C numbers side by side, and so it is in a row of
-// the map. So rows of the map lie in shared memory as they are, zeros beside them included, and a
-// lane reads its words of B, the patches of eight pixels, right there: C numbers lie between a
-// pixel and the next, words of a row follow each other. A word of bfloat16 is two of them and must
-// begin with an even one; so rows have a second copy, a number further on.
+//     y[n, p, q, k] = epilogue(b[k] + Σ over (r, s, c) of x[n, h, w, c] w[r, s, c, k])
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
 //
-// Filters are rows of A. There are few weights: a warp keeps those of its WARP_M filters in
-// registers for good. Blocks take strips of STRIP_LINES lines of outputs in turns; the next one's rows
-// are on their way to registers while one is multiplied. Words of A that are no weights are 0, and
-// meet numbers of other pixels: an infinite one makes outputs NaN that it has no part in.
+// Algorithm: implicit GEMM with rows of the input in shared memory. Rows of C are filters, columns
+// are pixels. One row of a patch, S pixels of C channels, is contiguous both in the patch and in
+// the map. Rows of the map are therefore stored in shared memory unchanged, with zero padding, and
+// each lane reads its fragment of B (patches of eight pixels) directly from there: consecutive
+// pixels are PIXEL_PITCH elements apart, and the words of a patch row are contiguous. A 32-bit word
+// holds two bfloat16 and must be aligned, so bf16 may need a second copy of each row, shifted by
+// one element.
+//
+// There are few weights, so each warp keeps the weights of its WARP_M filters in registers.
+// Persistent kernel: blocks iterate over strips of STRIP_LINES output lines; the rows of the next
+// strip are prefetched into registers while the current one is multiplied. Words of A that pad the
+// sum are 0 but are multiplied with elements of other pixels. An infinite input element may
+// therefore turn outputs that do not depend on it into NaN.
+//
+// Launch: grid (persistent blocks, ceil(K / TILE_M)), THREADS threads;
+// dptrain/backends/cuda/narrow.py chooses the configuration.
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3
+// (implicit GEMM).
 
 #ifndef STRIP_LINES
-#define TILE_M 32  // Filters of a block; of WARP_M of them a warp.
+#define TILE_M 32  // Filters of a block; a warp has WARP_M of them.
 #define WARP_M 32
-#define TILE_N 64  // 16 a warp that has pixels of its own.
+#define TILE_N 64  // 16 for each warp with pixels of its own.
 #define WARP_N 16
 #define TILE_K_WORDS 16
-#define STRIP_LINES 2       // Of outputs, of a strip.
-#define UNIT_OCTETS 1       // Of pixels of a line, or of two, that a warp has at a time: its unit.
-#define UNITS_ACROSS 1      // Units side by side.
-#define K_STEPS 2           // Instructions of tensor cores that the sum is.
-#define PATCH_ROW_WORDS 3   // Of a row of a patch.
-#define STRIP_INPUT_ROWS 4  // Of the map, that patches of a strip are of,
-#define ROW_PITCH 32        // and words from one to the next.
-#define PIXEL_PITCH 1       // Numbers from a pixel to the next, and
-#define ROW_COPIES 2        // how often rows lie there.
+#define STRIP_LINES 2  // Output lines of a strip.
+// A unit is what a warp multiplies at a time: so many groups of eight pixels of one output line, or
+// of two if the epilogue pools.
+#define UNIT_OCTETS 1
+#define UNITS_ACROSS 1      // Units per line.
+#define K_STEPS 2           // MMA instructions along the sum.
+#define PATCH_ROW_WORDS 3   // 32-bit words of a row of a patch.
+#define STRIP_INPUT_ROWS 4  // Rows of the map that a strip needs.
+#define ROW_PITCH 32        // Words between consecutive rows in shared memory.
+#define PIXEL_PITCH 1       // Elements between consecutive pixels.
+#define ROW_COPIES 2        // Copies of each row in shared memory.
 #define MIN_BLOCKS 1
 #endif
 
 #ifndef PRECISION
-#define PRECISION 2  // There are none in float32.
+#define PRECISION 2  // This kernel exists for tf32 and bf16 only.
 #endif
 #define ACCUMULATORS_INCLUDE_BIAS 1
 #include "conv2d.cuh"
 
-constexpr int WORD_NUMBERS = 4 / sizeof(Number);   // Numbers of a word.
-constexpr int LANE_FILTERS = WARP_M / 8;           // Filters of a lane, side by side.
-constexpr int M16_TILES = WARP_M / 16;             // Of a warp.
-constexpr int UNIT_LINES = EPILOGUE == 2 ? 2 : 1;  // Lines of a unit.
+constexpr int WORD_NUMBERS = 4 / sizeof(Number);   // Elements of a 32-bit word.
+constexpr int LANE_FILTERS = WARP_M / 8;           // Adjacent filters of a lane.
+constexpr int M16_TILES = WARP_M / 16;             // MMA tiles along M of a warp.
+constexpr int UNIT_LINES = EPILOGUE == 2 ? 2 : 1;  // Output lines of a unit.
 constexpr int WARPS = THREADS / 32;
 
-static_assert(STRIP_LINES % UNIT_LINES == 0, "a strip has whole windows");
-static_assert(ROW_COPIES <= WORD_NUMBERS, "a copy for each place in a word");
-static_assert(TILE_M % WARP_M == 0 && WARP_N == 16, "warps share filters and pixels");
+static_assert(STRIP_LINES % UNIT_LINES == 0, "a strip consists of whole pooling windows");
+static_assert(ROW_COPIES <= WORD_NUMBERS, "at most one copy per element of a word");
+static_assert(TILE_M % WARP_M == 0 && WARP_N == 16,
+              "WARP_M must divide TILE_M, and WARP_N must be 16");
 
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
-// Lines of outputs of a sample, from `line` on.
+// Output lines of a sample, beginning with `line`.
 struct Strip {
     int sample, line;
 };
 
-// Words on their way to shared memory. A warp brings whole rows.
+// Rows of the next strip on their way from global to shared memory, in registers. A warp loads
+// whole rows.
 struct RowStaging {
     static constexpr int WARP_ROWS = (STRIP_INPUT_ROWS + WARPS - 1) / WARPS,
                          BATCHES = (ROW_PITCH + 31) / 32;
@@ -112,7 +129,7 @@ struct RowStaging {
     }
 };
 
-// Weights and biases of a lane's filters, from `first` on.
+// Weights and biases of a lane's filters, beginning with `first`.
 struct Filters {
     const float *w, *b;
     Geometry g;
@@ -145,8 +162,9 @@ struct Filters {
     }
 };
 
-// What a lane keeps of them. For tensor cores words t and t + 4 of each step: of rows g and g + 8
-// of each sixteen filters, which are neighbours in memory.
+// Weights in the lane's registers. For tensor cores, these are words t and t + 4 of each step for
+// rows g and g + 8 of each sixteen filters; the rows are mapped to filters that are adjacent in
+// memory.
 struct FilterRegisters {
     Pack<float, LANE_FILTERS> bias;
 #if __CUDA_ARCH__ >= 800
@@ -171,21 +189,22 @@ struct FilterRegisters {
     }
 };
 
-// Where word q of the sum lies behind the first of a patch. Words behind the last are not used.
+// Offset of word q of the sum from the first word of a patch. Words beyond the last term are
+// multiplied by zero weights.
 __device__ inline int word_offset(const Geometry& g, int q) {
     const int number = q % PATCH_ROW_WORDS * WORD_NUMBERS;
     const int place = number / g.channels * PIXEL_PITCH + number % g.channels;
     return q < g.r * PATCH_ROW_WORDS ? q / PATCH_ROW_WORDS * ROW_PITCH + place / WORD_NUMBERS : 0;
 }
 
-// Where the patch of a pixel of the first eight of a line begins.
+// Offset of the patch of a pixel among the first eight of a line.
 __device__ inline int patch_offset(const Geometry& g, int column) {
     const int number = column * g.stride_w * PIXEL_PITCH;
     return number % ROW_COPIES * (STRIP_INPUT_ROWS * ROW_PITCH) + number / WORD_NUMBERS;
 }
 
-// A lane's sums of a unit: of each sixteen filters rows g and g + 8, of eight pixels 2 t and 2 t +
-// 1.
+// Accumulators of a unit: for each sixteen filters rows g and g + 8, for each eight pixels columns
+// 2 t and 2 t + 1.
 struct UnitAccumulators {
     float c[UNIT_LINES][UNIT_OCTETS][M16_TILES][4];
 
@@ -201,14 +220,14 @@ struct UnitAccumulators {
                 at(i / 2 / UNIT_OCTETS, i / 2 % UNIT_OCTETS, f, i % 2) = bias.at[f];
     }
 
-    // Words from one line, and from eight pixels, to the next.
+    // Words between consecutive lines, and between groups of eight pixels.
     static __device__ int down(const Geometry& g) { return g.stride_h * ROW_PITCH; }
     static __device__ int across(const Geometry& g) {
         return 8 * g.stride_w * PIXEL_PITCH / WORD_NUMBERS;
     }
 
 #if __CUDA_ARCH__ >= 800
-    // Of patches that begin at `from`.
+    // Multiply the patches that begin at `from`.
     __device__ void add(const FilterRegisters& weights, const unsigned* from, const Geometry& g) {
         const int lane = lane_index();
         from += patch_offset(g, lane / 4);
@@ -229,7 +248,7 @@ struct UnitAccumulators {
         }
     }
 #else
-    // The same, number by number.
+    // Scalar version for GPUs before sm_80 and for the emulator.
     __device__ void add(const FilterRegisters& weights, const unsigned* from, const Geometry& g) {
         for (int q = 0; q < K_STEPS * 8; ++q) {
             const Pack<unsigned, LANE_FILTERS> word = weights.filters.word(q);
@@ -253,8 +272,8 @@ struct UnitAccumulators {
     }
 #endif
 
-    // Gives `store` the outputs of lines from `line` and of columns from `column` on, of filters
-    // from `filter` on.
+    // Epilogue of a unit that begins at output (line, column), for the lane's filters from `filter`
+    // on.
     __device__ void store_tile(const Geometry& g, int sample, int line, int column, int filter,
                                const StoreOutput& store) {
 #pragma unroll
@@ -280,7 +299,9 @@ struct UnitAccumulators {
     }
 };
 
-// y = convolution + bias and what follows, for `samples` samples.
+// x (samples, H, W, C); w (R, S, C, K) float32; b (K,) float32; y (samples, Ho, Wo, K), or
+// (samples, Ho / 2, Wo / 2, K) if the epilogue pools; saved uint8 in the shape of y: the argmax if
+// the epilogue pools, else unused.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     conv2d_forward_few_channels(const Number* x, const float* w, const float* b, Number* y,
                                 Saved* saved, int samples,

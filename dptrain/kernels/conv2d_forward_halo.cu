@@ -1,9 +1,27 @@
+// Convolution forward, stride 1, with bias and epilogue, on halo tiles in shared memory:
+//
+//     y[n, p, q, k] = epilogue(b[k] + Σ over (r, s, c) of x[n, h, w, c] w[r, s, c, k])
+//     with h = p + r − pad_top and w = q + s − pad_left
+//
+// Algorithm: implicit GEMM with halo tiles. On sm_90, halo tiles are copied by TMA and multiplied
+// by wgmma; from sm_80 on, they are copied by cp.async and multiplied by mma.sync. See
+// implicit_gemm.cuh, halo_tile.cuh and implicit_gemm_tile.cuh. Precisions tf32 and bf16; channels
+// and filters in multiples of 32.
+//
+// Launch: grid (blocks of work tiles, ceil(K / filters of a work tile)), block (THREADS,
+// max(PERSISTENT_GROUPS, 1)); a persistent kernel has about one block per multiprocessor.
+// dptrain/backends/cuda/slides.py computes grid, block and dynamic shared memory.
+//
+// Source: Chetlur et al., 2014, section 3 (implicit GEMM); PTX ISA (wgmma, TMA).
+
 #include "dependent_launch.cuh"
 #include "implicit_gemm.cuh"
 
-static_assert(POOLED == (EPILOGUE == 2), "what follows is pooled here");
+static_assert(POOLED == (EPILOGUE == 2), "POOLED must match EPILOGUE");
 
-// y = convolution + bias and what follows, for `samples` samples.
+// x (samples, H, W, C), or a tensor map of it; weights as packed by pack_weights.cu; b (K,)
+// float32; y (samples, Ho, Wo, K), or (samples, Ho / 2, Wo / 2, K) if the epilogue pools; saved
+// uint8 in the shape of y: the argmax if the epilogue pools, else unused.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_forward_halo(TENSOR_MAPS_PARAMETER const Number* x, const Number* weights,
                         const float* b, Number* y, Saved* saved, int samples,

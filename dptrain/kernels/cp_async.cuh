@@ -1,10 +1,13 @@
-// Copies from global to shared memory that pass no register and go on by themselves (cp.async).
+// Asynchronous copies from global to shared memory without a detour through registers (cp.async,
+// sm_80 and above). On older GPUs and on the emulator the copies are synchronous.
+//
+// Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 
 #pragma once
 
-// BYTES, or zeros where `there` is false. Behind them `arrived` waits for all that the thread has
-// asked for; or `close_group` puts together what it has asked for since the last one, and
-// `arrive<N>` waits for all groups but the last N.
+// Start the copy of BYTES bytes. If `there` is false, write zeros. `cp_async_commit` closes a group
+// of the copies that the thread started; `cp_async_wait<N>` waits for all groups except the last N;
+// `cp_async_wait_all` waits for all copies of the thread.
 template <int BYTES>
 __device__ inline void cp_async(void* to, const void* from, bool there = true) {
 #if __CUDA_ARCH__ >= 800

@@ -1,11 +1,26 @@
-// Fully connected layers: x (N, inputs), w (inputs, outputs), y (N, outputs).
+// Fully connected layers:
+//
+//     forward          y  = epilogue(x w + b)
+//     backward_weight  dw = xᵀ dz,  db = Σ over samples of dz
+//     backward_input   dx = dz wᵀ
+//
+//     x, dx (N, inputs)   w, dw (inputs, outputs)   b, db (outputs,)   y, dy (N, outputs)
+//
+// Activations have the activation type, weights are float32. dz is computed from dy and y on the
+// fly (`Gradient` of epilogue.cuh); without an epilogue it is dy.
+//
+// Algorithm: tiled GEMM (gemm.cuh), with split-K for forward and for the gradient of weights, whose
+// reduction is a second kernel with a fixed order of additions.
+//
+// Launch: grid (ceil(rows / TILE_M), ceil(columns / TILE_N), splits), block (THREADS, K_GROUPS);
+// dynamic shared memory as computed by dptrain/backends/cuda/tiles.py.
 
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"
 #include "split_k.cuh"
 
-// A of backward_weight: a row is an input, and one more is all ones, which gives the bias its
-// gradient; the sum runs over samples.
+// Operand A of backward_weight: row i is an input, and the sum runs over samples. One further row
+// consists of ones and yields the gradient of the bias.
 struct InputsTransposed {
     static constexpr bool K_MAJOR = false;
     using Outer = int;
@@ -30,8 +45,8 @@ struct InputsTransposed {
     __device__ Pack<Number> value(const Raw& raw) const { return round_operands(raw); }
 };
 
-// dz: samples are rows of A and outputs the sum (SUM_FIRST), or outputs columns of B and samples
-// the sum.
+// dz as operand A, whose rows are samples and whose sum runs over outputs (K_MAJOR), or as operand
+// B, whose columns are outputs and whose sum runs over samples.
 template <bool K_MAJOR_> struct Gradients {
     static constexpr bool K_MAJOR = K_MAJOR_;
     using Outer = int;
@@ -60,7 +75,7 @@ using Inputs = Matrix<Number, true, IN_VECTOR>;
 using Weights = Matrix<float, false, OUT_VECTOR>;
 using WeightsTransposed = Matrix<float, true, OUT_VECTOR>;
 
-// y = x w + b, and what follows.
+// x (samples, inputs), w (inputs, outputs), b (outputs,), y (samples, outputs).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs EPILOGUE_PARAMETERS) {
@@ -68,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
              StoreOutput{y, nullptr, b, samples, outputs, 1, EPILOGUE_ARGUMENTS});
 }
 
-// Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part).
+// Split-K: split z = blockIdx.z sums the inputs [z · split_terms, (z + 1) · split_terms). x
+// (samples, inputs), w (inputs, outputs), partial (splits, samples, outputs) float32.
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_forward_split_k(const Number* x, const float* w, float* partial, int samples, int inputs,
                           int outputs, int split_terms) {
@@ -78,7 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
         StorePlain<float, OUT_VECTOR>{partial + blockIdx.z * samples * outputs, samples, outputs});
 }
 
-// y = the sum of the parts + b, and what follows.
+// Reduction of split-K, bias and epilogue. partial (num_splits, size) float32 with size = samples ·
+// outputs; b (outputs,); y (size,). Launched with blocks of (32, 8) threads (split_k.cuh).
 extern "C" __global__ void dense_forward_reduce(const float* partial, int num_splits,
                                                 const float* b, Number* y, int outputs,
                                                 int size EPILOGUE_PARAMETERS) {
@@ -91,7 +108,9 @@ extern "C" __global__ void dense_forward_reduce(const float* partial, int num_sp
         i / outputs, i % outputs, values);
 }
 
-// dw and db of the samples [z part, (z + 1) part), z = blockIdx.z, into part z of the sums.
+// Split z = blockIdx.z sums the samples [z · split_terms, (z + 1) · split_terms). x (samples,
+// inputs), dy and y (samples, outputs), dw (splits, inputs, outputs) and db (splits, outputs)
+// float32, interleaved as (splits, (inputs + 1) · outputs).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs,
@@ -101,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS
              first, stop, StoreGradient{dw, db, inputs, outputs});
 }
 
-// dx = dz w^T.
+// dy and y (samples, outputs), w (inputs, outputs), dx (samples, inputs).
 extern "C" __global__ void __launch_bounds__(THREADS * K_GROUPS, GEMM_MIN_BLOCKS)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {

@@ -1,16 +1,22 @@
-// The order of kernels. Those of one stream may be launched so that the next one's blocks take
-// their places while the one before still runs (dptrain/backends/cuda/early.py): starting them then
-// costs no time of its own.
+// Programmatic dependent launch: the blocks of a kernel may become resident while the previous
+// kernel of the same stream still runs, which hides launch latency. dptrain/backends/cuda/early.py
+// launches kernels this way on GPUs of compute capability 9.0 and above.
+//
+// Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
+// "griddepcontrol".
 
 #pragma once
 
-// The first statement of every kernel (`multiply` of gemm.cuh has it for products): memory is
-// touched behind it only. It waits until all that was enqueued before is done and seen, and lets
-// the next kernel's blocks come. When they come, all kernels but the last one before are done: so
-// what that one does not write, such as weights, may be read in front of this.
+// Wait until all work enqueued before this kernel has finished and its writes are visible, then
+// allow the blocks of the next kernel to launch.
 //
-// Every thread passes here, those with nothing to do included: only so does the end of this kernel
-// mean that those before it have ended, too.
+// Every kernel calls this before it accesses global memory; `multiply` of gemm.cuh calls it for
+// matrix products. The next kernel becomes resident only after this call, so at that time all
+// kernels except the previous one have finished. A kernel may therefore read data that the previous
+// kernel does not write, such as weights, before this call.
+//
+// All threads must call this function, including threads without work. Otherwise the end of a
+// kernel would not imply that its predecessors have ended.
 __device__ inline void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

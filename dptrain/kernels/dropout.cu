@@ -1,10 +1,15 @@
-// Dropout. A mask (N, ceil(size / 8)) holds a bit for each of eight elements of a sample, the
-// lowest for the first: 1 where the element is kept. A thread takes a byte of it.
+// Dropout with masks from the counter-based generator Philox (philox.cuh):
+//
+//     forward   y  = x · factor where the element is kept, else x · 0
+//     backward  dx = dy · factor where the element is kept, else dy · 0
+//
+// x, y, dx, dy (n, size). mask uint8 (n, ceil(size / 8)): bit k of a byte is 1 if element k of its
+// eight elements is kept. Launched with one thread per byte of the mask, in blocks of 256.
 
 #include "dependent_launch.cuh"
 #include "philox.cuh"
 
-// Eight elements of a sample, from `first` on, or as many as it has.
+// The eight elements of a sample, or fewer at its end, that begin with `first`.
 struct MaskByte {
     int sample, first, size, byte;
 
@@ -19,7 +24,7 @@ struct MaskByte {
         return kept_in_block(d, sample, first / 4) | kept_in_block(d, sample, first / 4 + 1) << 4;
     }
 
-    // y = x · factor where kept, else x · 0.
+    // y = x · factor for kept elements, else x · 0, so that NaN stays NaN.
     __device__ void apply(const Number* x, Number* y, unsigned kept, float factor) const {
         for (int k = 0; k < 8 && first + k < size; k += VECTOR) {
             const int i = (sample * size + first + k) / VECTOR;
@@ -30,7 +35,7 @@ struct MaskByte {
     }
 };
 
-// y = x · factor where kept, else x · 0, and the mask.
+// x, y (n, size); mask (n, ceil(size / 8)) is written.
 extern "C" __global__ void dropout_forward(const Number* x, Number* y, unsigned char* mask, int n,
                                            int size, DROPOUT_PARAMETERS) {
     wait_for_previous_kernel();
@@ -42,8 +47,8 @@ extern "C" __global__ void dropout_forward(const Number* x, Number* y, unsigned 
     mask_byte.apply(x, y, kept, d.factor);
 }
 
-// dx = dy · factor where kept, else dy · 0. To read the mask costs an eighth of a byte an element;
-// to draw it again would take about as long as reading and writing bfloat16.
+// dy, dx (n, size); mask (n, ceil(size / 8)). Reading the mask costs one bit per element. Drawing
+// it again would take about as long as reading and writing bfloat16 activations.
 extern "C" __global__ void dropout_backward(const Number* dy, const unsigned char* mask, Number* dx,
                                             int n, int size, float factor) {
     wait_for_previous_kernel();

@@ -1,16 +1,17 @@
-// Kernels that treat every element alike. NaN passes through all of them.
+// Elementwise kernels on contiguous arrays of `count` elements of any shape. NaN propagates.
+// Launched with one thread for each vector of VECTOR elements, in blocks of 256.
 
 #include "dependent_launch.cuh"
 #include "vector.cuh"
 
-// y = x.
+// y (count,) = x (count,).
 extern "C" __global__ void copy(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
     if (vector_index(count, i)) store(y, i, load(x, i));
 }
 
-// y = max(x, 0); y may be x.
+// y = max(x, 0); x and y (count,) may be the same array.
 extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
@@ -20,7 +21,7 @@ extern "C" __global__ void relu_forward(const Number* x, Number* y, int count) {
     store(y, i, values);
 }
 
-// dx = dy where y > 0, else 0; dx may be dy.
+// dx = dy where y > 0, else 0. dy, y and dx (count,); dx may be dy.
 extern "C" __global__ void relu_backward(const Number* dy, const Number* y, Number* dx, int count) {
     wait_for_previous_kernel();
     int i;
@@ -31,8 +32,8 @@ extern "C" __global__ void relu_backward(const Number* dy, const Number* y, Numb
     store(dx, i, gradient);
 }
 
-// In place: dy · factor where y > 0, else 0. With y rectified and then dropped out this is the
-// gradient of both: what was dropped is 0.
+// In place, dy = dy · factor where y > 0, else 0; dy and y (count,). If y is the output of ReLU and
+// dropout, this is the gradient through both, because dropped outputs are 0.
 extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, float factor,
                                                  int count) {
     wait_for_previous_kernel();
@@ -45,7 +46,7 @@ extern "C" __global__ void relu_dropout_backward(Number* dy, const Number* y, fl
     store(dy, i, gradient);
 }
 
-// y = (1 + tanh(x / 2)) / 2, which never overflows.
+// y = (1 + tanh(x / 2)) / 2, which does not overflow; x and y (count,).
 extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count) {
     wait_for_previous_kernel();
     int i;
@@ -55,7 +56,7 @@ extern "C" __global__ void sigmoid_forward(const Number* x, Number* y, int count
     store(y, i, values);
 }
 
-// dx = dy y (1 − y).
+// dx = dy y (1 − y); dy, y and dx (count,).
 extern "C" __global__ void sigmoid_backward(const Number* dy, const Number* y, Number* dx,
                                             int count) {
     wait_for_previous_kernel();

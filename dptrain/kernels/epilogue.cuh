@@ -1,15 +1,17 @@
-// What is computed with a product of a layer, without a pass of its own: EPILOGUE says what follows.
+// Epilogue of products: operations on the accumulators before they are stored, selected by
+// EPILOGUE.
 //
-//     0   nothing
-//     1   ReLU
-//     2   ReLU and maximum pooling with windows of two by two that touch
+//     0   bias
+//     1   bias and ReLU
+//     2   bias, ReLU and max pooling with 2 × 2 windows and stride 2
 //
-// A dropout may come last (EPILOGUE_DROPOUT, forward). What it drops is 0, so backward needs its factor only.
+// Dropout may follow (EPILOGUE_DROPOUT, forward only). A dropped output is 0, so backward needs
+// only the scale of the kept outputs.
 //
-// Maps that are pooled exist nowhere. Forward, a thread holds the four elements of a window; what
-// is written is the largest, and which it is (uint8): member 2 r + s of its window, the first among
-// equals, or NOBODY where ReLU lets no gradient through. Backward, dz is made from dy, and y or
-// that, as it is read.
+// With EPILOGUE 2 the unpooled map is never stored. Forward, one thread holds the four elements of
+// a window and stores the maximum and its index (uint8): member 2 r + s of the window, the first
+// among equal values, or NO_MAXIMUM if ReLU blocks the gradient. Backward, dz is computed while dy
+// is loaded, from dy and the saved tensor: y for EPILOGUE 1, the argmax for EPILOGUE 2.
 
 #pragma once
 
@@ -23,14 +25,15 @@
 #define EPILOGUE_DROPOUT 0
 #endif
 
-// Whether sums began with the bias.
+// True if the accumulators were initialised with the bias.
 #ifndef ACCUMULATORS_INCLUDE_BIAS
 #define ACCUMULATORS_INCLUDE_BIAS 0
 #endif
 
 constexpr unsigned char NO_MAXIMUM = 255;
 
-// What backward needs to know of an output besides dy; nothing at all if nothing follows.
+// Element type of the tensor that forward saves for backward: y, or the argmax of pooling. It is
+// unused with EPILOGUE 0.
 #if EPILOGUE == 2
 using Saved = unsigned char;
 #else
@@ -47,7 +50,8 @@ using Saved = Number;
     }
 #endif
 
-// Bit n: element `first` + n of a sample is kept; the smaller of N and OUT_VECTOR divides `first`.
+// Return bit n = 1 if dropout keeps element `first` + n of a sample. `first` is a multiple of the
+// smaller of N and OUT_VECTOR.
 template <int N>
 __device__ inline unsigned kept_in_outputs(const Dropout& d, int sample, int first) {
     constexpr int STEP = N < OUT_VECTOR ? N : OUT_VECTOR, APART = STEP < 4 ? STEP : 4;
@@ -62,8 +66,8 @@ __device__ inline unsigned kept_in_outputs(const Dropout& d, int sample, int fir
     return kept;
 }
 
-// z = value + bias, and what follows, in `rows` rows of outputs, `each` of them a sample's; pooled,
-// rows are those of windows.
+// Forward epilogue: add the bias, apply the epilogue and store y (rows, columns). A sample has
+// `sample_rows` rows. If the epilogue pools, rows are pooled pixels.
 struct StoreOutput {
     Number* y;
     Saved* saved;
@@ -84,12 +88,13 @@ struct StoreOutput {
 #endif
     }
 
-    // Of the four members of a window that is pooled.
+    // Store a pooled pixel. values[m] are the four members of its window.
     template <int N>
     __device__ void pooling_window(int i, int column, const float (&values)[4][N]) const {
         pooling_window(i, column, values, draw<N>(i, column));
     }
-    // Bit n of `kept`: dropout keeps output `column` + n.
+    // The same with dropout bits that the caller drew: bit n of `kept` is 1 if output `column` + n
+    // is kept.
     template <int N>
     __device__ void pooling_window(int i, int column, const float (&values)[4][N],
                                    unsigned kept) const {
@@ -102,7 +107,7 @@ struct StoreOutput {
 #pragma unroll
             for (int m = 1; m < 4; ++m) {
                 const float value = values[m][n];
-                // Written so that a NaN wins, and stays.
+                // This comparison lets NaN win and stay.
                 const bool more = value > best[n] || value != value;
                 best[n] = more ? value : best[n];
                 which[n] = more ? m : which[n];
@@ -111,7 +116,7 @@ struct StoreOutput {
         finish(i, column, best, which, kept);
     }
 
-    // Of a pixel that is not.
+    // Store a pixel that is not pooled.
     template <int N> __device__ void pixel(int i, int column, const float (&values)[N]) const {
         int which[N];
         finish(i, column, values, which, draw<N>(i, column));
@@ -123,7 +128,7 @@ struct StoreOutput {
                                 : 0;
     }
 
-    // What follows the product and, where outputs are pooled, the choice of the largest.
+    // Bias, ReLU, dropout and store, after the maximum of a window has been selected.
     template <int N>
     __device__ void finish(int i, int column, const float (&values)[N], int (&which)[N],
                            unsigned kept) const {
@@ -134,10 +139,10 @@ struct StoreOutput {
             if (!ACCUMULATORS_INCLUDE_BIAS)
                 z[n] += column + n < columns ? __ldg(bias + column + n) : 0.0f;
             if (!(z[n] > 0.0f)) which[n] = NO_MAXIMUM;
-            // Written so that a NaN stays.
+            // This comparison lets NaN pass.
             if (EPILOGUE && z[n] <= 0.0f) z[n] = 0.0f;
             if (!EPILOGUE_DROPOUT) continue;
-            // Times 0 where it is dropped, so that a NaN stays there, too.
+            // Dropped outputs are multiplied by 0, so that NaN stays NaN.
             const bool keep = kept >> n & 1;
             z[n] *= keep ? dropout.factor : 0.0f;
             if (!keep) which[n] = NO_MAXIMUM;
@@ -149,11 +154,11 @@ struct StoreOutput {
     }
 };
 
-// dz as it is read, by pieces of OUT_VECTOR outputs.
+// dz, computed from dy while it is loaded, in vectors of OUT_VECTOR outputs.
 struct Gradient {
     const Number* dy;
-    const Saved* saved;  // y (EPILOGUE 1), or which member (2).
-    float factor;        // Of dropout.
+    const Saved* saved;  // y (EPILOGUE 1) or the argmax (EPILOGUE 2), in the shape of dy.
+    float factor;        // Scale of outputs that dropout keeps.
 
     struct Raw {
         Pack<Number> dy;
@@ -165,7 +170,8 @@ struct Gradient {
 #endif
     };
 
-    // A piece of a run: outputs `i` on, of the member of their windows where these are pooled.
+    // Load outputs [i, i + OUT_VECTOR) into the pack from element v on. With pooling, `member` is
+    // the pixel's index within its window.
     __device__ void piece(Raw& raw, int v, int i, int member) const {
         read<OUT_VECTOR>(raw.dy, v, dy + i);
 #if EPILOGUE
@@ -196,17 +202,18 @@ struct Gradient {
     }
 
 #if EPILOGUE == 2
-    // dy where the member was chosen, else 0.
+    // dy where the member is the maximum of its window, else 0.
     __device__ static Pack<Number> chosen(const Raw& raw) {
 #if PRECISION == 2 && OUT_VECTOR >= 4
-        // Four elements at a time, by bits: a third of the instructions.
+        // Compares four bytes at a time with bit operations, which takes a third of the
+        // instructions.
         const Pack<unsigned, 2> saved = as<Pack<unsigned, 2>>(raw.saved);
         Pack<unsigned, 4> dz = as<Pack<unsigned, 4>>(raw.dy);
 #pragma unroll
         for (int q = 0; q < 2; ++q) {
             const unsigned member = raw.members[q * 4 / OUT_VECTOR] * 0x01010101u;
             const unsigned other = saved.at[q] ^ member;
-            // The highest bit of each byte that is 0, then all bits of it.
+            // Sets the highest bit of each byte that is 0, then all bits of that byte.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
             const unsigned bytes = (zero >> 7) * 255u;
             dz.at[q * 2] &= widened(bytes & 0xFFFFu);
@@ -215,7 +222,7 @@ struct Gradient {
         return as<Pack<Number>>(dz);
     }
 
-    // Two bytes as wide as numbers.
+    // Widen two byte masks to two masks of 16 bits.
     __device__ static unsigned widened(unsigned bytes) {
         return (bytes & 0xFFu) * 0x0101u | (bytes >> 8) * 0x01010000u;
     }

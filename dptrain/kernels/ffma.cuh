@@ -1,4 +1,5 @@
-// Products in float32, one multiply-add of a thread each; see gemm.cuh.
+// GEMM inner loop in float32 on CUDA cores (FFMA). Each thread computes a register tile of THREAD_M
+// × THREAD_N accumulators; gemm.cuh has the main loop.
 
 #pragma once
 
@@ -12,17 +13,17 @@
 constexpr int TILE_K = 16;
 constexpr int THREADS = (TILE_M / THREAD_M) * (TILE_N / THREAD_N);
 
-static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "registers are filled four at a time");
+static_assert(THREAD_M % 4 == 0 && THREAD_N % 4 == 0, "register tiles are multiples of 4 x 4");
 
-// Where the four elements of a pooling window lie that one thread is to have: side by side.
+// The four rows of a pooling window that one thread holds are adjacent rows of the tile.
 constexpr int MEMBER_STEP = 1;
 __device__ inline int window_of(int row) { return row / 4; }
 __device__ inline int member_of(int row) { return row % 4; }
 
 __device__ inline Pack<float> round_operands(const Pack<float>& pack) { return pack; }
 
-// Position by position, so that threads read what they multiply in vectors of four, which the
-// padding keeps aligned.
+// A tile of A or B in shared memory, stored with the sum index first. Threads then read their
+// operands as vectors of four, which the padding keeps aligned.
 template <int WIDTH, bool K_MAJOR> struct Slice {
     float at[TILE_K][WIDTH + 4];
 
@@ -36,8 +37,8 @@ template <int WIDTH, bool K_MAJOR> struct Slice {
     }
 };
 
-// A thread's THREAD_M x THREAD_N sums, in blocks of four by four that are spread over the tile, so
-// that the threads of a warp read shared memory side by side.
+// Register tile of a thread: THREAD_M × THREAD_N accumulators in 4 × 4 blocks that are spread over
+// the block's tile, so that the threads of a warp read adjacent addresses in shared memory.
 struct Accumulators {
     float c[THREAD_M][THREAD_N] = {};
 

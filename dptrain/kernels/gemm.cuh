@@ -1,30 +1,29 @@
-// C = A B by tiles in shared memory: the main loop of every layer with weights.
+// Tiled GEMM, C = A B: the main loop of the fully connected layers and of convolutions with
+// gathered operands.
 //
-// A block of threads computes TILE_M x TILE_N elements of C. It walks along the sum TILE_K terms at
-// a time: all threads bring a slice of A and of B into shared memory, and each adds its share of
-// the products to sums that it holds in registers. There are two slices of each, so that one is
-// filled while the other is used and one barrier a step is enough; what the next PREFETCH_STEPS steps need
-// is on its way from global memory to registers meanwhile. How slices lie, and who multiplies what,
-// is the matter of ffma.cuh (float32) and of mma.cuh (tensor cores).
+// A block computes a tile of TILE_M × TILE_N elements of C and iterates over the sum in steps of
+// TILE_K terms. In each step, all threads load a slice of A and of B into shared memory, and each
+// thread or warp multiplies into accumulators in registers. The slices are double-buffered, so that
+// one barrier per step is enough. The operands of the next PREFETCH_STEPS steps are prefetched from
+// global memory into registers. ffma.cuh (float32 on CUDA cores) and mma.cuh (tensor cores) define
+// the layout of slices in shared memory and the multiplication.
 //
-// Few blocks keep a GPU busy only if each has many warps. So a block may have K_GROUPS of threads
-// (threadIdx.y) that share its tile: each takes every K_GROUPS-th step along the sum, in slices of
-// its own, and in the end the first adds what the others have.
+// Intra-block split-K: if there are few blocks, K_GROUPS groups of threads (threadIdx.y) share a
+// tile, so that each multiprocessor has enough warps. Each group computes every K_GROUPS-th step
+// with slices of its own; finally the first group adds the accumulators of the others.
 //
-// A convolution is such a product whose A (or B) exists nowhere: an operand says where the elements
-// of a row and of positions along the sum come from. They travel in runs of 16 bytes of a slice,
-// PACK elements that are neighbours along the sum (SUM_FIRST), or along the rows of A, or columns of
-// B. An operand has
+// In a convolution, A (or B) is an implicit matrix: an operand computes the addresses of its
+// elements. Operands are loaded in packs of 16 bytes, which are PACK elements adjacent along the
+// sum (K_MAJOR), or else along the rows of A or the columns of B. An operand defines
 //
-//     Outer, outer(i)         what it knows of row i of A, or column i of B; worked out once
-//     Inner, inner(k)         what it knows of position k along the sum
-//     advance(inner)          makes it that of STRIDE_K positions later; unless SUM_FIRST
-//     Raw, at(outer, inner)   the run that begins there as it lies in memory, 0 where nothing is
-//     value(raw)              its PACK elements, as slices hold them
+//     Outer, outer(i)         state of row i of A, or column i of B; computed once
+//     Inner, inner(k)         state of position k of the sum
+//     advance(inner)          moves it STRIDE_K positions further; needed unless K_MAJOR
+//     Raw, at(outer, inner)   the pack at that position as stored in memory, 0 outside
+//     value(raw)              its PACK elements in the format of the slices
 //
-// so that nothing waits for memory before value() is asked for, PREFETCH_STEPS steps later. The order in
-// which an element's products are added depends on the kernel and the tile alone: results are the
-// same in every run.
+// so that no instruction waits for memory before value() is called PREFETCH_STEPS steps later. The
+// order of additions depends only on the kernel and the tile, so results are reproducible.
 
 #pragma once
 
@@ -36,21 +35,22 @@
 #define K_GROUPS 1
 #endif
 
-// Whether B is what the kernel before does not write, so that it may be read before `wait_for_previous_kernel`.
+// True if the previous kernel does not write B (weights), so that B may be read before
+// `wait_for_previous_kernel`.
 #ifndef PREFETCH_WEIGHTS
 #define PREFETCH_WEIGHTS 0
 #endif
 
 constexpr int PACK = 16 / sizeof(Number);
 
-// N elements that are read or written at once.
+// N elements that are loaded or stored by one instruction; by default 16 bytes.
 template <class T, int N = PACK> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
     T at[N];
 };
 
-// The same bits as another type.
+// Reinterpret the bits as another type of the same size.
 template <class To, class From> __device__ inline To as(const From& from) {
-    static_assert(sizeof(To) == sizeof(From), "of the same size");
+    static_assert(sizeof(To) == sizeof(From), "sizes must be equal");
     To to;
     memcpy(&to, &from, sizeof(To));
     return to;
@@ -62,14 +62,14 @@ template <class To, class From> __device__ inline To as(const From& from) {
 #include "mma.cuh"
 #endif
 
-constexpr int STRIDE_K = K_GROUPS * TILE_K;  // From one step of a group to its next.
+constexpr int STRIDE_K = K_GROUPS * TILE_K;  // Distance along the sum between two steps of a group.
 
-// Blocks of a multiprocessor that are to run at a time, 512 threads together, for which kernels are
-// held to 128 registers: dptrain/backends/cuda/tiles.py counts on them.
+// Blocks that should be resident on a multiprocessor: 512 threads together, which limits kernels to
+// 128 registers. dptrain/backends/cuda/tiles.py assumes this.
 constexpr int GEMM_MIN_BLOCKS = THREADS * K_GROUPS < 512 ? 512 / (THREADS * K_GROUPS) : 1;
 
-// Largest power of two that divides both a run and the length of rows of x and dx (channels,
-// inputs), and of y, dy and weights (filters, outputs): so many elements are read at once.
+// Width of vector access: the largest power of two that divides PACK and the row length of x and dx
+// (IN_VECTOR: channels, inputs), or of y, dy and the weights (OUT_VECTOR: filters, outputs).
 #ifndef IN_VECTOR
 #define IN_VECTOR 1
 #define OUT_VECTOR 1
@@ -82,22 +82,23 @@ __device__ inline void read(Pack<T, N>& pack, int first, const T* from) {
     for (int v = 0; v < STEP; ++v) pack.at[first + v] = piece.at[v];
 }
 
-// A thread's share of a slice of A or B on its way from global to shared memory.
+// Prefetches a slice of A or B from global memory into registers, then stores it in shared memory.
 template <class Operand, int WIDTH> struct Loader {
     static constexpr bool K_MAJOR = Operand::K_MAJOR;
-    // Runs of a slice, side by side in memory and in all.
+    // Packs of a slice: adjacent in memory, and in total.
     static constexpr int PACKS_ACROSS = (K_MAJOR ? TILE_K : WIDTH) / PACK,
                          ALL_PACKS = WIDTH * TILE_K / PACK;
     static constexpr int COUNT = (ALL_PACKS + THREADS - 1) / THREADS;
     static constexpr int OUTERS = K_MAJOR ? COUNT : 1, INNERS = K_MAJOR ? 1 : COUNT;
-    static_assert(THREADS % PACKS_ACROSS == 0, "a thread's runs begin at one place of their rows");
+    static_assert(THREADS % PACKS_ACROSS == 0,
+                  "all packs of a thread begin at the same offset of their rows");
 
     const Operand& operand;
     typename Operand::Outer outers[OUTERS];
-    typename Operand::Inner inners[INNERS];  // Of the next fetch.
+    typename Operand::Inner inners[INNERS];  // Positions of the next load.
     typename Operand::Raw raws[PREFETCH_STEPS][COUNT];
 
-    // For the tile's rows or columns from `first` on, and positions from k on.
+    // Load the tile's rows or columns from `first` on, and positions of the sum from k on.
     __device__ Loader(const Operand& operand, int first, int k) : operand(operand) {
 #pragma unroll
         for (int q = 0; q < OUTERS; ++q) outers[q] = operand.outer(first + row(q));
@@ -107,7 +108,7 @@ template <class Operand, int WIDTH> struct Loader {
         }
     }
 
-    // Row or column, inside the tile, of the thread's run q; and its position along the sum.
+    // Row or column within the tile of the thread's pack q, and its position along the sum.
     static __device__ int row(int q) {
         const int beside = threadIdx.x % PACKS_ACROSS * PACK;
         return K_MAJOR ? (threadIdx.x + q * THREADS) / PACKS_ACROSS : beside;
@@ -122,8 +123,8 @@ template <class Operand, int WIDTH> struct Loader {
         return ALL_PACKS % THREADS == 0 || threadIdx.x + q * THREADS < ALL_PACKS;
     }
 
-    // Read positions [k, k + TILE_K) of the sum, as far as they lie below `stop`, into registers of
-    // the step that is number `step` of PREFETCH_STEPS. From one call to the next k grows by STRIDE_K.
+    // Load positions [k, k + TILE_K) of the sum, limited by `stop`, into the registers of prefetch
+    // step `step`. k grows by STRIDE_K from one call to the next.
     __device__ void load(int step, int k, int stop) {
         if constexpr (K_MAJOR) inners[0] = operand.inner(k + k_index(0));
 #pragma unroll
@@ -135,7 +136,7 @@ template <class Operand, int WIDTH> struct Loader {
         }
     }
 
-    // Those of all PREFETCH_STEPS steps, from `begin` on.
+    // Load the first PREFETCH_STEPS steps.
     __device__ void load_first(int begin, int stop) {
 #pragma unroll
         for (int step = 0; step < PREFETCH_STEPS; ++step) load(step, begin + step * STRIDE_K, stop);
@@ -148,7 +149,7 @@ template <class Operand, int WIDTH> struct Loader {
     }
 };
 
-// Adds what the other groups' threads have, in order, to the sums of the first.
+// Add the accumulators of the other groups to those of the first group, in a fixed order.
 __device__ inline void reduce_k_groups(Accumulators& acc, float* memory) {
     constexpr int COUNT = sizeof(acc.c) / sizeof(float);
     float* own = reinterpret_cast<float*>(acc.c);
@@ -167,9 +168,10 @@ __device__ inline void reduce_k_groups(Accumulators& acc, float* memory) {
     }
 }
 
-// Gives `store` the sums over k in [first, stop) of A[i, k] B[k, j] of the tile that blockIdx.x
-// (rows) and blockIdx.y (columns) name: store(row, column, values), values[m][n] being that of row
-// row + m MEMBER_STEP and column column + n. Rows and columns beyond the product's are among them.
+// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
+// pass it to `store` as store(row, column, values), where values[m][n] belongs to row `row` + m ·
+// MEMBER_STEP and column `column` + n. Tiles at the border contain rows and columns beyond the
+// matrix.
 template <class A, class B, class Store>
 __device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
     extern __shared__ __align__(16) char memory[];
@@ -183,14 +185,14 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     Loader<A, TILE_M> next_a(a, top, begin);
     Loader<B, TILE_N> next_b(b, left, begin);
     Accumulators acc;
-    // Where rows and columns lie was worked out while the kernel before still ran.
+    // The addresses of rows and columns were computed while the previous kernel still ran.
     if (PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
     wait_for_previous_kernel();
     if (!PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
     next_a.load_first(begin, stop);
-    // All groups make as many steps as the first; what they fetch behind `stop` is 0.
+    // All groups make the same number of steps as the first; operands beyond `stop` are 0.
     for (int k = first, slice = 0; k < stop;) {
-        // Unrolled, so that each step has registers of its own.
+        // Unrolled, so that each prefetch step uses registers of its own.
 #pragma unroll
         for (int step = 0; step < PREFETCH_STEPS; ++step) {
             if (k >= stop) break;
@@ -210,9 +212,9 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
     if (threadIdx.y == 0) acc.store_tile(top, left, store);
 }
 
-// A matrix in memory as an operand: `count` rows of A (columns of B) and `terms` of the sum,
-// neighbours along whichever index does not lie side by side `stride` elements apart; STEP divides
-// the length of what does.
+// A matrix in memory as an operand with `count` rows of A (columns of B) and `terms` terms.
+// `stride` is the distance in elements between consecutive rows of memory. STEP divides the row
+// length.
 template <class T, bool K_MAJOR_, int STEP> struct Matrix {
     static constexpr bool K_MAJOR = K_MAJOR_;
     using Outer = int;
@@ -255,7 +257,7 @@ template <class T, int N> __device__ inline Pack<T, N> rounded(const int* values
     return pack;
 }
 
-// Writes `values` from `column` on into a row of so many columns, a multiple of STEP.
+// Store `values` from `column` on in a row with `columns` columns, a multiple of STEP.
 template <int STEP, class T, class V, int N>
 __device__ inline void write(T* row, int column, int columns, const V (&values)[N]) {
     constexpr int PIECE = STEP < N ? STEP : N;
@@ -265,7 +267,7 @@ __device__ inline void write(T* row, int column, int columns, const V (&values)[
             *reinterpret_cast<Pack<T, PIECE>*>(row + column + v) = rounded<T, PIECE>(values + v);
 }
 
-// C itself, of rows x columns.
+// Store C (rows, columns) unchanged.
 template <class T, int STEP> struct StorePlain {
     T* y;
     int rows, columns;
@@ -284,8 +286,8 @@ template <class T, int STEP> struct StorePlain {
     }
 };
 
-// Gradients of weights, `rows` of them, and of the bias as one row more; part z of several lies
-// `size` elements behind part z - 1.
+// Store the gradient of weights (rows, columns) and the gradient of the bias, which is one further
+// row of C. The splits of split-K are (rows + 1) · columns elements apart.
 struct StoreGradient {
     float *dweight, *dbias;
     int rows, columns;

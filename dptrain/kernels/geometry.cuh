@@ -1,8 +1,9 @@
-// What kernels know of a layer that reads windows of maps.
+// Geometry of a convolution or pooling layer.
 #pragma once
 
-// Maps (N, height, width, channels) to (N, out_height, out_width, filters) by windows of r by s,
-// `down` and `across` apart; the first begins `top` above the map and `left` before it.
+// The layer maps (N, height, width, channels) to (N, out_height, out_width, filters). Its windows
+// have r × s pixels and strides (stride_h, stride_w). The first window begins pad_top rows above
+// the map and pad_left columns to the left of it.
 struct Geometry {
     int height, width, channels, out_height, out_width, filters, r, s, stride_h, stride_w, pad_top,
         pad_left;
@@ -12,7 +13,8 @@ struct Geometry {
     int height, int width, int channels, int out_height, int out_width, int filters, int r, int s, \
         int stride_h, int stride_w, int pad_top, int pad_left
 
-// Compiled for one layer, kernels know it beforehand, and divide by constants.
+// If a kernel is compiled for one layer, the geometry consists of constants, and the compiler
+// replaces divisions by multiplications.
 #ifdef FIXED_HEIGHT
 #define GEOMETRY_ARGUMENTS                                                                        \
     {FIXED_HEIGHT, FIXED_WIDTH, FIXED_CHANNELS, FIXED_OUT_HEIGHT, FIXED_OUT_WIDTH, FIXED_FILTERS, \

@@ -1,45 +1,49 @@
-// Convolutions of stride 1 between wide maps: patches that overlap are read once.
+// Halo tiles: input tiles in shared memory for convolutions of stride 1, so that overlapping
+// patches are loaded once.
 //
-// gemm.cuh gathers every patch from memory, so a pixel is fetched R S times. Here a block keeps the
-// window of the map that its pixels look at in shared memory, zeros around the map included, and a
-// tap of the filter is one distance between addresses, the same for all pixels. Rows of pixels
-// follow each other without a gap: what pads a row on its right pads the next on its left, and what
-// pads a map below pads the next above. So no instruction of the main loop asks where a map ends,
-// and what is read, made and rounded is so once, not once for each tap.
+// gemm.cuh gathers each patch from global memory and therefore loads a pixel R · S times. Here a
+// block keeps the rows of the map that its output pixels need in shared memory, including the zero
+// padding (the halo). All pixels then reach a tap of the filter by the same address offset. Rows
+// follow each other without a gap: the padding to the right of a row is also the padding to the
+// left of the next row, and the padding below a map is also the padding above the next map. The
+// main loop therefore needs no bounds checks, and each element is loaded, transformed and rounded
+// once instead of once per tap.
 //
-// Channels lie in runs of 16 bytes. SLAB_PACKS runs of a pixel are side by side, then the same of the
-// next pixel, and so on: a *slab*; behind it lies the slab of the next runs. Within 128 bytes runs
-// change places as the bits above say, so that eight pixels' runs of the same channels are in
-// different banks, wherever the first of the pixels lies: what CUDA calls a swizzle of as many
-// bytes as a pixel has in a slab. wgmma reads pixels so, and the engine for bulk copies writes them
-// so (tma.cuh). Both go by bits of addresses, so slabs begin at multiples of 1024 bytes.
+// Layout: channels are stored in packs of 16 bytes. SLAB_PACKS packs of a pixel are adjacent,
+// followed by those of the next pixel; this array is a *slab*. The next slab holds the next packs
+// of all pixels. Packs are swizzled within 128 bytes (32-, 64- or 128-byte swizzle, according to
+// the bytes of a pixel in a slab), so that the packs of eight consecutive pixels lie in different
+// banks. wgmma reads this layout and TMA writes it (tma.cuh). Both derive the swizzle from address
+// bits, so slabs are aligned to 1024 bytes.
+//
+// Source: PTX ISA, "Tensor Swizzling modes" and "Matrix descriptor format" of wgmma; Chetlur et
+// al., 2014, for implicit GEMM.
 
 #pragma once
 
 #ifndef PRECISION
-#define PRECISION 2  // There are none in float32.
+#define PRECISION 2  // Halo tiles exist for tf32 and bf16 only.
 #endif
 #include "conv2d.cuh"
 #include "tma.cuh"
 #include "cp_async.cuh"
 
 #ifndef SLAB_PACKS
-#define SLAB_PACKS 8   // Runs of a pixel side by side: 8, 4 or 2.
-#define SLAB_PIXELS 8  // Of a slab.
-#define TENSOR_MAPS 0  // Tensor maps by which maps come, or none.
+#define SLAB_PACKS 8   // Packs of a pixel that are adjacent: 8, 4 or 2.
+#define SLAB_PIXELS 8  // Pixels of a slab.
+#define TENSOR_MAPS 0  // Number of tensor maps for TMA; 0 without TMA.
 #endif
 #ifndef CROPPED_WIDTH
-#define CROPPED_WIDTH \
-    0  // Columns of narrow windows, which have no more than their segments look at.
+#define CROPPED_WIDTH 0  // Width of halo tiles that are cropped to what is read, or 0.
 #endif
 
-// A map as a convolution of stride 1 reads it: out_height x out_width patches of r x s pixels, the
-// first `top` rows above it and `left` columns before it.
+// A map as a convolution of stride 1 reads it: out_height × out_width patches of r × s pixels. The
+// first patch begins pad_top rows above the map and pad_left columns to the left of it.
 struct View {
     int height, width, channels, pad_top, pad_left, out_height, out_width, r, s;
-    int row_pitch;  // Pixels from a row to the next in shared memory.
+    int row_pitch;  // Pixels between consecutive rows in shared memory.
 
-    // Rows from a sample to the next.
+    // Rows between consecutive samples, including the padding that they share.
     __device__ int rows_per_sample() const {
         return height + max(pad_top, out_height + r - 1 - height - pad_top);
     }
@@ -47,15 +51,15 @@ struct View {
 
 __device__ inline View make_view(int height, int width, int channels, int top, int left,
                                  int out_height, int out_width, int r, int s) {
-    // As many pixels as keep the right padding of a row clear of its map; rows begin at multiples
-    // of 128 bytes.
+    // The pitch keeps the right padding of a row clear of the next row's map. Rows begin at
+    // multiples of 128 bytes.
     constexpr int WHOLE = 8 / SLAB_PACKS;
     const int padded = width + max(left, out_width + s - 1 - width - left);
     const int pitch = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
     return {height, width, channels, top, left, out_height, out_width, r, s, pitch};
 }
 
-// x as z is made of it, and dz as dx is.
+// Forward reads x to compute z. Backward with respect to the input reads dz to compute dx.
 __device__ inline View forward_view(const Geometry& g) {
     return make_view(g.height, g.width, g.channels, g.pad_top, g.pad_left, g.out_height,
                      g.out_width, g.r, g.s);
@@ -65,13 +69,12 @@ __device__ inline View backward_view(const Geometry& g) {
                      g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s);
 }
 
-// 16 bytes that come to shared memory by themselves, or zeros.
+// Start the asynchronous copy of 16 bytes, or write zeros.
 __device__ inline void cp_async_pack(Number* to, const Number* from, bool zeros = false) {
     cp_async<16>(to, from, !zeros);
 }
 
-// fetch(i) for each of the thread's i < all, BATCH of them on their way at a time, then
-// put(i, fetched).
+// Call put(i, fetch(i)) for each i < all of this thread. BATCH loads are in flight at a time.
 template <class Raw, int BATCH, class Fetch, class Put>
 __device__ inline void for_each_batched(int all, const Fetch& fetch, const Put& put) {
     for (int begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
@@ -85,37 +88,37 @@ __device__ inline void for_each_batched(int all, const Fetch& fetch, const Put& 
     }
 }
 
-// Where a piece of 16 bytes lies that would be number `piece` of a slab.
-__device__ inline int swizzled(int piece) { return piece ^ (piece >> 3 & (SLAB_PACKS - 1)); }
+// Position of a pack of 16 bytes after swizzling, given its index within the slab.
+__device__ inline int swizzled(int index) { return index ^ (index >> 3 & (SLAB_PACKS - 1)); }
 
-// Some rows of a map in shared memory; of each pixel some of its runs.
+// Consecutive rows of a map in shared memory, with some packs of each pixel.
 struct HaloTile {
     const View& view;
     Number* numbers;
-    int samples;      // Behind their maps there is nothing.
-    int from, each;   // Runs of a pixel, from which on and how many.
-    int first, stop;  // Rows, counted from the first sample's padding on.
-    int column;       // Of the patches that begin in the first one.
+    int samples;      // Rows beyond the last sample are zero.
+    int from, each;   // First pack of a pixel, and number of packs.
+    int first, stop;  // Range of rows, counted from the padding above the first sample.
+    int column;       // Column of the patches that begin in the tile's first column.
 
-    // The row of taps that pixel's patch begins with.
+    // Row in which the pixel's patch begins.
     __device__ int row(const Pixel& p) const { return p.sample * view.rows_per_sample() + p.row; }
 
-    // Where a pixel's patch begins, in pieces of a slab that is not swizzled.
+    // Offset of the pixel's patch in an unswizzled slab, in packs.
     __device__ int offset(const Pixel& p) const {
         return ((row(p) - first) * view.row_pitch + p.column - column) * SLAB_PACKS;
     }
 
-    // Pixels and runs of all of them, and where one lies.
+    // Number of pixels and of packs, and the address of a pack.
     __device__ int pixels() const { return (stop - first) * view.row_pitch + view.s - 1; }
     __device__ int packs() const { return pixels() * each; }
     __device__ Pack<Number>* pack(int at, int q) const {
-        const int piece = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) +
+        const int index = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) +
                           q / SLAB_PACKS * (SLAB_PIXELS * SLAB_PACKS);
-        return reinterpret_cast<Pack<Number>*>(numbers) + piece;
+        return reinterpret_cast<Pack<Number>*>(numbers) + index;
     }
     __device__ Pack<Number>* pack(int i) const { return pack(i / each, i % each); }
 
-    // Whether a pixel lies in the first rows and columns of a map.
+    // True if the pixel lies in the first `rows` rows and `columns` columns of a map.
     __device__ bool covers(int at, int rows, int columns) const {
         const int y = first + at / view.row_pitch, sample = y / view.rows_per_sample();
         return sample < samples &&
@@ -123,7 +126,7 @@ struct HaloTile {
                unsigned(at % view.row_pitch + column - view.pad_left) < unsigned(columns);
     }
 
-    // Where the map has a run; -1 outside of it.
+    // Offset of pack i in the map, or -1 if it lies in the padding.
     __device__ int source(int i) const {
         const int at = i / each, y = first + at / view.row_pitch;
         const int sample = y / view.rows_per_sample(),
@@ -136,18 +139,19 @@ struct HaloTile {
     }
 };
 
-// Maps as they lie in memory. Their copies are under way when `ask` returns; when they have
-// arrived, `make` rounds what the thread has brought, as tensor cores would cut it off.
+// Source of halo tiles that are copied from memory unchanged. `start_copy` starts the asynchronous
+// copies. After they have completed, `convert` rounds the elements to nearest, because tensor cores
+// would truncate them.
 struct InputSource {
-    // Whether windows come as they are, so that one may while another is read.
+    // True if tiles need no conversion, so that the next tile can be copied while this one is read.
     static constexpr bool DOUBLE_BUFFERED = true;
 
     const Number* x;
     const TensorMap* map;
 
 #if TENSOR_MAPS
-    // What is outside of the map comes as zeros: a window at once, or a row a lane of the first
-    // warp.
+    // TMA fills padding with zeros. It copies a cropped tile with one box per slab, or a full tile
+    // with one box per row, which the lanes of the first warp issue.
     __device__ void start_copy(const HaloTile& halo, Number*, MBarrier* barrier) const {
         if (threadIdx.x >= (CROPPED_WIDTH ? 1 : 32)) return;
         const View& view = halo.view;
@@ -167,7 +171,7 @@ struct InputSource {
     }
 #else
     __device__ void start_copy(const HaloTile& halo, Number*, MBarrier*) const {
-        // Unrolled, so that the addresses of several are worked out side by side.
+        // Unrolled, so that the address computations of several packs overlap.
 #pragma unroll 6
         for (int i = threadIdx.x; i < halo.packs(); i += THREADS) {
             const int at = halo.source(i);
@@ -185,7 +189,7 @@ struct InputSource {
 };
 
 #if EPILOGUE == 2
-// Gradients by a run of pooled outputs, rounded, and to whom they go.
+// A pack of gradients with respect to pooled outputs, and their argmax.
 struct PooledPack {
     Pack<Number> dy;
     Pack<unsigned, PACK / 4> saved;
@@ -202,7 +206,7 @@ struct PooledPack {
         dy = round_operands(scaled);
     }
 
-    // Byte `v` of a word in every byte, or each of two in two.
+    // Broadcast byte `v` of the word to all four bytes, or bytes v and v + 1 to two bytes each.
     template <int BYTES> __device__ static unsigned spread(unsigned word, int v) {
 #ifdef __CUDA_ARCH__
         return __byte_perm(word, 0, BYTES == 4 ? 0x1111 * v : 0x1100 + 0x1111 * v);
@@ -212,14 +216,16 @@ struct PooledPack {
 #endif
     }
 
-    // The gradient by a member of the windows: dy where it was chosen, else 0.
+    // Gradient with respect to one of the four pixels of the windows: dy where this pixel is the
+    // maximum, else 0.
     __device__ Pack<Number> member(int member) const {
-        constexpr int BYTES = sizeof(Number), EACH = 4 / BYTES;  // Of a number; numbers of a word.
+        // Bytes of an element, and elements of a 32-bit word.
+        constexpr int BYTES = sizeof(Number), EACH = 4 / BYTES;
         Pack<unsigned, 4> dz = as<Pack<unsigned, 4>>(dy);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             const unsigned other = saved.at[q * EACH / 4] ^ member * 0x01010101u;
-            // The highest bit of each byte that is 0, then all bits of it.
+            // Sets the highest bit of each byte that is 0, then all bits of that byte.
             const unsigned zero = ~(((other & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | other) & 0x80808080u;
             dz.at[q] &= spread<BYTES>((zero >> 7) * 255u, q * EACH % 4);
         }
@@ -227,11 +233,11 @@ struct PooledPack {
     }
 };
 
-// Windows of pooling that a window of the map has pixels of: whole lines of them, run by run.
+// Rows of the pooled map that overlap the halo tile, pack by pack.
 struct PooledLines {
     const HaloTile& halo;
     int height, width;
-    int first_line, packs;  // The first line, counted from the first sample's; of all lines.
+    int first_line, packs;  // First pooled row, counted over all samples, and number of packs.
 
     __device__ explicit PooledLines(const HaloTile& halo)
         : halo(halo),
@@ -242,7 +248,8 @@ struct PooledLines {
         packs = max(end - first_line, 0) * width * halo.each;
     }
 
-    // Lines of windows, of all samples, that begin above row `y`; or, `with` it, at it.
+    // Number of pooled rows, over all samples, that begin above row `y`, or with `with` = 1 at or
+    // above it.
     __device__ int line(int y, int with) const {
         const View& view = halo.view;
         const int row = y % view.rows_per_sample() - view.pad_top,
@@ -250,13 +257,13 @@ struct PooledLines {
         return y / view.rows_per_sample() * height + min(lines, height);
     }
 
-    // Where run i lies in dy.
+    // Offset of pack i in dy.
     __device__ int source(int i) const {
         const int pack = halo.from + i % halo.each;
         return (first_line * width + i / halo.each) * halo.view.channels + pack * PACK;
     }
 
-    // To those of the window's four pixels that are here.
+    // Write the gradients of the window's four pixels that lie in the tile.
     __device__ void scatter(int i, const PooledPack& pack) const {
         const View& view = halo.view;
         const int q = i % halo.each, at = first_line + i / (width * halo.each);
@@ -270,12 +277,12 @@ struct PooledLines {
     }
 };
 
-// Those of a narrow window, of one sample: a box of them, where what is outside of the pooled map
-// is zeros. What the box has comes run by run, behind it the marks.
+// Part of the pooled map that overlaps a cropped halo tile of one sample. TMA copies it as one box
+// and fills the outside with zeros. The packs of dy are followed by those of the argmax.
 struct PooledBox {
     const HaloTile& halo;
-    int sample, line, column;  // The first one; may be outside.
-    int top, left;             // Where its first pixel would be in the window.
+    int sample, line, column;  // First pooled pixel; it may lie outside the map.
+    int top, left;             // Position of its first pixel relative to the halo tile.
     int lines, columns;
 
     __device__ explicit PooledBox(const HaloTile& halo) : halo(halo) {
@@ -288,12 +295,12 @@ struct PooledBox {
     }
     __device__ int packs() const { return lines * columns * halo.each; }
 
-    // Where marks lie behind the runs.
+    // Address of the argmax, which follows the packs of dy.
     __device__ Saved* saved(Number* raw) const {
         return reinterpret_cast<Saved*>(raw) + (packs() * 16 + 127) / 128 * 128;
     }
 
-    // Where run i lies in dy; -1 outside.
+    // Offset of pack i in dy, or -1 outside the map.
     __device__ int source(int i) const {
         const View& view = halo.view;
         const int y = line + i / (columns * halo.each), x = column + i / halo.each % columns;
@@ -305,13 +312,12 @@ struct PooledBox {
         return ((sample * height + y) * width + x) * view.channels + pack * PACK;
     }
 
-    // To those of its four pixels that are here.
+    // Write the gradients of the window's four pixels that lie in the tile.
     __device__ void scatter(int i, const PooledPack& pack) const {
         const int q = i % halo.each, pixel = i / halo.each, width = halo.view.row_pitch;
         const int y = pixel / columns * 2 + top, x = pixel % columns * 2 + left;
-        // Eight threads write 128 bytes at once: where those are of several windows of pooling,
-        // some write the right pixel where others write the left one, so that all banks are
-        // different.
+        // Eight threads write 128 bytes together. If these belong to several pooling windows, some
+        // threads write the right pixel first and others the left one, which avoids bank conflicts.
         const int other = SLAB_PACKS == 8 ? 0 : pixel / (4 / SLAB_PACKS) % 2;
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
@@ -324,13 +330,13 @@ struct PooledBox {
 };
 #endif
 
-// dz, made of what follows the convolution: of pooled maps, as these are asked for (RAW) or as they
-// lie in memory.
+// Source of halo tiles of dz, which is computed from dy according to the epilogue. With a pooling
+// epilogue, dy and the argmax are copied to shared memory first (RAW) or read from global memory.
 template <bool RAW> struct GradientSource {
     static constexpr bool DOUBLE_BUFFERED = EPILOGUE == 0;
 
     Gradient dz;
-    const TensorMap* maps;  // Of dz; or of dy and of the marks.
+    const TensorMap* maps;  // Tensor map of dz, or those of dy and of the argmax.
 
     __device__ void start_copy(const HaloTile& halo, Number* raw, MBarrier* barrier) const {
 #if EPILOGUE == 0
@@ -375,7 +381,8 @@ template <bool RAW> struct GradientSource {
             scatter(box, box.packs(),
                     [&](int i) { return PooledPack::read(raw + i * PACK, saved + i * PACK); });
         } else {
-            // A map may have a last row or column that is in no window; it counts as padding here.
+            // The last row or column of a map may belong to no pooling window; it is treated as
+            // padding.
             for (int at = threadIdx.x; at < halo.pixels(); at += THREADS)
                 if (!halo.covers(at, halo.view.height / 2 * 2, halo.view.width / 2 * 2))
                     for (int q = 0; q < halo.each; ++q) *halo.pack(at, q) = {};
@@ -389,7 +396,7 @@ template <bool RAW> struct GradientSource {
 
 #if EPILOGUE == 2
    private:
-    // Each run of dy is read once and goes to four pixels.
+    // Each pack of dy is read once and written to four pixels.
     template <class Pooling, class Fetch>
     __device__ void scatter(const Pooling& pooling, int packs, const Fetch& fetch) const {
         for_each_batched<PooledPack, 4>(packs, fetch, [&](int i, PooledPack pack) {
@@ -400,7 +407,8 @@ template <bool RAW> struct GradientSource {
 #endif
 };
 
-// What this thread wrote to shared memory is seen by tensor cores behind the next barrier.
+// Make this thread's writes to shared memory visible to the tensor cores (async proxy) after the
+// next barrier.
 __device__ inline void fence_async_proxy() {
 #if WGMMA
     wgmma::fence_async_proxy();

@@ -1,9 +1,10 @@
-// What changes from step to step. It lies in device memory, so that a step that was captured once
-// can be launched again: float32 (4,), written by dptrain/backends/cuda/replica.py.
+// Indices into the array of values that change from step to step: float32 (4,) in device memory.
+// dptrain/backends/cuda/replica.py writes it before each step, so that a captured CUDA graph can be
+// launched again with new values.
 
 #pragma once
 
-constexpr int LEARNING_RATE = 0;    // Learning rate; under Adam divided by 1 − β₁ᵗ.
-constexpr int ADAM_CORRECTION = 1;  // Under Adam 1 / sqrt(1 − β₂ᵗ).
-constexpr int STOP_REQUESTED = 2;   // 1 where this rank wishes to stop.
-constexpr int STEP_INDEX = 3;       // The bits of the step's number, an unsigned integer.
+constexpr int LEARNING_RATE = 0;    // Learning rate; for Adam divided by 1 − β₁ᵗ.
+constexpr int ADAM_CORRECTION = 1;  // For Adam: 1 / sqrt(1 − β₂ᵗ).
+constexpr int STOP_REQUESTED = 2;   // 1 if this rank requests a stop, else 0.
+constexpr int STEP_INDEX = 3;       // Index of the step, an unsigned integer stored as its bits.

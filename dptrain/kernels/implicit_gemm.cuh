@@ -1,26 +1,34 @@
-// Convolutions over pixels that are columns of a product: blocks bring windows (halo_tile.cuh), make
-// sums (implicit_gemm_mainloop.cuh) of segments (implicit_gemm_tile.cuh), and give them to what stores them.
+// Implicit GEMM on halo tiles: convolution of stride 1, forward or with respect to the input. A
+// block loads halo tiles (halo_tile.cuh), multiplies them with packed weights
+// (implicit_gemm_mainloop.cuh) into the accumulators of pixel tiles (implicit_gemm_tile.cuh), and
+// passes these to the epilogue.
+//
+// Rows of C are filters and columns are pixels. A block computes either one work tile per warp
+// group, or, as a persistent kernel, a sequence of work tiles with double-buffered halo tiles and
+// with weights in shared memory.
 
 #pragma once
 
 #include "weight_pipeline.cuh"
 
-static_assert(!PERSISTENT || WARP_GROUPS * K_WARP_GROUPS == 1, "four warps go from tile to tile");
+static_assert(!PERSISTENT || WARP_GROUPS * K_WARP_GROUPS == 1,
+              "a persistent group is one warp group");
 
-// Units of a segment that a team gives, and of all its segments.
+// Epilogue units of a pixel tile that one warp group stores, and those of all its pixel tiles.
 constexpr int UNITS_PER_GROUP = (EPILOGUE_UNITS + K_WARP_GROUPS - 1) / K_WARP_GROUPS,
               STORED_UNITS = PIXEL_TILES * UNITS_PER_GROUP;
 
 #if EPILOGUE_DROPOUT
 static_assert(POOLED && STORED_UNITS * TileRows::LANE_FILTERS <= 32,
-              "a word has a bit for each output of a lane");
+              "the dropout bits of a lane must fit into 32 bits");
 constexpr int PHILOX_LANES =
-    4 / TileRows::LANE_FILTERS;  // That have the four filters of a block of random numbers.
+    // Lanes that share a Philox block, which has four random words for four filters.
+    4 / TileRows::LANE_FILTERS;
 
-// What dropout keeps of a lane's outputs: bits of its OWN filters for each unit that it gives, in
-// order. Lanes that have the same blocks take turns: each draws for every LANES-th unit, by
-// block(k, mine) for unit k + mine, and tells the others. Units outside of the map are drawn for,
-// too, so that nobody is missing.
+// Return the dropout bits of a lane's outputs: LANE_FILTERS bits for each of its epilogue units, in
+// order. Lanes that share Philox blocks divide the work: each lane draws every PHILOX_LANES-th
+// unit, by block(k, draw_index) for unit k + draw_index, and the lanes exchange the bits by
+// shuffles. Units outside the map are drawn as well, so that all lanes take part in the shuffles.
 template <class Block> __device__ inline unsigned draw_shared(const Block& block) {
     constexpr unsigned FILTER_BITS = ~0u / 15 * ((1 << TileRows::LANE_FILTERS) - 1);
     const int lane = threadIdx.x % 32, draw_index = lane / 4 % PHILOX_LANES;
@@ -38,10 +46,10 @@ template <class Block> __device__ inline unsigned draw_shared(const Block& block
 }
 #endif
 
-// Gives `store` the outputs of segment i of a team, values of a lane's filters from `filter` on:
-// store.pixel(pixel, filter, values) those of a pixel, or, POOLED, store.pooling_window(window, filter,
-// values, kept) those of the members of a window, both counted over all samples. Of K_WARP_GROUPS teams
-// that have the same ones this is number `share`.
+// Epilogue of pixel tile i: call store.pixel(pixel, filter, values) for each pixel, or with POOLED
+// store.pooling_window(window, filter, values, kept) for each pooling window. Pixels and windows
+// are counted over all samples. If several warp groups share the accumulators (intra-block
+// split-K), warp group `k_group` stores its part.
 template <class Store>
 __device__ void store_tile(const PixelAccumulators& acc, const PixelTileMap& pixel_tiles,
                            const PixelTile& at, int i, const View& view, int samples, int k_group,
@@ -82,7 +90,7 @@ __device__ void store_tile(const PixelAccumulators& acc, const PixelTileMap& pix
     }
 }
 
-// What a block computes: rows of `weights` by the pixels of all samples, to `store`.
+// The computation of a block: packed `weights` times the pixels of all samples.
 template <class Source, class Store> struct Convolution {
     const View& view;
     const Source& source;
@@ -92,7 +100,7 @@ template <class Source, class Store> struct Convolution {
     Number* memory;
     PixelTileMap pixel_tiles{view};
 
-    // Segment i of a team's tile.
+    // Pixel tile i of a work tile.
     __device__ PixelTile pixel_tile(int tile, int i) const {
         return pixel_tiles(tile * PIXEL_TILES + i);
     }
@@ -101,8 +109,8 @@ template <class Source, class Store> struct Convolution {
         return {s.sample, s.line * LINES_IN_M, s.column};
     }
 
-    // That the segments of all teams look at, of a chunk of the channels; tile `first` is the first
-    // team's.
+    // Halo tile that the pixel tiles of all warp groups read, for one chunk of the channels;
+    // `first` is the work tile of the first warp group.
     __device__ HaloTile halo(int first, int chunk, Number* numbers) const {
         const int each = view.channels / PACK / CHANNEL_CHUNKS;
         const PixelTile begin = pixel_tile(first, 0);
@@ -121,19 +129,19 @@ template <class Source, class Store> struct Convolution {
         return s.sample * view.rows_per_sample() + s.line * LINES_IN_M;
     }
 
-    // Where segments begin in a window, in pieces.
+    // Offsets of the pixel tiles within the halo tile, in packs.
     __device__ void find_offsets(int (&offsets)[PIXEL_TILES], int tile,
                                  const HaloTile& halo) const {
 #pragma unroll
         for (int i = 0; i < PIXEL_TILES; ++i) offsets[i] = halo.offset(top(pixel_tile(tile, i)));
     }
 
-    // Steps of a chunk.
+    // Steps along the sum per chunk of channels.
     __device__ int steps() const {
         return KSteps{view}.count(view.channels / PACK / CHANNEL_CHUNKS);
     }
 
-    // Of the block's rows, and pieces of 16 bytes that they are.
+    // Packed weights of the block's rows, and their number of packs.
     __device__ const Number* block_weights() const {
         return weights + blockIdx.y * weight_packs() * PACK;
     }
@@ -147,7 +155,7 @@ template <class Source, class Store> struct Convolution {
                        store);
     }
 
-    // What dropout keeps of what the thread gives.
+    // Dropout bits of the outputs that this thread stores.
     __device__ unsigned draw(int tile, int k_group) const {
 #if EPILOGUE_DROPOUT
         unsigned sample_ids[PIXEL_TILES];
@@ -176,7 +184,7 @@ template <class Source, class Store> struct Convolution {
     }
 
 #if !PERSISTENT
-    // One tile of each team. What is outside of the maps is computed, and not given.
+    // Compute one work tile per warp group. Pixels outside the map are computed but not stored.
     __device__ void compute_single() const {
         const int warpgroup = threadIdx.x / WARP_GROUP_THREADS, first = blockIdx.x * WARP_GROUPS;
         const int tile = first + warpgroup % WARP_GROUPS,
@@ -190,7 +198,7 @@ template <class Source, class Store> struct Convolution {
             const HaloTile halo = this->halo(first, chunk, memory);
             if (chunk > 0) __syncthreads();
             source.start_copy(halo, nullptr, &full);
-            // There is nothing else to do while the window is on its way.
+            // Drawing random numbers overlaps with the copy of the halo tile.
             if (chunk == 0) kept = draw(tile, k_group);
             finish_copy(halo, nullptr, full, chunk);
             int offsets[PIXEL_TILES];
@@ -204,16 +212,17 @@ template <class Source, class Store> struct Convolution {
     }
 
 #else
-    // One tile after the other. Two windows take turns, one on its way while the other is read; or
-    // what the next is made of is on its way.
+    // Persistent kernel: compute one work tile after the other. The next halo tile, or the data
+    // from which it is converted, is copied while the current one is multiplied.
     __device__ void compute_persistent() const {
         MBarrier(&full)[2] = barriers().halo[threadIdx.y];
         const int tiles = (samples * pixel_tiles.each + PIXEL_TILES - 1) / PIXEL_TILES;
-        const int group = threadIdx.y, step = gridDim.x * PERSISTENT_GROUPS;  // To the next tile.
+        // Distance to the group's next work tile.
+        const int group = threadIdx.y, step = gridDim.x * PERSISTENT_GROUPS;
         const int begin_tile = blockIdx.x * PERSISTENT_GROUPS;
         const int num_rounds = (tiles - begin_tile + step - 1) / step,
                   all = num_rounds * CHANNEL_CHUNKS;
-        // Window i of all that the group takes.
+        // Halo tile i of all that the group processes.
         const auto halo = [&](int i) {
             return this->halo(begin_tile + group + i / CHANNEL_CHUNKS * step, i % CHANNEL_CHUNKS,
                               numbers(Source::DOUBLE_BUFFERED ? i % 2 : 0));
@@ -262,7 +271,7 @@ template <class Source, class Store> struct Convolution {
                                    chunk * steps() * WARP_GROUP_THREADS * PACK,
                                halo, offsets, 0, steps());
 #endif
-                // Nobody reads the window any more.
+                // From here on no thread of the group reads the halo tile.
                 sync_group();
                 if (Source::DOUBLE_BUFFERED) start_copy(next + 2);
             }
@@ -271,7 +280,7 @@ template <class Source, class Store> struct Convolution {
     }
 #endif
 
-    // By all who share a barrier.
+    // Initialise the barrier; all threads that share it take part.
     static __device__ void init_barrier(MBarrier& full) {
 #if TENSOR_MAPS
         if (threadIdx.x == 0) full.init();
@@ -279,14 +288,14 @@ template <class Source, class Store> struct Convolution {
 #endif
     }
 
-    // Waits until a window has come, and makes it of what came.
+    // Wait until a halo tile has been copied, then convert it.
     __device__ void finish_copy(const HaloTile& halo, const Number* raw, const MBarrier& full,
                                 int phase) const {
 #if TENSOR_MAPS
         full.wait(phase);
         if (Source::DOUBLE_BUFFERED) return;
 #else
-        // The one after it may be on its way.
+        // The next tile may still be in flight.
         if (PERSISTENT && Source::DOUBLE_BUFFERED)
             cp_async_wait<1>();
         else
@@ -297,7 +306,7 @@ template <class Source, class Store> struct Convolution {
         sync_group();
     }
 
-    // Waits for all who share a window.
+    // Synchronise the threads that share a halo tile.
     static __device__ void sync_group() {
 #if PERSISTENT && defined(__CUDA_ARCH__)
         asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.y) + 1), "n"(THREADS) : "memory");
@@ -306,8 +315,8 @@ template <class Source, class Store> struct Convolution {
 #endif
     }
 
-    // Bytes of weights in shared memory, windows behind them: one after the other, or what one is
-    // made of behind it.
+    // Bytes of the weights in shared memory. The halo tiles follow: two buffers, or one buffer and
+    // the raw data from which it is converted.
     __device__ int weight_bytes() const {
         return (WEIGHT_STAGES ? WEIGHT_STAGES * STAGE_STEPS * WARP_GROUP_THREADS : weight_packs()) *
                16;
@@ -317,7 +326,7 @@ template <class Source, class Store> struct Convolution {
         return reinterpret_cast<Number*>(reinterpret_cast<char*>(memory) + own) +
                i * (view.channels / CHANNEL_CHUNKS * SLAB_PIXELS);
     }
-    // Behind all else in shared memory: nothing else may be where one is.
+    // Barriers lie after all other data in shared memory, because no other data may overlap them.
     struct Barriers {
         MBarrier halo[PERSISTENT ? PERSISTENT_GROUPS : 1][2];
 #if PERSISTENT && WGMMA
@@ -331,7 +340,8 @@ template <class Source, class Store> struct Convolution {
         return *reinterpret_cast<Barriers*>(reinterpret_cast<char*>(memory) + all);
     }
 
-    // Adds what those who share a team's sums have, in order: each the eights that it gives.
+    // Intra-block split-K: add the accumulators of the warp groups that share a work tile, in a
+    // fixed order. Each warp group adds the part that it stores.
     __device__ void reduce_warp_groups(PixelAccumulators (&acc)[PIXEL_TILES], int warp_group,
                                        int k_group) const {
         Pack<float, 4>* const own =

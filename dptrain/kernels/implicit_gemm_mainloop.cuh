@@ -1,18 +1,21 @@
-// Sums of products whose columns are pixels of a window: what a lane has, and a step of them.
+// Main loop of implicit GEMM on halo tiles: accumulators and MMA steps.
 //
-// Filters (backward by the input: channels) are rows of A, 64 of them. Pixels are columns of B,
-// which wgmma reads from the slabs of a window by itself, a tap of the filter being one distance.
-// pack_weights.cu lays weights out in one of two orders. Where a block has one tile, they come
-// straight to registers: a lane reads the words of one instruction at once, and nothing in the main
-// loop waits for other warps. Where it goes from tile to tile, they lie in shared memory, and wgmma
-// reads them there, too.
+// Operand A: 64 filters (for the gradient with respect to the input: channels). Operand B: pixels
+// of the halo tile. wgmma reads them from the swizzled slabs in shared memory; a tap of the filter
+// is an address offset. pack_weights.cu provides the weights in one of two layouts. In a
+// non-persistent block, weights are loaded from global memory into registers in fragment order, so
+// that the main loop needs no synchronisation between warps. In a persistent block, weights lie in
+// shared memory and wgmma reads both operands there (weight_pipeline.cuh).
+//
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" and "Matrix fragments for
+// mma.m16n8k16".
 
 #pragma once
 
 #include "implicit_gemm_tile.cuh"
 
-// Channels of two runs and one tap are a step of the sum: all taps of the first two runs, of the
-// next two, and so on.
+// A step of the sum covers one tap and the channels of two packs. All taps of the first two packs
+// come first, then those of the next two, and so on.
 struct KSteps {
     const View& view;
 
@@ -20,7 +23,7 @@ struct KSteps {
     __device__ int count(int packs) const { return packs / 2 * taps(); }
 };
 
-// How far a step's pixels lie from those of the first, in pieces; one step after the other.
+// Offset of a step's pixels relative to the first step, in packs; advances step by step.
 struct KIterator {
     const View& view;
     int pack, row, column, offset;
@@ -41,31 +44,33 @@ struct KIterator {
     }
 };
 
-// Pixels between eights of columns.
+// Pixels between groups of eight columns.
 __device__ inline int n8_pixel_stride(const View& view) {
     return PIXEL_TILE_STRIP ? LINES_IN_M * view.row_pitch : 8;
 }
 
-// A lane's row of its warp's sixteen and word of a row: those of word 0 of an instruction's four.
-// Words 1 and 3 are eight rows below, words 2 and 3 four words further.
+// Row within the warp group's rows and 32-bit word of a row. `lane_fragment` returns it for the
+// words 0 to 3 that a lane holds of an MMA instruction: words 1 and 3 are eight rows further down,
+// words 2 and 3 four words to the right.
 struct FragmentIndex {
     int row, word;
 };
 __device__ inline FragmentIndex lane_fragment(int lane, int word) {
     return {lane / 32 * 16 + lane % 32 / 4 + word % 2 * 8, lane % 4 + word / 2 * 4};
 }
-// Of a word of a piece: eight rows' first pieces lie side by side, then their second ones.
-__device__ inline FragmentIndex core_matrix_index(int piece, int word) {
-    return {piece / 16 * 8 + piece % 8, piece / 8 % 2 * 4 + word};
+// Row and word of an element of a pack in core-matrix order: the first packs of eight rows are
+// adjacent, followed by their second packs.
+__device__ inline FragmentIndex core_matrix_index(int pack_number, int word) {
+    return {pack_number / 16 * 8 + pack_number % 8, pack_number / 8 % 2 * 4 + word};
 }
-// Which piece has a word.
-__device__ inline int piece_index(const FragmentIndex& p) {
+// Index of the pack that contains a word, in core-matrix order.
+__device__ inline int pack_index(const FragmentIndex& p) {
     return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8;
 }
 
 #if __CUDA_ARCH__ >= 800 && !(WGMMA && PERSISTENT)
-// A lane's words of STAGE_STEPS steps, asked for where this stands: compilers would ask when it is too
-// late.
+// Load a lane's fragments of weights for STAGE_STEPS steps. The assembly statement keeps the load
+// at this point; compilers would move it to its use.
 __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
                                              const Number* from) {
 #pragma unroll
@@ -77,13 +82,13 @@ __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
         const FragmentIndex index = {
             int(threadIdx.x) % WARP_GROUP_THREADS / 32 * 16 + lane / 8 % 2 * 8 + lane % 8,
             lane / 16 * 4};
-        ldmatrix_x4(pack.at, at + piece_index(index) * PACK);
+        ldmatrix_x4(pack.at, at + pack_index(index) * PACK);
 #elif PERSISTENT
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             const FragmentIndex index = lane_fragment(threadIdx.x % WARP_GROUP_THREADS, q);
             pack.at[q] =
-                reinterpret_cast<const unsigned*>(at)[piece_index(index) * 4 + index.word % 4];
+                reinterpret_cast<const unsigned*>(at)[pack_index(index) * 4 + index.word % 4];
         }
 #else
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -95,20 +100,20 @@ __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
 }
 #endif
 
-// A lane's sums of ROWS x MMA_N: elements 0 and 1 are those of row g, 2 and 3 of row g + 8, of
-// columns 2 t and 2 t + 1 of every eight.
+// A lane's accumulators of MMA_M × MMA_N elements: c[j][0] and c[j][1] belong to row g, c[j][2] and
+// c[j][3] to row g + 8, columns 2 t and 2 t + 1 of the j-th group of eight.
 struct PixelAccumulators {
     float c[N8_TILES][4] = {};
 
 #if !WGMMA && __CUDA_ARCH__ >= 800
-    // Of the step whose pixels begin at piece `b` of a window.
+    // Multiply one step (mma.sync), whose pixels begin at pack `b` of the halo tile.
     __device__ void add(const Pack<Number>& a, const Number* numbers, int b, int n8_stride) {
         const Pack<unsigned, 4> words = as<Pack<unsigned, 4>>(a);
         const int lane = threadIdx.x % 32;
         b += lane / 8 % 2 + lane % 8 * SLAB_PACKS;
 #pragma unroll
         for (int g = 0; g < N8_TILES; g += 2) {
-            // An odd last eight is read twice.
+            // If the number of groups is odd, the last one is loaded twice.
             const int other = g + 1 < N8_TILES ? lane / 16 : 0;
             unsigned pixels[4];
             ldmatrix_x4(pixels,
@@ -118,29 +123,30 @@ struct PixelAccumulators {
         }
     }
 #elif !WGMMA
-    // The same, number by number, of a step's pieces of weights.
+    // Scalar version of a step for GPUs before sm_80 and for the emulator.
     __device__ void add(const Pack<Number>* a, const Number* numbers, int b, int n8_stride) {
-        constexpr int UNIT = PACK / 4;  // Numbers of a word.
+        constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
         const int lane = threadIdx.x % WARP_GROUP_THREADS, t = lane % 4;
         for (int k = 0; k < STEP_K; ++k)
             for (int h = 0; h < 2; ++h) {
                 const FragmentIndex index = {lane_fragment(lane, h).row, k / UNIT};
                 const Pack<Number> words =
-                    a[PERSISTENT ? piece_index(index) : lane - t + index.word % 4];
+                    a[PERSISTENT ? pack_index(index) : lane - t + index.word % 4];
                 const int word = PERSISTENT ? index.word % 4 : index.word / 4 * 2 + h;
                 const float weight = to_float(words.at[word * UNIT + k % UNIT]);
                 for (int g = 0; g < N8_TILES; ++g)
                     for (int e = 0; e < 2; ++e) {
                         const int pixel = g * n8_stride + t * 2 + e;
-                        const int piece = swizzled(b + k / PACK + pixel * SLAB_PACKS);
-                        c[g][h * 2 + e] += weight * to_float(numbers[piece * PACK + k % PACK]);
+                        const int pack_number = swizzled(b + k / PACK + pixel * SLAB_PACKS);
+                        c[g][h * 2 + e] +=
+                            weight * to_float(numbers[pack_number * PACK + k % PACK]);
                     }
             }
     }
 #endif
 };
 
-// The compiler must not read sums earlier than products are done.
+// Keep the compiler from reading accumulators before wgmma has finished.
 __device__ inline void fence_accumulators(PixelAccumulators (&acc)[PIXEL_TILES]) {
 #if WGMMA
 #pragma unroll
@@ -153,7 +159,7 @@ __device__ inline void fence_accumulators(PixelAccumulators (&acc)[PIXEL_TILES])
 }
 
 #if WGMMA
-// Descriptors of a window's columns differ in where they begin alone, and that in their lower half.
+// Descriptors of operand B, which differ only in their lower 32 bits: the start address.
 struct ColumnDescriptors {
     unsigned lower, upper;
 
@@ -162,14 +168,14 @@ struct ColumnDescriptors {
         const auto all = wgmma::swizzled_descriptor<SLAB_PACKS>(halo.numbers, across);
         lower = unsigned(all), upper = unsigned(all >> 32);
     }
-    __device__ unsigned long long at(int piece) const {
-        return (unsigned long long)upper << 32 | (lower + piece);
+    __device__ unsigned long long at(int pack_number) const {
+        return (unsigned long long)upper << 32 | (lower + pack_number);
     }
 };
 #endif
 
-// sums[i] += A B_i over `count` steps, from step `first` of the window on, B_i being the columns
-// that begin at piece places[i]; `weights` those of the first.
+// acc[i] += A B_i over `count` steps, beginning with step `first` of the halo tile. B_i are the
+// columns that begin at pack offsets[i]; `weights` points to the weights of the first step.
 #if !(WGMMA && PERSISTENT)
 __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], const Number* weights,
                                       const HaloTile& halo, const int (&offsets)[PIXEL_TILES],
@@ -183,9 +189,10 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
 #if __CUDA_ARCH__ >= 800
     Pack<Number> words[2][STAGE_STEPS];
     load_weight_fragments(words[0], weights);
-    // Multiplies by `now` while words for the next steps come to `next`. Behind the last ones
-    // nobody uses what comes: from global memory whatever lies there; held, where windows that
-    // others write would be next, the same words again.
+    // Double buffering in registers: multiply `now` while the weights of the next steps are loaded
+    // into `next`. The load after the last step is not used: from global memory it reads whatever
+    // follows; from shared memory, where the next data may be a halo tile that other threads write,
+    // it reads the same weights again.
     const auto multiply = [&](const Pack<Number>(&now)[STAGE_STEPS],
                               Pack<Number>(&next)[STAGE_STEPS], bool last) {
 #if WGMMA
@@ -204,14 +211,14 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
             }
 #if WGMMA
         wgmma::commit_group();
-        // Those before are done, and their words free.
+        // The previous group has finished, so its registers can be overwritten.
         wgmma::wait_group<1>();
 #endif
         if (!PERSISTENT_GROUPS || !last) weights += STAGE_STEPS * WARP_GROUP_THREADS * PACK;
         load_weight_fragments(next, weights);
         return last;
     };
-    // Not unrolled: compilers would take minutes.
+    // Not unrolled, because compilation would take minutes.
 #pragma unroll 1
     for (int step = 2 * STAGE_STEPS;; step += 2 * STAGE_STEPS) {
         if (multiply(words[0], words[1], step - STAGE_STEPS == count)) break;

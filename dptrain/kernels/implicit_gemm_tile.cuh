@@ -1,17 +1,20 @@
-// Where the columns of a product over pixels lie in the maps, and its rows among filters; see
-// implicit_gemm_mainloop.cuh and implicit_gemm.cuh.
+// Tile configuration of implicit GEMM on halo tiles: which pixels are the columns of C and which
+// filters are its rows. The macros are set by dptrain/backends/cuda/slides.py.
 //
-// A *segment* is what one instruction has as columns: PIXEL_TILE_LINES lines of the map, either in a PIXEL_TILE_STRIP of
-// eight columns, eights one below the other, or as they follow each other in the window, where
-// columns between them are computed in vain. Four warps have PIXEL_TILES of them.
+// A *pixel tile* is the N dimension of one MMA instruction: MMA_N pixels in PIXEL_TILE_LINES lines
+// of the map. Either it is a strip of eight columns (PIXEL_TILE_STRIP), in groups of eight pixels
+// below each other, or it consists of consecutive pixels of the halo tile; then the padding between
+// two lines is computed as well and discarded. A warp group multiplies PIXEL_TILES of them.
+//
+// A *work tile* is what one warp group computes at a time: 64 rows × PIXEL_TILES pixel tiles.
 
 #pragma once
 
-// Four warps are a team. WARP_GROUPS of a block have segments of their own; K_WARP_GROUPS teams have the same
-// ones and share the sum. CHANNEL_CHUNKS of the channels come one after the other. With PERSISTENT blocks go
-// from tile to tile, ask for windows before they need them, and have weights in shared memory:
-// PERSISTENT_GROUPS, each with tiles and windows of its own as else a block, have them together, all of them,
-// or WEIGHT_STAGES stages of STAGE_STEPS steps, which come again and again.
+// A block has WARP_GROUPS warp groups (four warps each) with different work tiles, and for
+// intra-block split-K K_WARP_GROUPS times as many, which share work tiles and divide the sum. The
+// channels are processed in CHANNEL_CHUNKS chunks. With PERSISTENT, PERSISTENT_GROUPS groups of
+// threads with work tiles and halo tiles of their own share the weights in shared memory: all
+// weights, or a ring of WEIGHT_STAGES stages of STAGE_STEPS steps.
 #ifndef MMA_N
 #define MMA_N 32
 #define PIXEL_TILE_LINES 4
@@ -20,18 +23,17 @@
 #define WARP_GROUPS 1
 #define K_WARP_GROUPS 1
 #define CHANNEL_CHUNKS 1
-#define POOLED 0  // Whether windows of two by two outputs are pooled; what is in none is left out.
-#define LINES_IN_M 1  // Output lines that are rows of A: two where there are only 32 filters.
+#define POOLED 0      // 1 if the epilogue pools 2 × 2 windows; pixels in no window are left out.
+#define LINES_IN_M 1  // Output lines in the M dimension: 2 if there are only 32 filters, else 1.
 #define PERSISTENT 0
 #define PERSISTENT_GROUPS 0
 #define WEIGHT_STAGES 0
-#define STAGE_STEPS 2   // Steps that are started together; else, while words of A for as many come.
-#define SLAB_PACKS 2    // Runs of a pixel side by side.
-#define SLAB_PIXELS 32  // Of a slab.
-#define CROPPED_WIDTH \
-    0                  // Columns of narrow windows, which PIXEL_TILES strips side by side look at.
-#define TENSOR_MAPS 0  // Tensor maps by which windows come, or what they are made of.
-#define HALO_BYTES 1024  // Of all windows of a holder.
+#define STAGE_STEPS 2    // MMA steps per commit group, or per prefetch of weights into registers.
+#define SLAB_PACKS 2     // Adjacent packs of a pixel (halo_tile.cuh).
+#define SLAB_PIXELS 32   // Pixels of a slab.
+#define CROPPED_WIDTH 0  // Width of cropped halo tiles, or 0.
+#define TENSOR_MAPS 0    // Number of tensor maps for TMA; 0 without TMA.
+#define HALO_BYTES 1024  // Bytes of all halo tiles of a group.
 #define MIN_BLOCKS 1
 #endif
 
@@ -43,21 +45,21 @@
 
 #include "halo_tile.cuh"
 
-constexpr int WARP_GROUP_THREADS = 128, MMA_M = 64;  // Threads; rows of A.
+// Threads of a warp group; rows of A per warp group.
+constexpr int WARP_GROUP_THREADS = 128, MMA_M = 64;
 constexpr int ALL_THREADS = THREADS * (PERSISTENT_GROUPS ? PERSISTENT_GROUPS : 1);
-constexpr int N8_TILES = MMA_N / 8;  // Of columns, of a segment.
-constexpr int N8_ACROSS =
-    N8_TILES / PIXEL_TILE_LINES;  // Of them side by side, where lines begin with one.
+constexpr int N8_TILES = MMA_N / 8;                     // Groups of eight columns of a pixel tile.
+constexpr int N8_ACROSS = N8_TILES / PIXEL_TILE_LINES;  // Groups of eight columns per line.
 
-// Where a segment begins; `line` counts LINES_IN_M output lines.
+// Position of a pixel tile; `line` counts units of LINES_IN_M output lines.
 struct PixelTile {
     int sample, line, column;
 };
 
-// The segments of a map.
+// The pixel tiles of a map.
 struct PixelTileMap {
-    int lines, width;  // What they have to cover.
-    int across, each;  // Side by side, and of a sample.
+    int lines, width;  // Lines and columns that the pixel tiles cover.
+    int across, each;  // Pixel tiles next to each other, and per sample.
 
     __device__ explicit PixelTileMap(const View& view) {
         const int height = POOLED ? view.out_height / 2 * 2 : view.out_height;
@@ -71,12 +73,12 @@ struct PixelTileMap {
     }
 };
 
-// Which filter a row of A belongs to, and which of LINES_IN_M lines. A lane has rows g and g + 8 of its
-// warp's sixteen: two filters, side by side in memory; or, where two lines are to MEET in a window
-// of pooling, both lines of one.
+// Maps a row of A to a filter and to one of LINES output lines. A lane holds rows g and g + 8 of
+// its warp's sixteen. These are two filters that are adjacent in memory, or, if two lines form a
+// pooling window (BOTH_LINES), both lines of one filter.
 template <int LINES, bool BOTH_LINES> struct Rows {
-    static constexpr int FILTERS = MMA_M / LINES;            // Of a tile.
-    static constexpr int LANE_FILTERS = BOTH_LINES ? 1 : 2;  // Of a lane.
+    static constexpr int FILTERS = MMA_M / LINES;            // Filters of a work tile.
+    static constexpr int LANE_FILTERS = BOTH_LINES ? 1 : 2;  // Filters of a lane.
 
     static __device__ int filter(int row) {
         const int warp = row / 16, g = row % 8, upper = row % 16 / 8;
@@ -86,13 +88,14 @@ template <int LINES, bool BOTH_LINES> struct Rows {
 };
 using TileRows = Rows<LINES_IN_M, POOLED && LINES_IN_M == 2>;
 
-// Eights of columns that are given together: with POOLED, those of a window's lines.
+// Epilogue unit: groups of eight columns that are stored together. If the epilogue pools, a unit
+// has the lines of a pooling window.
 constexpr int EPILOGUE_UNITS = POOLED && LINES_IN_M == 1 ? N8_TILES / 2 : N8_TILES;
 __device__ inline int epilogue_unit_of(int g) {
     return EPILOGUE_UNITS == N8_TILES ? g : g / (2 * N8_ACROSS) * N8_ACROSS + g % N8_ACROSS;
 }
 
-// The first of the lane's rows of A, and its filter.
+// First row of A that the lane holds, and its filter.
 __device__ inline int row_of_lane() {
     return threadIdx.x % WARP_GROUP_THREADS / 32 * 16 + threadIdx.x % 32 / 4;
 }
@@ -101,12 +104,13 @@ __device__ inline int filter_of_lane() {
 }
 
 #if POOLED
-// The lane's window of unit u of the segment that begins at `at`.
+// The lane's pooling window in epilogue unit u of the pixel tile at `at`.
 struct PoolingUnit {
-    static constexpr int HEIGHT = 2 / LINES_IN_M;  // Of a window, in lines of segments.
+    // Lines of a pooling window, in units of LINES_IN_M output lines.
+    static constexpr int HEIGHT = 2 / LINES_IN_M;
 
-    int number;   // Of a sample's.
-    bool inside;  // The map.
+    int number;   // Index within the sample.
+    bool inside;  // True if it lies inside the map.
 
     __device__ PoolingUnit(const PixelTileMap& pixel_tiles, const PixelTile& at, int u) {
         const int y = at.line + u / N8_ACROSS * HEIGHT;
@@ -114,7 +118,7 @@ struct PoolingUnit {
         number = y / HEIGHT * (pixel_tiles.width / 2) + x / 2;
         inside = y < pixel_tiles.lines && x < pixel_tiles.width;
     }
-    // Of a sample.
+    // Pooling windows of a sample.
     static __device__ int count(const PixelTileMap& pixel_tiles) {
         return pixel_tiles.lines / HEIGHT * (pixel_tiles.width / 2);
     }

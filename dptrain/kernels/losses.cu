@@ -1,9 +1,17 @@
-// Losses of z (N, F) and their gradients dz, and what a step adds up: sums[0] = loss · scale, with
-// scale = 1 / samples of the global minibatch, sums[1] = number of correct answers, sums[2] = the
-// wish to stop, from `numbers` (hyperparameters.cuh). dz is written only where `backward` says so.
+// Loss functions, their gradients with respect to the predictions, and the loss sums of a step.
 //
-// SAMPLE_LANES threads, a part of a warp, take a sample. A block adds up its own, the block that comes
-// last adds up the blocks, each in an order that is always the same: the same bits in every run.
+//     z          (n, F)   predictions (logits), activation type
+//     labels     (n,)     int32, for softmax        target (n, F) float32, for the others
+//     dz         (n, F)   gradient, written if `backward` is not 0
+//     loss_sums  (3,)     loss · scale, number of correct predictions, stop request
+//     scratch    (1 + gridDim.x,) uint64, 0 before the first launch
+//
+// scale = 1 / samples of the global minibatch. The stop request comes from the hyperparameters
+// (hyperparameters.cuh), an array float32 (4,).
+//
+// Algorithm: SAMPLE_LANES lanes of a warp process a sample. Each block reduces its samples by warp
+// shuffles, and the last block to finish adds the blocks. The order of additions is fixed, so
+// results are reproducible. Launched with blocks of 512 threads (dptrain/backends/cuda/backend.py).
 
 #include "precision.cuh"
 #include "dependent_launch.cuh"
@@ -16,8 +24,8 @@
 constexpr int THREADS = 512;
 constexpr unsigned FULL_WARP = 0xFFFFFFFFu;
 
-// What several blocks leave for each other: how many are done, which ends at 0 as it began, and
-// what each of them found, loss in the upper half.
+// Exchange between blocks: scratch[0] counts finished blocks and is reset to 0; scratch[1 + b]
+// holds the sums of block b, with the loss in the upper 32 bits.
 using PackedSum = unsigned long long;
 
 struct LossSum {
@@ -25,7 +33,7 @@ struct LossSum {
     int correct;
 };
 
-// The sum over the block, in thread 0.
+// Sum over the block; the result is valid in thread 0.
 __device__ inline LossSum block_sum(LossSum own) {
     __shared__ LossSum warps[THREADS / 32];
     const int lane = threadIdx.x % 32;
@@ -42,7 +50,7 @@ __device__ inline LossSum block_sum(LossSum own) {
     return own;
 }
 
-// Adds up what all threads found, times `factor`.
+// Add the sums of all threads of all blocks, multiply the loss by `factor` and store the loss sums.
 __device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums,
                                      const float* hyperparameters, PackedSum* scratch) {
     const float stop = hyperparameters[STOP_REQUESTED];
@@ -74,8 +82,8 @@ __device__ inline void reduce_blocks(LossSum own, float factor, float* loss_sums
     }
 }
 
-// What this thread has of a sample: outputs lane, lane + SAMPLE_LANES, … Whole warps stay together, from
-// one `first` sample to the next: those behind the last count for nothing.
+// This thread's part of a sample: outputs lane, lane + SAMPLE_LANES, … All lanes of a warp run the
+// same number of iterations, because they exchange data; samples beyond the last are ignored.
 struct LaneRange {
     int lane = threadIdx.x % SAMPLE_LANES, offset = threadIdx.x % 32 / SAMPLE_LANES;
     int first = int(blockIdx.x * THREADS + threadIdx.x) / SAMPLE_LANES - offset;
@@ -88,7 +96,8 @@ template <class T, class F> __device__ inline T reduce_lanes(T value, F combine)
     return value;
 }
 
-// Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale.
+// Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot(label)) · scale. A prediction is correct
+// if the label has the largest logit.
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_cross_entropy(const Number* z, const int* labels, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
@@ -109,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float value = to_float(row[k]);
             if (value > own) own = value, best = k;
         }
-        // The first among equals; a NaN loses to all, and shows in the total.
+        // Select the first of equal maxima. fmaxf ignores NaN, which shows in the sum of
+        // exponentials.
         const float maximum = reduce_lanes(own, [](float a, float b) { return fmaxf(a, b); });
         best =
             reduce_lanes(own == maximum ? best : outputs, [](int a, int b) { return min(a, b); });
@@ -131,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
 }
 
-// Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F. Correct: every
-// output on the right side of ½.
+// Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F. A prediction is
+// correct if every output lies on the correct side of ½.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sigmoid_cross_entropy(const Number* z, const float* target, Number* dz, float* loss_sums,
                           const float* hyperparameters, PackedSum* scratch, int n, int outputs,
@@ -147,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int k = lanes.lane; k < outputs && sample < n; k += SAMPLE_LANES) {
             const int i = sample * outputs + k;
             const float value = to_float(z[i]), y = target[i];
-            // max(z, 0) is written so that a NaN stays.
+            // This form of max(z, 0) lets NaN pass.
             const float positive = value <= 0.0f ? 0.0f : value;
             own_sum.loss += positive - value * y + log1pf(expf(-fabsf(value)));
             wrong += (value > 0.0f) != (y > 0.5f);
@@ -160,7 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_blocks(own_sum, factor, loss_sums, hyperparameters, scratch);
 }
 
-// Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F. No answer is correct.
+// Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F. No prediction counts as
+// correct.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mean_squared_error(const Number* z, const float* target, Number* dz, float* loss_sums,
                        const float* hyperparameters, PackedSum* scratch, int n, int outputs,

@@ -1,20 +1,19 @@
-// Products on tensor cores, by mma.sync: of float32 rounded to tf32, or of bfloat16; see gemm.cuh.
+// GEMM inner loop on tensor cores (mma.sync): operands are float32 rounded to TF32, or bfloat16;
+// accumulators are float32. gemm.cuh has the main loop.
 //
-// A slice is made of words of 32 bits: a word is one tf32 number, or two bfloat16 that are
-// neighbours along the sum. The instructions m16n8k8 (tf32) and m16n8k16 (bf16) then take the same
-// words from the same lanes. With g = lane / 4 and t = lane % 4, a lane gives rows g and g + 8 and
-// words t and t + 4 of A, column g and words t and t + 4 of B, and holds columns 2t and 2t + 1 of
-// rows g and g + 8 of C.
+// A slice consists of 32-bit words along the sum: one TF32 element or two bfloat16. The
+// instructions m16n8k8 (tf32) and m16n8k16 (bf16) then have the same fragment layout. With g = lane
+// / 4 and t = lane % 4, a lane provides words t and t + 4 of rows g and g + 8 of A and of column g
+// of B, and holds columns 2t and 2t + 1 of rows g and g + 8 of C.
 //
-// Sources: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix", which fills
-// a register of every lane with the words of an 8 x 4 matrix whose rows begin at given addresses.
+// Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
+// from operands that are rounded in the same way.
 //
-// Where the instructions do not exist (before sm_80, and on the emulator of the tests) each thread
-// adds the products of its elements of C one by one, of inputs rounded to the nearest as well.
+// Source: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix".
 
 #pragma once
 
-// A block's warps compute WARP_M x WARP_N elements each.
+// Each warp computes WARP_M × WARP_N elements of C.
 #ifndef TILE_M
 #define TILE_M 64
 #define TILE_N 64
@@ -23,23 +22,22 @@
 #define TILE_K_WORDS 16
 #endif
 
-// Of TILE_K_WORDS words of a slice along the sum.
+// Terms per slice, from TILE_K_WORDS 32-bit words.
 constexpr int TILE_K = TILE_K_WORDS * 4 / sizeof(Number);
-constexpr int STEP_K = 8 * 4 / sizeof(Number);  // Terms of one instruction.
+constexpr int STEP_K = 8 * 4 / sizeof(Number);  // Terms of one MMA instruction.
 constexpr int WARPS_N = TILE_N / WARP_N;
 constexpr int THREADS = 32 * (TILE_M / WARP_M) * WARPS_N;
 
-static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "B's words are read for two instructions");
+static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "warp tiles are multiples of 16 x 16");
 
-// Where the four elements of a pooling window lie that one thread is to have: in rows g, g + 8,
-// g + 16 and g + 24 of 32.
+// The four rows of a pooling window that one thread holds are g, g + 8, g + 16 and g + 24 of 32.
 constexpr int MEMBER_STEP = 8;
 __device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
 __device__ inline int member_of(int row) { return row % 32 / 8; }
 
 #if PRECISION == 1
-// To 11 significant bits, to the nearest. Halves go to even, as bulk copies round, but from sm_80 to
-// before sm_90, whose one conversion takes them away from zero.
+// Round to TF32, which has 11 significant bits, to nearest. Ties go to even, as in TMA copies,
+// except from sm_80 to below sm_90, whose conversion instruction rounds ties away from zero.
 __device__ inline float to_tf32(float value) {
 #if __CUDA_ARCH__ >= 900
     unsigned bits;
@@ -73,9 +71,10 @@ __device__ inline Pack<Bfloat16> round_operands(const Pack<float>& pack) {
 }
 #endif
 
-// Rows are padded so that what a warp reads at once lies in 32 different banks.
+// Tile of A or B in shared memory. Rows are padded so that the addresses that a warp reads together
+// lie in 32 different banks.
 template <int WIDTH, bool K_MAJOR>
-struct Slice {  // Words of a row (of A, column of B) side by side.
+struct Slice {  // The words of a row of A (column of B) are adjacent.
     Number at[WIDTH][TILE_K + PACK];
 
     __device__ Number element(int i, int k) const { return at[i][k]; }
@@ -84,7 +83,7 @@ struct Slice {  // Words of a row (of A, column of B) side by side.
     }
 };
 template <int WIDTH>
-struct Slice<WIDTH, false> {  // Elements of a position of the sum side by side.
+struct Slice<WIDTH, false> {  // The rows of A (columns of B) of one term are adjacent.
     Number at[TILE_K][WIDTH + 8];
 
     __device__ Number element(int i, int k) const { return at[k][i]; }
@@ -94,22 +93,22 @@ struct Slice<WIDTH, false> {  // Elements of a position of the sum side by side.
 };
 
 #if __CUDA_ARCH__ >= 800
-// Four 8 x 4 matrices of words; lanes 8q to 8q + 7 give the addresses of the rows of the q-th.
+// Load four matrices of 8 rows × 4 words; lanes 8q to 8q + 7 provide the row addresses of matrix q.
 __device__ inline void ldmatrix_x4(unsigned (&words)[4], const Number* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
 }
 
-// The same of matrices of 8 x 8 bfloat16, each transposed.
+// Load four transposed matrices of 8 × 8 bfloat16.
 __device__ inline void ldmatrix_x4_transposed(unsigned (&words)[4], const Number* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
 }
 
-// Sixteen rows (columns of B) from i on, and the terms of one instruction from k on: words t of
-// rows g, of rows g + 8, and words t + 4 of both.
+// Load the fragment of 16 rows (columns of B) from i on, for the terms of one instruction from k
+// on: words t of rows g, words t of rows g + 8, then words t + 4 of both.
 template <int WIDTH>
 __device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, true>& slice, int i,
                                      int k) {
@@ -143,13 +142,13 @@ __device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, u
 }
 #endif
 
-// A lane's share of its warp's WARP_M x WARP_N sums.
+// A lane's accumulators of its warp's WARP_M × WARP_N tile.
 struct Accumulators {
     static constexpr int M_MMAS = WARP_M / 16, N_MMAS = WARP_N / 8;
 
     float c[M_MMAS][N_MMAS][4] = {};
 
-    // Where the warp's elements begin in the tile.
+    // Position of the warp's elements within the block's tile.
     static __device__ int top() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
     static __device__ int left() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
 
@@ -173,7 +172,8 @@ struct Accumulators {
 #endif
     }
 
-    // Element by element: a.element(row of the tile, k) b.element(column, k) for all k < terms.
+    // Scalar version: multiply a.element(row of the tile, k) and b.element(column, k) for all k <
+    // terms.
     template <class A, class B> __device__ void add_each(const A& as, const B& bs, int terms) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         for (int k = 0; k < terms; ++k) {

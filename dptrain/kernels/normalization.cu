@@ -1,9 +1,14 @@
-// Local response normalisation over the channels of x (N, H, W, C):
+// Local response normalisation (LRN) over the channels of x (N, H, W, C):
 //
-//     y = x s^−beta  with  s = bias + alpha Σ x² over the channels at most RADIUS away,
+//     y = x s^−beta  with  s = bias + alpha Σ x² over the channels at most RADIUS away
 //
-// alone or with maximum pooling behind it. A thread takes a vector of channels, and reads its
-// neighbours' too: they come from the first cache.
+// alone, or fused with a preceding ReLU and a following max pooling. A thread computes a vector of
+// channels and also reads the neighbouring vectors, which are in the L1 cache. Launched with one
+// thread per vector in blocks of 256; lrn_max_pool2d_forward is launched with one block per band of
+// rows.
+//
+// Source: Krizhevsky et al., "ImageNet classification with deep convolutional neural networks",
+// 2012, section 3.3.
 
 #include "dependent_launch.cuh"
 #include "pooling.cuh"
@@ -12,14 +17,17 @@
 #define RADIUS 4
 #endif
 
-// Whether beta is ¾, as published: powers are then a few roots, and take a tenth of the time.
+// 1 if beta is ¾, as published: the powers then consist of square roots, which takes a tenth of the
+// time.
 #ifndef BETA_THREE_QUARTERS
 #define BETA_THREE_QUARTERS 0
 #endif
 
 constexpr int THREADS = 256;
-constexpr int SIDE = (RADIUS + VECTOR - 1) / VECTOR;  // Vectors on either side with neighbours.
-constexpr int SPAN = (2 * SIDE + 1) * VECTOR;         // Channels of a vector and those beside it.
+// Vectors on either side that contain neighbours.
+constexpr int SIDE = (RADIUS + VECTOR - 1) / VECTOR;
+// Channels of a vector and of the neighbouring vectors.
+constexpr int SPAN = (2 * SIDE + 1) * VECTOR;
 
 #ifdef FIXED_CHANNELS
 #define NUM_CHANNELS FIXED_CHANNELS
@@ -28,12 +36,12 @@ constexpr int SPAN = (2 * SIDE + 1) * VECTOR;         // Channels of a vector an
 #endif
 
 struct Norm {
-    int vectors;  // Of a pixel.
+    int vectors;  // Vectors of a pixel.
     float bias, alpha, beta;
 };
 
-// Sums over RADIUS channels on either side of each of the vector in the middle. What all of them
-// have in common is added once; nothing is subtracted, so nothing cancels.
+// For each channel of the middle vector, sum over the RADIUS channels on either side. The channels
+// that all windows share are added once. Nothing is subtracted, so there is no cancellation.
 __device__ inline Floats sum_neighbours(const float* values) {
     const float* middle = values + SIDE * VECTOR;
     Floats sums = {};
@@ -55,7 +63,7 @@ __device__ inline Floats sum_neighbours(const float* values) {
     return sums;
 }
 
-// s of vector i of x, which is number v of its pixel, and the vector itself.
+// Return s of vector i of x, which is vector v of its pixel, and store the vector in `own`.
 __device__ inline Floats scales(const Number* x, int i, int v, const Norm& norm, Floats& own) {
     float squares[SPAN];
 #pragma unroll
@@ -101,13 +109,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (vector_index(count, i)) store(y, i, normalized(x, i, i % norm.vectors, norm));
 }
 
-// dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels, and 0 where `rectified`
-// says that x is what a rectifier left, and it is 0. s is computed again from x: that costs less
-// than to have kept it. gradient(i) gives vectors of dy.
+// dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), where the sum runs over neighbouring channels. If
+// `rectified`, x is the output of a ReLU and dx is 0 where x is 0. s is recomputed from x, which is
+// cheaper than storing it. gradient(i) returns vector i of dy. x and dx (count,) elements.
 template <class Gradient>
 __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool rectified,
                                     const Norm& norm, Gradient gradient) {
-    // Terms of the sum: of the block's vectors, and of those beside its first and last.
+    // Terms of the sum for the block's vectors and for the vectors next to its first and last.
     __shared__ __align__(32) float terms[(THREADS + 2 * SIDE) * VECTOR];
     const int i = blockIdx.x * THREADS + threadIdx.x, last = count / VECTOR;
     const float slope = 2.0f * norm.alpha * norm.beta;
@@ -123,12 +131,12 @@ __device__ inline void lrn_gradient(const Number* x, Number* dx, int count, bool
         }
         store(terms, slot, products);
     };
-    Floats own, direct, unused, besides;
+    Floats own, direct, unused, unused_direct;
     term(i, SIDE + threadIdx.x, own, direct);
-    // Where blocks hold whole pixels, nobody beside them is a neighbour.
+    // If blocks hold whole pixels, no other block has neighbouring channels.
     if (THREADS % norm.vectors != 0 && threadIdx.x < 2 * SIDE) {
         const int slot = threadIdx.x < SIDE ? threadIdx.x : THREADS + threadIdx.x;
-        term(i - int(threadIdx.x) + slot - SIDE, slot, unused, besides);
+        term(i - int(threadIdx.x) + slot - SIDE, slot, unused, unused_direct);
     }
     __syncthreads();
     if (i >= last) return;
@@ -157,8 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     lrn_gradient(x, dx, count, rectified, norm, [&](int i) { return load(dy, i); });
 }
 
-// With a rectifier in front and pooling behind: a block computes `band` rows of y of a sample. It
-// normalises the rows that these look at into shared memory, which takes 4 bytes an element.
+// ReLU, LRN and max pooling: x (N, H, W, C), y and argmax (N, Ho, Wo, C). A block computes `band`
+// rows of y of one sample. It normalises the rows that these need into shared memory, 4 bytes per
+// element.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lrn_max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax, int band, float bias,
                            float alpha, float beta, GEOMETRY_PARAMETERS) {
@@ -187,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx from the gradient by what was pooled.
+// Gradient of ReLU, LRN and max pooling: dy and argmax (samples, Ho, Wo, C); x and dx (samples, H,
+// W, C).
 extern "C" __global__ void __launch_bounds__(THREADS)
     lrn_max_pool2d_backward(const Number* __restrict__ x, const Number* __restrict__ dy,
                             const ArgmaxIndex* __restrict__ argmax, Number* __restrict__ dx,

@@ -1,14 +1,20 @@
-// Update rules, one pass over the flat arrays of parameters w, gradients g and optimizer state.
+// Optimizers: one pass over the flat arrays of parameters w, gradients g and optimizer state, all
+// float32 (count,). Launched with one thread for each vector of VECTOR elements, in blocks of 256.
 //
-// Elements fall into runs that share a weight decay: run k ends before element stops[k] and decays
-// by decays[k]. Runs begin at multiples of 16 elements. Rates come from `numbers` (hyperparameters.cuh). Where
-// the loss, sums[0], is not finite, everything stays as it is: what broke can be looked at.
+// The arrays consist of segments with the same weight decay: segment k ends before element
+// segment_ends[k] and has the decay segment_decays[k], both (num_segments,). Segments begin at
+// multiples of 16 elements. The learning rate comes from hyperparameters, float32 (4,)
+// (hyperparameters.cuh). If the loss, loss_sums[0] of float32 (3,), is not finite, nothing is
+// updated, so that the state before the failure can be inspected.
+//
+// Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Sutskever et al., "On
+// the importance of initialization and momentum in deep learning", 2013.
 
 #include "dependent_launch.cuh"
 #include "hyperparameters.cuh"
 #include "vector.cuh"
 
-// State below this counts as zero, as on the CPU, where it would become denormal and slow.
+// Flush small state to zero, as on the CPU, where it would become denormal and slow.
 __device__ inline float flush_small(float value) { return fabsf(value) < 1e-30f ? 0.0f : value; }
 
 __device__ inline float decay_at(int i, const int* segment_ends, const float* segment_decays,
@@ -23,7 +29,7 @@ __device__ inline float decay_at(int i, const int* segment_ends, const float* se
     const float *loss_sums, const float *hyperparameters, const int *segment_ends, \
         const float *segment_decays, int num_segments, int count
 
-// w ← w − α d, with d = g + λ w.
+// Stochastic gradient descent: w ← w − α d, with d = g + λ w.
 extern "C" __global__ void sgd(float* w, const float* g, COMMON_PARAMETERS) {
     wait_for_previous_kernel();
     int i;
@@ -37,7 +43,7 @@ extern "C" __global__ void sgd(float* w, const float* g, COMMON_PARAMETERS) {
     store(w, i, values);
 }
 
-// v ← μ v + d;  w ← w − α (d + μ v) under Nesterov, else w ← w − α v.
+// With momentum: v ← μ v + d;  w ← w − α (d + μ v) with Nesterov momentum, else w ← w − α v.
 extern "C" __global__ void sgd_momentum(float* w, const float* g, float* v, COMMON_PARAMETERS,
                                         float momentum, int nesterov) {
     wait_for_previous_kernel();
@@ -57,9 +63,9 @@ extern "C" __global__ void sgd_momentum(float* w, const float* g, float* v, COMM
     store(v, i, velocity);
 }
 
-// m ← β₁ m + (1 − β₁) d;  v ← β₂ v + (1 − β₂) d²;  w ← w − rate m / (sqrt(v) correction + ε),
-// with rate = α / (1 − β₁ᵗ) and correction = 1 / sqrt(1 − β₂ᵗ). The host computes 1 − β: in
-// float32 that would be one rounding worse.
+// Adam: m ← β₁ m + (1 − β₁) d;  v ← β₂ v + (1 − β₂) d²;  w ← w − rate m / (sqrt(v) correction + ε),
+// with rate = α / (1 − β₁ᵗ) and correction = 1 / sqrt(1 − β₂ᵗ). The host computes rest = 1 − β,
+// which would have one more rounding error in float32.
 extern "C" __global__ void adam(float* w, const float* g, float* m, float* v, COMMON_PARAMETERS,
                                 float beta1, float beta2, float epsilon, float rest1, float rest2) {
     wait_for_previous_kernel();

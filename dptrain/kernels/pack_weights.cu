@@ -1,31 +1,40 @@
-// Weights as the main loop of implicit_gemm_mainloop.cuh takes them, rounded: a lane's words of a step side by
-// side, or, where they come to shared memory, eight rows' pieces of 16 bytes, as wgmma reads them.
+// Packing of convolution weights into the layout of implicit_gemm_mainloop.cuh, rounded to the
+// operand type.
+//
+//     w                (R, S, C, K)                                            float32
+//     packed_forward   (K / FILTERS, steps, 128, PACK)      rows are filters, terms are channels
+//     packed_backward  (C / FILTERS, steps, 128, PACK)      rows are channels, terms are filters
+//
+// A step has 64 rows × STEP_K terms, which are 128 packs of 16 bytes: in fragment order for weights
+// that are loaded into registers, or in core-matrix order for weights in shared memory
+// (PERSISTENT). Launched with one thread per pack of both arrays, in blocks of 256.
 
 #include "dependent_launch.cuh"
 #include "implicit_gemm_mainloop.cuh"
 
-// Output lines that are rows of A backward by the input.
+// LINES_IN_M of the gradient with respect to the input.
 #ifndef BACKWARD_LINES_IN_M
 #define BACKWARD_LINES_IN_M 1
-#define BACKWARD_PERSISTENT 0  // PERSISTENT there.
+#define BACKWARD_PERSISTENT 0  // PERSISTENT of the gradient with respect to the input.
 #endif
 
-// Run i: sixty-four rows after the other, step by step. Of w (taps, channels, filters), r s taps,
-// rows are filters and terms channels, or, BACKWARD, rows channels and terms filters, taps the
-// other way around. Rows beyond the last are zeros. For the line below, the second of TALL_, taps
-// lie a line lower.
-template <bool BACKWARD, int LINES, bool PIECES, class Rows>
-__device__ inline Pack<Number> packed_run(const float* w, int i, int r, int s, int channels,
-                                          int filters) {
-    constexpr int UNIT = PACK / 4;  // Numbers of a word.
+// Pack i of the packed weights: 64 rows at a time, step by step. Forward, rows are filters and
+// terms are channels. BACKWARD, rows are channels, terms are filters and the taps are rotated by
+// 180 degrees. Rows beyond the last are zero. If a work tile has two output lines, the taps of the
+// second line are shifted down by one line.
+template <bool BACKWARD, int LINES, bool CORE_MATRICES, class Rows>
+__device__ inline Pack<Number> packed_weights(const float* w, int i, int r, int s, int channels,
+                                              int filters) {
+    constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
     const int terms = BACKWARD ? filters : channels, rows = BACKWARD ? channels : filters;
     const int taps = (r + LINES - 1) * s, steps = terms / STEP_K * taps,
               step = i / WARP_GROUP_THREADS % steps;
     Pack<float> pack = {};
 #pragma unroll
     for (int v = 0; v < PACK; ++v) {
-        const FragmentIndex index = PIECES ? core_matrix_index(i % WARP_GROUP_THREADS, v / UNIT)
-                                           : lane_fragment(i % WARP_GROUP_THREADS, v / UNIT);
+        const FragmentIndex index = CORE_MATRICES
+                                        ? core_matrix_index(i % WARP_GROUP_THREADS, v / UNIT)
+                                        : lane_fragment(i % WARP_GROUP_THREADS, v / UNIT);
         const int at = index.row;
         const int row = i / WARP_GROUP_THREADS / steps * Rows::FILTERS + Rows::filter(at);
         const int term = step / taps * STEP_K + index.word * UNIT + v % UNIT;
@@ -38,22 +47,25 @@ __device__ inline Pack<Number> packed_run(const float* w, int i, int r, int s, i
     return round_operands(pack);
 }
 
-// Weights for `lanes` lanes forward and, behind them, for those backward, `all` together.
-extern "C" __global__ void pack_weights(const float* w, Number* pack_bfloat16x2,
-                                        Number* packed_back, int lanes, int all, int r, int s,
-                                        int channels, int filters) {
-    // Places where others write may be those of the kernel before; weights are not.
+// w (R · S, channels, filters); packed_forward has `forward_packs` packs; packed_backward has the
+// others of `all_packs`.
+extern "C" __global__ void pack_weights(const float* w, Number* packed_forward,
+                                        Number* packed_backward, int forward_packs, int all_packs,
+                                        int r, int s, int channels, int filters) {
+    // The previous kernel may still read or write the target arrays; it does not write the weights.
     if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    Pack<Number> words = {};
-    if (i < lanes)
-        words = packed_run<false, LINES_IN_M, PERSISTENT, TileRows>(w, i, r, s, channels, filters);
-    else if (i < all)
-        words = packed_run<true, BACKWARD_LINES_IN_M, BACKWARD_PERSISTENT,
-                           Rows<BACKWARD_LINES_IN_M, false>>(w, i - lanes, r, s, channels, filters);
+    Pack<Number> packed = {};
+    if (i < forward_packs)
+        packed =
+            packed_weights<false, LINES_IN_M, PERSISTENT, TileRows>(w, i, r, s, channels, filters);
+    else if (i < all_packs)
+        packed = packed_weights<true, BACKWARD_LINES_IN_M, BACKWARD_PERSISTENT,
+                                Rows<BACKWARD_LINES_IN_M, false>>(w, i - forward_packs, r, s,
+                                                                  channels, filters);
     if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
-    if (i < lanes)
-        reinterpret_cast<Pack<Number>*>(pack_bfloat16x2)[i] = words;
-    else if (i < all)
-        reinterpret_cast<Pack<Number>*>(packed_back)[i - lanes] = words;
+    if (i < forward_packs)
+        reinterpret_cast<Pack<Number>*>(packed_forward)[i] = packed;
+    else if (i < all_packs)
+        reinterpret_cast<Pack<Number>*>(packed_backward)[i - forward_packs] = packed;
 }

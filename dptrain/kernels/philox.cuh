@@ -1,11 +1,12 @@
-// The masks of dropout: those of dptrain/plan/random.py, bit for bit.
+// Dropout masks from the counter-based random number generator Philox4x32-10, bit-identical to
+// dptrain/plan/random.py.
 #pragma once
 
 #include "hyperparameters.cuh"
 #include "vector.cuh"
 
-// Philox4x32-10. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011,
-// section 4.3.
+// Philox4x32-10: replace the counter by four random words. Source: Salmon et al., "Parallel random
+// numbers: as easy as 1, 2, 3", 2011, section 4.3.
 __device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1) {
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
@@ -20,9 +21,9 @@ __device__ inline void philox(unsigned counter[4], unsigned key0, unsigned key1)
     }
 }
 
-// What a layer drops by: words below `threshold`, which may be 2^32, are dropped, and what is kept
-// is multiplied with `factor`. `samples` are identities, of which the counter takes the lowest 32
-// bits.
+// Dropout of a layer: elements whose random word is below `threshold`, which may be 2³², are
+// dropped; kept elements are multiplied by `factor`. `samples` int64 (n,) are sample indices, whose
+// lowest 32 bits enter the counter; `hyperparameters` float32 (4,).
 struct Dropout {
     const long long* samples;
     const float* hyperparameters;
@@ -36,8 +37,8 @@ struct Dropout {
         unsigned layer, unsigned key0, unsigned key1, float factor
 #define DROPOUT_ARGUMENTS {sample_ids, hyperparameters, threshold, layer, key0, key1, factor}
 
-// Bit k: word k of a block, the k-th of four consecutive elements of a sample, is kept. That of an
-// identity, of which the lowest 32 bits are enough.
+// Return bit k = 1 if element k of a block of four consecutive elements of a sample is kept. Only
+// the lowest 32 bits of the sample index are used.
 __device__ inline unsigned draw_block(const Dropout& d, unsigned sample_id, int block) {
     unsigned words[4] = {unsigned(block), sample_id, __float_as_uint(d.hyperparameters[STEP_INDEX]),
                          d.layer};
@@ -49,19 +50,19 @@ __device__ inline unsigned draw_block(const Dropout& d, unsigned sample_id, int 
     return d.threshold >> 32 ? 0 : kept;
 }
 
-// That of a sample of the batch.
+// The same for a sample of the minibatch, given by its position.
 __device__ inline unsigned kept_in_block(const Dropout& d, int sample, int block) {
     return draw_block(d, unsigned(d.samples[sample]), block);
 }
 
-// Bit k: element `first` + k of a sample is kept, for the elements of a vector.
+// Return bit k = 1 if element `first` + k of a sample is kept, for the elements of a vector.
 __device__ inline unsigned kept_in_vector(const Dropout& d, int sample, int first) {
     unsigned kept = kept_in_block(d, sample, first / 4) >> first % 4;
     if (VECTOR == 8) kept |= kept_in_block(d, sample, first / 4 + 1) << 4;
     return kept;
 }
 
-// Times the factor where kept, times 0 elsewhere, so that NaN stays.
+// Multiply kept elements by the factor and the others by 0, so that NaN stays NaN.
 __device__ inline void drop(Floats& values, unsigned kept, float factor) {
     for (int k = 0; k < VECTOR; ++k) values.at[k] *= kept >> k & 1 ? factor : 0.0f;
 }

@@ -1,14 +1,22 @@
-// Pooling of maps x (N, H, W, C) to y (N, Ho, Wo, C).
+// Pooling of x (N, H, W, C) to y (N, Ho, Wo, C):
 //
-// Forward, a thread computes a vector of channels of y. Backward, a cell of dx as large as the
-// distance of windows: it gathers what the windows that hold its pixels give them, in order, so
-// that no two threads add to one element, and reads each of those windows once.
+//     max      y = max over the window of x,   argmax = index of the maximum within its window
+//     sum      y = Σ over the window of x
+//     average  y = Σ over the window of x / (elements of the window inside the map)
+//
+// Elements of windows outside the map (padding) take no part. argmax has the shape of y, uint8, or
+// int32 for windows of more than 255 elements.
+//
+// Algorithm: forward, a thread computes a vector of channels of y. Backward, a thread computes a
+// cell of stride_h × stride_w pixels of dx: it gathers the gradients of all windows that cover its
+// pixels in a fixed order, so that no atomics are needed and each window is read once. Launched
+// with one thread per vector or cell, in blocks of 256.
 
 #include "dependent_launch.cuh"
 #include "philox.cuh"
 #include "pooling.cuh"
 
-// Vectors of x at pixels of a sample.
+// Reads vectors of x at the pixels of a sample.
 struct Pixels {
     const Number* x;
     const Geometry& g;
@@ -20,7 +28,7 @@ struct Pixels {
     }
 };
 
-// The vector of y that this thread computes; false behind the last.
+// Set i and `to` to the vector of y that this thread computes. Return false beyond the last.
 __device__ inline bool find_vector(const Geometry& g, int samples, int& i, MapIndex& to) {
     if (!vector_index(samples * g.out_height * g.out_width * g.channels, i)) return false;
     to = map_index(i, g.out_height, g.out_width, g.channels / VECTOR);
@@ -31,7 +39,8 @@ __device__ inline Maximum relu_maximum(const Number* x, const Geometry& g, const
     return relu_window_maximum<PRECISION == 2>(g, to.row, to.column, Pixels{x, g, to});
 }
 
-// y = largest of each window, argmax = which of its elements that is, row by row.
+// x (samples, H, W, C); y and argmax (samples, Ho, Wo, C). argmax counts the window's elements row
+// by row.
 extern "C" __global__ void max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax,
                                               int samples, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
@@ -42,7 +51,8 @@ extern "C" __global__ void max_pool2d_forward(const Number* x, Number* y, Argmax
     store(y, argmax, i, window_maximum(g, to.row, to.column, Pixels{x, g, to}));
 }
 
-// The same for x that is rectified: max_backward then gives the gradient in front of the rectifier.
+// The same if x is the output of a ReLU; max_pool2d_backward then yields the gradient before the
+// ReLU. Shapes as above.
 extern "C" __global__ void relu_max_pool2d_forward(const Number* x, Number* y, ArgmaxIndex* argmax,
                                                    int samples, GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
@@ -52,7 +62,7 @@ extern "C" __global__ void relu_max_pool2d_forward(const Number* x, Number* y, A
     if (find_vector(g, samples, i, to)) store(y, argmax, i, relu_maximum(x, g, to));
 }
 
-// The same with dropout behind; max_backward needs its factor.
+// The same with dropout after pooling; max_pool2d_backward is then called with its factor.
 extern "C" __global__ void relu_max_pool2d_dropout_forward(const Number* x, Number* y,
                                                            ArgmaxIndex* argmax, int samples,
                                                            GEOMETRY_PARAMETERS,
@@ -72,8 +82,9 @@ extern "C" __global__ void relu_max_pool2d_dropout_forward(const Number* x, Numb
     store(y, argmax, i, best);
 }
 
-// Writes sum(a, b), a vector of dx, for each pixel (a, b) of a cell that lies inside the map. It is
-// called for the others too: without a branch the compiler sees that pixels share windows.
+// Store sum(a, b), a vector of dx, for each pixel (a, b) of a cell that lies inside the map. sum is
+// evaluated for the other pixels too: without a branch the compiler recognises that pixels share
+// windows.
 template <class Sum>
 __device__ inline void write_cell(Number* dx, const Geometry& g, int vectors, const MapIndex& cell,
                                   Sum sum) {
@@ -91,7 +102,9 @@ __device__ inline void write_cell(Number* dx, const Geometry& g, int vectors, co
     }
 }
 
-// The cell of thread i; false behind the last.
+// Set `cell` to the cell of this thread. Return false beyond the last. Cell 0 begins at the first
+// window, pad_top rows above the map, so the number of cells includes the padding above and to the
+// left of the map. Pixels of cells outside the map are not stored.
 __device__ inline bool find_cell(const Geometry& g, int samples, MapIndex& cell) {
     const int rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
     const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
@@ -101,7 +114,8 @@ __device__ inline bool find_cell(const Geometry& g, int samples, MapIndex& cell)
     return true;
 }
 
-// dx = factor · sum of dy over the windows whose largest element this is.
+// dx = factor · Σ dy over the windows whose maximum this element is. dy and argmax (samples, Ho,
+// Wo, C), dx (samples, H, W, C).
 extern "C" __global__ void max_pool2d_backward(const Number* __restrict__ dy,
                                                const ArgmaxIndex* __restrict__ argmax,
                                                Number* __restrict__ dx, float factor, int samples,
@@ -118,7 +132,7 @@ extern "C" __global__ void max_pool2d_backward(const Number* __restrict__ dy,
     });
 }
 
-// What a window's sum is multiplied with: 1, or 1 / (its elements inside the map).
+// Weight of a window: 1, or for average pooling 1 / (number of its elements inside the map).
 __device__ inline float window_weight(const Geometry& g, int p, int q, int average) {
     if (!average) return 1.0f;
     const int row = p * g.stride_h - g.pad_top, column = q * g.stride_w - g.pad_left;
@@ -127,7 +141,7 @@ __device__ inline float window_weight(const Geometry& g, int p, int q, int avera
     return 1.0f / float(rows * columns);
 }
 
-// y = sum, or mean, of each window.
+// x (samples, H, W, C), y (samples, Ho, Wo, C); average pooling if `average` is not 0.
 extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, int average, int samples,
                                               GEOMETRY_PARAMETERS) {
     wait_for_previous_kernel();
@@ -146,7 +160,8 @@ extern "C" __global__ void sum_pool2d_forward(const Number* x, Number* y, int av
     store(y, i, sum);
 }
 
-// dx = sum of dy over the windows that hold this element, over their size where averaged.
+// dx = Σ dy · weight over the windows that cover this element. dy (samples, Ho, Wo, C), dx
+// (samples, H, W, C).
 extern "C" __global__ void sum_pool2d_backward(const Number* __restrict__ dy,
                                                Number* __restrict__ dx, int average, int samples,
                                                GEOMETRY_PARAMETERS) {

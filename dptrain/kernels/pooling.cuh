@@ -1,12 +1,11 @@
-// Windows of maps x (N, H, W, C) that pooling makes one pixel each of y (N, Ho, Wo, C). Window
-// positions outside the map take no part.
+// Iteration over pooling windows of maps x (N, H, W, C), which become the pixels of y (N, Ho, Wo,
+// C). Elements of a window outside the map take no part.
 #pragma once
 
 #include "geometry.cuh"
 #include "vector.cuh"
 
-// Which element of its window a maximum is, row by row; NOBODY where no element is to have the
-// gradient.
+// Index of a maximum within its window, row by row; NO_MAXIMUM if no element receives the gradient.
 #ifndef WIDE_ARGMAX
 #define WIDE_ARGMAX 0
 #endif
@@ -17,7 +16,7 @@ using ArgmaxIndex = unsigned char;
 #endif
 constexpr ArgmaxIndex NO_MAXIMUM = ArgmaxIndex(-1);
 
-// A pixel of a map, and a vector of its channels.
+// A pixel of a map and a vector of its channels.
 struct MapIndex {
     int sample, row, column, channel;
 };
@@ -27,9 +26,9 @@ __device__ inline MapIndex map_index(int i, int height, int width, int vectors) 
     return {line / height, line % height, pixel % width, i % vectors};
 }
 
-// Calls visit(row, column, element, inside) for each element of window (row p, column q). Where an
-// element lies outside the map, it is told of the nearest one of the window that does not: every
-// address can be read, so that all loads may start at once.
+// Call visit(row, column, element, inside) for each element of window (row p, column q). If an
+// element lies outside the map, visit receives the nearest element inside. All addresses are then
+// valid, so that all loads can start at once.
 template <class Visit>
 __device__ inline void for_each_in_window(const Geometry& g, int p, int q, Visit visit) {
     const int top = p * g.stride_h - g.pad_top, left = q * g.stride_w - g.pad_left;
@@ -50,8 +49,8 @@ struct Maximum {
     int which[VECTOR];
 };
 
-// Largest of a window, and which it is; the first, among equals. A NaN is larger than all, and
-// stays. at(row, column) gives a vector.
+// Return the maximum of a window and its index, the first among equals. NaN counts as larger than
+// all values. at(row, column) returns a vector.
 template <class At>
 __device__ inline Maximum window_maximum(const Geometry& g, int p, int q, At at) {
     Maximum best;
@@ -68,9 +67,9 @@ __device__ inline Maximum window_maximum(const Geometry& g, int p, int q, At at)
     return best;
 }
 
-// The same for numbers that a rectifier left, whose bits are ordered as they are; a NaN's are above
-// all. Nobody is chosen where all are 0: a rectifier has no gradient there. ROUNDED: they are
-// bfloat16, and the lower half of their bits is free to say which.
+// The same for outputs of a ReLU, whose bits compare like the values; NaN compares as the largest.
+// If all are 0, the index is NO_MAXIMUM, because ReLU has no gradient there. With ROUNDED the
+// values are bfloat16, and the index is kept in the lower half of the bits.
 template <bool ROUNDED, class At>
 __device__ inline Maximum relu_window_maximum(const Geometry& g, int p, int q, At at) {
     unsigned best[VECTOR] = {};
@@ -101,9 +100,9 @@ __device__ inline void store(Number* y, ArgmaxIndex* argmax, int i, const Maximu
     reinterpret_cast<Vector<ArgmaxIndex>*>(argmax)[i] = which;
 }
 
-// Calls visit(row, column, element) for each window that may hold a pixel, in order; where it does
-// not, `element` is negative, and the window some other. The pixel is number (a, b) of the cell of
-// down × across pixels with which window (p, q) begins.
+// Call visit(row, column, element) for each window that may cover a pixel, in a fixed order. If a
+// window does not exist, `element` is negative and another window is passed. The pixel is (a, b) of
+// the cell of stride_h × stride_w pixels with which window (p, q) begins.
 template <class Visit>
 __device__ inline void for_each_covering_window(const Geometry& g, int p, int q, int a, int b,
                                                 Visit visit) {
@@ -122,7 +121,8 @@ __device__ inline void for_each_covering_window(const Geometry& g, int p, int q,
     }
 }
 
-// What windows give a pixel whose maxima they chose, summed in order.
+// Sum, in a fixed order, of the gradients of the windows whose maximum is this pixel. dy and argmax
+// (N, Ho, Wo, C).
 __device__ inline Floats gather_gradient(const Number* __restrict__ dy,
                                          const ArgmaxIndex* __restrict__ argmax, const Geometry& g,
                                          int vectors, const MapIndex& cell, int a, int b) {

@@ -1,10 +1,11 @@
-// How activations, and the gradients by them, are kept: as float, or as bfloat16, its upper half.
-// Parameters, their gradients and optimizer state are always float, and so is all arithmetic.
+// Storage type of activations and of gradients with respect to activations: float or bfloat16.
+// Parameters, their gradients, optimizer state and all accumulation use float.
 
 #pragma once
 
-// 0: fp32, every product in float32. 1: tf32, products of float32 rounded to 11 significant bits.
-// 2: bf16, activations and products in bfloat16. Sums are float32 in all three.
+// 0 (fp32): all products in float32. 1 (tf32): the operands of products are float32 rounded to
+// TF32, which has 11 significant bits. 2 (bf16): activations and operands are bfloat16.
+// Accumulation uses float32 in all three.
 #ifndef PRECISION
 #define PRECISION 0
 #endif
@@ -25,14 +26,14 @@ __device__ inline float to_float(Bfloat16 value) {
     return __uint_as_float(unsigned(value.bits) << 16);
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// Round to nearest, ties to even. NaN stays NaN.
 __device__ inline Bfloat16 to_bfloat16(float value) {
     const unsigned bits = __float_as_uint(value);
     const unsigned rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     return {(unsigned short)(value != value ? 0x7FFFu : rounded)};
 }
 
-// Two of them, as they lie in memory.
+// Round two values to bfloat16 and pack them into 32 bits, `low` in the lower half.
 __device__ inline unsigned pack_bfloat16x2(float low, float high) {
 #if __CUDA_ARCH__ >= 800
     unsigned pair;

@@ -1,16 +1,22 @@
-// Fully connected layers of few samples: products of dense.cu, in tf32 and bf16 alone.
+// Fully connected layers for small batches (skinny GEMM), tf32 and bf16 only:
 //
-// A weight is used for a few samples only, so the time goes to bringing weights, and to
-// instructions of threads that have nothing else to do while they wait. So a block asks at once for
-// all that its BLOCK_K of the sum take, by copies that pass no register, and multiplies when all is
-// there: nothing is sliced. Where PREFETCH_WEIGHTS (gemm.cuh), weights are asked for while the kernel before
-// still runs.
+//     forward         y  = epilogue(x w + b)     x (N, inputs), w (inputs, outputs), b (outputs,)
+//     backward_input  dx = dz wᵀ                 y, dy (N, outputs), dx (N, inputs)
 //
-// K_GROUPS of threads (threadIdx.y) share a tile of TILE_M samples x TILE_N columns, as in gemm.cuh:
-// each takes every K_GROUPS-th instruction along the sum.
+// Each weight is used for a few samples only, so the time is determined by loading the weights. A
+// block therefore starts asynchronous copies (cp.async) of all operands of its BLOCK_K terms at
+// once and multiplies after they have arrived, without slicing the sum. With PREFETCH_WEIGHTS the
+// copies of weights start while the previous kernel still runs (programmatic dependent launch).
+//
+// Split-K: blocks sum BLOCK_K inputs each, and dense_forward_reduce of dense.cu adds the splits.
+// Intra-block split-K: K_GROUPS groups of threads (threadIdx.y) share a tile of TILE_M samples ×
+// TILE_N columns; each group computes every K_GROUPS-th MMA step.
+//
+// Launch: grid (ceil(N / TILE_M), ceil(columns / TILE_N), splits), block (THREADS, K_GROUPS);
+// dptrain/backends/cuda/few.py chooses the configuration and computes the dynamic shared memory.
 
 #ifndef PRECISION
-#define PRECISION 2  // There are none in float32.
+#define PRECISION 2  // This kernel exists for tf32 and bf16 only.
 #endif
 #ifndef TILE_M
 #define TILE_M 32
@@ -19,7 +25,7 @@
 #define WARP_N 16
 #define TILE_K_WORDS 16
 #endif
-// Of the sum, that a block takes.
+// Terms of the sum that a block computes.
 #ifndef BLOCK_K
 #define BLOCK_K 64
 #endif
@@ -28,17 +34,18 @@
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"
 
-static_assert(WARP_M == TILE_M && BLOCK_K % 16 == 0, "warps have all samples, and whole steps");
+static_assert(WARP_M == TILE_M && BLOCK_K % 16 == 0,
+              "a warp covers all samples and whole MMA steps");
 
 constexpr int ALL_THREADS = THREADS * K_GROUPS;
 __device__ inline int thread_of_block() { return threadIdx.y * THREADS + threadIdx.x; }
 
-// Of a row of weights, floats that are copied at once; of a row of x, numbers.
+// Elements of a row of weights that one copy instruction loads.
 constexpr int WEIGHT_STEP = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
 
-// A: a row is a sample, its terms side by side, as they lie in memory.
+// Operand A in shared memory: a row is a sample, with adjacent terms.
 struct Samples {
-    static constexpr int STRIDE = BLOCK_K + PACK;  // What a warp reads lies in different banks.
+    static constexpr int STRIDE = BLOCK_K + PACK;  // The padding avoids bank conflicts.
 
     Number* data;
 
@@ -58,11 +65,11 @@ struct Samples {
 #endif
 };
 
-// B: weights as they lie in memory, in float32, rounded as they are read. Rows are (SUM_FIRST) of a
-// column, its terms side by side, or of a term.
+// Operand B in shared memory: float32 weights as in global memory, rounded when they are read. A
+// row holds the terms of one column (K_MAJOR) or the columns of one term.
 template <bool K_MAJOR> struct Weights {
     static constexpr int ROWS = K_MAJOR ? TILE_N : BLOCK_K, LENGTH = K_MAJOR ? BLOCK_K : TILE_N;
-    static constexpr int STRIDE = LENGTH + (K_MAJOR ? 4 : 8);  // As above.
+    static constexpr int STRIDE = LENGTH + (K_MAJOR ? 4 : 8);  // The padding avoids bank conflicts.
 
     float* data;
 
@@ -77,7 +84,7 @@ template <bool K_MAJOR> struct Weights {
 #endif
     }
 #if __CUDA_ARCH__ >= 800
-    // Of eight columns from j on, for the terms of one instruction from k on.
+    // Fragment of eight columns from j on, for the terms of one instruction from k on.
     __device__ void fragment(unsigned (&fragment)[2], int j, int k) const {
         const int column = j + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -92,7 +99,8 @@ template <bool K_MAJOR> struct Weights {
     }
 #endif
 
-    // Asks for rows from `top` on, of `rows` that are `length` long, from `left` on.
+    // Start copies of the rows from `top` on, out of `rows` rows with `length` elements, from
+    // element `left` on.
     __device__ void load_async(const float* w, int top, int rows, int left, int length) const {
         constexpr int PIECES = LENGTH / WEIGHT_STEP;
 #pragma unroll 8
@@ -106,8 +114,8 @@ template <bool K_MAJOR> struct Weights {
     }
 };
 
-// The sums of all groups for the block's tile, which `store` is given as in gemm.cuh. Behind it
-// nothing in shared memory is of use.
+// Multiply all terms of the block, add the groups and pass the tile to `store` as in gemm.cuh. The
+// contents of shared memory are overwritten.
 template <class B, class Store>
 __device__ void multiply_block(const Samples& a, const B& b, void* memory, const Store& store) {
     cp_async_wait_all();
@@ -135,7 +143,7 @@ __device__ void multiply_block(const Samples& a, const B& b, void* memory, const
     if (threadIdx.y == 0) acc.store_tile(blockIdx.x * TILE_M, blockIdx.y * TILE_N, store);
 }
 
-// Shared memory: weights, then samples.
+// Layout of shared memory: weights, then samples.
 template <bool K_MAJOR> struct SharedMemory {
     Weights<K_MAJOR> weights;
     Samples samples;
@@ -145,7 +153,7 @@ template <bool K_MAJOR> struct SharedMemory {
           samples{reinterpret_cast<Number*>(weights.data + weights.ROWS * weights.STRIDE)} {}
 };
 
-// The sum over BLOCK_K inputs from `first` on.
+// Compute the sum over BLOCK_K inputs from `first` on.
 template <class Store>
 __device__ void sum_inputs(const Number* x, const float* w, int first, int samples, int inputs,
                            int outputs, const Store& store) {
@@ -166,7 +174,7 @@ __device__ void sum_inputs(const Number* x, const float* w, int first, int sampl
     multiply_block(shared.samples, shared.weights, memory, store);
 }
 
-// y = x w + b, and what follows.
+// x (samples, inputs), w (inputs, outputs), b (outputs,), y (samples, outputs).
 extern "C" __global__ void __launch_bounds__(ALL_THREADS)
     dense_forward(const Number* x, const float* w, const float* b, Number* y, int samples,
                   int inputs, int outputs EPILOGUE_PARAMETERS) {
@@ -174,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS)
                StoreOutput{y, nullptr, b, samples, outputs, 1, EPILOGUE_ARGUMENTS});
 }
 
-// Part z = blockIdx.z of x w: the sum over inputs [z part, (z + 1) part), part being BLOCK_K.
+// Split z = blockIdx.z sums the inputs [z · split_terms, (z + 1) · split_terms), with split_terms =
+// BLOCK_K. x (samples, inputs), w (inputs, outputs), partial (splits, samples, outputs) float32.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS)
     dense_forward_split_k(const Number* x, const float* w, float* partial, int samples, int inputs,
                           int outputs, int split_terms) {
@@ -183,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS)
         StorePlain<float, WEIGHT_STEP>{partial + blockIdx.z * samples * outputs, samples, outputs});
 }
 
-// dx = dz w^T; BLOCK_K are all outputs.
+// dy and y (samples, outputs), w (inputs, outputs), dx (samples, inputs). BLOCK_K covers all
+// outputs.
 extern "C" __global__ void __launch_bounds__(ALL_THREADS)
     dense_backward_input(const Number* dy, const Number* y, float factor, const float* w,
                          Number* dx, int samples, int inputs, int outputs) {

@@ -1,10 +1,20 @@
-// Gradients of the weights of a fully connected layer, of few samples and many weights, in tf32 and
-// bf16 alone: writing them takes longest. All samples are one slice (mma.cuh), so there is nothing
-// to wait for twice; sums go to shared memory and from there to rows of dw, as they lie, by 16
-// bytes a thread.
+// Gradient of the weights and the bias of a fully connected layer for small batches, tf32 and bf16
+// only:
+//
+//     dw = xᵀ dz,  db = Σ over samples of dz
+//
+//     x (N, inputs)   dy, y (N, outputs)   dw (inputs, outputs), db (outputs,) float32
+//
+// dz is computed from dy and y on the fly (`Gradient` of epilogue.cuh). The time is determined by
+// writing dw. All samples fit into one slice (mma.cuh), so the kernel loads once and multiplies
+// once. The accumulators are transposed through shared memory, so that dw is written in full rows,
+// 16 bytes per thread.
+//
+// Launch: grid (ceil(inputs / TILE_M), ceil(outputs / TILE_N)), THREADS threads;
+// dptrain/backends/cuda/few.py chooses the configuration and computes the dynamic shared memory.
 
 #ifndef PRECISION
-#define PRECISION 2  // There are none in float32.
+#define PRECISION 2  // This kernel exists for tf32 and bf16 only.
 #endif
 #ifndef TILE_M
 #define TILE_M 64
@@ -17,7 +27,7 @@
 #include "epilogue.cuh"
 #include "dependent_launch.cuh"
 
-// A sum as it lies in dw, and how many are written at once.
+// Elements of dw that a thread writes at once.
 constexpr int PIECE = OUT_VECTOR < 4 ? OUT_VECTOR : 4;
 
 struct OutputTile {
@@ -33,12 +43,13 @@ struct OutputTile {
     }
 };
 
-// Runs of a slice, `rows` of `length` of them: fetched by get(row, place), kept as slices are.
+// Fill a slice: load all packs of the thread with get(term, index), then store them in shared
+// memory.
 template <int WIDTH, class Get>
 __device__ inline void fill_slice(Slice<WIDTH, false>& slice, const Get& get) {
     constexpr int PACKS_ACROSS = WIDTH / PACK, ALL_PACKS = TILE_K * PACKS_ACROSS,
                   THREAD_PACKS = ALL_PACKS / THREADS;
-    static_assert(ALL_PACKS % THREADS == 0, "every thread has as many");
+    static_assert(ALL_PACKS % THREADS == 0, "all threads load the same number of packs");
     Pack<Number> packs[THREAD_PACKS];
 #pragma unroll
     for (int q = 0; q < THREAD_PACKS; ++q) {
@@ -52,7 +63,7 @@ __device__ inline void fill_slice(Slice<WIDTH, false>& slice, const Get& get) {
     }
 }
 
-// dw and db of all samples.
+// x (samples, inputs), dy and y (samples, outputs), dw (inputs, outputs), db (outputs,).
 extern "C" __global__ void __launch_bounds__(THREADS)
     dense_backward_weight(const Number* x, const Number* dy, const Number* y, float factor,
                           float* dw, float* db, int samples, int inputs, int outputs, int) {

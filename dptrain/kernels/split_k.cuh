@@ -1,12 +1,13 @@
-// Sums of parts that blocks have left behind, in an order that is always the same.
+// Reduction of split-K: adds the partial sums of several blocks in a fixed order.
 #pragma once
 
 #include "vector.cuh"
 
-// Vectors of a block, threads along x; and threads along y that share a vector's parts.
+// Vectors of a block (threadIdx.x), and threads that divide the splits of a vector (threadIdx.y).
 constexpr int BLOCK_VECTORS = 32, K_THREADS = 8;
 
-// Sum of vector i of `parts` parts of `size` elements each; true in the thread that is to use it.
+// Sum vector i of partial (num_splits, size). Return true in the thread that should store the
+// result.
 __device__ inline bool split_k_sum(const float* partial, int num_splits, int size, int i,
                                    Floats& total) {
     __shared__ Floats partials[K_THREADS][BLOCK_VECTORS];

@@ -1,12 +1,13 @@
-// Copies to shared memory by the engine for bulk copies of sm_90 (TMA), and barriers that tell when
-// they have come. One thread asks for many of them; no register and no warp takes part.
+// Tensor Memory Accelerator (TMA, sm_90): asynchronous bulk copies from global to shared memory,
+// and the mbarriers that signal their completion. One thread starts a copy of many bytes; no
+// registers are used.
 //
-// A box of a map is asked for by a *tensor map*, which the host makes
-// (dptrain/backends/cuda/tensor_maps.py): it says how the map lies in memory, how large boxes are,
-// and that runs of 16 bytes change places in shared memory (halo_tile.cuh). What a box has outside of
-// the map comes as zeros. Maps of tf32 are rounded on their way, to the nearest, halves to even.
+// A *tensor map*, which the host encodes (dptrain/backends/cuda/tensor_maps.py), describes the
+// layout of a tensor in global memory, the size of the box that one instruction copies, and the
+// swizzle of the box in shared memory (halo_tile.cuh). Elements of a box that lie outside the
+// tensor are filled with zeros. For tf32 the copy rounds its elements to nearest, ties to even.
 //
-// Source: PTX ISA, "Asynchronous copy", "Tensor Swizzling modes", and "mbarrier".
+// Source: PTX ISA, "Asynchronous copy", "Tensor Swizzling modes" and "mbarrier".
 
 #pragma once
 
@@ -16,10 +17,10 @@
 #define TENSOR_MAPS 0
 #endif
 #if TENSOR_MAPS && !WGMMA
-#error "tensor maps are for what has wgmma"
+#error "tensor maps require wgmma"
 #endif
 
-// 128 bytes that the driver makes; kernels never look at them.
+// Opaque 128 bytes (CUtensorMap) that the CUDA driver encodes.
 struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
@@ -35,8 +36,8 @@ struct TensorMapList {
 #define TENSOR_MAPS_ARGUMENT nullptr
 #endif
 
-// Has tensor maps at hand when they are used. They are part of a kernel's arguments, so this may
-// stand in front of what waits for the kernel before.
+// Prefetch the tensor maps into the cache. They are kernel arguments, so this may precede
+// `wait_for_previous_kernel`.
 __device__ inline void prefetch_tensor_maps(const TensorMap* maps) {
 #if TENSOR_MAPS
     if (threadIdx.x > 0 || threadIdx.y > 0) return;
@@ -45,15 +46,16 @@ __device__ inline void prefetch_tensor_maps(const TensorMap* maps) {
 #endif
 }
 
-// Of shared memory. Its *phase* is over when all have told so who were to, and all bytes that were
-// to be expected have come. Phases are counted from 0.
+// Barrier in shared memory. A phase completes when the expected arrivals have happened and the
+// expected bytes have been copied. Phases are counted from 0.
 struct MBarrier {
     unsigned long long state;
 
 #if WGMMA
     __device__ unsigned at() const { return unsigned(__cvta_generic_to_shared(&state)); }
 
-    // One thread tells, and says how many bytes are to come. Used behind a barrier of the block.
+    // Initialise the barrier for one arriving thread, which also states the number of bytes to
+    // expect. The block must synchronise before the barrier is used.
     __device__ void init() {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -63,7 +65,8 @@ struct MBarrier {
                      "r"(bytes)
                      : "memory");
     }
-    // Waits for the end of a phase, the first or the second of two.
+    // Wait until the phase completes. Only its parity matters, because at most one phase is
+    // outstanding.
     __device__ void wait(int phase) const {
         asm volatile(
             "{\n"
@@ -79,7 +82,7 @@ struct MBarrier {
 };
 
 #if WGMMA
-// A multiple of 16 bytes as they lie in memory.
+// Start the copy of `bytes` contiguous bytes, a multiple of 16.
 __device__ inline void tma_copy(void* to, const void* from, int bytes, MBarrier* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -88,7 +91,8 @@ __device__ inline void tma_copy(void* to, const void* from, int bytes, MBarrier*
         : "memory");
 }
 
-// The box of a map (N, H, W, C) that begins with channel c of pixel x in row y of sample n.
+// Start the copy of a box of a tensor (N, H, W, C). The box begins at channel c of pixel x in row y
+// of sample n.
 __device__ inline void tma_copy_box(void* to, const TensorMap* map, int c, int x, int y, int n,
                                     MBarrier* barrier) {
     asm volatile(

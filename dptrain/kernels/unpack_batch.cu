@@ -1,14 +1,18 @@
-// A message to the device (dptrain/backends/cuda/replica.py) becomes what the stages of a step
-// read. It may lie in memory of the host, from where words take as long to come as a kernel, and 28
-// ns each if many threads ask: so they ask for little, and for all of it before they wait for any.
+// Unpacking of a staged minibatch: converts the message that the host staged
+// (dptrain/backends/cuda/replica.py) to the input that the stages of a step read.
+//
+// The message may lie in pinned host memory. A read from there takes about as long as a kernel, and
+// 28 ns per read if many threads read (one H200). The threads therefore read few words, and start
+// all reads before they wait for one.
 
 #include "precision.cuh"
 #include "dependent_launch.cuh"
 
-// What the kernels here take besides the batch: targets, sample numbers and the step's numbers.
+// Further arguments: targets (target_words,), sample indices (sample_words,) and
+// hyperparameters (4,), each with its staged copy, in 32-bit words.
 //
-// Unless `always`, nothing is taken where the step before left a loss in `sums` that is not finite:
-// its batch stays, so that it can be looked at.
+// Unless `always` is set, nothing is copied if the previous step left a loss in loss_sums (3,) that
+// is not finite, so that its minibatch stays available for inspection.
 #define MESSAGE_PARAMETERS                                                                \
     const unsigned *targets, unsigned *target, int target_words, const unsigned *samples, \
         unsigned *sample_ids, int sample_words, const unsigned *staged_hyperparameters,   \
@@ -18,7 +22,7 @@
     copy_words({targets, target, target_words}, {samples, sample_ids, sample_words}, \
                {staged_hyperparameters, hyperparameters, 4}, accepted)
 
-// Words of 4 bytes and where they go.
+// Source and target of a copy in 32-bit words.
 struct WordCopy {
     const unsigned* from;
     unsigned* to;
@@ -41,14 +45,15 @@ __device__ inline void copy_words(const WordCopy& first, const WordCopy& second,
     }
 }
 
-// A step's shared sums to memory of the host.
+// Copy the loss sums (count,) of a step to host memory (host_sums). Launched with one block.
 extern "C" __global__ void copy_loss_sums(const float* loss_sums, float* host_sums, int count) {
     wait_for_previous_kernel();
     if (threadIdx.x < count) host_sums[threadIdx.x] = loss_sums[threadIdx.x];
 }
 
-// x (n, C, H·W) as it came into input (n, H·W, C). Neighbouring threads read from few places, since
-// images have few channels.
+// Transpose x (n, C, H·W) float32 to input (n, H·W, C) and copy the rest of the message. Launched
+// with one thread per element. Adjacent threads read from few addresses, because images have few
+// channels.
 extern "C" __global__ void unpack_batch(const float* x, Number* input, int n, int channels,
                                         int pixels, MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
@@ -59,13 +64,13 @@ extern "C" __global__ void unpack_batch(const float* x, Number* input, int n, in
     input[i] = from_float<Number>(x[(sample * channels + channel) * pixels + pixel]);
 }
 
-// A part of a picture: where it begins, and whether it is mirrored.
+// A crop window: the image, its first row and column, and whether it is mirrored horizontally.
 struct alignas(16) CropWindow {
     int image, row, column, mirrored;
 };
 
-// Parts of pictures (M, C, rows, columns) into input (n, H, W, C), a block each; 0 lies outside of a
-// picture.
+// Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); pixels
+// outside an image are 0. crop_windows int32 (n, 4). Launched with one block per sample.
 extern "C" __global__ void __launch_bounds__(1024)
     unpack_crop_windows(const float* images, const int* crop_windows, Number* input, int n,
                         int channels, int height, int width, int rows, int columns,
@@ -88,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         const long long line = (window.image * channels + channel) * rows + row;
         return inside ? images[line * columns + column] : 0.0f;
     };
-    constexpr int BATCH = 4;  // Numbers of a thread that are on their way at a time.
+    constexpr int BATCH = 4;  // Loads of a thread in flight at a time.
     for (int begin = threadIdx.x; begin < size; begin += BATCH * blockDim.x) {
         float values[BATCH];
 #pragma unroll

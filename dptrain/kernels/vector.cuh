@@ -1,26 +1,26 @@
-// Elements that lie side by side and are read and written by one access.
+// Vectorised access: a thread reads and writes VECTOR adjacent elements with one instruction.
 #pragma once
 
 #include "precision.cuh"
 
-// How many: as many numbers as 16 bytes hold (4 floats, 8 bfloat16) where rows (of channels, or of
-// all there is) are a multiple of that long, so that every access is aligned, else 1. Kernels are
-// launched with one thread for each vector; their counts and sizes are of elements all the same.
+// VECTOR is 16 bytes' worth of elements (4 float or 8 bfloat16) if the row length is a multiple of
+// that, so that every access is aligned; otherwise it is 1. Kernels are launched with one thread
+// for each vector. Their counts and sizes are in elements.
 #ifndef VECTOR
 #define VECTOR 1
 #endif
 
-// In memory.
+// A vector in memory.
 template <class T> struct alignas(sizeof(T) * VECTOR) Vector {
     T at[VECTOR];
 };
 
-// In registers.
+// A vector in registers, converted to float.
 struct Floats {
     float at[VECTOR];
 };
 
-// Vector i of x.
+// Load vector i of x without conversion.
 template <class T> __device__ inline Vector<T> load_vector(const T* x, int i) {
     return reinterpret_cast<const Vector<T>*>(x)[i];
 }
@@ -32,7 +32,8 @@ __device__ inline Floats load(const float* x, int i) {
     return result;
 }
 
-// The same of what is not read again soon: it is the first to leave the caches.
+// Load vector i of data that is not read again soon (ld.global.cs), so that the caches evict it
+// first.
 __device__ inline Floats load_streaming(const float* x, int i) {
 #if VECTOR == 4 && defined(__CUDA_ARCH__)
     const float4 values = __ldcs(reinterpret_cast<const float4*>(x) + i);
@@ -54,7 +55,7 @@ __device__ inline void store(Bfloat16* y, int i, const Floats& values) {
     y[i] = to_bfloat16(values.at[0]);
 }
 #else
-// Vectors of bfloat16 go by pairs: an instruction or two for each number.
+// Two bfloat16 are converted together, which takes one or two instructions per element.
 struct alignas(2 * VECTOR) Pairs {
     unsigned at[VECTOR / 2];
 };
@@ -77,7 +78,8 @@ __device__ inline void store(Bfloat16* y, int i, const Floats& values) {
 }
 #endif
 
-// Which vector this thread takes; false behind the last of `count` elements.
+// Set i to the index of this thread's vector. Return false if it lies beyond the last of `count`
+// elements.
 __device__ inline bool vector_index(int count, int& i) {
     i = blockIdx.x * blockDim.x + threadIdx.x;
     return i < count / VECTOR;

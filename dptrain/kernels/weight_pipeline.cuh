@@ -1,8 +1,11 @@
-// Weights in shared memory, for blocks that go from tile to tile: all of them, or, where there is
-// no room, WEIGHT_STAGES stages of STAGE_STEPS steps, each of which makes way for the one WEIGHT_STAGES stages further when
-// all groups of warps are done with it. Nobody waits to fill a stage: who is done last asks for
-// what comes next. So groups may be WEIGHT_STAGES stages apart, and one multiplies while another writes its
-// tile.
+// Weights in shared memory for persistent blocks: either all weights of the block, or a ring buffer
+// of WEIGHT_STAGES stages with STAGE_STEPS steps each. A stage is refilled by TMA as soon as all
+// warps have released it. No thread waits for that: the last warp that releases a stage starts the
+// copy of the next one. Groups of threads may therefore be up to WEIGHT_STAGES stages apart, so
+// that one group multiplies while another stores its tile.
+//
+// Source: the multistage pipelines with full and empty barriers of CUTLASS
+// (cutlass/pipeline/sm90_pipeline.hpp).
 
 #pragma once
 
@@ -10,30 +13,33 @@
 
 #if PERSISTENT && WGMMA
 struct WeightPipeline {
-    static constexpr int STAGE_PACKS = STAGE_STEPS * WARP_GROUP_THREADS;  // Pieces of 16 bytes.
+    // Packs of 16 bytes per stage.
+    static constexpr int STAGE_PACKS = STAGE_STEPS * WARP_GROUP_THREADS;
     static constexpr int STAGES = WEIGHT_STAGES ? WEIGHT_STAGES : 1;
     static constexpr int WARPS = ALL_THREADS / 32;
 
-    // Of a block, behind what else it has in shared memory.
+    // State in shared memory.
     struct Shared {
         MBarrier full[STAGES];
-        unsigned released[STAGES];  // Warps that have been done with the stage, of all times.
+        // Number of times that a warp released the stage, since the start of the kernel.
+        unsigned released[STAGES];
     };
 
     const Number* memory;
     const Number* weights;
     Shared& shared;
-    int all, total;  // Stages of the weights, and of all that the block's groups take.
-    int stage = 0;   // The next one, of all that the group takes.
+    // Stages of the weights, and stages that all groups of the block consume together.
+    int all, total;
+    int stage = 0;  // Next stage of this group.
 
-    // By one thread of the block, before a barrier.
+    // One thread initialises the barriers; the block must synchronise afterwards.
     __device__ void init() const {
         for (int i = 0; i < STAGES; ++i) {
             shared.full[i].init();
             shared.released[i] = 0;
         }
     }
-    // By the same behind it.
+    // The same thread starts the first copies.
     __device__ void start() const {
         if (WEIGHT_STAGES == 0)
             copy_stage(0, all * STAGE_PACKS);
@@ -42,12 +48,12 @@ struct WeightPipeline {
     }
     __device__ void wait() const { shared.full[0].wait(0); }
 
-    // sums[i] += A B_i over `count` stages, from step `first` of the window on.
+    // acc[i] += A B_i over `count` stages, beginning with step `first` of the halo tile.
     __device__ void multiply(PixelAccumulators (&acc)[PIXEL_TILES], const HaloTile& halo,
                              const int (&offsets)[PIXEL_TILES], int first, int count) {
         const ColumnDescriptors columns(halo);
         KIterator k_iter(halo.view, 0);
-        // Eights of rows lie behind each other, each with its two pieces.
+        // Core matrices of eight rows follow each other; each row group has two of them.
         const Number* const weights =
             memory + (WEIGHT_STAGES ? 0 : first * WARP_GROUP_THREADS * PACK);
         const unsigned long long rows = wgmma::descriptor(weights, 128, 256);
@@ -77,14 +83,15 @@ struct WeightPipeline {
     }
 
    private:
-    // Stage i of all that the block takes, or several, to where it has its place.
+    // Start the copy of stage i, counted over the life of the block, or of all weights.
     __device__ void copy_stage(int i, int packs) const {
         MBarrier& barrier = shared.full[i % STAGES];
         barrier.arrive_expect_tx(packs * 16);
         tma_copy(const_cast<Number*>(memory) + i % STAGES * STAGE_PACKS * PACK,
                  weights + i % all * STAGE_PACKS * PACK, packs * 16, &barrier);
     }
-    // This warp is done with stage i.
+    // This warp no longer reads stage i. The last warp starts the copy of a later stage into its
+    // buffer.
     __device__ void release(int i) const {
         if (threadIdx.x % 32) return;
         unsigned before;

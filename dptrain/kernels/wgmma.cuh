@@ -1,18 +1,18 @@
-// Products of a warpgroup (four warps) on Hopper's tensor cores: wgmma, of sm_90a alone.
+// Warpgroup MMA (wgmma, sm_90a): asynchronous matrix products of four warps on Hopper's tensor
+// cores.
 //
-// The instruction is mma.sync's of four warps at once: each gives the words of its own 16 rows of A
-// and holds their sums of C as for mma.sync (mma.cuh), while B, up to 256 columns, is read from
-// shared memory by the tensor cores themselves, and so may A be. There lie pieces of 16 bytes;
-// eight in a row, of neighbouring columns (of terms where B is transposed), are what the hardware
-// calls a core matrix, and a descriptor says how far apart core matrices are. Or rows of pieces are
-// swizzled.
+// The fragments of A and C are those of mma.sync (mma.cuh), 16 rows per warp. B, with up to 256
+// columns, is read from shared memory by the tensor cores, and A may be read there as well.
+// Operands in shared memory consist of packs of 16 bytes. Eight consecutive packs of adjacent
+// columns (of adjacent terms, if B is transposed) form a core matrix. A descriptor states the
+// distances between core matrices, or the swizzle.
 //
-// Products run on while the warps do something else. Until they are done nobody may touch the
-// registers that they read and write: `start` orders what was done to registers before them, and
-// `finish<N>` waits for all products but the last N groups of them.
+// The instructions run asynchronously. Until they have finished, their registers must not be
+// accessed: `fence` orders earlier register accesses before the instructions, `commit_group` closes
+// a group, and `wait_group<N>` waits for all groups except the last N.
 //
-// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments, and
-// "Matrix descriptor format".
+// Source: PTX ISA, "Asynchronous warpgroup level matrix instructions" and "Matrix descriptor
+// format".
 
 #pragma once
 
@@ -29,20 +29,22 @@ template <int N> __device__ inline void wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// What this thread wrote to shared memory is seen by the tensor cores behind the next barrier.
+// Make this thread's writes to shared memory visible to the tensor cores after the next barrier.
 __device__ inline void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Of core matrices `along` bytes apart in the direction of a piece, `across` bytes in the other.
+// Descriptor of an operand without swizzle. Core matrices are `along` bytes apart in the direction
+// of a pack and `across` bytes apart in the other direction.
 __device__ inline unsigned long long descriptor(const void* first, int along, int across) {
     const unsigned at = unsigned(__cvta_generic_to_shared(first));
     return (unsigned long long)(at >> 4) | (unsigned long long)(along >> 4) << 16 |
            (unsigned long long)(across >> 4) << 32;
 }
 
-// Of rows of 8, 4 or 2 pieces that are swizzled, eights of rows `across` bytes apart. The hardware
-// goes by bits of the addresses themselves: it may begin with any row, and any two pieces of it.
+// Descriptor of an operand with rows of 8, 4 or 2 swizzled packs; groups of eight rows are `across`
+// bytes apart. The hardware derives the swizzle from address bits, so the operand may begin at any
+// row and at any even pack.
 template <int PIECES>
 __device__ inline unsigned long long swizzled_descriptor(const void* first, int across) {
     constexpr unsigned long long MODE = PIECES == 8 ? 1 : PIECES == 4 ? 2 : 3;
@@ -52,7 +54,7 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #if PRECISION == 1
 #define WGMMA_TERMS "k8.f32.tf32.tf32"
 #define WGMMA_TRANSPOSED(number) ""
-#define WGMMA_FLAG(transposed)  // There is no such thing for tf32.
+#define WGMMA_FLAG(transposed)  // tf32 operands cannot be transposed.
 #define WGMMA_NOT_TRANSPOSED ""
 #else
 #define WGMMA_TERMS "k16.f32.bf16.bf16"
@@ -61,7 +63,8 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_NOT_TRANSPOSED ", 0, 0"
 #endif
 
-// Lists of the words of c[0] to c[EIGHTS - 1], as the instruction names them and as they are.
+// Operand lists for c[0] to c[N8_TILES − 1]: their names in the assembly text and their
+// constraints. Each list extends the previous one, because the preprocessor has no loops.
 #define WGMMA_SUMS(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define WGMMA_NAMES_1 "%0, %1, %2, %3"
 #define WGMMA_SUMS_1 WGMMA_SUMS(0)
@@ -128,13 +131,13 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_NAMES_32 WGMMA_NAMES_31 ", %124, %125, %126, %127"
 #define WGMMA_SUMS_32 WGMMA_SUMS_31, WGMMA_SUMS(31)
 
-// C += A B for 8 EIGHTS columns: c[j] are the sums of columns 8 j to 8 j + 7. A comes from
-// registers, or from shared memory, neither it nor B transposed: in main loops on an H200 that
-// saves some 27 cycles an instruction.
+// C += A B for 8 · N8_TILES columns; c[j] holds columns 8 j to 8 j + 7. A is in registers, or in
+// shared memory without transposing. Reading A from shared memory saved about 27 cycles per
+// instruction in the main loop (one H200).
 #define WGMMA_WIDTH(N8_TILES, COLUMNS, A0, A1, A2, A3, B, T)                                      \
     template <bool TRANSPOSED>                                                                    \
     __device__ inline void mma(float (&c)[N8_TILES][4], const unsigned (&a)[4],                   \
-                                        unsigned long long b) {                                   \
+                               unsigned long long b) {                                            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
                      " {" WGMMA_NAMES_##N8_TILES "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3        \
                      "}, %" #B ", 1, 1, 1" WGMMA_TRANSPOSED(%T) ";"                               \
@@ -143,7 +146,7 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
                        "l"(b) WGMMA_FLAG(TRANSPOSED));                                            \
     }                                                                                             \
     __device__ inline void mma(float (&c)[N8_TILES][4], unsigned long long a,                     \
-                                        unsigned long long b) {                                   \
+                               unsigned long long b) {                                            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
                      " {" WGMMA_NAMES_##N8_TILES "}, %" #A0 ", %" #A1                             \
                      ", 1, 1, 1" WGMMA_NOT_TRANSPOSED ";"                                         \

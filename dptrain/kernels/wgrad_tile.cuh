@@ -1,13 +1,15 @@
-// Strips of maps, of x and of dz, as conv2d_backward_weight_halo.cu takes them: how they lie in shared
-// memory, and bringing them there.
+// Tiles of x and dz in shared memory for the gradient of convolution weights
+// (conv2d_backward_weight_halo.cu): layout and asynchronous copies. The macros are set by
+// dptrain/backends/cuda/pixel_sums.py.
 //
-// A strip of a map is taken at a time: STRIP_LINES lines of LINE_POSITIONS positions. Halves of an
-// instruction's terms are HALF positions side by side, wherever they begin: in tf32 a position,
-// column by column; in bf16 eight, line by line, but in CONTIGUOUS_LINES lines on through what lies between
-// lines, where dz is 0.
+// A block processes one strip of the output map at a time: STRIP_LINES lines of LINE_POSITIONS
+// positions. The K dimension of an MMA instruction consists of two halves, and each half is
+// HALF_POSITIONS consecutive positions that may begin anywhere. In tf32 a half is one position
+// (four pixels), taken column by column. In bf16 it is eight positions, taken line by line; within
+// CONTIGUOUS_LINES lines, halves continue across line ends, where dz is 0.
 //
-// Where a map has few channels (FEW_CHANNELS), the channels of a pixel here are those of S pixels in a
-// row, so that a row of taps is one tap.
+// If the map has few channels (FEW_CHANNELS), the channels of S consecutive pixels are treated as
+// the channels of one pixel, so that a row of taps becomes one tap.
 
 #pragma once
 
@@ -35,41 +37,44 @@
 #include "halo_tile.cuh"
 
 constexpr bool PIXEL_QUADS = PRECISION == 1;
-constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;          // Pixels of a position.
-constexpr int HALF_POSITIONS = STEP_K / 2 / POSITION_PIXELS;  // Positions of half an instruction.
+constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;  // Pixels of a position.
+// Positions of half an MMA instruction.
+constexpr int HALF_POSITIONS = STEP_K / 2 / POSITION_PIXELS;
 constexpr int STRIP_HEIGHT =
-    QUAD_ROWS_APART ? 4 * STRIP_LINES : STRIP_LINES;  // Lines of the map that a strip has.
-constexpr int POOL = EPILOGUE == 2 ? 2 : 1;           // Of pixels, what dz comes by.
+    QUAD_ROWS_APART ? 4 * STRIP_LINES : STRIP_LINES;  // Lines of the map that a strip covers.
+constexpr int POOL = EPILOGUE == 2 ? 2 : 1;  // Side of the pooling window of the epilogue, or 1.
 
-// Halves of a segment and of all.
+// Halves of a group of contiguous lines, and of the strip.
 constexpr int LINE_HALVES =
     ((CONTIGUOUS_LINES - 1) * LINE_PITCH + LINE_POSITIONS + HALF_POSITIONS - 1) / HALF_POSITIONS;
 constexpr int STRIP_HALVES = STRIP_LINES / CONTIGUOUS_LINES * LINE_HALVES;
-// Steps are taken two in a turn: where dz is pooled, those of two lines of the same windows.
+// Two MMA steps are processed together. If the epilogue pools, these are two lines of the same
+// pooling windows.
 constexpr int STEP_PAIRS = (STRIP_HALVES + 3) / 4;
 
-// Rows and columns of positions of a window, as far as anyone reads.
+// Number of positions that the halves and taps reach; rows and columns of the halo tile follow from
+// it.
 constexpr int HALO_REACH =
     (CONTIGUOUS_LINES == 1 ? 0 : (STRIP_LINES - CONTIGUOUS_LINES + TAP_ROWS - 1) * LINE_PITCH) +
     LINE_HALVES * HALF_POSITIONS + TAP_COLUMNS - 1;
 constexpr int HALO_ROWS =
     CONTIGUOUS_LINES == 1 ? STRIP_LINES + TAP_ROWS - 1 : (HALO_REACH + LINE_PITCH - 1) / LINE_PITCH;
-constexpr int PIXEL_PACKS = TILE_CHANNELS / PACK;  // Of a pixel.
+constexpr int PIXEL_PACKS = TILE_CHANNELS / PACK;  // Packs of a pixel.
 
-// The least number from `least` on that is `rest` more than a multiple of eight.
+// Smallest integer that is not below `least` and congruent to `rest` modulo 8.
 __device__ constexpr int round_up_to_residue(int least, int rest) {
     return (least + 7 - rest) / 8 * 8 + rest;
 }
 
-// Eight threads that bring pieces side by side write them to different banks.
+// With this residue, eight threads that store adjacent packs write to different banks.
 constexpr int BANK_OFFSET = PIXEL_PACKS < 8 ? 8 / PIXEL_PACKS : 1;
 constexpr int HALO_COLUMNS = CONTIGUOUS_LINES > 1 ? LINE_PITCH
                              : PIXEL_QUADS        ? HALO_REACH
                                                   : round_up_to_residue(HALO_REACH, BANK_OFFSET);
 
-// Pieces from a position to the next, from a line to the next, and, in bf16, from a run of channels
-// to the next. Rows of taps are further columns, as far apart as the runs before, where no half
-// reaches over a line's end.
+// Strides in packs: from a position to the next, from a line to the next and, in bf16, from a pack
+// of channels to the next. If no half crosses a line end, the rows of taps have the same stride as
+// packs of channels, so that one instruction covers all of them.
 constexpr bool ROWS_AT_ONCE = CONTIGUOUS_LINES == 1 && TAP_ROWS * TILE_CHANNELS <= 256;
 constexpr int POSITION_STRIDE = PIXEL_QUADS ? HALO_ROWS * TILE_CHANNELS + 1 : 1;
 constexpr int LINE_STRIDE = PIXEL_QUADS             ? TILE_CHANNELS
@@ -82,8 +87,8 @@ constexpr int HALO_PACKS = PIXEL_QUADS             ? HALO_COLUMNS * POSITION_STR
                            : CONTIGUOUS_LINES == 1 ? HALO_ROWS * LINE_STRIDE
                                                    : PIXEL_PACKS * PLANE_STRIDE;
 
-// dz as it is brought: rows of TILE_FILTERS filters, a term each, or a pooling window; such that lanes
-// that read words of four rows meet in no bank.
+// Layout of dz: one row of TILE_FILTERS filters per term of the sum, or per pooling window. The
+// pitch avoids bank conflicts between lanes that read four rows.
 constexpr int PAIR_DZ_ROWS = EPILOGUE == 2 ? (PIXEL_QUADS ? 4 : 8) : 2 * STEP_K;
 constexpr int DZ_ROWS = STEP_PAIRS * PAIR_DZ_ROWS;
 constexpr int DZ_PITCH = TILE_FILTERS + (PIXEL_QUADS         ? 2 * PACK
@@ -92,14 +97,14 @@ constexpr int DZ_PITCH = TILE_FILTERS + (PIXEL_QUADS         ? 2 * PACK
                                                              : 0);
 constexpr int SAVED_PITCH = EPILOGUE == 2 ? TILE_FILTERS + 16
                             : EPILOGUE    ? DZ_PITCH
-                                          : 0;  // Of a row.
+                                          : 0;  // Pitch of a row of the saved tensor.
 
-// Where there are two BUFFERS, the next strip comes while one is multiplied. Then positions of four
-// pixels are put together when these have come, to RAW pieces of rows.
+// With two BUFFERS, the next strip is copied while the current one is multiplied. Positions of four
+// pixels must then be copied to a staging buffer first and transposed after the copy has completed.
 constexpr bool STAGED_TRANSPOSE = PIXEL_QUADS && !FEW_CHANNELS && BUFFERS == 2;
 constexpr int STAGING_ROWS = HALO_ROWS + 3 * QUAD_ROWS_APART,
               STAGING_COLUMNS = HALO_COLUMNS + 3 * QUAD_COLUMNS_APART;
-// Pieces: two of each of four pixels lie in different banks.
+// In packs; two packs of each of four pixels lie in different banks.
 constexpr int STAGING_PIXEL_PITCH = PIXEL_PACKS + 2;
 constexpr int STAGING_PACKS =
     STAGED_TRANSPOSE ? STAGING_ROWS * STAGING_COLUMNS * STAGING_PIXEL_PITCH : 0;
@@ -107,19 +112,22 @@ constexpr int HALO_BUFFERS = STAGED_TRANSPOSE ? 1 : BUFFERS;
 constexpr int DZ = DZ_ROWS * DZ_PITCH * sizeof(Number);
 constexpr int DZ_BUFFER = DZ + DZ_ROWS * SAVED_PITCH * sizeof(Saved);
 
-static_assert(TILE_M == 64 && WARP_M == 16 && WARP_N == TILE_N, "a warp has sixteen filters");
-static_assert(TILE_N == TAP_ROWS * TAP_COLUMNS * TILE_CHANNELS, "all taps of a block");
-static_assert(!PIXEL_QUADS || CONTIGUOUS_LINES == 1, "halves are positions, of any line");
+static_assert(TILE_M == 64 && WARP_M == 16 && WARP_N == TILE_N,
+              "a warp has sixteen filters and all columns");
+static_assert(TILE_N == TAP_ROWS * TAP_COLUMNS * TILE_CHANNELS,
+              "the columns are the taps and channels of the block");
+static_assert(!PIXEL_QUADS || CONTIGUOUS_LINES == 1, "tf32 does not support contiguous lines");
 static_assert(STRIP_LINES % POOL == 0 && (POOL == 1 || CONTIGUOUS_LINES == 1),
-              "a strip has whole windows");
-static_assert(POOL == 1 || !PIXEL_QUADS || LINE_POSITIONS % 2 == 0, "so has a quarter");
+              "a strip consists of whole pooling windows");
+static_assert(POOL == 1 || !PIXEL_QUADS || LINE_POSITIONS % 2 == 0,
+              "each of the four pixels of a position needs whole pooling windows");
 
 constexpr int ALL_THREADS = THREADS * K_GROUPS, BLOCK_WARPS = ALL_THREADS / 32;
 __device__ inline int thread_index() { return threadIdx.y * THREADS + threadIdx.x; }
 __device__ inline int warp_index() { return thread_index() / 32; }
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 
-// Where a strip lies in shared memory.
+// Addresses of a strip's data in shared memory.
 struct Buffers {
     Number* halo;
     Number* staging;
@@ -127,16 +135,16 @@ struct Buffers {
     Saved* saved;
 };
 
-// What a block brings of a strip, STRIP_LINES lines of outputs from `line` on.
+// The part of a strip that a block loads; `line` is its first output line.
 struct Strip {
     const Geometry& g;
     int sample, line;
-    int tap_row, channel, filter;  // The block's first ones.
+    int tap_row, channel, filter;  // First tap row, channel and filter of the block.
 
     // A row of the map.
     struct Row {
-        const Number* x;  // Its first pixel, if it exists.
-        int width;        // 0 if it does not.
+        const Number* x;  // First pixel of the row, if the row exists.
+        int width;        // Width of the map, or 0 if the row does not exist.
     };
     __device__ Row find(const Number* x, int row) const {
         const int y = line + tap_row + row - g.pad_top;
@@ -145,7 +153,7 @@ struct Strip {
         return {x + pixel * g.channels + channel, exists ? g.width : 0};
     }
 
-    // Where a run of a pixel of the map goes, in the window or among raw pieces.
+    // Address of pack q of a pixel in the halo tile, or in the staging buffer.
     static __device__ Number* pack_address(const Buffers& to, int row, int column, int q) {
         if (STAGED_TRANSPOSE)
             return to.staging + ((row * STAGING_COLUMNS + column) * STAGING_PIXEL_PITCH + q) * PACK;
@@ -153,7 +161,7 @@ struct Strip {
     }
     static constexpr int MAP_COLUMNS = STAGED_TRANSPOSE ? STAGING_COLUMNS : HALO_COLUMNS;
 
-    // A row, by a warp. What lies beside the map is 0 for good.
+    // A warp loads a row. The padding beside the map was cleared once.
     __device__ void load_row(const Number* x, int row, const Buffers& to) const {
         const Row from = find(x, row);
         constexpr int PIXELS_AT_ONCE = 32 / PIXEL_PACKS;
@@ -184,7 +192,7 @@ struct Strip {
         }
     }
 
-    // Channels [c, c + PACK) of a pixel of a narrow map, which has them in those behind it.
+    // Channels [c, c + PACK) of a pixel if S pixels are treated as one (FEW_CHANNELS).
     __device__ Pack<Number> gather_channels(const Row& from, int at, int c) const {
         Pack<Number> pack = {};
 #pragma unroll
@@ -195,8 +203,8 @@ struct Strip {
         return round_operands(pack);
     }
 
-    // Positions of four pixels each, four of a row at a time, by a warp: eight threads side by side
-    // have two runs of each of four positions. get(row, column, run, quarter) reads a run.
+    // A warp stores four positions of four pixels each. Eight adjacent threads handle two packs of
+    // each position. get(row, column, pack, quarter) loads a pack of one of the four pixels.
     static constexpr int ROW_QUADS = (HALO_COLUMNS + 3) / 4;
     template <class Get>
     static __device__ void store_quads(int unit, Number* halo, const Get& get) {
@@ -235,7 +243,7 @@ struct Strip {
                 return pack;
             });
     }
-    // The same of raw pieces, all of them.
+    // Transpose all positions from the staging buffer into the halo tile.
     static __device__ void transpose_staging(const Buffers& at) {
 #pragma unroll 2
         for (int unit = warp_index(); unit < HALO_ROWS * ROW_QUADS; unit += BLOCK_WARPS)
@@ -245,11 +253,11 @@ struct Strip {
             });
     }
 
-    // Rows of dz that a line has, where no half reaches over its end.
+    // Rows of dz per line, if no half crosses a line end.
     static constexpr int LINE_DZ_ROWS =
         PIXEL_QUADS ? LINE_POSITIONS / POOL : LINE_HALVES * HALF_POSITIONS / POOL;
 
-    // Where position `beside` of a line lies among them.
+    // Row of dz of a position in a line.
     static __device__ int dz_row(int down, int column, int quarter) {
         if (PIXEL_QUADS)
             return (EPILOGUE == 2 ? down * LINE_DZ_ROWS + column : column * STRIP_LINES + down) *
@@ -260,8 +268,8 @@ struct Strip {
                down % CONTIGUOUS_LINES * LINE_PITCH + column;
     }
 
-    // A line of gradients by the outputs, or by pooling windows, or of what says who gets them, by
-    // a warp. What lies between lines and behind the last is 0 for good.
+    // A warp loads a line of dy, or of the saved tensor. Rows between the lines and after the last
+    // line were set to 0 once.
     template <int PIECE, class T>
     __device__ void load_dz_line(const T* from, int i, T* to, int pitch) const {
         constexpr int PIECES_EACH = TILE_FILTERS / PIECE, STEP = 32 / PIECES_EACH;
@@ -290,7 +298,8 @@ struct Strip {
                                              i % PIECES_EACH * PACK) = {};
     }
 
-    // All but positions that are put together at once comes in units, each of them by a warp.
+    // Copies are divided into units, each of which is performed by one warp. Positions that are
+    // transposed during the load (DIRECT_QUADS) are not part of the units.
     static constexpr bool DIRECT_QUADS = PIXEL_QUADS && !STAGED_TRANSPOSE;
     static constexpr int X_UNITS = DIRECT_QUADS ? 0 : STAGED_TRANSPOSE ? STAGING_ROWS : HALO_ROWS;
     static constexpr int DZ_UNITS = STRIP_LINES / POOL * POSITION_PIXELS;
@@ -305,7 +314,7 @@ struct Strip {
             load_dz_line<16 / sizeof(Saved)>(saved, unit - X_UNITS - DZ_UNITS, to.saved,
                                              SAVED_PITCH);
     }
-    // What nobody brings, once.
+    // Clear the data that no copy writes; called once.
     __device__ void clear(const Buffers& to) const {
         if (!DIRECT_QUADS && !FEW_CHANNELS) clear_padding(to);
         if (DZ_ROWS != STRIP_LINES * LINE_POSITIONS * POSITION_PIXELS / (POOL * POOL)) clear_dz(to);
