@@ -45,7 +45,9 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
     gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
     body = gemm[gemm.index("void multiply(") :]
     before = body[: body.index("    wait_for_previous_kernel();")]
-    assert before.count("load_first") == before.count("if (PREFETCH_WEIGHTS) next_b.load_first(") == 1
+    assert (
+        before.count("load_first") == before.count("if (PREFETCH_WEIGHTS) next_b.load_first(") == 1
+    )
     # This kernel waits at once unless it may prefetch weights.
     wait = r"wait_for_previous_kernel\(\);"
     between = rf"if \(!PREFETCH_WEIGHTS\) {wait}(.*?)if \(PREFETCH_WEIGHTS\) {wait}"
