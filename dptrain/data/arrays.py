@@ -30,6 +30,8 @@ from dptrain.network.network import Network
 
 SPLIT_NAMES = ("x_train", "y_train", "x_test", "y_test")
 WHOLE_NAMES = ("x", "y")
+Pair = tuple[StoredInputs, NDArray[Any]]
+"""Inputs and targets."""
 DAMAGE = (
     ValueError, OSError, EOFError, TypeError, KeyError, RuntimeError, SyntaxError, MemoryError,
     OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
@@ -79,36 +81,49 @@ def dataset_of_arrays(
         both: name of the pair x and y, for messages.
         lazy: never cache the samples.
     """
+    tails = ("_train", "_test") if "x_train" in arrays else ("",)
+    pairs = {tail: (arrays[f"x{tail}"], arrays[f"y{tail}"]) for tail in tails}
+    return dataset_of_pairs(request, pairs, where, both=both, lazy=lazy)
+
+
+def dataset_of_pairs(
+    request: Request, pairs: Mapping[str, Pair], where: str, *, both: str = "", lazy: bool = False
+) -> Dataset:
+    """Make a data set of inputs and targets.
+
+    Args:
+        request: for which network, and how.
+        pairs: inputs and targets of "_train" and "_test", or of "" for data without a split.
+        where, both, lazy: as for `dataset_of_arrays`.
+    """
     saved = request.preprocessing
     expected = request.network.input_shape
     if saved is not None and saved.stored_shape is not None:
         expected = saved.stored_shape
-    pairs = {
-        tail: _check(arrays[f"x{tail}"], arrays[f"y{tail}"], both or f"{_pair(tail)} of {where}",
-                     expected)
-        for tail in (("_train", "_test") if "x_train" in arrays else ("",))
-    }  # fmt: skip
-    x, y = next(iter(pairs.values()))
-    if "" in pairs:
+    checked = {
+        tail: _check(x, y, both or f"x{tail} and y{tail} of {where}", expected)
+        for tail, (x, y) in pairs.items()
+    }
+    x, y = next(iter(checked.values()))
+    if "" in checked:
         rows = split_rows(request, len(y), where, _labels(y, request.network))
         train, test = (RawSplit(x, y, chosen) for chosen in rows)
     else:
-        train, test = (RawSplit(*pair, np.arange(len(pair[0]))) for pair in pairs.values())
+        train, test = (
+            RawSplit(*checked[tail], np.arange(len(checked[tail][1])))
+            for tail in ("_train", "_test")
+        )
         _check_alike(train.inputs, test.inputs, where)
     return make_dataset(
         request,
         train,
         test,
-        preprocessing=preprocessing_for(request, x.shape[1:], x.dtype),
-        origin=f"arrays of {where}",
+        preprocessing=preprocessing_for(request, tuple(x.shape[1:]), x.dtype),
+        origin=where if where.startswith("the ") else f"arrays of {where}",
         where=where,
-        has_split="" not in pairs,
+        has_split="" not in checked,
         lazy=lazy,
     )
-
-
-def _pair(tail: str) -> str:
-    return f"x{tail} and y{tail}"
 
 
 def _labels(y: NDArray[Any], network: Network) -> NDArray[Any] | None:
@@ -129,15 +144,13 @@ def _check_alike(train: StoredInputs, test: StoredInputs, where: str) -> None:
         )
 
 
-def _check(
-    x: NDArray[Any], y: NDArray[Any], where: str, expected: Shape
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _check(x: StoredInputs, y: NDArray[Any], where: str, expected: Shape) -> Pair:
     """Return inputs as (n, C, H, W) or (n, F), and targets with as many rows."""
-    if y.ndim < 1 or x.ndim < 1 or len(x) != len(y):
+    if not (y.shape and x.shape) or x.shape[0] != y.shape[0]:
         raise UserError(
             f"{where} have shapes {x.shape} and {y.shape}; expected as many targets as inputs"
         )
-    return channels_first(x, where, expected), y
+    return (channels_first(x, where, expected) if isinstance(x, np.ndarray) else x), y
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:

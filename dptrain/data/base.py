@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,22 @@ class Samples(ABC):
     def canvas(self) -> Shape | None:
         """Largest (C, H, W) that `read` can fill; None if it is the network's input shape."""
         return None
+
+    def content(
+        self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape
+    ) -> Iterator[bytes]:
+        """Yield bytes that represent the content of samples, for a digest.
+
+        Args:
+            indices: int64 (n,).
+            input_shape: of the network.
+            target_shape: of one target: () for class labels, else (F,).
+        """
+        x = np.zeros((len(indices), *input_shape), np.float32)
+        y = np.zeros((len(indices), *target_shape), np.float32 if target_shape else np.int32)
+        self.read(indices, x, y)
+        yield x.tobytes()
+        yield y.tobytes()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self):,} samples>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
 from dptrain.data.stored import preprocessing_for, split_rows, targets_of
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
 """Larger images are refused: decoded, this many pixels take 0.2 GB, and float32 copies more."""
+_DIGEST_BYTES = 4096
 TEST_NAMES = ("test", "val", "valid", "validation")
 """Names of the folder next to ``train`` that is used for the test; the first that exists."""
 
@@ -44,6 +47,21 @@ class FolderSamples(Samples):
         for row, index in enumerate(indices):
             read_image(self.paths[index], self.preprocessing, x[row : row + 1])
         y[...] = self.targets[indices]
+
+    def content(
+        self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape
+    ) -> Iterator[bytes]:
+        # Decoding is slow; a file is represented by its name, size and first bytes.
+        for index in indices:
+            path = self.paths[index]
+            name = printable(f"{path.parent.name}/{path.name}")
+            try:
+                with path.open("rb") as file:
+                    start = file.read(_DIGEST_BYTES)
+                yield f"{name}\0{path.stat().st_size}\0".encode() + start
+            except OSError as error:
+                raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        yield self.targets[indices].tobytes()
 
 
 def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> None:

@@ -1,0 +1,220 @@
+"""Data sets from Python objects: arrays, or samples by index.
+
+Anything of the following can be trained on:
+
+- a data spec, as for `dptrain.data.open_data`;
+- a tuple ``(x, y)`` or ``(x_train, y_train, x_test, y_test)`` of arrays, or a pair of pairs
+  ``((x_train, y_train), (x_test, y_test))``;
+- a mapping with the keys x and y, or x_train, y_train, x_test and y_test, such as an open npz file;
+- an object with ``len(data)`` and ``data[i] -> (x, y)``: a list of pairs, or a PyTorch ``Dataset``.
+  x is an image (an array or a PIL image) or a vector, always of the same shape; y is a label or
+  numbers. ``data[i]`` must return the same sample each time: samples are read once if they fit in
+  memory. The attribute ``targets``, if it exists, contains all y, so that they need not be read;
+- an object with the attributes ``train`` and ``test``, each one of the above;
+- a `Dataset`.
+
+Arrays have the shapes and types that ``npz`` files have: see `dptrain.data.arrays.open_npz`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data import open_data
+from dptrain.data.arrays import SPLIT_NAMES, WHOLE_NAMES, Pair, dataset_of_pairs
+from dptrain.data.base import Dataset
+from dptrain.data.layout import as_numbers, channels_first
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.spec import Request
+from dptrain.data.stored import cache_limit_bytes
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+from dptrain.network.network import Network
+
+_EXPECTED = (
+    "expected a data spec, (x, y), (x_train, y_train, x_test, y_test), a mapping with these keys, "
+    "or an object with len(data) and data[i] -> (x, y)"
+)
+
+
+class ObjectInputs:
+    """Raw inputs of an object that returns samples by index; see `StoredInputs`.
+
+    Args:
+        samples: has ``samples[i] -> (x, y)``.
+        count: number of samples.
+        first: input of the first sample.
+        expected: (C, H, W) that images probably have.
+        where: name of the data, for messages.
+    """
+
+    def __init__(
+        self, samples: Any, count: int, first: NDArray[Any], expected: Shape, where: str
+    ) -> None:
+        self._samples, self._expected, self._where = samples, expected, where
+        self._stored_shape = first.shape
+        self.dtype = first.dtype
+        self.shape = (count, *channels_first(first[None], where, expected).shape[1:])
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        stored = np.empty((len(rows), *self._stored_shape), self.dtype)
+        for place, row in enumerate(rows):
+            stored[place] = self.read(int(row))[0]
+        return channels_first(stored, self._where, self._expected)
+
+    def read(self, row: int) -> tuple[NDArray[Any], Any]:
+        """Return input and target of a sample."""
+        where = f"sample {row} of {self._where}"
+        x, y = _pair_of(self._samples[row], where)
+        x = as_numbers(x, f"the input of {where}")
+        if x.shape != self._stored_shape or x.dtype != self.dtype:
+            raise UserError(
+                f"{where} has shape {x.shape} and type {x.dtype}; expected {self._stored_shape} "
+                f"and {self.dtype}, as sample 0 has"
+            )
+        return x, y
+
+
+def dataset_from(
+    data: Any,
+    network: Network,
+    *,
+    seed: int = 0,
+    ranks_per_node: int = 1,
+    preprocessing: Preprocessing | None = None,
+    split: bool = True,
+) -> Dataset:
+    """Return a data set for a network from a spec, arrays or another object.
+
+    Args:
+        data: one of the objects that this module describes.
+        network, seed, ranks_per_node, preprocessing, split: as for `open_data`.
+
+    Raises:
+        UserError: the object is of none of these kinds, or does not match the network or the
+            preprocessing.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptrain.network import Dense, Flatten, Network
+        >>> network = Network((1, 8, 8), [Flatten(), Dense(10)])
+        >>> x, y = np.zeros((50, 8, 8), np.uint8), np.arange(50) % 10
+        >>> dataset_from((x, y), network)
+        <Dataset arrays: 40 training and 10 test samples of 1×8×8>
+    """
+    if isinstance(data, str):
+        return open_data(
+            data,
+            network,
+            seed=seed,
+            ranks_per_node=ranks_per_node,
+            preprocessing=preprocessing,
+            split=split,
+        )
+    if isinstance(data, Dataset):
+        return _checked_dataset(data, network)
+    name = "samples" if _array_pairs(data) is None else "arrays"
+    request = Request(name, "", {}, network, seed, ranks_per_node, preprocessing, split)
+    return dataset_of_pairs(request, _pairs(request, data), f"the {name}")
+
+
+def _checked_dataset(data: Dataset, network: Network) -> Dataset:
+    found = (data.input_shape, data.targets, data.num_outputs)
+    expected = (network.input_shape, network.loss.targets, network.num_outputs)
+    if found != expected:
+        raise UserError(
+            f"the data set {data.name} was opened for a network with input, targets and outputs "
+            f"{found}; network {network.name} has {expected}; open it for this network"
+        )
+    return data
+
+
+def _pairs(request: Request, data: Any) -> dict[str, Pair]:
+    """Return inputs and targets by the tails of their names: "", or "_train" and "_test"."""
+    arrays = _array_pairs(data)
+    if arrays is not None:
+        return {
+            tail: (as_numbers(x, f"x{tail}"), as_numbers(y, f"y{tail}"))
+            for tail, (x, y) in arrays.items()
+        }
+    train, test = getattr(data, "train", None), getattr(data, "test", None)
+    if _has_samples(train):
+        parts = {"_train": train, "_test": test} if _has_samples(test) else {"": train}
+    elif _has_samples(data):
+        parts = {"": data}
+    else:
+        raise UserError(f"the data is of type {type(data).__name__}; {_EXPECTED}")
+    pairs: dict[str, Pair] = {}
+    for tail, part in parts.items():
+        inner = _array_pairs(part)
+        if inner is not None:
+            (x, y), *others = inner.values()
+            if others:
+                raise UserError(f"data.{tail[1:]} has several splits; expected (x, y)")
+            pairs[tail] = as_numbers(x, f"x{tail}"), as_numbers(y, f"y{tail}")
+        else:
+            name = f"data.{tail[1:]}" if tail else "the data"
+            pairs[tail] = _read_samples(request, part, name, len(parts))
+    return pairs
+
+
+def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
+    """Return the arrays of a tuple or a mapping by the tails of their names; None for others."""
+    if isinstance(data, Mapping):
+        for names, tails in ((SPLIT_NAMES, ("_train", "_test")), (WHOLE_NAMES, ("",))):
+            if all(name in data for name in names):
+                return {tail: (data[f"x{tail}"], data[f"y{tail}"]) for tail in tails}
+        raise UserError(f"the data has the keys {', '.join(map(str, data))}; {_EXPECTED}")
+    if not isinstance(data, tuple):
+        return None
+    if len(data) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in data):
+        data = (*data[0], *data[1])
+    if len(data) == 2:
+        return {"": (data[0], data[1])}
+    if len(data) == 4:
+        return {"_train": (data[0], data[1]), "_test": (data[2], data[3])}
+    raise UserError(f"the data is a tuple of {len(data)} objects; {_EXPECTED}")
+
+
+def _has_samples(data: Any) -> bool:
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "dtype")
+
+
+def _read_samples(request: Request, samples: Any, where: str, splits: int) -> Pair:
+    """Return inputs and targets of an object with samples; inputs stay in it if they are large."""
+    count = len(samples)
+    if not count:
+        raise UserError(f"{where} has no samples; expected at least 1")
+    x, y = _pair_of(samples[0], f"sample 0 of {where}")
+    first = as_numbers(x, f"the input of sample 0 of {where}")
+    saved = request.preprocessing
+    expected = request.network.input_shape if saved is None else saved.stored_shape
+    inputs = ObjectInputs(samples, count, first, expected or request.network.input_shape, where)
+    # Raw and preprocessed samples exist at the same time.
+    size = splits * count * (first.nbytes + 4 * math.prod(request.network.input_shape))
+    fits = size <= cache_limit_bytes(request.ranks_per_node)
+    known = getattr(samples, "targets", None)
+    if known is not None and hasattr(known, "__len__") and len(known) == count and not fits:
+        return inputs, as_numbers(known, f"the targets of {where}")
+    stored = np.empty((count, *first.shape), first.dtype) if fits else None
+    targets = []
+    for row in range(count):
+        x, y = inputs.read(row)
+        if stored is not None:
+            stored[row] = x
+        targets.append(np.asarray(y))
+    if len({target.shape for target in targets}) > 1:
+        raise UserError(f"{where} has targets of different shapes; expected equal ones")
+    y = as_numbers(np.stack(targets), f"the targets of {where}")
+    return (inputs if stored is None else stored), y
+
+
+def _pair_of(sample: Any, where: str) -> tuple[Any, Any]:
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample[0], sample[1]
+    raise UserError(f"{where} is {type(sample).__name__}; expected a pair (x, y)")
