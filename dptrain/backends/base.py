@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.replica import Arrays, Kernel, Replica
 from dptrain.errors import UserError
+from dptrain.memory import require_memory
 from dptrain.network.initial import draw
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
@@ -136,6 +137,12 @@ class Backend(ABC):
 
     def make_replica(self, plan: Plan, *, seed: int = 0) -> Replica:
         """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
+        require_memory(
+            sum(plan.memory.values()),
+            f"network {plan.network.name} with batch size {plan.batch_size:,}",
+            "use a smaller batch size or network",
+            available_bytes=self.free_bytes(),
+        )
         replica = self.allocate(plan, seed=seed)
         for parameter in plan.network.parameters:
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))

@@ -1,9 +1,11 @@
-"""How parameters start, as descriptions; `initial` turns them into numbers."""
+"""Distributions of initial parameters, as descriptions; `initial` draws from them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from dptrain.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,12 @@ class Normal:
 
     std: float
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.std < math.inf:
+            raise UserError(
+                f"standard deviation is {self.std}; expected a finite number, 0 or more"
+            )
+
     def deviation(self, fan_in: int) -> float:
         """Standard deviation, whatever the fan-in."""
         return self.std
@@ -34,6 +42,10 @@ class Constant:
     """Every element equals `value`."""
 
     value: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise UserError(f"constant is {self.value}; expected a finite number")
 
 
 Initializer = He | Normal | Constant

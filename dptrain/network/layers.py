@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.network.initializers import Constant, He, Initializer
 
 Shape = tuple[int, ...]
@@ -53,9 +53,21 @@ class Flops:
     backward_weight: int = 0
 
 
-def _positive(value: int, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{what} is {value!r}; expected a whole number of at least 1")
+MAX_SIZE = 2**31 - 1
+"""Largest size that a field of a layer may have; kernels receive sizes as 32-bit integers."""
+
+
+def _check_size(value: int, what: str, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
+        raise UserError(
+            f"{what} is {shown(value)}; expected a whole number from {least} to {MAX_SIZE:,}"
+        )
+
+
+def _check_number(value: float, what: str, least: float = -math.inf) -> None:
+    if not (math.isfinite(value) and value >= least):
+        minimum = "" if least == -math.inf else f" of at least {least:g}"
+        raise UserError(f"{what} is {value}; expected a finite number{minimum}")
 
 
 def _maps(layer: str, shape: Shape) -> tuple[int, int, int]:
@@ -142,16 +154,17 @@ class Conv2d(Layer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self.filters, "conv filters")
+        _check_size(self.filters, "conv filters")
         for value in (*self.window, *self.strides):
-            _positive(value, "conv kernel or stride")
+            _check_size(value, "conv kernel or stride")
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid", "full"):
                 raise UserError(
                     f"conv padding is '{self.padding}'; expected a number, same, valid or full"
                 )
-        elif isinstance(self.padding, bool) or self.padding < 0:
-            raise UserError(f"conv padding is {self.padding}; expected at least 0")
+        else:
+            _check_size(self.padding, "conv padding", least=0)
+        _check_number(self.weight_decay, "conv weight_decay", least=0.0)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -240,7 +253,7 @@ class _Pool2d(Layer):
 
     def __post_init__(self) -> None:
         for value in (*self.windows, *self.strides):
-            _positive(value, f"{self.kind} window or stride")
+            _check_size(value, f"{self.kind} window or stride")
         if self.padding not in ("same", "valid"):
             raise UserError(f"{self.kind} padding is '{self.padding}'; expected same or valid")
 
@@ -325,7 +338,8 @@ class Dense(Layer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(self.units, "dense units")
+        _check_size(self.units, "dense units")
+        _check_number(self.weight_decay, "dense weight_decay", least=0.0)
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if len(input_shape) != 1:
@@ -407,10 +421,11 @@ class LocalResponseNorm(_Elementwise):
     beta: float = 0.75
 
     def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise UserError(f"lrn radius is {self.radius}; expected at least 0")
-        if self.bias <= 0.0:
-            raise UserError(f"lrn bias is {self.bias}; expected more than 0")
+        _check_size(self.radius, "lrn radius", least=0)
+        if not 0.0 < self.bias < math.inf:
+            raise UserError(f"lrn bias is {self.bias}; expected a finite number above 0")
+        _check_number(self.alpha, "lrn alpha")
+        _check_number(self.beta, "lrn beta")
 
     def output_shape(self, input_shape: Shape) -> Shape:
         return _maps("lrn", input_shape)

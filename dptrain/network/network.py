@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dptrain.errors import UserError, shown
-from dptrain.network.layers import Flops, Layer, Parameter, Shape
+from dptrain.network.layers import MAX_SIZE, Flops, Layer, Parameter, Shape
 from dptrain.network.losses import Loss, SoftmaxCrossEntropy
 
 INPUT = "input"
@@ -157,9 +157,11 @@ class Network:
         _check_name(self.name)
         object.__setattr__(self, "input_shape", tuple(self.input_shape))
         object.__setattr__(self, "layers", tuple(self.layers))
-        if len(self.input_shape) not in (1, 3) or min(self.input_shape) < 1:
+        sizes = self.input_shape
+        if len(sizes) not in (1, 3) or not all(1 <= size <= MAX_SIZE for size in sizes):
             raise UserError(
-                f"network {self.name}: input shape {self.input_shape}; expected (C, H, W) or (F,)"
+                f"network {self.name}: input shape {shown(sizes)}; expected (C, H, W) or (F,), "
+                f"numbers from 1 to {MAX_SIZE:,}"
             )
         if not self.layers:
             raise UserError(f"network {self.name} has no layers")

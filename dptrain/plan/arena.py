@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.errors import UserError
+from dptrain.memory import format_bytes
 from dptrain.network.layers import Shape
 from dptrain.plan.lowering import BufferSpec
 
@@ -73,8 +74,8 @@ def place(
     }
     if sum(sizes.values()) > MAX_BYTES:
         raise UserError(
-            f"the buffers need up to {sum(sizes.values()) / 2**60:,.0f} EiB, more than an address "
-            "can express; use a smaller network or batch size"
+            f"the buffers need {format_bytes(sum(sizes.values()))}, more than a computer can "
+            "address; use a smaller batch size or network"
         )
     order = sorted(lives, key=lambda name: (-sizes[name], lives[name], name))
     offsets = _first_fit([sizes[name] for name in order], [lives[name] for name in order])

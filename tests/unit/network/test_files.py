@@ -185,5 +185,5 @@ def test_absent_and_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"folder\.toml: Is a directory"):
         read_network(tmp_path / "folder.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=r"binary\.toml: not a text file"):
+    with pytest.raises(UserError, match=r"binary\.toml: the file is not text"):
         read_network(tmp_path / "binary.toml")

@@ -346,3 +346,41 @@ def test_buffers_lie_at_the_lowest_offset_that_is_free_during_their_life() -> No
                 offset += arena.ALIGNMENT
             expected.append(offset)
         assert arena._first_fit(sizes, lives) == expected
+
+
+class SmallBackend(type(load_backend("reference"))):  # type: ignore[misc]
+    """The reference backend on a device with one megabyte."""
+
+    def free_bytes(self) -> int:
+        return 2**20
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+@pytest.mark.parametrize(
+    ("network", "batch_size", "message"),
+    [
+        (
+            Network((50,), [Dense(2**31 - 1), Dense(2)], name="wide"),
+            1,
+            "use a smaller batch size or net",
+        ),
+        (MODEL0, 10**9, "TiB of memory, but .* are available; use a smaller batch size or network"),
+        (Network((3, 9, 9), [Conv2d(2, padding=10**6), Flatten(), Dense(2)]), 2, "are available"),
+        (Network((3, 9, 9), [Conv2d(2, padding=10**9), Flatten(), Dense(2)]), 2, "can address"),
+    ],
+)
+def test_a_replica_that_does_not_fit_into_memory_is_refused_with_the_memory_needed(
+    backend: str, network: Network, batch_size: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        dptrain.api.make_replica(network, backend, batch_size)
+
+
+def test_the_memory_of_a_device_is_checked() -> None:
+    backend = SmallBackend()
+    plan = make_plan(MODEL0, backend, 32, precision="fp64")
+    expected = (
+        r"batch size 32 needs 15\.9 MiB of memory, but 1\.0 MiB are available; use a smaller "
+    )
+    with pytest.raises(UserError, match=expected):
+        backend.make_replica(plan)
