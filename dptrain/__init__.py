@@ -5,8 +5,9 @@
 >>> network.num_parameters
 210998
 
-`dptrain.make_replica` returns a replica of a network that computes. Every public name is imported
-when it is first used, so that ``import dptrain`` imports nothing else.
+`dptrain.Trainer` trains a network, `dptrain.load` loads a trained one, and `dptrain.make_replica`
+returns a replica for a training loop of your own. Every public name is imported when it is first
+used, so that ``import dptrain`` imports nothing else.
 """
 
 from __future__ import annotations
@@ -41,32 +42,48 @@ if TYPE_CHECKING:
     from dptrain.network import write_network as write_network
     from dptrain.plan.optimizers import SGD as SGD
     from dptrain.plan.optimizers import Adam as Adam
+    from dptrain.training.callbacks import AfterEpoch as AfterEpoch
+    from dptrain.training.callbacks import AfterStep as AfterStep
+    from dptrain.training.callbacks import Callback as Callback
+    from dptrain.training.callbacks import Progress as Progress
+    from dptrain.training.history import History as History
+    from dptrain.training.model import TrainedModel as TrainedModel
+    from dptrain.training.model import load as load
+    from dptrain.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
     "Adam",
+    "AfterEpoch",
+    "AfterStep",
     "AveragePool2d",
+    "Callback",
     "Constant",
     "Conv2d",
     "Dense",
     "Dropout",
     "Flatten",
     "He",
+    "History",
     "LocalResponseNorm",
     "MaxPool2d",
     "MeanSquaredError",
     "Network",
     "Normal",
+    "Progress",
     "ReLU",
     "Replica",
     "Sigmoid",
     "SigmoidBinaryCrossEntropy",
     "SoftmaxCrossEntropy",
     "SumPool2d",
+    "TrainedModel",
+    "Trainer",
     "UserError",
     "get_network",
+    "load",
     "make_replica",
     "open_data",
     "read_network",
@@ -76,8 +93,16 @@ __all__ = [
 _MODULES = {
     "SGD": "plan.optimizers",
     "Adam": "plan.optimizers",
+    "AfterEpoch": "training.callbacks",
+    "AfterStep": "training.callbacks",
+    "Callback": "training.callbacks",
+    "History": "training.history",
+    "Progress": "training.callbacks",
     "Replica": "backends.replica",
+    "TrainedModel": "training.model",
+    "Trainer": "training.trainer",
     "UserError": "errors",
+    "load": "training.model",
     "make_replica": "api",
     "open_data": "data",
 }

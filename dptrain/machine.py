@@ -18,12 +18,19 @@ def available_cores() -> int:
     is rounded down: with one thread more, the kernel would stop threads for part of the time, and
     the other threads would wait for them.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(own_cores())
     quota = _cgroup_cores(Path("/"))
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def own_cores() -> set[int]:
+    """Return the numbers of the cores in the affinity mask of this process.
+
+    Systems without affinity masks, such as macOS, allow all cores.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def available_memory() -> int:

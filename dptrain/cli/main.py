@@ -96,8 +96,10 @@ def cli(context: click.Context) -> None:
     )
 )
 @click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@click.option("--dry-run", "dry", is_flag=True,
+              help="Check everything, print the resolved settings and stop.")  # fmt: skip
 @setting_flags()
-def train(file: Path | None, **flags: Any) -> int:
+def train(file: Path | None, dry: bool, **flags: Any) -> int:
     """Train a network on all ranks.
 
     Each setting can be a key of the --config FILE (batch_size = 64), an environment variable
@@ -117,12 +119,16 @@ def train(file: Path | None, **flags: Any) -> int:
         goes_on = "resume" in chosen and flags["resume"] == RUN_DIR
         config = load_settings(chosen, os.environ, None if goes_on else file)
         from dptrain.comm.world import World
-        from dptrain.training.loop import train
+        from dptrain.training.run import dry_run, train
 
-        summary = train(config, World.connect(timeout=config.timeout))
-        # All that is left is to leave: a warning that time is short must not kill a finished run.
+        world = World.connect(timeout=config.timeout)
+        if dry:
+            dry_run(config, world)
+            return 0
+        stopped = train(config, world)
+        # A warning of the batch system that time is short must not kill a finished run.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        return STOPPED if summary["stopped"] else 0
+        return STOPPED if stopped else 0
 
     return guarded(action)
 
@@ -143,15 +149,24 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
     def action() -> int:
         from dptrain.cli.printing import print_values
         from dptrain.comm.world import World
-        from dptrain.training.evaluation import evaluate
+        from dptrain.training.evaluation import evaluate_model
+        from dptrain.training.model import load_on_all_ranks
 
         world = World.connect()
-        result = evaluate(run_dir, world, data=data, checkpoint=checkpoint)
+        model = load_on_all_ranks(run_dir, world, checkpoint)
+        result = evaluate_model(model, data, world)
         if world.is_rank_zero:
+            print_warning(model.warning)
             print_values(result, as_json=as_json)
         return 0
 
     return guarded(action)
+
+
+def print_warning(warning: str | None) -> None:
+    """Print a warning on standard error."""
+    if warning is not None:
+        click.echo(f"dptrain: warning: {warning}", err=True)
 
 
 @cli.command(epilog=examples("dptrain predict RUN_DIR -i images/ -o answers.csv"))
@@ -166,12 +181,15 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
 
     def action() -> int:
         from dptrain.comm.world import World
-        from dptrain.training.evaluation import predict
+        from dptrain.training.model import load_on_all_ranks
+        from dptrain.training.prediction import predict_to_file
 
         world = World.connect()
-        count = predict(run_dir, source, output, world, checkpoint=checkpoint)
+        model = load_on_all_ranks(run_dir, world, checkpoint)
+        count = predict_to_file(model, source, output, world)
         if world.is_rank_zero:
-            click.echo(f"{count} predictions in {output}")
+            print_warning(model.warning)
+            click.echo(f"{count} predictions by the model of step {model.step} in {output}")
         return 0
 
     return guarded(action)

@@ -23,10 +23,11 @@ from dptrain.network.files import write_network
 from dptrain.network.layers import Conv2d
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
+from dptrain.training.callbacks import Progress
 from dptrain.training.engines import FIRST_TIMED
-from dptrain.training.loop import train_until
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
+from dptrain.training.trainer import Trainer
 
 NAME = "variants"
 """Of the files."""
@@ -207,7 +208,11 @@ class _Runs:
             run_dir=Path(run_dir),
             resume=Path(run_dir) if resumes else None,
         )
-        return train_until(self.stop, config, self.world, brief=variant.name)
+        progress = Progress(name=variant.name)
+        with Trainer.from_settings(config, self.world, callbacks=[progress]) as trainer:
+            trainer.fit(self.stop)
+        assert trainer.summary is not None
+        return dict(trainer.summary)
 
     def _places(self, variant: Variant, *, anew: bool) -> tuple[str, str, bool]:
         """Network file and run directory, and whether to go on with what lies there."""

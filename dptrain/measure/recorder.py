@@ -89,7 +89,8 @@ class StepRecorder:
         self.steps = 0
         self.timed = True
         self._rows: deque[Row] = deque(maxlen=capacity)
-        self._row = [0] * len(self.names)
+        self._zeros = [0] * len(self.names)
+        self._row = self._zeros.copy()
         self._ends = [0] * len(self.names)
         self.moments: list[Moments] | None = None
         self._spans = len(stages)
@@ -97,6 +98,8 @@ class StepRecorder:
 
     def begin(self) -> None:
         """A step starts now."""
+        # A stage in several pieces adds to its time, so every step starts from 0.
+        self._row = self._zeros.copy()
         self.begin_ns = self._last = perf_counter_ns()
 
     def lap(self, stage: int, outside_ns: int = 0) -> None:

@@ -179,8 +179,11 @@ TRAINING = (
     Word("metrics.loss", "1", "Mean over the last minibatch."),
     Word("learning_rate", "1", "Of the last update."),
     Word("train_loss", "1", "Mean over the last epoch's minibatches."),
+    Word("train_accuracy", "1", "Share of correct predictions over the epoch, each made before the "
+         "update by its minibatch."),
     Word("test_loss", "1", "Mean over the test data."),
-    Word("test_accuracy", "1", "Part of the test data that was answered rightly."),
+    Word("test_accuracy", "1", "Share of correct predictions on the test data."),
+    Word("digest", "", "SHA-256 of the agreed part of the run specification."),
     Word("first_step_s", "s", "Age of the process when its first step was done."),
     Word("stopped", "", "Whether a signal ended training early."),
     Word("scaling", "", "Efficiency against steps of rank 0 alone; the next words."),

@@ -92,13 +92,32 @@ def write_network(network: Network, path: Path | str) -> None:
     """
     import tomli_w
 
-    values: dict[str, Any] = {
+    values = network_to_dict(network)
+    Path(path).write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def network_to_dict(network: Network) -> dict[str, Any]:
+    """Return a network as plain values, as its TOML file holds them.
+
+    Example:
+        >>> network_from_dict(network_to_dict(get_network("model0"))) == get_network("model0")
+        True
+    """
+    return {
         "name": network.name,
         "input": list(network.input_shape),
         "loss": _plain(network.loss, network.loss.kind),
         "layer": _layer_tables(network),
     }
-    Path(path).write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def network_from_dict(values: Mapping[str, Any]) -> Network:
+    """Return the network that `network_to_dict` described.
+
+    Raises:
+        UserError: the values do not describe a network.
+    """
+    return _network(values, "network")
 
 
 # Reading.

@@ -1,41 +1,26 @@
-"""Evaluation of a trained network by all ranks together, and prediction into a file."""
+"""Evaluation of a network by all ranks."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Replica
-from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
-from dptrain.data import Preprocessing, open_data
+from dptrain.data import Preprocessing
 from dptrain.data.base import Dataset, Samples
-from dptrain.data.inputs import UnlabelledInputs, open_inputs
+from dptrain.data.objects import dataset_from
 from dptrain.data.sharding import shard
 from dptrain.data.spec import absolute
-from dptrain.errors import UserError
-from dptrain.files import write_whole
 from dptrain.network.network import Network
-from dptrain.plan.plan import make_plan
-from dptrain.training.checkpoints import Checkpoint, restore_replica
-from dptrain.training.rundir import RunDirectory
-from dptrain.training.settings import Settings
-from dptrain.training.setup import (
-    broadcast_flat,
-    make_replica,
-    open_backend,
-    resolve,
-)
 
-EVALUATION_BATCH = 256
-"""Samples in a batch: enough for full speed, and little memory on any machine."""
+if TYPE_CHECKING:
+    from dptrain.training.model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -87,78 +72,8 @@ def score(replica: Replica, samples: Samples, world: World) -> Score:
     return Score(float(totals[0]) / count, accuracy, count)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trained network that was restored for inference.
-
-    Attributes:
-        config: settings of its run.
-        network: description.
-        replica: has the trained parameters.
-        preprocessing: saved with the parameters.
-        step: of the checkpoint.
-    """
-
-    config: Settings
-    network: Network
-    replica: Replica
-    preprocessing: Preprocessing
-    step: int
-
-
-def load_trained(run_dir: Path, world: World, step: int | None) -> Trained:
-    """Restore the network of a run with the parameters of a checkpoint, on every rank.
-
-    Args:
-        run_dir: of a run; rank 0 reads it.
-        world: the ranks.
-        step: of the checkpoint; None: the newest complete one.
-
-    Raises:
-        UserError: the run or the checkpoint does not exist or is of another network; on every rank.
-    """
-    found = call_on_rank_zero(world, lambda: _read_run(run_dir, step))
-    facts = None if found is None else (found[0], found[1].facts.get("preprocessing"))
-    values, saved = world.broadcast_json(facts)
-    config = call_on_all_ranks(
-        world, lambda: Settings.from_values(values, str(run_dir)).with_recipe()
-    )
-    preprocessing = call_on_all_ranks(
-        world, lambda: Preprocessing.from_dict(saved, f"the preprocessing saved in {run_dir}")
-    )
-    network = call_on_all_ranks(world, config.load_network)
-    backend = open_backend(config, world)
-    config = resolve(config, backend, world)
-    plan = make_plan(
-        network,
-        backend,
-        EVALUATION_BATCH,
-        precision=str(config.precision),
-        training=False,
-        threads=int(config.threads or 1),
-    )
-    replica = make_replica(world, backend, plan, config.seed)
-    taken = call_on_rank_zero(world, lambda: _restore(replica, found))
-    broadcast_flat(world, replica, replica.flat_parameters)
-    step = int(world.broadcast_json(taken))
-    return Trained(config, network, replica, preprocessing, step)
-
-
-def _restore(replica: Replica, found: tuple[dict[str, Any], Checkpoint] | None) -> int:
-    assert found is not None, "only rank 0 calls this, and it has read the run"
-    restore_replica(replica, found[1], parameters_only=True)
-    return found[1].step
-
-
-def _read_run(run_dir: Path, step: int | None) -> tuple[dict[str, Any], Checkpoint]:
-    run = RunDirectory.open(run_dir)
-    checkpoint = run.checkpoints.load(step)
-    checkpoint.print_warning()
-    return run.read_config(), checkpoint
-
-
 def open_test_data(
-    data: str | None,
+    data: Any,
     trained_on: str,
     network: Network,
     preprocessing: Preprocessing,
@@ -171,7 +86,8 @@ def open_test_data(
     Other data than the training data is used as a whole if it has no split of its own.
 
     Args:
-        data: spec; None: the data that the network was trained on.
+        data: a spec or an object, see `dataset_from`; None for the data that the network was
+            trained on.
         trained_on: spec of the training data with absolute paths.
         network: that was trained.
         preprocessing: saved with the network.
@@ -181,17 +97,18 @@ def open_test_data(
     Returns:
         The samples, and a description of them such as "all 120 samples of folder:shapes".
     """
-    own = data is None or absolute(data) == trained_on
-    spec = trained_on if data is None else data
-    dataset = open_data(
-        spec,
+    own = data is None or (isinstance(data, str) and absolute(data) == trained_on)
+    chosen = trained_on if data is None else data
+    dataset = dataset_from(
+        chosen,
         network,
         seed=seed,
         ranks_per_node=ranks_per_node,
         preprocessing=preprocessing,
         split=own,
     )
-    return dataset.test, describe_scored(dataset, spec, whole=not own)
+    name = chosen if isinstance(chosen, str) else dataset.name
+    return dataset.test, describe_scored(dataset, name, whole=not own)
 
 
 def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
@@ -208,104 +125,45 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
     return f"the test split of {name}, {count:,} samples"
 
 
-def evaluate(
-    run_dir: Path, world: World, *, data: str | None = None, checkpoint: int | None = None
-) -> dict[str, Any]:
-    """Score a trained network on the test split of its data, or on other data.
+def evaluate_model(model: TrainedModel, data: Any, world: World) -> dict[str, Any]:
+    """Evaluate a trained model on a data set; every rank calls this function.
 
-    The data is preprocessed as the model's saved preprocessing requires.
+    The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
+    are matched by name.
 
     Args:
-        run_dir: of the run.
-        world: the ranks; every rank calls this.
-        data: another data spec.
-        checkpoint: step; None: the newest complete one.
+        model: the trained model, on every rank.
+        data: None for the test split of the data that the model was trained on; else a data spec or
+            an object, see `dptrain.data.objects`.
+        world: the ranks.
 
     Returns:
-        The same on every rank: network, data, step, samples, scored (a description of the samples),
+        The same on every rank: network, data, step, scored (a description of the samples), samples,
         loss, and accuracy unless the network predicts values.
 
     Raises:
-        UserError: the run, the checkpoint or the data cannot be read, or the data does not match
-            the model.
+        UserError: the data cannot be read, or does not match the model.
     """
-    trained = load_trained(run_dir, world, checkpoint)
-    trained_on = str(trained.config.data)
+    trained_on = model.facts.data
     samples, scored = call_on_all_ranks(
         world,
         lambda: open_test_data(
             data,
             trained_on,
-            trained.network,
-            trained.preprocessing,
-            seed=trained.config.seed,
+            model.network,
+            model.preprocessing,
+            seed=model.facts.seed,
             ranks_per_node=world.local_size,
         ),
     )
-    result = score(trained.replica, samples, world)
+    result = score(model.replica, samples, world)
     accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
     return {
-        "network": trained.network.name,
-        "data": data or trained_on,
-        "step": trained.step,
+        "network": model.network.name,
+        "data": data if isinstance(data, str) else trained_on if data is None else "arrays",
+        "step": model.step,
         "scored": scored,
         "samples": result.samples,
         "loss": result.loss,
         **accuracy,
     }
-
-
-def predict(
-    run_dir: Path, source: Path, output: Path, world: World, *, checkpoint: int | None = None
-) -> int:
-    """Write predictions for new samples to a CSV file, one line for each sample.
-
-    The training data is not needed.
-
-    Args:
-        run_dir: of the run.
-        source: what `dptrain.data.inputs.open_inputs` reads.
-        output: file to write; an existing file is not overwritten.
-        world: the ranks; each predicts its shard, rank 0 writes.
-        checkpoint: step; None: the newest complete one.
-
-    Returns:
-        Number of samples.
-
-    Raises:
-        UserError: the run, the checkpoint or the source cannot be read, the source does not match
-            the model, or the output exists.
-    """
-    trained = load_trained(run_dir, world, checkpoint)
-    inputs = call_on_all_ranks(world, lambda: open_inputs(source, trained.preprocessing))
-    call_on_rank_zero(world, lambda: _refuse_existing(output))
-    predictions = np.zeros((len(inputs.samples), trained.network.num_outputs))
-    mine = shard(len(predictions), world.rank, world.size)
-    indices = np.arange(len(predictions), dtype=np.int64)[mine]
-    for chosen, x, _ in batches_of(trained.replica, inputs.samples, indices):
-        predictions[chosen] = trained.preprocessing.to_values(trained.replica.predict(x))
-    # Every row was written by one rank and is zero on the others.
-    world.all_reduce(predictions)
-    call_on_rank_zero(world, lambda: _write_predictions(output, inputs, predictions, trained))
-    return len(predictions)
-
-
-def _refuse_existing(output: Path) -> None:
-    if output.exists():
-        raise UserError(f"{output} exists already; choose another file, or move it away first")
-
-
-def _write_predictions(
-    output: Path, inputs: UnlabelledInputs, predictions: NDArray[np.float64], trained: Trained
-) -> None:
-    """Write the columns sample, class and the probability of each class; or sample and values."""
-    names = trained.preprocessing.output_names(trained.network)
-    is_class = trained.network.loss.targets == "classes"
-    header = ["class", *(f"probability_{name}" for name in names)] if is_class else names
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["sample", *header])
-    for name, row in zip(inputs.names, predictions, strict=True):
-        chosen = [names[int(row.argmax())]] if is_class else []
-        writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row)])
-    write_whole(output, lines.getvalue())

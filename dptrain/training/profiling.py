@@ -1,4 +1,4 @@
-"""A job measured: the very steps of training, timed on every rank, taken apart on rank 0."""
+"""Profile of a job: the steps of training, timed on every rank and analysed on rank 0."""
 
 from __future__ import annotations
 
@@ -37,38 +37,33 @@ from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_tra
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
-from dptrain.training.loop import raise_not_finite
+from dptrain.training.job import Job, assemble
 from dptrain.training.progress import Progress
+from dptrain.training.resources import possible_efficiency, share_of_cores
 from dptrain.training.settings import Settings
-from dptrain.training.setup import (
-    Job,
-    bucket_bytes,
-    possible_efficiency,
-    set_up,
-    share_of_cores,
-)
 from dptrain.training.summary import introduce
+from dptrain.training.trainer import raise_not_finite
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
-"""How often a gradient sum alone is timed, and how often it is made before."""
+"""Timed and untimed repetitions of a gradient sum outside a step."""
 
 MOST_TRACE_BYTES = 2_000_000_000
-"""Beyond any viewer, and below what MPI counts in 32 bits."""
+"""No viewer opens a larger trace, and MPI counts bytes in 32 bits."""
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How to measure.
+    """Options of a profile.
 
     Attributes:
-        steps: whose times count.
-        skip: steps made before; where stages return before they are done, `FIRST_TIMED` at least.
-        output: folder for the results; None: nothing is written.
-        roofs: whether to measure what the processor can do.
-        trace: whether to write a trace of all steps that count, to `output`.
-        nvtx: whether to set marks around stages for NVIDIA's tools. Where stages return before
-            they are done, steps are captured, and marks are not; so as many more steps are made at
-            the end, each stage started by itself, which are marked and not measured.
+        steps: number of measured steps.
+        skip: steps before them, on a GPU at least `FIRST_TIMED`.
+        output: folder of the results; None writes nothing.
+        roofs: measure the peak rates of the processor for the roofline.
+        trace: write a trace of all measured steps to `output`.
+        nvtx: mark stages for NVIDIA's tools. On a GPU steps are captured as graphs, which hold no
+            marks; as many steps more are then made at the end, stage by stage, with marks and
+            without measurement.
     """
 
     steps: int = 50
@@ -84,33 +79,32 @@ class ProfileOptions:
         if self.skip < 0:
             raise UserError(f"--skip is {self.skip}; expected at least 0")
         if self.trace and self.output is None:
-            raise UserError("--trace writes a file, but there is no folder; try --output DIR")
+            raise UserError("--trace writes a file, so it needs a folder; try --output DIR")
 
 
 def profile(
-    config: Settings, world: World, options: ProfileOptions, *, quiet: bool = False
+    settings: Settings, world: World, options: ProfileOptions, *, quiet: bool = False
 ) -> Profile | None:
     """Make steps of training and measure them.
 
     Args:
-        config: what to train and how; its number of steps, its run directory and what belongs to
-            one are left aside.
-        world: the ranks; every rank calls this.
-        options: how to measure.
-        quiet: print nothing on the way.
+        settings: settings of the job. Its length and its run directory are ignored.
+        world: the ranks; every rank calls this function.
+        options: options of the profile.
+        quiet: print no progress.
 
     Returns:
-        The record, on rank 0; None elsewhere. With `ProfileOptions.output` its files are there.
+        The profile on rank 0; None on other ranks. `ProfileOptions.output` holds its files.
 
     Raises:
-        UserError: something the user can mend; the same on every rank.
+        UserError: a mistake of the user; on every rank.
     """
     output = options.output
-    board = call_on_rank_zero(world, lambda: _claim(output, config.tensorboard))
+    board = call_on_rank_zero(world, lambda: _claim(output, settings.tensorboard))
     ranges = call_on_all_ranks(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
-    config = replace(config, steps=total, epochs=None, run_dir=None, resume=None)
-    job = set_up(config, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
+    chosen = replace(settings, steps=total, epochs=None, run_dir=None, resume=None)
+    job = assemble(chosen, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
     with ExitStack() as stack:
         stack.enter_context(job.engine)
         afterwards = ranges is not None and job.replica.memory.asynchronous
@@ -118,7 +112,7 @@ def profile(
             annotate(job.replica, job.engine.gradient_sum, ranges)
         steps = _Steps.of(job, options)
         display = Display(world.is_rank_zero and not quiet, 0, steps.last, task="profiling")
-        introduce(job, display)
+        introduce(job, display, 0)
         before = clock_offset(world)
         during = None if afterwards else ranges
         _make_steps(job, steps, display, trace=options.trace, ranges=during)
@@ -137,7 +131,7 @@ def profile(
         if output is not None:
             if options.trace:
                 _write_trace(job, steps, before, output)
-            # Last, so that a folder with a profile has all.
+            # The profile is the last file, so a folder that has it is complete.
             call_on_rank_zero(world, lambda: _write(record, output))
         if ranges is not None and afterwards:
             _mark_steps(job, steps.last, options.steps, ranges)
@@ -145,10 +139,10 @@ def profile(
 
 
 def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
-    """Make sure that results can be written, before anything is measured."""
+    """Check that the results can be written before anything is measured."""
     if output is None:
         if tensorboard:
-            raise UserError("--tensorboard writes files, but there is no folder; try --output DIR")
+            raise UserError("--tensorboard writes files, so it needs a folder; try --output DIR")
         return None
     board = None
     if tensorboard:
@@ -160,7 +154,7 @@ def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
 
 
 def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
-    """The network, and a line a step: of the slowest rank, and by stage the mean of all."""
+    """Write the network, the step time of the slowest rank, and the mean time of each stage."""
     board.graph(job.network)
     for number, step_ms in enumerate(measured.slowest.tolist()):
         board.record({"step": number, "step_ms": step_ms})
@@ -176,11 +170,11 @@ def _write(record: Profile | None, output: Path) -> None:
 
 
 def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> None:
-    """Every rank tells its events, on rank 0's clock."""
+    """Collect the events of all ranks on the clock of rank 0, and write the trace."""
     world, moments = job.world, job.recorder.moments
     assert moments is not None
     clock = RankClock(before, clock_offset(world))
-    # Nothing lies before zero: some viewers leave such events out.
+    # Some viewers ignore events before time 0.
     first = min(world.all_gather_json(clock.place(moments[0].begin)))
     clock = replace(clock, zero_ns=first)
     events = rank_events(
@@ -191,8 +185,8 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
     size = sum(world.all_gather_json(text.size))
     if size > MOST_TRACE_BYTES:
         raise AgreedError(
-            f"the trace would have {size / 1e9:.1f} GB, which no viewer opens; expected at most "
-            f"{MOST_TRACE_BYTES / 1e9:.1f}, try fewer --steps"
+            f"the trace would have {size / 1e9:.1f} GB, and viewers open at most "
+            f"{MOST_TRACE_BYTES / 1e9:.1f} GB; try fewer --steps"
         )
     texts = world.gather(text)
     clocks = world.gather_json(clock_facts(world.rank, clock))
@@ -209,12 +203,12 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
 
 @dataclass(frozen=True)
 class _Steps:
-    """Which steps are made for what, counted from 0.
+    """Ranges of steps, counted from 0.
 
     Attributes:
-        skip: the first of the ordinary ones.
-        timed: the first that is timed stage by stage where not all are; `last` where all are.
-        last: one past the last.
+        skip: the first measured step.
+        timed: the first step that is timed stage by stage; `last` if all are.
+        last: the number of steps.
     """
 
     skip: int
@@ -223,7 +217,7 @@ class _Steps:
 
     @classmethod
     def of(cls, job: Job, options: ProfileOptions) -> _Steps:
-        """So many that enough have a whole minibatch: the last one of an epoch may be smaller."""
+        """Choose the ranges so that enough steps have a whole minibatch."""
         asynchronous = job.replica.memory.asynchronous
         skip = max(options.skip, FIRST_TIMED) if asynchronous else options.skip
         ordinary = _with_whole(job, 0, skip, options.steps)
@@ -232,7 +226,7 @@ class _Steps:
 
 
 def _with_whole(job: Job, first: int, skip: int, count: int) -> int:
-    """One past the step with which `count` whole minibatches are made, from `first` + `skip` on."""
+    """Return the end of a range from `first` + `skip` that has `count` whole minibatches."""
     step = first + skip
     while count:
         count -= _is_whole(job, step)
@@ -241,18 +235,18 @@ def _with_whole(job: Job, first: int, skip: int, count: int) -> int:
 
 
 def _is_whole(job: Job, step: int) -> bool:
-    batch_size, size = job.config.batch_size, len(job.dataset.train)
-    return size < batch_size or size % batch_size == 0 or (step + 1) % job.epoch_steps != 0
+    batch_size, size = job.spec.batch_size, len(job.dataset.train)
+    return size < batch_size or size % batch_size == 0 or (step + 1) % job.spec.epoch_steps != 0
 
 
 def _make_steps(
     job: Job, steps: _Steps, display: Display, *, trace: bool, ranges: Ranges | None
 ) -> None:
-    """The loop of training, without what training does between steps."""
+    """Run the training loop without evaluation, checkpoints and records."""
     if job.replica.memory.asynchronous:
         job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
-    world, batch_size = job.world, job.config.batch_size
+    world, batch_size = job.world, job.spec.batch_size
     with (
         open_loader(
             job, batch_size=batch_size, rank=world.rank, size=world.size, first=0, last=steps.last
@@ -272,7 +266,7 @@ def _make_steps(
 
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
-    """Steps whose stages are started one by one, with marks around them; nobody measures them."""
+    """Make steps stage by stage with marks around the stages; they are not measured."""
     engine, world = job.engine, job.world
     annotate(job.replica, engine.gradient_sum, ranges)
     if isinstance(engine, DeviceEngine):
@@ -280,7 +274,7 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     engine.time_stages(0)
     last = first + count
     with open_loader(
-        job, batch_size=job.config.batch_size, rank=world.rank, size=world.size,
+        job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
         first=first, last=last,
     ) as loader:  # fmt: skip
         batches = waiting(loader, ranges)
@@ -290,11 +284,11 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
 
 
 def _time_sums(job: Job) -> tuple[SumTime, ...]:
-    """Each size of bucket summed alone: by the very sums of training, all ranks at once."""
+    """Time the sum of each size of bucket outside a step, on all ranks at once."""
     sums, replica = job.engine.gradient_sum, job.replica
     if job.world.size == 1:
         return ()
-    # Sums of sums would grow beyond all bounds.
+    # Repeated sums of gradients would overflow.
     zeros = np.zeros(replica.flat_gradients.shape, replica.flat_gradients.dtype)
     replica.memory.upload(replica.flat_gradients, zeros)
     sizes = [(bucket.stop - bucket.start) * job.plan.itemsize for bucket in sums.buckets]
@@ -309,7 +303,7 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
 
 
 def _measure_roofs(job: Job) -> Roofs | None:
-    """On rank 0, while the others rest."""
+    """Measure on rank 0 while the other ranks wait."""
     roofs = None
     if job.world.is_rank_zero:
         roofs = measure_roofs(job.backend, job.plan, job.replica.memory)
@@ -318,7 +312,7 @@ def _measure_roofs(job: Job) -> Roofs | None:
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    """What every rank says of itself and of the job, gathered; the same on every rank."""
+    """Return facts about the job and about each rank, the same on every rank."""
     world = job.world
     mine = {
         "host": socket.gethostname(),
@@ -344,7 +338,7 @@ def _record(
     memory = job.memory_bytes
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
-    samples = min(job.config.batch_size, len(job.dataset.train))
+    samples = min(job.spec.batch_size, len(job.dataset.train))
     return Profile(
         job=_describe(job, facts),
         steps=measured.steps.shape[1],
@@ -366,24 +360,23 @@ def _record(
 
 
 def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
-    config, sums = job.config, job.engine.gradient_sum
-    least = bucket_bytes(config, job.world, sums.transport)
+    spec, sums = job.spec, job.engine.gradient_sum
     return {
         "network": job.network.name,
-        "data": config.data,
-        "backend": config.backend,
+        "data": spec.data,
+        "backend": spec.backend,
         "precision": job.plan.precision,
-        "strategy": config.strategy,
+        "strategy": spec.strategy,
         "transport": sums.transport,
         "ranks": job.world.size,
         "nodes": sum(rank["first_on_node"] for rank in facts["ranks"]),
         "threads": job.plan.setting.threads,
-        "batch_size": config.batch_size,
+        "batch_size": spec.batch_size,
         "local_batch": job.local_batch,
-        "optimizer": config.optimizer,
+        "optimizer": spec.optimizer,
         "parameters": job.network.num_parameters,
-        "seed": config.seed,
-        "bucket_kib": None if least is None else least // 1024,
+        "seed": spec.seed,
+        "bucket_kib": spec.bucket_kib or None,
         "buckets": len(sums.buckets),
         "cores": min(rank["cores"] for rank in facts["ranks"]),
         "possible": facts["possible"],

@@ -44,6 +44,7 @@ from dptrain.training.settings import CONFIG_FILE as CONFIG
 from dptrain.training.settings import read_settings
 
 ENVIRONMENT, SUMMARY, NETWORK, LOCK = "env.json", "summary.json", "network.toml", ".lock"
+SPECIFICATION = "spec.json"
 LAST_CHECKPOINT = ".last_checkpoint"
 
 
@@ -227,11 +228,28 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
 
-    def write_config(self, values: Mapping[str, Any]) -> None:
-        """Write `config.toml`; None is left out, and paths become strings."""
-        text = tomli_w.dumps(_for_toml(values))
-        heading = f"# Starts the same run again: dptrain train --config {CONFIG}\n"
-        self._write(CONFIG, heading + text)
+    def write_config(
+        self, values: Mapping[str, Any], origins: Mapping[str, str] | None = None
+    ) -> None:
+        """Write `config.toml`; None is left out, and paths become strings.
+
+        Args:
+            values: settings by name.
+            origins: where values come from, by name; they become comments.
+        """
+        lines = [f"# Starts the same run again: dptrain train --config {CONFIG}"]
+        plain = _for_toml(values)
+        tables = {name: value for name, value in plain.items() if isinstance(value, dict)}
+        for name, value in plain.items():
+            if name not in tables:
+                line = tomli_w.dumps({name: value}).rstrip("\n")
+                origin = (origins or {}).get(name)
+                lines.append(f"{line}  # {shown(origin)}" if origin else line)
+        self._write(CONFIG, "\n".join(lines) + "\n" + tomli_w.dumps(tables))
+
+    def write_specification(self, specification: Mapping[str, Any]) -> None:
+        """Write `spec.json`; see `dptrain.training.spec.RunSpec`."""
+        self._write(SPECIFICATION, dump_json(specification, indent=2) + "\n")
 
     def keep_network(self, network: Network) -> str:
         """Write `network.toml`, so that the run does not need the original file of the network.

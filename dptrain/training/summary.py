@@ -1,9 +1,10 @@
-"""The first lines and the last ones: what is about to happen, and what came of it."""
+"""The first lines that a run prints, and its results at the end."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,115 +16,151 @@ from dptrain.measure.recorder import HIDDEN
 from dptrain.measure.tables import closing_table, notes_table
 from dptrain.training.display import Display
 from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.job import Job
 from dptrain.training.progress import Progress
-from dptrain.training.setup import Job, possible_efficiency
+from dptrain.training.resources import possible_efficiency
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The results of a run.
+
+    Attributes:
+        summary: as in ``summary.json``, the same on every rank.
+        tables: where a step spends its time, and how the job scales; empty on other ranks than 0.
+        lines: the result on the test data and the next step, for people.
+    """
+
+    summary: Mapping[str, Any]
+    tables: tuple[str | Table, ...]
+    lines: tuple[str, ...]
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def introduce(job: Job, display: Display) -> None:
-    """Say what will be trained on what, how, and where it goes."""
-    config, world = job.config, job.world
+def introduce(job: Job, display: Display, step: int) -> None:
+    """Print the network, the data, the parallelism and the run directory."""
+    spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
-    on_gpu = job.replica.memory.on_gpu
-    workers = "1 GPU" if on_gpu else _count(job.plan.setting.threads, "thread")
+    worker = "1 GPU" if job.replica.memory.on_gpu else _count(job.plan.setting.threads, "thread")
     display.say(
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
-        f"{memory:.1f} MiB a rank) with {config.backend} {job.plan.precision}"
+        f"{memory:.1f} MiB per rank), backend {spec.backend}, {spec.precision}"
     )
     display.say(f"data: {job.dataset.description}")
+    warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     display.say(
-        f"{_count(world.size, 'rank')} x {workers}, {config.strategy}; global "
-        f"minibatch {config.batch_size}, up to {job.local_batch} a rank; {config.optimizer}, "
-        f"learning rate {job.schedule.rate(job.first_step):g} ({config.schedule})"
+        f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}; global minibatch "
+        f"{spec.batch_size}, at most {job.local_batch} per rank; {spec.optimizer}, learning rate "
+        f"{spec.learning_rate:g} ({spec.schedule}{warmup})"
     )
     if job.run is not None:
-        resumed = f", resumed after step {job.first_step}" if job.first_step else ""
-        again = ", begun again: it had no checkpoint yet" if config.resume else ""
+        resumed = f", resumed after step {step}" if step else ""
+        again = ", started again: it had no checkpoint" if job.settings.resume else ""
         display.say(f"run: {job.run.path}{resumed or again}")
-    for note in job.notes:
-        display.say(f"note: {note}; going on from the one before")
+    if job.warning is not None:
+        display.say(f"warning: {job.warning}")
+    if spec.batch_size > len(job.dataset.train):
+        display.say(
+            f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
+            "training samples, so every minibatch is the whole training data"
+        )
+    if step >= spec.steps:
+        display.say(
+            f"nothing left to do: {step} of {spec.steps} steps are complete; "
+            f"{_advice_to_continue(job)}"
+        )
 
 
-def conclude(job: Job, progress: Progress, display: Display, baseline: Baseline) -> dict[str, Any]:
-    """Combine what all ranks measured, print the tables, write ``summary.json``."""
-    world, threads = job.world, job.plan.setting.threads
-    possible = possible_efficiency(world, threads)
+def _advice_to_continue(job: Job) -> str:
+    if job.spec.schedule == "cosine":
+        return (
+            "the cosine schedule has ended, so continue with --schedule constant, a small "
+            "--learning-rate and more --epochs or --steps"
+        )
+    return "continue with more --epochs or --steps"
+
+
+def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
+    """Combine the measurements of all ranks; every rank calls this function."""
+    world = job.world
+    possible = possible_efficiency(world, job.plan.setting.threads)
     measured = None
     if job.recorder.steps:
-        ahead = job.engine.max_steps_in_flight
-        # Behind those that are captured, if there are any.
-        skip = (
-            FIRST_TIMED
-            if job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
-            else 0
-        )
-        measured = gather_measured(world, job.recorder, ahead=ahead, skip=skip)
-    summary = None
+        in_flight = job.engine.max_steps_in_flight
+        # Steps before the captured ones are slower.
+        has_captures = job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
+        skip = FIRST_TIMED if has_captures else 0
+        measured = gather_measured(world, job.recorder, ahead=in_flight, skip=skip)
+    summary, tables = None, tuple[Any, ...]()
     if world.is_rank_zero:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS
         scaling = efficiency(baseline, step_times, world.size, possible=possible)
         summary = _summary(job, progress, measured, scaling)
-        if measured is not None:
-            _show(job, measured, scaling, display)
-    if job.run is not None and summary is not None:
-        job.run.write_summary(summary)
-        if progress.score is not None:
-            display.say(f"test: {_test_line(progress)}")
-        if progress.stopped:
-            display.say(
-                f"stopped on request after step {progress.step}; "
-                f"go on with: dptrain train --resume {job.run.path}"
-            )
-        display.say(f"summary: {job.run.path / 'summary.json'}")
-    return dict(world.broadcast_json(summary))
+        tables = _tables(job, measured, scaling)
+    return Conclusion(dict(world.broadcast_json(summary)), tables, _closing_lines(job, progress))
 
 
-def _show(job: Job, measured: Measured, scaling: Efficiency, display: Display) -> None:
-    """Print where a step went, how stages are computed, and how the job scales."""
-    size = job.world.size
+def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[str | Table, ...]:
+    """Return where a step spends its time, the algorithms of the stages, and the efficiency."""
+    if measured is None:
+        return ()
+    size, found = job.world.size, list[Any]()
     if measured.by_stage:
         steps = "steps"
         if job.replica.memory.asynchronous:
-            steps = f"{measured.timed.shape[1]} steps that were timed in order"
+            steps = f"{measured.timed.shape[1]} steps that were timed stage by stage"
         stages = stage_profiles(job.plan, measured, None, job.replica.notes)
         hidden = float(measured.column(HIDDEN).mean())
-        display.say(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
+        found.append(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
         if notes := notes_table(stages):
-            display.say(notes)
+            found.append(notes)
     else:
-        display.say(
-            f"no step was timed layer by layer: the {FIRST_TIMED + 1}th of a process is the first; "
-            "dptrain profile times as many as it is told"
+        found.append(
+            f"no step was timed stage by stage: step {FIRST_TIMED + 1} of a process is the first; "
+            "dptrain profile times as many steps as you request"
         )
-    if scaling.weak is not None:
-        display.say(efficiency_table(scaling, size=size, steps=measured.steps.shape[1]))
+    if size > 1 and scaling.weak is not None:
+        found.append(efficiency_table(scaling, size=size, steps=measured.steps.shape[1]))
+    return tuple(found)
 
 
-def _test_line(progress: Progress) -> str:
-    score = progress.score
-    assert score is not None
-    accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
-    return f"{accuracy}loss {score.loss:.4g} on {_count(score.samples, 'sample')}"
+def _closing_lines(job: Job, progress: Progress) -> tuple[str, ...]:
+    lines, score = [], progress.score
+    if score is not None:
+        accuracy = "" if score.accuracy is None else f"accuracy {score.accuracy:.2%}, "
+        lines.append(f"test: {accuracy}loss {score.loss:.4g} on {_count(score.samples, 'sample')}")
+    if job.run is not None:
+        if progress.stopped:
+            lines.append(
+                f"stopped on request after step {progress.step}; "
+                f"continue with: dptrain train --resume {job.run.path}"
+            )
+        lines.append(f"summary: {job.run.path / 'summary.json'}")
+    return tuple(lines)
 
 
 def _summary(
     job: Job, progress: Progress, measured: Measured | None, scaling: Efficiency
 ) -> dict[str, Any]:
-    config, score = job.config, progress.score
+    spec, score = job.spec, progress.score
     return {
         "network": job.network.name,
         "parameters": job.network.num_parameters,
-        "data": config.data,
-        "backend": config.backend,
-        "precision": job.plan.precision,
-        "strategy": config.strategy,
-        "ranks": job.world.size,
+        "data": spec.data,
+        "backend": spec.backend,
+        "precision": spec.precision,
+        "strategy": spec.strategy,
+        "ranks": spec.ranks,
         "threads": job.plan.setting.threads,
-        "batch_size": config.batch_size,
-        "seed": config.seed,
+        "batch_size": spec.batch_size,
+        "seed": spec.seed,
+        "digest": job.run_spec.digest,
         "steps": progress.step,
         "stopped": progress.stopped,
         "train_loss": None if measured is None else progress.last_train_loss,
@@ -131,22 +168,27 @@ def _summary(
         "test_accuracy": None if score is None else score.accuracy,
         "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
-        "scaling": {
-            "weak": None if scaling.weak is None else scaling.weak.value,
-            "strong": None if scaling.strong is None else scaling.strong.value,
-            "possible": scaling.possible,
-            "weak_interval": scaling.weak and [scaling.weak.low, scaling.weak.high],
-            "strong_interval": scaling.strong and [scaling.strong.low, scaling.strong.high],
-            "steps_alone": scaling.alone,
-            "steps_together": 0 if measured is None else measured.steps.shape[1],
-        },
+        "scaling": _scaling(job, measured, scaling),
         "memory": job.memory_bytes,
         **_times(job, measured),
     }
 
 
+def _scaling(job: Job, measured: Measured | None, scaling: Efficiency) -> dict[str, Any]:
+    weak, strong = (scaling.weak, scaling.strong) if job.world.size > 1 else (None, None)
+    return {
+        "weak": None if weak is None else weak.value,
+        "strong": None if strong is None else strong.value,
+        "possible": scaling.possible,
+        "weak_interval": None if weak is None else [weak.low, weak.high],
+        "strong_interval": None if strong is None else [strong.low, strong.high],
+        "steps_alone": scaling.alone,
+        "steps_together": 0 if measured is None else measured.steps.shape[1],
+    }
+
+
 def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
-    """What a profile has, of the steps of training; nulls of what no step tells."""
+    """Return the times of a step as a profile has them; None if no step was measured."""
     none: dict[str, Any] = {"step_ms": None, "parts": None, "hidden_ms": None, "stages": []}
     if measured is None:
         return none

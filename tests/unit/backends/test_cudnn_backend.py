@@ -36,8 +36,8 @@ from dptrain.measure.tables import notes_table
 from dptrain.network import Conv2d, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU, zoo
 from dptrain.plan import SGD, make_plan
 from dptrain.plan.lowering import Group, Phase, Precision, Setting
+from dptrain.training.resources import open_backend
 from dptrain.training.settings import Settings
-from dptrain.training.setup import open_backend
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import ENGINES, Engine, Module, to_bfloat16
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, every_network, rounding, step

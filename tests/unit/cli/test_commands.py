@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -157,12 +158,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             noted.append((name, *values, options))
             return answer
 
-        module = "loop" if name == "train" else "evaluation"
-        monkeypatch.setattr(f"dptrain.training.{module}.{name}", function)
+        monkeypatch.setattr(f"dptrain.training.{name}", function)
 
-    note("train", {"stopped": False})
-    note("evaluate", {"samples": 360, "test_loss": 0.123456789, "test_accuracy": 0.975})
-    note("predict", 7)
+    model = SimpleNamespace(warning=None, step=40)
+    note("run.train", False)
+    note("model.load_on_all_ranks", model)
+    note("evaluation.evaluate_model", {"samples": 360, "loss": 0.123456789, "accuracy": 0.975})
+    note("prediction.predict_to_file", 7)
     monkeypatch.setattr("dptrain.comm.world.World", FakeWorld)
     for name in [s.variable for s in settings()]:
         monkeypatch.delenv(name, raising=False)
@@ -178,7 +180,7 @@ def test_train_hands_over_the_configuration(
     arguments = ["train", "--config", str(file), "--network", "solar", "--flip", "--timeout", "9"]
     assert run(arguments, is_rank_zero=True) == 0
     [(name, config, options)] = calls
-    assert (name, options) == ("train", {})
+    assert (name, options) == ("run.train", {})
     assert isinstance(config, Settings)
     flags = {"network": "solar", "flip": True, "timeout": "9"}
     assert config == load_settings(flags, {"DPTRAIN_SEED": "5"}, file)
@@ -188,25 +190,29 @@ def test_train_hands_over_the_configuration(
 def test_evaluate_prints_names_and_values(
     calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        run(["evaluate", "here", "--checkpoint", "40", "--data", "digits"], is_rank_zero=True) == 0
-    )
-    assert calls == [("evaluate", Path("here"), {"data": "digits", "checkpoint": 40})]
+    arguments = ["evaluate", "here", "--checkpoint", "40", "--data", "digits"]
+    assert run(arguments, is_rank_zero=True) == 0
+    [load, evaluate] = calls
+    assert load == ("model.load_on_all_ranks", Path("here"), 40, {})
+    assert evaluate[0] == "evaluation.evaluate_model"
+    assert evaluate[2] == "digits"
     assert capsys.readouterr().out.splitlines() == [
-        "samples        360",
-        "test_loss      0.123457",
-        "test_accuracy  0.975",
+        "samples   360",
+        "loss      0.123457",
+        "accuracy  0.975",
     ]
     assert run(["evaluate", "here", "--json"], is_rank_zero=True) == 0
-    assert json.loads(capsys.readouterr().out)["test_accuracy"] == 0.975
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 0.975
 
 
-def test_predict_says_where_its_answers_are(
+def test_predict_reports_the_file_and_the_step(
     calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], is_rank_zero=True) == 0
-    assert calls == [("predict", Path("here"), Path("x.npy"), Path("y.csv"), {"checkpoint": None})]
-    assert capsys.readouterr().out == "7 predictions in y.csv\n"
+    [load, predict] = calls
+    assert load == ("model.load_on_all_ranks", Path("here"), None, {})
+    assert predict[2:] == (Path("x.npy"), Path("y.csv"), {})
+    assert capsys.readouterr().out == "7 predictions by the model of step 40 in y.csv\n"
 
 
 def test_a_mistake_found_while_training_is_said_like_any_other(
@@ -217,7 +223,7 @@ def test_a_mistake_found_while_training_is_said_like_any_other(
     def refuse(*arguments: Any) -> None:
         raise UserError("no")
 
-    monkeypatch.setattr("dptrain.training.loop.train", refuse)
+    monkeypatch.setattr("dptrain.training.run.train", refuse)
     assert run(["train"], is_rank_zero=True) == 2
     assert capfd.readouterr().err == "dptrain: no\n"
 

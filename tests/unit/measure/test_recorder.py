@@ -277,3 +277,17 @@ def test_a_stop_request_is_reported_with_the_last_step_in_flight(ahead: int) -> 
         reported.append([(result.step, result.stop) for result in engine.results()])
     last = [(number, number == ahead + 1) for number in range(1, ahead + 2)]
     assert reported == [*[[]] * ahead, [(0, False)], last]
+
+
+def test_pieces_of_a_stage_add_up_within_a_step_and_not_over_steps(replica: api.Replica) -> None:
+    recorder = StepRecorder(replica.plan.stages)
+    for _ in range(3):
+        recorder.begin()
+        for _ in range(2):
+            recorder.skip()
+            time.sleep(0.001)
+            recorder.add_lap(0)
+        recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+    rows = recorder.rows()
+    assert (rows[:, 0] >= 2_000_000).all()
+    assert (rows[:, 0] <= rows[:, recorder.names.index(STEP)]).all()

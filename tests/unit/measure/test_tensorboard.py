@@ -15,8 +15,8 @@ from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.measure.vocabulary import find_word
 from dptrain.network import get_network
-from dptrain.training.loop import train
 from dptrain.training.profiling import ProfileOptions, profile
+from dptrain.training.run import train
 from dptrain.training.settings import load_settings
 
 

@@ -14,8 +14,9 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.world import World
 from dptrain.data.stored import MemorySamples
 from dptrain.errors import UserError
+from dptrain.training.job import _cached_images
+from dptrain.training.resources import bucket_bytes, open_backend
 from dptrain.training.settings import Settings
-from dptrain.training.setup import _pictures, bucket_bytes, open_backend
 
 
 class Neighbours(World):
@@ -77,5 +78,5 @@ def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
     replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()
     world.local_size = local_size
-    images = _pictures(replica, samples, None, world, shared)
+    images = _cached_images(replica, samples, None, world, shared)
     assert images is (samples.x if cached else None)

@@ -1,0 +1,34 @@
+"""Python scripts on many ranks: an exception that a script does not catch ends the whole job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+
+def end_job_on_exception() -> None:
+    """Install an exception hook that reports the first cause once and ends all ranks.
+
+    Without it, a rank that fails would leave the others waiting for it. The hook replaces
+    `sys.excepthook`; calling this function again changes nothing.
+    """
+    if sys.excepthook is not _end_job:
+        sys.excepthook = _end_job
+
+
+def _end_job(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    from dptrain.comm.abort import _fail
+
+    code = _fail(error)
+    # All ranks raise an agreed error, so all arrive here and can leave MPI in order.
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,211 @@
+"""Functions that run during training: user functions, progress, metrics and checkpoints.
+
+Callbacks run on every rank, in the order in which they were passed to the trainer. A callback that
+communicates must do so on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dptrain.comm.collective import call_on_rank_zero
+from dptrain.measure.tensorboard import FOLDER, TensorBoard
+from dptrain.training.checkpoints import replica_arrays
+from dptrain.training.display import Display
+from dptrain.training.history import Record
+from dptrain.training.persistence import checkpoint_facts
+
+if TYPE_CHECKING:
+    from dptrain.training.engines import StepResult
+    from dptrain.training.summary import Conclusion
+    from dptrain.training.trainer import Trainer
+
+
+class Callback:
+    """Base class: every method does nothing; a subclass overrides those that it needs."""
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Run before the first step of `Trainer.fit`."""
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Run after a step. `result` has the step number, the loss and more."""
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        """Run after an epoch, and after the last step; `record` is the newest of the history."""
+
+    def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
+        """Run after the last step of `Trainer.fit`, unless an error ended it."""
+
+    def close(self) -> None:
+        """Release resources; runs at the end of `Trainer.fit`, also if an error ended it."""
+
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        """Return True if the parameters are read after step number `step`, counted from 1.
+
+        A GPU has several steps in progress at a time. The trainer then waits for all of them.
+        """
+        return False
+
+
+class AfterStep(Callback):
+    """Call a function after every `every` steps.
+
+    Args:
+        function: called with the trainer and a `StepResult`. It may read `trainer.parameters`.
+        every: number of steps between two calls.
+
+    Example:
+        >>> losses = []
+        >>> callback = AfterStep(lambda trainer, result: losses.append(result.loss), every=10)
+    """
+
+    def __init__(self, function: Callable[[Trainer, StepResult], Any], every: int = 1) -> None:
+        self._function, self._every = function, every
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        if trainer.step % self._every == 0:
+            self._function(trainer, result)
+
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        return step % self._every == 0
+
+
+class AfterEpoch(Callback):
+    """Call a function after every epoch.
+
+    Args:
+        function: called with the trainer and the newest record of its history.
+
+    Example:
+        >>> callback = AfterEpoch(lambda trainer, record: print(record["loss"]))
+    """
+
+    def __init__(self, function: Callable[[Trainer, Record], Any]) -> None:
+        self._function = function
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        self._function(trainer, record)
+
+
+class Progress(Callback):
+    """Show the progress: a header, a bar on a terminal, a line per epoch, and tables at the end.
+
+    Args:
+        tables: print where a step spends its time and how the job scales.
+        name: show a bar with this name and nothing else.
+    """
+
+    def __init__(self, *, tables: bool = False, name: str = "") -> None:
+        self._tables, self._name = tables, name
+        self._display: Display | None = None
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        from dptrain.training.summary import introduce
+
+        job = trainer.job
+        self._display = Display(
+            job.world.is_rank_zero,
+            trainer.step,
+            job.spec.steps,
+            self._name or "training",
+            brief=bool(self._name),
+        )
+        introduce(job, self._display, trainer.step)
+        self._display.__enter__()
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        assert self._display is not None
+        self._display.step(trainer.progress)
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        assert self._display is not None
+        self._display.say(trainer.progress.epoch_line(trainer.job.spec))
+
+    def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
+        assert self._display is not None
+        self._display.__exit__(None, None, None)
+        for part in conclusion.tables if self._tables else ():
+            self._display.say(part)
+        for line in conclusion.lines:
+            self._display.say(line)
+
+    def close(self) -> None:
+        if self._display is not None:
+            self._display.__exit__(None, None, None)
+
+
+class MetricsLog(Callback):
+    """Write ``metrics.jsonl`` and, if the job asks for them, files for TensorBoard."""
+
+    def __init__(self) -> None:
+        self._board: TensorBoard | None = None
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        job = trainer.job
+        if not job.spec.tensorboard:
+            return
+
+        def open_board() -> TensorBoard:
+            assert job.run is not None
+            board = TensorBoard(job.run.path / FOLDER, done=trainer.step)
+            board.graph(job.network)
+            return board
+
+        self._board = call_on_rank_zero(job.world, open_board)
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        job = trainer.job
+        due = trainer.step % job.spec.log_every == 0 or trainer.is_last_step
+        if job.run is None or not due:
+            return
+        record = trainer.progress.record(job.spec)
+        job.run.metrics.append(record)
+        if self._board is not None:
+            self._board.record({**record, **stage_times(trainer)})
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        job = trainer.job
+        if job.run is not None:
+            job.run.metrics.append(record)
+        if self._board is None:
+            return
+        self._board.record(record)
+        if trainer.step % job.spec.epoch_steps == 0:
+            for name, values in job.replica.parameters.items():
+                self._board.histogram(trainer.step, name, values)
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+class Checkpoints(Callback):
+    """Write a checkpoint every `JobSpec.checkpoint_every` steps and after the last step."""
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        # At the end of an epoch the checkpoint follows the evaluation.
+        if self.needs_parameters(trainer, trainer.step) and not trainer.ends_epoch:
+            self._save(trainer)
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        if self.needs_parameters(trainer, trainer.step) or trainer.is_last_step:
+            self._save(trainer)
+
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        return step % trainer.job.spec.checkpoint_every == 0
+
+    def _save(self, trainer: Trainer) -> None:
+        job = trainer.job
+        if job.run is not None:
+            facts = checkpoint_facts(job.run_spec, job.replica.updates)
+            job.run.save_checkpoint(trainer.step, replica_arrays(job.replica), facts.to_mapping())
+
+
+def stage_times(trainer: Trainer) -> dict[str, float | None]:
+    """Return ms per step on this rank by tag since the last record; None if nothing was timed."""
+    recorder = trainer.job.recorder
+    names, rows = recorder.names, recorder.timed_rows(trainer.job.spec.log_every)
+    means = (rows.mean(axis=0) / 1e6).tolist() if len(rows) else [None] * len(names)
+    return {f"time_ms/{name}": mean for name, mean in zip(names, means, strict=True)}

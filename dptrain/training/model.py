@@ -1,0 +1,193 @@
+"""A trained network that predicts on raw inputs: `dptrain.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.world import World
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.errors import UserError
+from dptrain.network.files import network_from_dict
+from dptrain.network.network import Network
+from dptrain.plan.plan import make_plan
+from dptrain.training.checkpoints import CheckpointFacts, restore_replica
+from dptrain.training.evaluation import evaluate_model
+from dptrain.training.persistence import load_checkpoint
+from dptrain.training.resources import (
+    broadcast_flat,
+    compute_threads,
+    make_replica,
+    open_backend,
+)
+from dptrain.training.settings import Settings
+
+INFERENCE_BATCH = 256
+"""Samples that are computed at a time: enough for full speed, and little memory."""
+
+
+class TrainedModel:
+    """A network with trained parameters and the preprocessing of its training data.
+
+    Attributes:
+        network: the network.
+        preprocessing: how raw samples become inputs of the network.
+        step: number of updates that made the parameters.
+        facts: what the checkpoint records about its run.
+        warning: one line if damaged newer checkpoints were skipped, else None.
+        replica: the network in memory.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        preprocessing: Preprocessing,
+        replica: Replica,
+        facts: CheckpointFacts,
+        *,
+        step: int,
+        warning: str | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.network, self.preprocessing, self.replica = network, preprocessing, replica
+        self.facts, self.step, self.warning = facts, step, warning
+        self._world = world or World.single()
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, in the order of the outputs; None for a regression."""
+        return self.preprocessing.classes
+
+    @property
+    def parameters(self) -> Mapping[str, NDArray[Any]]:
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
+        return self.replica.parameters
+
+    def predict(self, x: ArrayLike) -> NDArray[np.float32]:
+        """Return the predictions for raw samples.
+
+        Args:
+            x: raw samples as the training data stores them, for example uint8 images
+                (n, H, W, C) or (n, C, H, W), or rows (n, F).
+
+        Returns:
+            (n, F): probabilities of the classes, or predicted values in the unit of the data.
+
+        Raises:
+            UserError: the samples do not fit the preprocessing; the message names the difference.
+        """
+        predictions = self.replica.predict(self.preprocessing.apply(x))
+        return np.asarray(self.preprocessing.to_values(predictions), np.float32)
+
+    def predict_classes(self, x: ArrayLike) -> list[str]:
+        """Return the name of the most probable class of each raw sample."""
+        names = self.preprocessing.output_names(self.network)
+        return [names[index] for index in self.predict(x).argmax(axis=1)]
+
+    def evaluate(self, data: Any = None) -> dict[str, Any]:
+        """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.
+
+        Args:
+            data: None for the test split of the training data; else the name of a data set as for
+                ``dptrain evaluate --data``, or an object as for `Trainer`.
+        """
+        return evaluate_model(self, data, self._world)
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainedModel({self.network.name}, {self.network.num_parameters:,} parameters, "
+            f"step {self.step}; {self.preprocessing})"
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    checkpoint: int | None = None,
+    backend: str = "numba",
+    threads: int | None = None,
+) -> TrainedModel:
+    """Load a trained network from a run directory or a checkpoint, on this process alone.
+
+    Args:
+        path: a run directory, a folder that `Trainer.save` wrote, or the folder of a checkpoint.
+        checkpoint: step of the checkpoint; the newest valid one if it is None.
+        backend: what computes, in its default precision.
+        threads: compute threads; all cores of this process if it is None.
+
+    Returns:
+        A model that predicts on raw inputs.
+
+    Raises:
+        UserError: there is no valid checkpoint, or the backend cannot run here.
+
+    Example:
+        >>> model = load("runs/mine")                              # doctest: +SKIP
+        >>> model.predict(images)                                  # doctest: +SKIP
+    """
+    chosen = Settings(backend=backend, threads=threads, share_gpus=True)
+    return load_on_all_ranks(Path(path), World.single(), checkpoint, chosen)
+
+
+def load_on_all_ranks(
+    path: Path, world: World, checkpoint: int | None = None, chosen: Settings | None = None
+) -> TrainedModel:
+    """Load a trained network on every rank; rank 0 reads the files.
+
+    Args:
+        path: as for `load`.
+        world: the ranks; every rank calls this function.
+        checkpoint: as for `load`.
+        chosen: backend, precision and threads; those of the run, on this machine, if it is None.
+
+    Raises:
+        UserError: as for `load`, on every rank.
+    """
+    found = call_on_rank_zero(world, lambda: load_checkpoint(path, checkpoint))
+    read = None if found is None else (asdict(found.run_facts), found.step, found.warning)
+    values, step, warning = world.broadcast_json(read)
+    facts = CheckpointFacts.from_mapping(values, path)
+    network, preprocessing = call_on_all_ranks(world, lambda: _restore_description(facts, path))
+    if chosen is None:
+        job = facts.spec["job"]
+        chosen = Settings(backend=job["backend"], precision=job["precision"], share_gpus=True)
+    backend = open_backend(chosen, world)
+    plan = make_plan(
+        network,
+        backend,
+        INFERENCE_BATCH,
+        precision=chosen.precision or next(iter(backend.precisions)),
+        training=False,
+        threads=compute_threads(chosen, world),
+    )
+    replica = make_replica(world, backend, plan, facts.seed)
+
+    def restore() -> None:
+        assert found is not None, "rank 0 has read the checkpoint"
+        restore_replica(replica, found, parameters_only=True)
+
+    call_on_rank_zero(world, restore)
+    broadcast_flat(world, replica, replica.flat_parameters)
+    return TrainedModel(
+        network, preprocessing, replica, facts, step=step, warning=warning, world=world
+    )
+
+
+def _restore_description(facts: CheckpointFacts, path: Path) -> tuple[Network, Preprocessing]:
+    for key in ("network", "job"):
+        if not isinstance(facts.spec.get(key), Mapping):
+            raise UserError(
+                f"the checkpoint in {path} does not describe its {key}; it was written by another "
+                "version of dptrain"
+            )
+    network = network_from_dict(facts.spec["network"])
+    where = f"the preprocessing saved in {path}"
+    return network, Preprocessing.from_dict(facts.preprocessing, where)

@@ -1,0 +1,120 @@
+"""What a job reads from its run directory when it starts, and writes to it while it runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from dptrain.backends.replica import Replica
+from dptrain.comm.world import World
+from dptrain.data import Dataset
+from dptrain.errors import UserError
+from dptrain.measure.environment import environment
+from dptrain.network.network import Network
+from dptrain.training.checkpoints import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointFacts,
+    CheckpointStore,
+    restore_replica,
+)
+from dptrain.training.rundir import RunDirectory
+from dptrain.training.settings import CONFIG_FILE, Settings
+from dptrain.training.spec import JobSpec, RunSpec
+
+
+def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirectory:
+    """Open the run directory that `resume` names, or make a new one; called on rank 0."""
+    keep = chosen.keep_checkpoints
+    if chosen.resume is not None:
+        run = RunDirectory.open(Path(chosen.resume), keep=keep)
+        run.hold()
+        return run
+    path = None if chosen.run_dir is None else Path(chosen.run_dir)
+    return RunDirectory.create(
+        path, network=network.name, data=dataset.name, now=datetime.now(), keep=keep
+    )
+
+
+def restore_run(
+    chosen: Settings, spec: JobSpec, run: RunDirectory | None, replica: Replica
+) -> Checkpoint | None:
+    """Load the newest checkpoint of a resumed run into the replica; called on rank 0.
+
+    Returns:
+        The checkpoint; None if the run starts from the beginning.
+
+    Raises:
+        UserError: the checkpoint belongs to another job; the message names the difference.
+    """
+    if chosen.resume is None or run is None or not run.begun():
+        return None
+    checkpoint = run.checkpoints.load()
+    checkpoint.run_facts.check_same_run(
+        checkpoint.path,
+        batch_size=spec.batch_size,
+        seed=spec.seed,
+        data=spec.data,
+        schedule=spec.schedule,
+        total_steps=spec.steps,
+    )
+    restore_replica(replica, checkpoint)
+    return checkpoint
+
+
+def start_run(
+    run: RunDirectory,
+    chosen: Settings,
+    run_spec: RunSpec,
+    network: Network,
+    world: World,
+    first_step: int,
+) -> None:
+    """Write the settings, the specification and the environment; called on rank 0."""
+    values = chosen.to_toml_values()
+    # The configuration comes first: only a directory that has one counts as a run.
+    run.write_config(values, chosen.origins)
+    if chosen.network != network.name:
+        run.write_config({**values, "network": run.keep_network(network)}, chosen.origins)
+    run.write_specification(run_spec.to_dict())
+    run.metrics.truncate_after(first_step)
+    run.write_environment(environment(world))
+    if first_step < run_spec.job.steps:
+        run.remove_summary()
+
+
+def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:
+    """Return what a checkpoint records besides its arrays."""
+    job = run_spec.job
+    return CheckpointFacts(
+        updates=updates,
+        network=str(run_spec.network["name"]),
+        batch_size=job.batch_size,
+        seed=job.seed,
+        data=job.data,
+        ranks=job.ranks,
+        total_steps=job.steps,
+        schedule=job.schedule,
+        spec=run_spec.job_part(),
+        preprocessing=run_spec.preprocessing,
+    )
+
+
+def load_checkpoint(path: Path, step: int | None = None) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        path: a run directory, a folder of checkpoints, or the folder of one checkpoint.
+        step: step of the checkpoint; the newest valid one if it is None.
+
+    Raises:
+        UserError: there is no such checkpoint, or it is damaged.
+    """
+    if (path / MANIFEST).is_file():
+        number = path.name.removeprefix("step-")
+        if not number.isdigit():
+            raise UserError(f"{path} is not the folder of a checkpoint; expected step-00000100")
+        return CheckpointStore(path.parent).load(int(number))
+    if (path / CONFIG_FILE).is_file():
+        return RunDirectory.open(path).checkpoints.load(step)
+    return CheckpointStore(path).load(step)

@@ -1,0 +1,74 @@
+"""Prediction by all ranks into a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.world import World
+from dptrain.data.inputs import UnlabelledInputs, open_inputs
+from dptrain.data.sharding import shard
+from dptrain.errors import UserError
+from dptrain.files import write_whole
+from dptrain.training.evaluation import batches_of
+
+if TYPE_CHECKING:
+    from dptrain.training.model import TrainedModel
+
+
+def predict_to_file(model: TrainedModel, source: Path, output: Path, world: World) -> int:
+    """Write predictions for new samples to a CSV file, one line for each sample.
+
+    The training data is not needed.
+
+    Args:
+        model: the trained model, on every rank.
+        source: what `dptrain.data.inputs.open_inputs` reads.
+        output: file to write; an existing file is not overwritten.
+        world: the ranks; every rank calls this function. Each one predicts its shard, and rank 0
+            writes.
+
+    Returns:
+        Number of samples.
+
+    Raises:
+        UserError: the source cannot be read or does not match the model, or the output exists.
+    """
+    inputs = call_on_all_ranks(world, lambda: open_inputs(source, model.preprocessing))
+    call_on_rank_zero(world, lambda: _refuse_existing(output))
+    predictions = np.zeros((len(inputs.samples), model.network.num_outputs))
+    mine = shard(len(predictions), world.rank, world.size)
+    indices = np.arange(len(predictions), dtype=np.int64)[mine]
+    for chosen, x, _ in batches_of(model.replica, inputs.samples, indices):
+        predictions[chosen] = model.preprocessing.to_values(model.replica.predict(x))
+    # Every row was written by one rank and is zero on the others.
+    world.all_reduce(predictions)
+    call_on_rank_zero(world, lambda: _write_predictions(output, inputs, predictions, model))
+    return len(predictions)
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise UserError(f"{output} exists already; choose another file, or move it away first")
+
+
+def _write_predictions(
+    output: Path, inputs: UnlabelledInputs, predictions: NDArray[np.float64], model: TrainedModel
+) -> None:
+    """Write the columns sample, class and the probability of each class; or sample and values."""
+    names = model.preprocessing.output_names(model.network)
+    is_class = model.network.loss.targets == "classes"
+    header = ["class", *(f"probability_{name}" for name in names)] if is_class else names
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(["sample", *header])
+    for name, row in zip(inputs.names, predictions, strict=True):
+        chosen = [names[int(row.argmax())]] if is_class else []
+        writer.writerow([name, *chosen, *(f"{value:.6g}" for value in row)])
+    write_whole(output, lines.getvalue())

@@ -1,0 +1,196 @@
+"""What a run is: a job, which all ranks agree on, and the part of each rank.
+
+`resolve_job` turns `Settings`, in which a user leaves most values open, into a `JobSpec`, in which
+every value is known. `RunSpec` adds the data, the preprocessing and the ranks. It is written to the
+run directory and to every checkpoint, and `dptrain train --dry-run` prints it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from dptrain.training.settings import LOCATIONS, RANK_SETTINGS, Settings, settings
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """The settings of a job, all resolved, equal on every rank.
+
+    The fields have the names and the meaning of `Settings`, with these additions and exceptions.
+
+    Attributes:
+        ranks: number of ranks.
+        epoch_steps: updates per epoch.
+        epochs: passes over the data; 0 if the length of the job was set in steps.
+        steps: updates of the whole job, including those before a resume.
+        step_every: 0 unless the schedule is ``step``.
+        bucket_kib: 0 if the gradient is one bucket.
+        transport: the transport in use; ``host`` for CPU ranks and for one rank.
+    """
+
+    network: str
+    backend: str
+    precision: str
+    seed: int
+    data: str
+    crop: int
+    flip: bool
+    brightness: float
+    contrast: float
+    prefetch: int
+    batch_size: int
+    epochs: int
+    steps: int
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    schedule: str
+    warmup_steps: int
+    step_every: int
+    step_factor: float
+    strategy: str
+    transport: str
+    bucket_kib: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    log_every: int
+    tensorboard: bool
+    evaluate_every: int
+    baseline_steps: int
+    ranks: int
+    epoch_steps: int
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """What one rank contributes: its place in the job and its hardware.
+
+    Attributes:
+        rank: number of the rank.
+        host: name of its node.
+        processor: model of its CPU.
+        device: model of its GPU, or ``cpu``.
+        threads: its compute threads.
+        cores: cores that it may use.
+    """
+
+    rank: int
+    host: str
+    processor: str
+    device: str
+    threads: int
+    cores: int
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides what a run computes, and where it runs.
+
+    Attributes:
+        version: version of dptrain.
+        job: the resolved settings.
+        network: the network as its TOML file describes it.
+        data: fingerprint of the data set, see `dptrain.data.fingerprint`.
+        preprocessing: see `dptrain.data.preprocessing.Preprocessing.to_dict`.
+        ranks: one entry for each rank.
+        origins: for each setting that is not a default, where its value comes from.
+    """
+
+    version: str
+    job: JobSpec
+    network: Mapping[str, Any]
+    data: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+    ranks: tuple[RankSpec, ...]
+    origins: Mapping[str, str]
+
+    def job_part(self) -> dict[str, Any]:
+        """Return what all ranks agree on, as plain JSON values."""
+        return {
+            "version": self.version,
+            "job": asdict(self.job),
+            "network": dict(self.network),
+            "data": dict(self.data),
+            "preprocessing": dict(self.preprocessing),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the specification as plain JSON values."""
+        return {
+            **self.job_part(),
+            "digest": self.digest,
+            "ranks": [asdict(rank) for rank in self.ranks],
+            "origins": dict(self.origins),
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the part that all ranks agree on."""
+        return digest(self.job_part())
+
+    def origin(self, name: str) -> str:
+        """Return where the value of a setting comes from, in a few words."""
+        if name in self.origins:
+            return self.origins[name]
+        default = next((s.default for s in settings() if s.name == name), None)
+        return "resolved" if default is None or default == "auto" else "default"
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of plain JSON values, independent of the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def job_settings(chosen: Settings) -> dict[str, Any]:
+    """Return the settings on which all ranks must agree, as plain JSON values."""
+    return {
+        setting.name: getattr(chosen, setting.name)
+        for setting in settings()
+        if setting.name not in (*LOCATIONS, *RANK_SETTINGS)
+    }
+
+
+def resolve_job(
+    chosen: Settings,
+    *,
+    ranks: int,
+    epoch_steps: int,
+    precision: str,
+    prefetch: int,
+    transport: str,
+    bucket_kib: int,
+) -> JobSpec:
+    """Return the job specification; nothing is left open.
+
+    Args:
+        chosen: settings with the recipe of the network filled in.
+        ranks: number of ranks.
+        epoch_steps: updates per epoch.
+        precision, prefetch, transport, bucket_kib: what the backend, the data and the machine
+            decide if `chosen` leaves it open.
+    """
+    steps = chosen.steps or (chosen.epochs or 0) * epoch_steps
+    resolved: dict[str, Any] = {
+        "epochs": chosen.epochs or 0,
+        "steps": steps,
+        "step_every": chosen.step_every or 0,
+        "checkpoint_every": chosen.checkpoint_every or epoch_steps,
+        "precision": precision,
+        "prefetch": prefetch,
+        "transport": transport,
+        "bucket_kib": bucket_kib,
+        "ranks": ranks,
+        "epoch_steps": epoch_steps,
+    }
+    values: dict[str, Any] = {
+        item.name: resolved[item.name] if item.name in resolved else getattr(chosen, item.name)
+        for item in fields(JobSpec)
+    }
+    missing = [name for name, value in values.items() if value is None]
+    assert not missing, f"the recipe left {missing} open"
+    return JobSpec(**values)

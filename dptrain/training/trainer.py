@@ -1,0 +1,456 @@
+"""The trainer: the training loop, evaluation, prediction, and saving and loading of parameters.
+
+The command line is a client of this module.
+
+    from dptrain import Trainer
+
+    trainer = Trainer("model0", "digits", epochs=4, seed=3)
+    trainer.fit()
+    trainer.evaluate()["accuracy"]
+
+The same script runs on several ranks as ``mpirun -n 4 python script.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.comm.launcher import find_launch
+from dptrain.comm.signals import SIGNALS, StopRequest
+from dptrain.comm.world import World
+from dptrain.data import Dataset
+from dptrain.data.loader import Loader
+from dptrain.data.objects import dataset_from
+from dptrain.errors import UserError
+from dptrain.measure.efficiency import Baseline
+from dptrain.network.files import get_network
+from dptrain.network.network import Network
+from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
+from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
+from dptrain.training.checkpoints import (
+    CheckpointStore,
+    replica_arrays,
+    restore_replica,
+)
+from dptrain.training.engines import StepResult
+from dptrain.training.evaluation import open_test_data, score
+from dptrain.training.history import History
+from dptrain.training.job import Job, assemble
+from dptrain.training.persistence import checkpoint_facts, load_checkpoint
+from dptrain.training.progress import Progress as RunningState
+from dptrain.training.settings import Settings
+from dptrain.training.spec import RunSpec
+from dptrain.training.summary import Conclusion, conclude
+
+
+class Trainer:
+    """Train a network on a data set, on one rank or on many.
+
+    Args:
+        network: a `Network`, the name of one (`dptrain describe` lists them) or a .toml file.
+        data: the name of a data set as for ``dptrain train --data``; None for the one of the
+            network's recipe; arrays ``(x_train, y_train, x_test, y_test)`` or ``(x, y)``; a
+            mapping with these names; or any object that `dptrain.data.objects` describes.
+        callbacks: objects that run after steps and epochs; see `dptrain.training.callbacks`.
+        progress: show the progress on standard output of rank 0.
+        world: the ranks; None for all ranks that the launcher started.
+        **settings: settings with the names of the command line, for example ``batch_size=64``.
+            Without `run_dir`, no files are written.
+
+    Attributes:
+        job: the parts of the job, assembled.
+        history: one record per epoch.
+        progress: the running state: step, loss, throughput.
+        summary: results of the last `fit`, as in ``summary.json``; None before.
+
+    Raises:
+        UserError: a mistake of the user, or a difference between the ranks; on every rank.
+
+    Example:
+        >>> trainer = Trainer("mlp-8", "irradiance?samples=200", epochs=1, progress=False)
+        >>> len(trainer.fit())
+        1
+        >>> sorted(trainer.evaluate())
+        ['loss', 'samples', 'scored']
+    """
+
+    def __init__(
+        self,
+        network: Network | str = "model0",
+        data: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = True,
+        world: World | None = None,
+        **settings: Any,
+    ) -> None:
+        world = connect_ranks(settings.get("timeout")) if world is None else world
+        graph = network if isinstance(network, Network) else get_network(network)
+        chosen = _settings(network, data, settings).with_recipe(graph)
+        dataset = None
+        if data is not None and not isinstance(data, str):
+            dataset = dataset_from(data, graph, seed=chosen.seed, ranks_per_node=world.local_size)
+        keeps_run = chosen.run_dir is not None
+        job = assemble(chosen, world, network=graph, dataset=dataset, keeps_run=keeps_run)
+        self._start([*([Progress()] if progress else []), *callbacks], job)
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        world: World,
+        *,
+        callbacks: Sequence[Callback] = (),
+        keeps_run: bool = True,
+    ) -> Trainer:
+        """Return a trainer for settings with the recipe filled in, as the command line makes it.
+
+        Args:
+            settings: from `dptrain.training.settings.load_settings`.
+            world: the ranks; every rank calls this method.
+            callbacks: as for the class. No progress is shown unless a callback shows it.
+            keeps_run: write a run directory, a new one in ``runs/`` unless the settings name one.
+        """
+        trainer = cls.__new__(cls)
+        trainer._start(callbacks, assemble(settings, world, keeps_run=keeps_run))
+        return trainer
+
+    def _start(self, callbacks: Sequence[Callback], job: Job) -> None:
+        self.job = job
+        # Checkpoints come last, so that the metrics of a step are written before its checkpoint.
+        self.callbacks = [*callbacks, MetricsLog(), Checkpoints()]
+        self.history = History()
+        self.progress = RunningState(job.first_step, job.network.loss.targets != "values")
+        self.summary: Mapping[str, Any] | None = None
+        self._engine_is_open = False
+
+    # What a user reads.
+
+    @property
+    def spec(self) -> RunSpec:
+        """The resolved specification of the run."""
+        return self.job.run_spec
+
+    @property
+    def network(self) -> Network:
+        """The network."""
+        return self.job.network
+
+    @property
+    def data(self) -> Dataset:
+        """The data set."""
+        return self.job.dataset
+
+    @property
+    def parameters(self) -> Mapping[str, NDArray[Any]]:
+        """Parameters by name, for example ``conv1.weight`` (K, C, R, S); reading copies."""
+        return self.job.replica.parameters
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps, including those before a resume."""
+        return self.progress.step
+
+    @property
+    def ends_epoch(self) -> bool:
+        """True if the last completed step ended an epoch, or training."""
+        return self.step % self.job.spec.epoch_steps == 0 or self.is_last_step
+
+    @property
+    def is_last_step(self) -> bool:
+        """True if no step follows: all are done, or a stop was requested."""
+        return self.step == self.job.spec.steps or self.progress.stopped
+
+    def __repr__(self) -> str:
+        job = self.job
+        return (
+            f"Trainer({job.network.name} on {job.dataset.name}, {job.spec.backend} "
+            f"{job.spec.precision}, {job.world.size} rank{'s' * (job.world.size > 1)}, "
+            f"step {self.step} of {job.spec.steps})"
+        )
+
+    # Training.
+
+    def fit(self, stop: StopRequest | None = None) -> History:
+        """Train until all steps of the job are done, or until a stop is requested.
+
+        Ctrl-C and SIGTERM stop training after the current step; `fit` then returns and can be
+        called again to continue.
+
+        Args:
+            stop: a stop request that may have been made before; None makes a new one.
+
+        Returns:
+            The history, one record per epoch.
+
+        Raises:
+            UserError: the loss is not finite; the message names the step, the layer and the rank.
+        """
+        with ExitStack() as stack:
+            request = stack.enter_context(StopRequest()) if stop is None else stop
+            request.listen(*SIGNALS)
+            self.progress.stopped = False
+            # A full garbage collection visits some 40,000 objects and delays all ranks by 20 ms.
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+            self._open_engine(stack)
+            for callback in self.callbacks:
+                stack.callback(callback.close)
+                callback.on_fit_begin(self)
+            baseline = measure_baseline(self.job) if self._has_steps_left() else NO_BASELINE
+            with self._open_loader() as batches:
+                self._make_steps(batches, request)
+            self._finish(self._conclude(baseline))
+        return self.history
+
+    def _make_steps(self, batches: Loader | None, stop: StopRequest) -> None:
+        job = self.job
+        for step in range(self.step, job.spec.steps):
+            assert batches is not None
+            job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
+            for result in job.engine.results(wait=self._needs_parameters(step + 1)):
+                if not math.isfinite(result.loss):
+                    raise_not_finite(job, result)
+                self._after_step(result)
+            if self.progress.stopped:
+                break
+
+    def _after_step(self, result: StepResult) -> None:
+        self.progress.add(result)
+        if self._is_evaluation_due():
+            self._evaluate_test_data()
+        for callback in self.callbacks:
+            callback.on_step(self, result)
+        if self.ends_epoch:
+            record = self.progress.epoch_record(self.job.spec)
+            self.history.append(record)
+            for callback in self.callbacks:
+                callback.on_epoch(self, record)
+            if self.step % self.job.spec.epoch_steps == 0:
+                self.progress.begin_epoch()
+
+    def _needs_parameters(self, step: int) -> bool:
+        """Return True if anything reads the parameters after step number `step`."""
+        spec = self.job.spec
+        return (
+            step % spec.epoch_steps == 0
+            or step == spec.steps
+            or any(callback.needs_parameters(self, step) for callback in self.callbacks)
+        )
+
+    def _is_evaluation_due(self) -> bool:
+        spec = self.job.spec
+        if self.step == spec.steps and not self.progress.stopped:
+            return True
+        epoch, rest = divmod(self.step, spec.epoch_steps)
+        return not rest and bool(spec.evaluate_every) and epoch % spec.evaluate_every == 0
+
+    def _evaluate_test_data(self) -> None:
+        job = self.job
+        self.progress.score = score(job.replica, job.dataset.test, job.world)
+        self.progress.scored_at = self.step
+
+    def _has_steps_left(self) -> bool:
+        return self.step < self.job.spec.steps
+
+    def _open_engine(self, stack: ExitStack) -> None:
+        if self._engine_is_open:
+            self.job.reopen_engine()
+        stack.enter_context(self.job.engine)
+        self._engine_is_open = True
+
+    @contextmanager
+    def _open_loader(self) -> Iterator[Loader | None]:
+        job = self.job
+        if not self._has_steps_left():
+            yield None
+            return
+        with open_loader(
+            job,
+            batch_size=job.spec.batch_size,
+            rank=job.world.rank,
+            size=job.world.size,
+            first=self.step,
+            last=job.spec.steps,
+        ) as batches:
+            yield batches
+
+    def _conclude(self, baseline: Baseline) -> Conclusion:
+        job = self.job
+        if not job.recorder.steps:
+            # No step was left. The run keeps its summary, if it wrote one before it ended.
+            written = None if job.run is None else job.run.summary_of(self.step)
+            written = job.world.broadcast_json(written)
+            if written is not None:
+                return Conclusion(dict(written), (), ())
+            self._evaluate_test_data()
+        return conclude(job, self.progress, baseline)
+
+    def _finish(self, conclusion: Conclusion) -> None:
+        self.summary = conclusion.summary
+        if self.job.run is not None:
+            self.job.run.write_summary(conclusion.summary)
+        for callback in self.callbacks:
+            callback.on_fit_end(self, conclusion)
+
+    # Evaluation and prediction.
+
+    def evaluate(self, data: Any = None) -> dict[str, Any]:
+        """Evaluate the network on the test split of its data, or on other data.
+
+        Every rank calls this method and evaluates a share of the samples.
+
+        Args:
+            data: None for the test split; else as for the class.
+
+        Returns:
+            ``scored`` (which samples were evaluated), ``samples`` (their number), ``loss`` (mean
+            over samples) and, unless the network predicts values, ``accuracy``.
+        """
+        job = self.job
+        if data is None:
+            samples = job.dataset.test
+            scored = f"the test split of {job.dataset.name}, {len(samples):,} samples"
+        else:
+            samples, scored = open_test_data(
+                data,
+                job.spec.data,
+                job.network,
+                job.dataset.preprocessing,
+                seed=job.spec.seed,
+                ranks_per_node=job.world.local_size,
+            )
+        result = score(job.replica, samples, job.world)
+        accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
+        return {"scored": scored, "samples": result.samples, "loss": result.loss, **accuracy}
+
+    def predict(self, x: ArrayLike) -> NDArray[np.float32]:
+        """Return the predictions for raw samples; each rank computes what it is passed.
+
+        Args:
+            x: raw samples as the training data stores them, for example uint8 images
+                (n, H, W, C) or (n, C, H, W), or rows (n, F). The preprocessing of the data set is
+                applied.
+
+        Returns:
+            (n, F): probabilities of the classes, or predicted values.
+        """
+        job = self.job
+        prepared = job.dataset.preprocessing.apply(np.asarray(x))
+        return np.asarray(job.replica.predict(prepared), np.float32)
+
+    # Files.
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint: parameters, optimizer state, step, settings and preprocessing.
+
+        Every rank calls this method; rank 0 writes.
+
+        Args:
+            path: a folder, which is made; `Trainer.load` and `dptrain.load` read it.
+
+        Returns:
+            The folder.
+        """
+        job, folder = self.job, Path(path)
+        if job.world.is_rank_zero:
+            facts = checkpoint_facts(job.run_spec, job.replica.updates)
+            store = CheckpointStore(folder)
+            store.save(self.step, replica_arrays(job.replica), facts.to_mapping())
+        job.world.barrier()
+        return folder
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Restore parameters, optimizer state and step number from a checkpoint or a run.
+
+        Every rank calls this method and reads the files.
+
+        Args:
+            path: a run directory, or a folder that `save` wrote.
+
+        Raises:
+            UserError: there is no valid checkpoint, or it is of another network.
+        """
+        job = self.job
+        checkpoint = load_checkpoint(Path(path))
+        restore_replica(job.replica, checkpoint)
+        self.progress = RunningState(checkpoint.step, self.progress.counts_correct)
+
+    # As a context manager, the trainer releases the run directory.
+
+    def close(self) -> None:
+        """Release the run directory, so that another process can continue the run."""
+        if self.job.run is not None:
+            self.job.run.release()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def connect_ranks(timeout: float | None = None) -> World:
+    """Return all ranks that the launcher started; one process without a launcher needs no MPI.
+
+    If there are several ranks, an exception that a script does not catch ends all of them.
+    """
+    if find_launch(os.environ).size == 1:
+        return World.single()
+    from dptrain.comm.script import end_job_on_exception
+
+    end_job_on_exception()
+    return World.connect(timeout=300.0 if timeout is None else timeout)
+
+
+def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Settings:
+    named = dict(given)
+    named["network"] = network.name if isinstance(network, Network) else str(network)
+    if data is not None:
+        named["data"] = data if isinstance(data, str) else "arrays"
+    try:
+        return Settings(**named, origins=dict.fromkeys(named, "argument"))
+    except TypeError as error:
+        raise UserError(_unknown_setting(error)) from None
+
+
+def _unknown_setting(error: TypeError) -> str:
+    from dptrain.errors import suggest
+    from dptrain.training.settings import settings
+
+    name = str(error).rpartition("argument ")[2].strip("'")
+    return f"Trainer has no setting '{name}'{suggest(name, [s.name for s in settings()])}"
+
+
+def raise_not_finite(job: Job, result: StepResult) -> None:
+    """Raise the same error on every rank, with the first layer whose values are not finite."""
+    found = job.world.all_gather_json(job.replica.first_non_finite())
+    layers = {rank: layer for rank, layer in enumerate(found) if layer is not None}
+    if layers:
+        layer = next(iter(layers.values()))
+        ranks = [str(rank) for rank, other in layers.items() if other == layer]
+        where = f"first in {layer} (rank{'s' * (len(ranks) > 1)} {', '.join(ranks)})"
+    else:
+        where = "first in the loss itself"
+    advice = f"{result.learning_rate / 10:.2g}"
+    job.world.agree(
+        UserError(
+            f"the loss is {result.loss} at step {result.step + 1}, {where}; try a smaller learning "
+            f"rate, for example {advice}, or check the data for such values"
+        )
+    )

@@ -1,0 +1,271 @@
+"""The trainer: fit, evaluate, predict, save, load, history, callbacks, and signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dptrain
+from dptrain import AfterEpoch, AfterStep, Callback, Dense, Flatten, Network, Trainer, UserError
+from dptrain.comm.signals import StopRequest
+from dptrain.comm.world import World
+from dptrain.training import run as run_module
+from dptrain.training.baseline import time_alone
+from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.engines.device_times import DeviceTimes
+from dptrain.training.run import train
+from dptrain.training.settings import load_settings
+
+TINY: dict[str, Any] = {"backend": "reference", "progress": False}
+
+
+def arrays(samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (n, 8, 8) of three classes that a linear network tells apart."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, samples)
+    x = rng.integers(0, 60, (samples, 8, 8)).astype(np.uint8)
+    x[np.arange(samples), :, y * 3] += 150
+    return x, y
+
+
+def tiny(**settings: Any) -> Trainer:
+    """Return a trainer of a linear network on arrays."""
+    network = Network((1, 8, 8), [Flatten(), Dense(3)], name="linear")
+    given = {"epochs": 3, "batch_size": 10, "learning_rate": 0.05, "crop": 0, **TINY, **settings}
+    return Trainer(network, (*arrays(), *arrays(30, 1)), **given)
+
+
+def test_five_lines_train_a_network_on_arrays() -> None:
+    trainer = tiny()
+    history = trainer.fit()
+    assert [record["step"] for record in history] == [6, 12, 18]
+    assert history["train_loss"][-1] < history["train_loss"][0]
+    result = trainer.evaluate()
+    assert result["accuracy"] == history[-1]["test_accuracy"] > 0.9
+    assert result["samples"] == 30
+    assert "linear on" in repr(trainer)
+    assert "train_loss" in repr(history)
+
+
+def test_predictions_are_made_from_raw_samples() -> None:
+    trainer = tiny()
+    trainer.fit()
+    x, y = arrays(30, 1)
+    predictions = trainer.predict(x)
+    assert predictions.shape == (30, 3)
+    np.testing.assert_allclose(predictions.sum(axis=1), 1.0, rtol=1e-5)
+    assert np.mean(predictions.argmax(axis=1) == y) == trainer.evaluate()["accuracy"]
+
+
+def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
+    whole = tiny(momentum=0.9, optimizer="sgd", schedule="constant")
+    whole.fit()
+
+    half = tiny(momentum=0.9, optimizer="sgd", schedule="constant")
+    stop_after = StopAfter(7)
+    half.callbacks.insert(0, stop_after)
+    with StopRequest() as stop:
+        stop_after.request = stop
+        half.fit(stop)
+    assert half.step < 18
+    half.save(tmp_path / "half")
+
+    resumed = tiny(momentum=0.9, optimizer="sgd", schedule="constant")
+    resumed.load(tmp_path / "half")
+    assert resumed.step == half.step
+    resumed.fit()
+    for name, values in whole.parameters.items():
+        np.testing.assert_array_equal(resumed.parameters[name], values)
+
+
+class StopAfter(Callback):
+    """Request a stop after a number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.request = steps, StopRequest()
+
+    def on_step(self, trainer: Trainer, result: Any) -> None:
+        if trainer.step == self.steps:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_stopped_fit_can_be_called_again() -> None:
+    trainer = tiny()
+    trainer.callbacks.insert(0, StopAfter(4))
+    trainer.fit()
+    assert trainer.progress.stopped
+    assert trainer.step < 18
+    trainer.fit()
+    assert trainer.step == 18
+    whole = tiny()
+    whole.fit()
+    for name, values in whole.parameters.items():
+        np.testing.assert_array_equal(trainer.parameters[name], values)
+
+
+def test_a_trained_model_is_loaded_without_its_data(tmp_path: Path) -> None:
+    trainer = tiny(run_dir=tmp_path / "run")
+    trainer.fit()
+    trainer.close()
+    x, _ = arrays(5, 2)
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000018"):
+        model = dptrain.load(path, backend="reference")
+        np.testing.assert_allclose(model.predict(x), trainer.predict(x), rtol=1e-4, atol=1e-6)
+        assert model.step == 18
+        assert "linear" in repr(model)
+    trainer.save(tmp_path / "saved")
+    assert dptrain.load(tmp_path / "saved", backend="reference").step == 18
+
+
+def test_callbacks_run_after_steps_and_epochs() -> None:
+    steps, epochs = list[int](), list[float]()
+    callbacks = [
+        AfterStep(lambda trainer, result: steps.append(result.step + 1), every=5),
+        AfterEpoch(lambda trainer, record: epochs.append(record["epoch"])),
+    ]
+    tiny(callbacks=callbacks).fit()
+    assert steps == [5, 10, 15]
+    assert epochs == [1, 2, 3]
+
+
+def test_the_run_directory_holds_the_specification(tmp_path: Path) -> None:
+    trainer = tiny(run_dir=tmp_path / "run", seed=4)
+    trainer.fit()
+    found = json.loads((tmp_path / "run" / "spec.json").read_text())
+    assert found["digest"] == trainer.spec.digest
+    assert found["job"]["seed"] == 4
+    assert found["origins"]["seed"] == "argument"
+    assert found["origins"]["momentum"] == "recipe"
+    assert None not in found["job"].values()
+    assert found["preprocessing"] == trainer.data.preprocessing.to_dict()
+    assert "seed = 4  # argument" in (tmp_path / "run" / "config.toml").read_text()
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "train_accuracy" in metrics
+
+
+def test_without_a_run_directory_no_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny().fit()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 3}, "no setting 'epoch'; did you mean 'epochs'?"),
+        ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; expected a number"),
+    ],
+)
+def test_mistakes_name_the_setting(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny(**settings)
+    assert message in str(caught.value)
+
+
+def test_a_diverging_run_names_step_and_layer() -> None:
+    trainer = tiny(learning_rate=1e38, schedule="constant", epochs=10, backend="numba")
+    message = r"the loss is \S+ at step \d+, first in .*smaller learning rate"
+    with pytest.raises(UserError, match=message):
+        trainer.fit()
+
+
+# Signals before the first step.
+
+
+def run_with_signal(
+    folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, **flags: str
+) -> dict[str, Any]:
+    """Train, and receive a signal while the job is assembled."""
+    original = run_module.Trainer.from_settings
+
+    def from_settings(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(number)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(run_module.Trainer, "from_settings", from_settings)
+    small = {"network": "mlp-50-25", "data": "irradiance?samples=64", "backend": "reference"}
+    same = {**small, "baseline_steps": "0", "steps": "50", "run_dir": str(folder), **flags}
+    train(load_settings(same, {}), World.single())
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def test_a_warning_before_training_stops_after_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    summary = run_with_signal(folder, signal.SIGUSR1, monkeypatch)
+    assert (summary["stopped"], summary["steps"]) == (True, 1)
+    monkeypatch.undo()
+    summary = run_with_signal(folder, signal.SIGUSR1, monkeypatch, resume=str(folder))
+    assert (summary["stopped"], summary["steps"]) == (True, 2)
+
+
+def test_ctrl_c_before_training_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_with_signal(tmp_path / "run", signal.SIGINT, monkeypatch)
+    assert not (tmp_path / "run").exists()
+
+
+# Times of an emulated GPU.
+
+
+def fit_on_gpu(**settings: Any) -> Trainer:
+    trainer = Trainer("mlp-5", backend="cuda", batch_size=8, progress=False, **settings)
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("steps", [10, 24])
+def test_steps_before_the_captured_ones_are_not_measured(steps: int) -> None:
+    trainer = fit_on_gpu(data="irradiance?samples=640", steps=steps)
+    summary = trainer.summary
+    assert summary is not None
+    in_flight = trainer.job.engine.max_steps_in_flight
+    timed = steps > FIRST_TIMED
+    expected = steps - FIRST_TIMED - 1 - in_flight if timed else steps
+    assert summary["scaling"]["steps_together"] == summary["step_ms"]["n"] == expected
+    assert (summary["parts"] is not None) == (len(summary["stages"]) > 0) == timed
+    assert all(stage["time_ms"]["n"] == 1 for stage in summary["stages"])
+
+
+@pytest.mark.parametrize("backend", ["cuda", "reference"])
+def test_only_whole_minibatches_count_in_the_baseline(backend: str) -> None:
+    """51 samples make six minibatches of eight and a smaller one: six of any seven steps count."""
+    trainer = Trainer(
+        "mlp-5", "irradiance?samples=51", backend=backend, batch_size=8, baseline_steps=7,
+        progress=False,
+    )  # fmt: skip
+    assert len(time_alone(trainer.job, 8)) == 6
+
+
+@pytest.mark.parametrize(
+    ("samples", "first"),
+    # With 80 samples all minibatches are whole; with 85 the 11th is smaller; with 17 every third
+    # is, so that the steps that rehearse the timed ones take longer.
+    [(80, 10), (85, 11), (17, 13)],
+)
+def test_the_first_timed_step_is_whole_and_captured(
+    samples: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, original = list[int](), DeviceTimes.record
+
+    def record(self: DeviceTimes, recorder: Any) -> None:
+        timed.append(recorder.steps)
+        original(self, recorder)
+
+    monkeypatch.setattr(DeviceTimes, "record", record)
+    trainer = fit_on_gpu(data=f"irradiance?samples={samples}", steps=40, evaluate_every=0)
+    assert timed == [first]
+    assert trainer.summary is not None
+    assert len(trainer.summary["stages"]) > 0
+    assert all(stage["time_ms"]["n"] == 1 for stage in trainer.summary["stages"])
