@@ -1,8 +1,8 @@
-"""dptrain against PyTorch, and against the limits of the machine, on a CPU.
+"""Compare dptrain with PyTorch and with the limits of the machine, on a CPU.
 
 python -m benchmarks.cpu [--quick] [--networks model0,cifar] [--output DIR]
 
-docs/performance.md says how the figures are measured and what they mean.
+docs/performance.md describes how the numbers are measured and what they mean.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ if TYPE_CHECKING:
 CNNS = ("model0", "model1", "model2", "cifar", "solar")
 NETWORKS = (*CNNS, "mlp-800-400-208", "mlp-6400-3200-1664")
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""PyTorch then asks for huge pages, as NumPy does for dptrain's arena."""
+"""Makes PyTorch allocate huge pages, as NumPy does for dptrain's arena."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SECTIONS = ("training", "inference", "stages", "ranks", "processes")
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A minute: batch 32, few repeats, no torch.compile.")
-@click.option("--networks", help="Names with commas between them.  [default: all seven]")
-@click.option("--sections", help=f"Some of {','.join(SECTIONS)}.  [default: all]")
-@click.option("--without-tiles", is_flag=True, help="Leave the matrix tile unit unused.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Run for about a minute: batch size 32, few repeats, no torch.compile.",
+)
+@click.option("--networks", help=f"Networks, separated by commas.  [default: {','.join(NETWORKS)}]")
+@click.option(
+    "--sections", help=f"Parts to run, separated by commas.  [default: {','.join(SECTIONS)}]"
+)
+@click.option("--without-tiles", is_flag=True, help="Do not use the AMX matrix unit.")
 @click.option(
     "--as-installed",
     is_flag=True,
-    help="Leave the C library's memory as it is, for which PyTorch pays in every step.",
+    help="Keep the defaults of the C library's allocator, which slow down PyTorch's steps.",
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the files.  [default: benchmarks/results; --quick writes none]",
+    help="Folder of the result files.  [default: benchmarks/results; none with --quick]",
 )
 def main(
     quick: bool,
@@ -50,8 +56,11 @@ def main(
     as_installed: bool,
     output: Path | None,
 ) -> None:
-    """Compare dptrain with PyTorch on this machine's CPU."""
-    # Libraries read these when they are loaded, which happens in the imports below.
+    """Compare dptrain with PyTorch on the CPU of this machine.
+
+    Exit status: 0 if all results are right, 1 if one is wrong, 2 for bad options.
+    """
+    # Libraries read these variables when they are loaded, which is below.
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     if not as_installed:
         os.environ.update(HUGE_PAGES)
@@ -83,7 +92,7 @@ def main(
 
 
 def _features_without(prefix: str) -> str:
-    """This processor's features, as Numba is told them, with those of a prefix switched off."""
+    """Return NUMBA_CPU_FEATURES of this processor without the features that start with `prefix`."""
     import llvmlite.binding
 
     features = llvmlite.binding.get_host_cpu_features()
@@ -103,7 +112,7 @@ def _settings(
     for section in chosen:
         if section not in SECTIONS:
             raise UserError(
-                f"no section '{section}'; there are {', '.join(SECTIONS)}"
+                f"section is '{section}'; expected one of {', '.join(SECTIONS)}"
                 f"{suggest(section, SECTIONS)}"
             )
     names = tuple(networks.split(",")) if networks else NETWORKS

@@ -1,8 +1,8 @@
-"""dptrain against PyTorch, and against the limits of the machine, on NVIDIA GPUs.
+"""Compare dptrain with PyTorch and with the limits of the machine, on NVIDIA GPUs.
 
 python -m benchmarks.gpu [--quick] [--networks model0,cifar] [--output DIR]
 
-docs/performance.md says how the figures are measured and what they mean.
+docs/performance.md describes how the numbers are measured and what they mean.
 """
 
 from __future__ import annotations
@@ -25,19 +25,40 @@ from dptrain.errors import UserError, suggest
 
 @click.command()
 @click.option(
-    "--quick", is_flag=True, help="A minute or two: batch 32, no torch.compile, no ranks."
+    "--quick",
+    is_flag=True,
+    help="Run for one or two minutes: batch size 32, no torch.compile, no layers and ranks.",
 )
-@click.option("--networks", help="Names with commas between them.  [default: the five]")
-@click.option("--sections", help=f"Some of {','.join(SECTIONS)}.  [default: all]")
-@click.option("--batches", help="Of training steps.  [default: 32,256,2048]")
-@click.option("--precisions", help=f"Some of {','.join(PRECISIONS)}.  [default: tf32,bf16]")
-@click.option("--backends", default="cuda,cudnn", show_default=True, help="Those of dptrain's.")
-@click.option("--compile", "compiled", help="Batches with torch.compile, or none.  [default: 32]")
-@click.option("--launches", type=click.IntRange(1), help="Of each job of ranks.  [default: 3]")
+@click.option(
+    "--networks", help=f"Networks, separated by commas.  [default: {','.join(Settings().networks)}]"
+)
+@click.option(
+    "--sections", help=f"Parts to run, separated by commas.  [default: {','.join(SECTIONS)}]"
+)
+@click.option("--batches", help="Batch sizes, separated by commas.  [default: 32,256,2048]")
+@click.option(
+    "--precisions", help=f"Precisions, from {','.join(PRECISIONS)}.  [default: tf32,bf16]"
+)
+@click.option(
+    "--backends",
+    default="cuda,cudnn",
+    show_default=True,
+    help="Backends of dptrain, separated by commas.",
+)
+@click.option(
+    "--compile",
+    "compiled",
+    help="Batch sizes that also run with torch.compile, or 'none'.  [default: 32]",
+)
+@click.option(
+    "--launches",
+    type=click.IntRange(1),
+    help="Launches of each job with several ranks.  [default: 3]",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the files.  [default: benchmarks/results; --quick writes none]",
+    help="Folder of the result files.  [default: benchmarks/results; none with --quick]",
 )
 def main(
     quick: bool,
@@ -50,7 +71,10 @@ def main(
     launches: int | None,
     output: Path | None,
 ) -> None:
-    """Compare dptrain with PyTorch on this machine's GPUs."""
+    """Compare dptrain with PyTorch on the GPUs of this machine.
+
+    Exit status: 0 if everything was measured, 1 if a result is wrong or missing, 2 for bad options.
+    """
     try:
         settings = settings_from(quick, networks, sections, batches, precisions, compiled, launches)
         folder = output or (None if quick else Path(__file__).parents[1] / "results")
@@ -61,7 +85,7 @@ def main(
 
 
 def measure(settings: Settings, backends: Sequence[str], folder: Path | None) -> int:
-    """Run, print and write; the exit status."""
+    """Run the benchmark, print and write its results, and return the exit status."""
     start, progress = time.perf_counter(), Progress()
     paths: tuple[Path, Path] | None = None
 
@@ -80,13 +104,13 @@ def measure(settings: Settings, backends: Sequence[str], folder: Path | None) ->
         check = wrong.check
         print(
             f"benchmarks.gpu: {check.network}, batch {check.batch_size}, {wrong.backend} "
-            f"{wrong.precision}: {check.quantity} is off by {check.error:.1e} of its size; "
-            f"rounding allows {check.allowed:.1e}",
+            f"{wrong.precision}: the relative error of {check.quantity} is {check.error:.1e}; "
+            f"at most {check.allowed:.1e} is expected from rounding",
             file=sys.stderr,
         )
     if not results.right:
         return 1
-    # What matters most comes last, where one looks.
+    # The most important table is printed last, next to the prompt.
     progress.show(reversed(results.tables()))
     progress.say(headline(results))
     for missing in machine.missing:
@@ -106,10 +130,10 @@ def settings_from(
     compiled: str | None,
     launches: int | None,
 ) -> Settings:
-    """What the flags say; what they leave out is as `Settings` and `quick` have it.
+    """Return the settings of the command line, with the defaults of `Settings` or of `quick`.
 
     Raises:
-        UserError: an unknown word, or no number.
+        UserError: a value is not one of the choices or not a number.
     """
     chosen = Settings()
     if quick:
@@ -120,12 +144,12 @@ def settings_from(
     sizes = numbers(batches)
     return Settings(
         networks=split(networks) or chosen.networks,
-        sections=known("section", split(sections), SECTIONS) or chosen.sections,
+        sections=checked("section", split(sections), SECTIONS) or chosen.sections,
         batches=sizes or chosen.batches,
-        precisions=known("precision", split(precisions), PRECISIONS) or chosen.precisions,
+        precisions=checked("precision", split(precisions), PRECISIONS) or chosen.precisions,
         compiled=chosen.compiled if compiled is None else numbers(compiled.replace("none", "")),
         blocks=chosen.blocks,
-        # Stages are timed where steps are checked.
+        # By default, stages are timed at the batch sizes at which steps are checked.
         stage_batches=tuple(n for n in chosen.stage_batches if n in sizes)
         or sizes
         or chosen.stage_batches,
@@ -134,27 +158,28 @@ def settings_from(
 
 
 def split(text: str | None) -> tuple[str, ...]:
-    """Words between commas."""
+    """Return the values of a comma-separated list."""
     return tuple(filter(None, (text or "").split(",")))
 
 
-def known(what: str, words: tuple[str, ...], choices: Sequence[str]) -> tuple[str, ...]:
-    """`words`, all of which must be among `choices`."""
-    for word in words:
-        if word not in choices:
+def checked(what: str, values: tuple[str, ...], choices: Sequence[str]) -> tuple[str, ...]:
+    """Return `values`, which must be among `choices`."""
+    for value in values:
+        if value not in choices:
             raise UserError(
-                f"no {what} '{word}'; there are {', '.join(choices)}{suggest(word, choices)}"
+                f"{what} is '{value}'; expected one of {', '.join(choices)}"
+                f"{suggest(value, choices)}"
             )
-    return words
+    return values
 
 
 def numbers(text: str | None) -> tuple[int, ...]:
-    """Positive whole numbers between commas."""
-    words = split(text)
-    for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise UserError(f"batch size is '{word}'; expected a whole number of at least 1")
-    return tuple(int(word) for word in words)
+    """Return the positive integers of a comma-separated list."""
+    values = split(text)
+    for value in values:
+        if not value.isdecimal() or int(value) < 1:
+            raise UserError(f"batch size is '{value}'; expected a whole number of at least 1")
+    return tuple(int(value) for value in values)
 
 
 if __name__ == "__main__":

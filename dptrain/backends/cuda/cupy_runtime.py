@@ -19,7 +19,7 @@ def import_cupy() -> Any:
     except ImportError as error:
         cause = "" if isinstance(error, ModuleNotFoundError) else f" ({first_line(error)})"
         raise UserError(
-            f"GPU backends need CuPy, which cannot be imported{cause}; pip install "
+            f"training on a GPU needs CuPy, which cannot be imported{cause}; pip install "
             "'dptrain[cuda13]' (or 'dptrain[cuda12]' if nvidia-smi shows CUDA 12)"
         ) from None
     return cupy
