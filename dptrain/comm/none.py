@@ -15,11 +15,13 @@ class NoSum(GradientSum):
     enqueues: ClassVar[bool] = True
     is_identity: ClassVar[bool] = True
 
-    def _start(self, bucket: int) -> None:
+    def start(self, bucket: int) -> None:
         pass
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
         pass
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         pass
+
+    _start, _poll, _finish = start, poll, finish

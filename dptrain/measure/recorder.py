@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter_ns
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.plan.plan import Stage
+
+T = TypeVar("T")
 
 DATA_WAIT = "data_wait"
 EXPOSED = "communication.exposed"
@@ -110,10 +113,29 @@ class StepRecorder:
         self._ends[stage] = now - outside_ns
         self._last = now
 
-    def add_lap(self, stage: int) -> None:
-        """Add the time since the last lap or skip to stage number `stage`.
+    def time_stages(self, stages: Iterable[tuple[Stage, Callable[[T], None]]], context: T) -> None:
+        """Run stages one after another, and record the time of each like `lap`.
 
-        For a stage that runs in several pieces.
+        Args:
+            stages: with their kernels.
+            context: the argument of the kernels.
+        """
+        row, ends, last = self._row, self._ends, self._last
+        for stage, kernel in stages:
+            kernel(context)
+            index, now = stage.index, perf_counter_ns()
+            row[index], ends[index] = now - last, now
+            last = now
+        self._last = last
+
+    def clear(self, stage: int) -> None:
+        """Set the time of stage number `stage` to 0, before `add_lap`."""
+        self._row[stage], self._ends[stage] = 0, self._last
+
+    def add_lap(self, stage: int) -> None:
+        """Add the time since the last lap or skip to stage number `stage`, which may run in pieces.
+
+        Call `clear` before the first piece.
         """
         now = perf_counter_ns()
         self._row[stage] += now - self._last

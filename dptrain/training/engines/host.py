@@ -50,6 +50,7 @@ class HostEngine(Engine):
         recorder, replica = self.recorder, self.replica
         recorder.waited()
         recorder.timed = self._is_timed(batch)
+        recorder.clear(self._update_index)
         self._update_number = replica.updates + 1
         assert batch.x is not None
         replica.load(
@@ -68,20 +69,21 @@ class HostEngine(Engine):
         Args:
             on_bucket_ready: called with the index of each bucket when its gradients are final.
         """
-        if not self.recorder.timed:
-            self.replica.run()
+        recorder, replica = self.recorder, self.replica
+        if not recorder.timed:
+            replica.run()
             for bucket in range(len(self.gradient_sum.buckets)):
                 on_bucket_ready(bucket)
-            return
-        recorder, context = self.recorder, self.replica.context
-        buckets_after, poll = self._buckets_after, self._timed_sum.poll
-        for stage, kernel in self.replica.stages:
-            kernel(context)
-            recorder.lap(stage.index)
-            for bucket in buckets_after.get(stage.index, ()):
-                on_bucket_ready(bucket)
-            poll()
-            recorder.skip()
+        elif self.gradient_sum.is_identity:
+            recorder.time_stages(replica.stages, replica.context)
+        else:
+            for stage, kernel in replica.stages:
+                kernel(replica.context)
+                recorder.lap(stage.index)
+                for bucket in self._buckets_after.get(stage.index, ()):
+                    on_bucket_ready(bucket)
+                self._sum_timer.poll()
+                recorder.skip()
 
     def update_slice(self, elements: slice, learning_rate: float) -> None:
         """Update some parameters, unless the loss over all ranks is not finite."""

@@ -54,6 +54,7 @@ class HostSumDeviceEngine(Engine):
         recorder, replica = self.recorder, self.device_replica
         recorder.waited()
         recorder.timed = self._is_timed(batch)
+        recorder.clear(self._update_index)
         if recorder.timed:
             replica.memory.synchronize()
             recorder.skip()

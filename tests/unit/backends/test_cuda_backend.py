@@ -285,7 +285,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     assert isinstance(other, DeviceReplica)
     other.share_cached_images(replica)
     assert other.cached_images is replica.cached_images
-    other.load(None, None, places=centred(shape, shape, rows))
+    stage(other, None, centred(shape, shape, rows))
     taken = other.memory.download(other._views[INPUT])[: len(rows)]
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
 

@@ -1,0 +1,62 @@
+"""A backend whose kernels do nothing.
+
+A step with it takes the time that the loader, the engine and the recorder need.
+Source of the idea: tinygrad's null device, ``tinygrad/runtime/ops_null.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dptrain.backends.numba.backend import NumbaBackend
+from dptrain.backends.replica import Arrays, Context, Kernel, Replica
+from dptrain.plan.flat import CORRECT, LOSS
+from dptrain.plan.lowering import Group, Phase
+from dptrain.plan.plan import Plan
+
+NULL_LOSS = 1.0
+"""The loss of every step: finite, so that training continues."""
+
+
+def _do_nothing(context: Context) -> None:
+    pass
+
+
+class NullBackend(NumbaBackend):
+    """The plan of the numba backend, with kernels that do nothing."""
+
+    name = "null"
+    threaded = False
+
+    def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
+        phases = {stage.phase for stage in replica.plan.stages if stage.group == group.name}
+        return dict.fromkeys(phases, _do_nothing)
+
+    def bind_loss(
+        self,
+        replica: Replica,
+        output: NDArray[Any],
+        target: NDArray[Any],
+        gradient: NDArray[Any] | None,
+        sums: NDArray[Any],
+    ) -> Kernel:
+        def write_constant_loss(context: Context) -> None:
+            sums[LOSS], sums[CORRECT] = NULL_LOSS, 0.0
+
+        return write_constant_loss
+
+    def bind_update(self, replica: Replica, elements: slice) -> Kernel:
+        return _do_nothing
+
+    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+        return NullReplica(self, plan, seed=seed)
+
+
+class NullReplica(Replica):
+    """A replica that copies no inputs."""
+
+    def _load_input(self, x: NDArray[Any]) -> None:
+        pass
