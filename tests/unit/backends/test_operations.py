@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from dptrain.plan.random import dropout_keep, philox
 from tests.unit.backends import twin
 from tests.unit.backends.cases import CASES, Case, behind_maps, spread
 
-PRESENT = [b for b in BACKENDS if importlib.util.find_spec(f"dptrain.backends.{b}")]
+PRESENT = [b for b in BACKENDS if b != "null"]  # It computes nothing.
 VARIANTS = [(backend, p) for backend in PRESENT for p in load_backend(backend).precisions]
 
 every_variant = pytest.mark.parametrize(("backend", "precision"), VARIANTS)
