@@ -105,11 +105,11 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
         open_loader(data, total, copies_images=copies_images) as loader,
     ):
         times = time_steps(engine, loader, total)[WARM_UP:] / 1e3
-    quartiles = tuple(float(q) for q in np.percentile(times, [25, 50, 75]))
+    q1, median, q3 = (float(q) for q in np.percentile(times, [25, 50, 75]))
     blocks = [np.median(times[start : start + BLOCK]) for start in range(0, steps, BLOCK)]
     waits = recorder.rows()[:, recorder.names.index(DATA_WAIT)] / 1e3
     name = backend_name if copies_images else f"{backend_name}, images not copied"
-    return Overhead(name, quartiles, float(min(blocks)), float(np.median(waits)))
+    return Overhead(name, (q1, median, q3), float(min(blocks)), float(np.median(waits)))
 
 
 def open_loader(data: Dataset, steps: int, *, copies_images: bool) -> Loader:
