@@ -411,7 +411,7 @@ def test_large_layers_are_updated_early_if_there_is_enough_beside(
     name: str, group: str | None, batch_size: int
 ) -> None:
     """A small layer behind it does not delay that."""
-    plan = make_plan(zoo.get_network(name), load_backend("cuda"), batch_size, precision="tf32")
+    plan = make_plan(zoo.build_network(name), load_backend("cuda"), batch_size, precision="tf32")
     part = early_update(plan)
     last = plan.stages[part.after] if part else None
     assert (last and last.group.split("+")[0]) == group

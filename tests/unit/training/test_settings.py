@@ -169,8 +169,8 @@ MISTAKES = [
     ({"step_factor": "2"}, "--step-factor is 2.0; expected a number above 0 and up to 1"),
     ({"optimizer": "adams"}, "--optimizer is 'adams'; expected one of sgd, adam"
                              "; did you mean 'adam'?"),
-    ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn, null"
-                           "; did you mean 'numba'?"),
+    ({"backend": "nunba"}, "--backend is 'nunba'; expected one of numba, reference, cuda, cudnn, "
+                           "null; did you mean 'numba'?"),
     ({"network": "model9"}, "no network 'model9'; expected model0,"),
     ({"epochs": "1", "steps": "1"}, "epochs is 1 and steps is 1; set only one of the two"),
     ({"schedule": "step"}, "schedule is 'step' but step_every is not set; try --step-every 1000"),
