@@ -1,10 +1,11 @@
-"""Everything that a machine with GPUs should show, in a minute or two.
+"""Check a machine with GPUs in one or two minutes.
 
     python tests/gpu/check.py
 
-Runs the tests of this folder, trains model0 on digits with the `cuda` backend (alone, then as two
-ranks that share a GPU), trains a few steps of other networks beside the `numba` backend, and times
-steps. Prints a line for each, and the last lines of what failed. Needs pytest and PyTorch.
+Run the tests of this folder, train model0 on digits with the `cuda` backend (alone, then as two
+ranks that share a GPU), compare some steps of other networks with the `numba` backend, and time
+steps. Print a line for each check, and the last lines of output of those that failed. Requires pytest and
+PyTorch.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ ENVIRONMENT = {
 }
 NETWORKS = ("model0", "model2", "cifar", "solar", "mlp-200-100")
 FLOAT32 = 1e-4
-"""Two ways of rounding, after three steps of training, as a part of the loss."""
+"""Allowed relative difference of the loss after three training steps in float32."""
 
 
 def run(name: str, command: list[str], seconds: int = 300) -> None:
-    """Run a command, print whether it went well and the last line, or the last forty."""
+    """Run a command, and print its result and its last line, or the last forty after a failure."""
     begin = time.perf_counter()
     try:
         done = subprocess.run(
@@ -43,17 +44,17 @@ def run(name: str, command: list[str], seconds: int = 300) -> None:
         )
     except subprocess.TimeoutExpired as late:
         output = (late.stdout or b"").decode(errors="replace")
-        print(f"{name}: FAILED, not done in {seconds} s\n{output[-2000:]}", flush=True)
+        print(f"{name}: FAILED, not finished within {seconds} s\n{output[-2000:]}", flush=True)
         return
     lines = (done.stdout + done.stderr).strip().splitlines() or [""]
-    verdict = "ok" if done.returncode == 0 else f"FAILED, status {done.returncode}"
+    verdict = "ok" if done.returncode == 0 else f"FAILED with exit status {done.returncode}"
     print(f"{name}: {verdict} in {time.perf_counter() - begin:.0f} s; {lines[-1]}", flush=True)
     if done.returncode:
         print("\n".join(lines[-40:]), flush=True)
 
 
 def train(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> None:
-    """Train model0 as a user would, and print what its summary says."""
+    """Train model0 with the command line, and print the main entries of its summary."""
     path = folder / name.replace(" ", "-")
     arguments = ("train", "--backend", "cuda", "--run-dir", str(path), *options)
     run(name, [*launcher, sys.executable, "-m", "dptrain", *arguments])
@@ -65,7 +66,7 @@ def train(name: str, folder: Path, *options: str, launcher: tuple[str, ...] = ()
 
 
 def compare(name: str) -> None:
-    """Losses of three steps beside the numba backend's, and the time of a step."""
+    """Compare the losses of three steps with the numba backend, and time steps."""
     import numpy as np
 
     import dptrain.api
@@ -105,12 +106,15 @@ def compare(name: str) -> None:
             steps.append(time.perf_counter() - begin)
         times.append(f"{n}: {1e6 * statistics.median(steps[5:]):.0f} us")
     verdict = "ok" if worst < FLOAT32 else "FAILED"
-    print(f"{name}: {verdict}, loss off by {worst:.1e}; a step {', '.join(times)}", flush=True)
+    print(
+        f"{name}: {verdict}, loss differs by {worst:.1e}; step at batch size {', '.join(times)}",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Run all checks."""
-    # A configuration of its own: the project's names plugins that a GPU machine may lack.
+    # No configuration file: the project's file requires plugins that a GPU machine may lack.
     options = ("-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib", "-q")
     run("tests", [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "tests/gpu"])
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Tests on a GPU; elsewhere each is skipped and says why."""
+"""Tests on a GPU. On other machines they are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dptrain.errors import UserError
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder whose backend lacks something here."""
+    """Skip the tests of this folder whose backend is not available."""
     folder = Path(__file__).parent
     for item in items:
         if folder not in item.path.parents:
             continue
-        reason = _lacks("cudnn" if "cudnn" in item.nodeid else "cuda")
+        reason = _unavailable("cudnn" if "cudnn" in item.nodeid else "cuda")
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @cache
-def _lacks(backend: str) -> str | None:
-    """What is missing for a backend, if anything."""
+def _unavailable(backend: str) -> str | None:
+    """Return why a backend is not available, or None."""
     try:
         load_backend(backend).place(0)
     except UserError as error:

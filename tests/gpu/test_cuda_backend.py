@@ -1,3 +1,3 @@
-"""What the unit tests show of the cuda backend on the emulator, on a GPU."""
+"""Run the unit tests of the cuda backend on a GPU instead of the emulator."""
 
 from tests.unit.backends.test_cuda_backend import *  # noqa: F403

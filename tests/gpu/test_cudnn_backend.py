@@ -1,6 +1,6 @@
-"""The cudnn backend on a GPU: engines that are measured, kept and captured.
+"""The cudnn backend on a GPU: engines are timed, cached and captured.
 
-`test_operations` compares each layer; here engines are chosen as in a run.
+`test_operations` compares each layer; here engines are selected as in a run.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @every_precision
-def test_engines_are_measured_once_and_give_the_same_bits_again(
+def test_engines_are_timed_once_and_reproduce_the_same_bits(
     precision: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_replica(PLAIN, "cudnn", 24, precision=precision)
-    # Forward and by the weights of both convolutions, by the input of the second.
+    # Forward and weight gradient of both convolutions, input gradient of the second.
     assert len(list(cache.iterdir())) == len(first.notes) == 5
     for note in first.notes.values():
         assert re.fullmatch(r"engine \d+, \d+\.\d MB, (FP32|TF32|BF16)", note)
@@ -53,7 +53,7 @@ def test_engines_are_measured_once_and_give_the_same_bits_again(
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_steps_follow_the_reference(network: Network) -> None:
+def test_steps_match_the_reference(network: Network) -> None:
     ours, reference = (
         make_replica(network, backend, 24, optimizer=SGD(0.9)) for backend in ("cudnn", "reference")
     )
@@ -65,8 +65,8 @@ def test_steps_follow_the_reference(network: Network) -> None:
 
 
 @every_precision
-def test_a_captured_step_is_the_same_step(precision: str) -> None:
-    """Enqueued as it is, captured and launched again: the same gradients, bit by bit."""
+def test_a_captured_step_computes_the_same_gradients(precision: str) -> None:
+    """The same bits if a step is enqueued directly, captured, and launched as a graph."""
     replica = make_replica(PLAIN, "cudnn", 24, precision=precision)
     x, y = batch(PLAIN, 24)
     replica.forward_backward(x, y)

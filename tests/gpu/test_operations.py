@@ -1,4 +1,4 @@
-"""Every layer, loss and update rule of the backends for GPUs against PyTorch, on a GPU."""
+"""Compare every layer, loss and optimizer of the GPU backends with PyTorch, on a GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HERE = [(name, p) for name in ("cuda", "cudnn") for p in load_backend(name).prec
 
 @pytest.fixture(autouse=True)
 def kernels_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some hundred layers, a second each, would be compiled, or measured, for one test each."""
+    """Do not compile or time kernels for each of some hundred layers, a second each."""
     monkeypatch.setattr(GPU, "specializes", False)
 
 
 def _tests_of_backends() -> Iterator[tuple[str, Callable[..., None]]]:
-    """The shared tests that take a backend, for these alone."""
+    """Yield the shared tests with a backend parameter, for the GPU backends only."""
     for name, test in vars(shared).items():
         if name.startswith("test_") and set(VARIANTS) <= set(inspect.signature(test).parameters):
             yield name, _for_gpus(test)

@@ -1,4 +1,4 @@
-"""Forward passes of convolutions from few channels on the emulator: every tile to cut them."""
+"""Forward convolutions of few input channels on the emulator: every tile configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node(shape: tuple[int, int, int], layer: Conv2d) -> Node:
 
 
 CASES = {
-    # Rows of patches of 15 numbers, 9 of which 27 words of three rows are dense, 4, and 6.
+    # Rows of patches have 15, 9 (27 words in three dense rows), 4 and 6 elements.
     "5x5, three channels": (node((3, 7, 11), Conv2d(64, 5, padding="same")), False),
     "5x5, pooled": (node((3, 7, 11), Conv2d(32, 5, padding="same")), True),
     "one channel, two tiles of filters": (node((1, 6, 20), Conv2d(48, padding="valid")), False),
@@ -67,7 +67,7 @@ CASES = {
 def some(
     view: InputView, strides: tuple[int, int], precision: str, *, pooled: bool
 ) -> list[FewChannelTile]:
-    """The first and the last that are tried, and one with warps and lines that fit nothing."""
+    """Return the first and last candidate, and a tile whose warps and lines divide nothing."""
     first, *_, last = few_channel_candidates(view, strides, precision, pooled=pooled)
     odd = replace(
         first,
@@ -83,7 +83,7 @@ def some(
 def expected(
     node: Node, x: NDArray[Any], w: NDArray[Any], b: NDArray[Any], *, pooled: bool
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """In float64, (N, Ho, Wo, K) behind the rectifier, and which of a window was the largest."""
+    """Return the output after ReLU (N, Ho, Wo, K) in float64, and the argmax of each window."""
     layer: Any = node.layer
     pads = layer.pads(node.input_shape)
     padded = np.pad(x.astype(np.float64), ((0, 0), *pads, (0, 0)))
@@ -102,11 +102,11 @@ def expected(
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("case", CASES)
-def test_every_way_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads and blocks in every order, a few blocks taking all strips in turns.
+def test_every_tile_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and blocks in every order; a few blocks iterate over all strips.
 
-    Factors are eighths, a little less in memory than what they are rounded to; sums of their
-    products are sixty-fourths that float32 has room for. So all is exact but rounding y.
+    Factors are eighths (in memory slightly less, so that they are rounded to eighths). Sums of their
+    products are multiples of 1/64 that float32 represents exactly, so only y is rounded.
     """
     monkeypatch.setattr(few_channel_tiles, "NUM_MULTIPROCESSORS", 1)
     node, pooled = CASES[case]
@@ -146,10 +146,10 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
-def test_a_network_trains_as_with_products_that_gather(
+def test_a_network_trains_as_with_gathering_kernels(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums are in another order, so that one in many is rounded to its other neighbour later."""
+    """Sums have another order, so some values are rounded differently."""
     net = Network((3, 9, 10), LAYERS, name="narrow")
     monkeypatch.setattr(convolution, "select_few_channel_tile", lambda *_, **__: None)
     gathered = make_replica(net, "cuda", 5, precision=precision)
@@ -167,7 +167,7 @@ def test_a_network_trains_as_with_products_that_gather(
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("case", CASES)
-def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precision: str) -> None:
+def test_rows_contain_all_reads_and_strips_cover_the_output(case: str, precision: str) -> None:
     node, pooled = CASES[case]
     layer: Any = node.layer
     view, (down, across) = InputView.forward(node), layer.strides
@@ -176,7 +176,7 @@ def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precisio
         assert tile.strips_per_sample * tile.strip_lines >= view.out_height // unit * unit
         columns = tile.units_across * tile.octets * 8
         assert columns >= view.out_width // unit * unit
-        # In bfloat16 a patch that begins with an odd number begins a word of the second copy.
+        # In bf16 a patch that starts at an odd element starts a word of the second copy.
         last = (columns - 1) * across * tile.pixel_pitch
         row = (view.s - 1) * tile.pixel_pitch + view.channels
         assert last % each < tile.row_copies
@@ -194,7 +194,7 @@ def test_rows_hold_all_that_is_read_and_strips_cover_the_map(case: str, precisio
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("name", ["cifar", "solar", "model0", "model1", "model-large"])
-def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> None:
+def test_first_layers_have_a_tile_that_fills_the_gpu(name: str, precision: str) -> None:
     node = get_network(name).nodes[0]
     pooled = name.startswith("model")
     few, many = (
@@ -215,10 +215,10 @@ def test_first_layers_have_a_way_that_fills_a_gpu(name: str, precision: str) -> 
         ((32, 16, 16), Conv2d(16), 512, False), ((3, 12, 12), Conv2d(16, 11), 512, False),
     ],
 )  # fmt: skip
-def test_few_channels_and_many_filters_are_for_it(
+def test_the_kernel_is_used_for_few_channels_and_many_filters(
     shape: tuple[int, int, int], layer: Conv2d, samples: int, expected: bool
 ) -> None:
-    """Not more weights than a thread has registers for."""
+    """And not for more weights than a thread has registers for."""
     view = InputView.forward(node(shape, layer))
     assert (select_few_channel_tile(view, (1, 1), "tf32", samples) is not None) == expected
     assert select_few_channel_tile(view, (1, 1), "fp32", samples) is None

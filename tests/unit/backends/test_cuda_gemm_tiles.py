@@ -1,4 +1,4 @@
-"""Matrix products on the emulator: every tile, parts of sums, and kernels made for one layer."""
+"""Matrix products on the emulator: every tile, split-K, and kernels specialized for a layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
 from tests.unit.backends.twin import ROUNDOFFS
 
-# 35 columns leave every tile but the largest a rest; strides and pads reach every branch.
+# 35 columns leave incomplete tiles; strides and padding reach every branch.
 ODD = Network(
     (3, 11, 9),
     [Conv2d(35, (3, 2)), ReLU(), Conv2d(5, 3, stride=2, padding=1), Flatten(), Dense(37), ReLU(),
@@ -36,17 +36,17 @@ ODD = Network(
 )  # fmt: skip
 
 
-# The main loop is one for both of tensor cores' precisions: tiles take them in turn.
+# tf32 and bf16 share the main loop, so tiles alternate between them.
 PRODUCTS = [("fp32", tile) for tile in THREAD_TILES] + [
     (("tf32", "bf16")[number % 2], tile) for number, tile in enumerate(TENSOR_TILES)
 ]
 
 
 @pytest.mark.parametrize(("precision", "tile"), PRODUCTS, ids=lambda value: str(value))
-def test_every_tile_gives_the_same(
+def test_every_tile_computes_the_same(
     precision: str, tile: GemmTile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks and threads in a random order, on an emulator that reports races."""
+    """Blocks and threads run in random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     shared = replace(tile, k_groups=2 if tile.block[0] < 128 else 1)
@@ -61,14 +61,14 @@ def test_every_tile_gives_the_same(
         make_replica(ODD, "cuda", 5, precision=precision),
         make_replica(ODD, "reference", 5),
     )
-    # Every layer rounds both factors of its products, there and back.
+    # Every layer rounds both factors of its products, forward and backward.
     tolerance = rounding(ODD, 5) + 4 * ROUNDOFFS.get(precision, 0.0) * len(ODD.nodes)
     assert_close(whole.step(ours, 5, 0), whole.step(reference, 5, 0), tolerance)
     for name, value in reference.gradients.items():
         assert_close(ours.gradients[name], value, tolerance, name)
 
 
-def test_kernels_made_for_a_layer_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specialized_kernels_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     general = make_replica(ODD, "cuda", 3)
     emulator = Emulator(specializes=True)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
@@ -86,10 +86,10 @@ POOLED = Network(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gradients_of_pooled_maps_may_be_written_or_made_as_they_are_read(
+def test_gradients_of_pooled_outputs_are_equal_if_unpooled_separately(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row of the maps is in no window: the sums over pixels have different lengths."""
+    """A row of the output is in no window, so the sums over pixels have different lengths."""
     reference = make_replica(POOLED, "reference", 3)
     whole.step(reference, 3, 0)
     replicas = []
@@ -114,7 +114,7 @@ def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> 
     assert select_gemm_config(precision, 10**6, 16, 576).tile.columns == 16
 
 
-def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
+def test_groups_share_a_tile_if_blocks_are_few_and_sums_long() -> None:
     few, many, short = (
         select_gemm_config("tf32", rows, 64, terms).tile.k_groups
         for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
@@ -122,7 +122,7 @@ def test_groups_share_a_tile_where_blocks_are_few_and_sums_long() -> None:
     assert few > many == short == 1
 
 
-def test_a_block_has_room_for_its_slices_and_its_groups_sums() -> None:
+def test_shared_memory_suffices_for_slices_and_exchanged_sums() -> None:
     for tile in TENSOR_TILES:
         for groups in (1, 4):
             assert replace(tile, k_groups=groups).shared_bytes <= 227 << 10
@@ -131,7 +131,7 @@ def test_a_block_has_room_for_its_slices_and_its_groups_sums() -> None:
 @pytest.mark.parametrize(("length", "itemsize", "expected"), [
     (1, 4, 1), (3, 2, 1), (10, 4, 2), (16, 4, 4), (100, 2, 4), (64, 2, 8),
 ])  # fmt: skip
-def test_rows_are_read_in_pieces_that_divide_them(
+def test_rows_are_read_in_vectors_that_divide_them(
     length: int, itemsize: int, expected: int
 ) -> None:
     assert vector_elements(length, itemsize) == expected
@@ -139,7 +139,7 @@ def test_rows_are_read_in_pieces_that_divide_them(
 
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
 @pytest.mark.parametrize("threads", [32, 128 * 7, 128 * 1000])
-def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
+def test_split_k_covers_a_sum_once(terms: int, threads: int) -> None:
     parts = split_terms(terms, threads)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % MAX_K_STEP == 0
@@ -149,8 +149,8 @@ def test_parts_cover_a_sum_once(terms: int, threads: int) -> None:
     assert parts.used(0) == 1
 
 
-def test_a_smaller_batch_has_the_same_parts() -> None:
-    """Where no part is larger than it must be, gradients do not depend on the room there is."""
+def test_a_smaller_batch_has_the_same_split() -> None:
+    """With parts of minimal size, gradients do not depend on the planned batch size."""
     small, large = make_replica(PLAIN, "cuda", 8), make_replica(PLAIN, "cuda", 16)
     x, y = batch(PLAIN, 8)
     assert small.forward_backward(x, y) == large.forward_backward(x, y)

@@ -1,4 +1,4 @@
-"""Convolutions by windows of maps on the emulator: every tile to cut them, at odd shapes."""
+"""Convolutions over halo tiles on the emulator: all kinds of tile configurations, odd shapes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.twin import ROUNDOFFS
 
-# Pooling leaves out a column; patches of the third convolution are larger than its maps, and of an
-# even width, so that maps have more zeros behind them than before; 96 filters are a tile and a
-# half.
+# Pooling drops a column. The filter of the third convolution is larger than its input and of even
+# width, so the padding is asymmetric. 96 filters are a tile and a half.
 WIDE = Network(
     (3, 6, 7),
     [
@@ -53,8 +52,9 @@ WIDE = Network(
 )  # fmt: skip
 
 
-CUTS = (
-    # holders, ring, strip, lines, segments, teams, shares, chunks
+TILES = (
+    # persistent_groups, weight_stages, strip, lines, pixel_tiles, warp_groups, k_warp_groups,
+    # channel_chunks
     (0, 0, True, 2, 1, 2, 1, 1),
     (0, 0, False, 3, 2, 1, 2, 2),
     (0, 0, True, 4, 1, 3, 1, 2),
@@ -62,24 +62,26 @@ CUTS = (
     (3, 0, False, 1, 1, 1, 1, 1),
     (2, 0, True, 2, 1, 1, 1, 1),
 )
-"""Of slides: each tile of sharing work, strips and lines, lines that are left over."""
+"""Tile configurations: every kind of work tiles_per_group, strips and lines, incomplete tiles."""
 
 
-def cut(tile: ImplicitGemmTile) -> tuple[int, ...]:
+def work_sharing(tile: ImplicitGemmTile) -> tuple[int, ...]:
     return (
         tile.persistent_groups, tile.weight_stages, tile.pixel_tile.strip, tile.pixel_tile.lines,
         tile.pixel_tiles, tile.warp_groups, tile.k_warp_groups, tile.channel_chunks,
     )  # fmt: skip
 
 
-def sharing(tile: ImplicitGemmTile) -> tuple[int, ...]:
+def tiles_per_group(tile: ImplicitGemmTile) -> tuple[int, ...]:
     return tile.k_warp_groups, tile.pixel_tiles, tile.warp_groups, tile.channel_chunks
 
 
-def most_like(wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple[int, ...]]) -> Any:
-    """`select_implicit_gemm_tile` that whose tile has the `facts` nearest to `wanted`."""
+def nearest_tile(
+    wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple[int, ...]]
+) -> Any:
+    """Return a `select_implicit_gemm_tile` whose tile has the `facts` nearest to `wanted`."""
 
-    def slide(
+    def select(
         view: InputView, precision: str, samples: int, *, max_shared_bytes: int, **known: Any
     ) -> Any:
         return min(
@@ -87,30 +89,32 @@ def most_like(wanted: tuple[int, ...], facts: Callable[[ImplicitGemmTile], tuple
             key=lambda tile: [abs(a - b) for a, b in zip(facts(tile), wanted, strict=True)],
         )
 
-    return slide
+    return select
 
 
 @pytest.fixture
 def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and threads are, on an emulator that reports races."""
+    """Run blocks and threads in random order, on an emulator that reports races."""
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("number", range(len(CUTS)))
-def test_every_way_gives_the_same(
+@pytest.mark.parametrize("number", range(len(TILES)))
+def test_every_tile_configuration_computes_the_same(
     number: int, precision: str, in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside products that gather their patches, which round the same factors.
+    """Compare with the gathering kernels, which round the same factors.
 
-    A value may be rounded the other tile where sums in another order differ, in each layer, there
-    and back. Gradients of the last biases are sums over samples that nearly cancel; those of
-    weights round dz before they scale it by what dropout keeps, products that gather behind it.
+    Sums in another order can round a value differently, in each layer and direction. Gradients of
+    the last biases are sums that nearly cancel. Weight gradients round dz before they scale it by
+    the dropout factor, gathering kernels afterwards.
     """
     gathered = gathering(5, precision, monkeypatch)
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(CUTS[number], cut))
-    # So few blocks that they go from tile to tile, where they do.
+    monkeypatch.setattr(
+        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+    )
+    # So few blocks that persistent kernels iterate over tiles.
     monkeypatch.setattr(implicit_gemm_tiles, "NUM_MULTIPROCESSORS", 1)
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
@@ -125,15 +129,17 @@ def test_every_way_gives_the_same(
     "wanted", [(1, 1, 3, 2), (1, 3, 2, 1), (1, 4, 1, 1), (2, 5, 1, 1), (4, 1, 1, 2)], ids=str
 )
 @pytest.mark.parametrize("filters", [32, 96])
-def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
+def test_lanes_that_share_random_numbers_drop_the_right_elements(
     filters: int, wanted: tuple[int, ...], in_random_order: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The masks of `dropout_keep`; all outputs are 1 before.
+    """The masks equal those of `dropout_keep`; all outputs before dropout are 1.
 
-    Two lanes share a block of random numbers, with 32 filters four. They take turns in odd and even
-    numbers, not all of which a team's segments have; the last segments are those of no sample.
+    Two lanes share a block of random numbers, with 32 filters four lanes. They alternate, also if a
+    warp group has an odd number of pixel tiles. The last pixel tiles belong to no sample.
     """
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(wanted, sharing))
+    monkeypatch.setattr(
+        halo_convolution, "select_implicit_gemm_tile", nearest_tile(wanted, tiles_per_group)
+    )
     layers = [Conv2d(32), ReLU(), Conv2d(filters), ReLU(), MaxPool2d(2), Dropout(0.37), Flatten()]
     network = Network((1, 7, 11), layers, MeanSquaredError())
     seed, step, samples = 2**40 + 17, 2**31 + 5, np.array([7, 2**33 + 1])
@@ -152,7 +158,7 @@ def test_lanes_that_share_random_numbers_drop_what_is_to_be_dropped(
 
 
 class Mapping(Emulator):
-    """A device that has tensor maps, and keeps what kernels are to be compiled with."""
+    """A device with tensor maps that records the macros of kernels."""
 
     def __init__(self) -> None:
         super().__init__(specializes=True)
@@ -170,18 +176,20 @@ class Mapping(Emulator):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-@pytest.mark.parametrize("number", range(len(CUTS)))
-def test_boxes_are_as_large_as_kernels_take_them_for(
+@pytest.mark.parametrize("number", range(len(TILES)))
+def test_boxes_have_the_size_that_kernels_expect(
     number: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that waits for other bytes than come would never end.
+    """A kernel that waits for another number of bytes than TMA copies would never end.
 
-    As the kernels work it out: rows of windows, columns that their segments look at, or whole rows
-    of these. Behind a rectifier alone windows are made of what threads read, so there are no maps.
+    The expected boxes are computed as in the kernels. After a ReLU alone, threads load the halo
+    tile, so there are no tensor maps.
     """
     device = Mapping()
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: device)
-    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", most_like(CUTS[number], cut))
+    monkeypatch.setattr(
+        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+    )
     make_replica(WIDE, "cuda", 5, precision=precision)
     run = 4 if precision == "tf32" else 8
     found = set()
@@ -207,14 +215,14 @@ def test_boxes_are_as_large_as_kernels_take_them_for(
 
 
 def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
-    """A replica of `WIDE` without windows."""
+    """Return a replica of `WIDE` with gathering kernels only."""
     with monkeypatch.context() as patch:
         patch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
         patch.setattr(HaloConvolution, "supports", lambda group, setting: False)
         return make_replica(WIDE, "cuda", n, precision=precision)
 
 
-def test_blocks_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = gathering(3, "tf32", monkeypatch)
     monkeypatch.setattr(Emulator, "shared_bytes", 1 << 8)
     ours = make_replica(WIDE, "cuda", 3, precision="tf32")
@@ -239,14 +247,14 @@ VIEWS = [
         (Conv2d(32, padding="full"), "tf32", True), (Conv2d(32, 2, padding=2), "tf32", False),
     ],
 )  # fmt: skip
-def test_wide_layers_of_stride_one_have_windows(
+def test_stride_one_layers_with_many_channels_have_halo_tiles(
     layer: Conv2d, precision: str, expected: bool
 ) -> None:
     node = Network((32, 8, 8), [layer, Flatten(), Dense(2)]).nodes[0]
     assert supports_halo_tiles(InputView.forward(node), precision, layer.strides) == expected
 
 
-def test_maps_without_room_are_gathered() -> None:
+def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     wide = Network((1024, 640, 640), [Conv2d(1024), Flatten(), Dense(2)]).nodes[0]
     assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64) is None
     assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1) is not None
@@ -255,7 +263,7 @@ def test_maps_without_room_are_gathered() -> None:
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_segments_cover_the_map_and_windows_their_segments(
+def test_pixel_tiles_cover_the_output_and_halo_tiles_their_input(
     view: InputView, pooled: bool, precision: str
 ) -> None:
     found = list(implicit_gemm_candidates.implicit_gemm_candidates(view, precision, pooled=pooled))
@@ -269,7 +277,7 @@ def test_segments_cover_the_map_and_windows_their_segments(
             tile.blocks_per_sm * tile.threads * (tile.pixel_tiles * tile.pixel_tile.columns // 2)
             <= 1 << 16
         )
-        # Barriers lie behind windows, and behind sums that teams share.
+        # Barriers are stored after the halo tiles and after the exchanged sums.
         sums = (
             tile.threads
             * tile.pixel_tiles
@@ -289,7 +297,7 @@ def test_segments_cover_the_map_and_windows_their_segments(
         )
         count = tile.warp_groups * tile.pixel_tiles
         if tile.cropped:
-            # Side by side.
+            # The pixel tiles are adjacent.
             assert tile.tiles_across % count == 0
             assert tile.halo_rows * tile.halo_pitch <= tile.slab_pixels
             continue
@@ -306,11 +314,11 @@ def test_segments_cover_the_map_and_windows_their_segments(
             needed_rows = (
                 max(rows) - min(rows) + tile.pixel_tile.lines * tile.lines_in_m + view.r - 1
             )
-            # The last eights of columns begin in the last row, and end behind it.
+            # The last eight columns start in the last row and extend beyond it.
             assert needed_rows * tile.view.row_pitch + view.s - 1 + 8 <= tile.slab_pixels
 
 
-def test_few_samples_share_sums_and_many_do_not() -> None:
+def test_small_batches_split_k_and_large_ones_do_not() -> None:
     cifar = VIEWS[0]
     few, many = (select_implicit_gemm_tile(cifar, "tf32", n) for n in (32, 2048))
     assert few is not None
@@ -318,7 +326,7 @@ def test_few_samples_share_sums_and_many_do_not() -> None:
     assert few.k_warp_groups > many.k_warp_groups == 1
 
 
-def test_many_samples_keep_weights_where_there_is_room() -> None:
+def test_large_batches_use_persistent_kernels() -> None:
     solar = VIEWS[1]
     few, many = (select_implicit_gemm_tile(solar, "bf16", n, pooled=True) for n in (32, 2048))
     small = select_implicit_gemm_tile(solar, "bf16", 2048, pooled=True, max_shared_bytes=48 << 10)
@@ -332,8 +340,8 @@ def test_many_samples_keep_weights_where_there_is_room() -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_boxes_of_pooled_maps_cover_their_windows(view: InputView, precision: str) -> None:
-    """Wherever these begin, at an odd line or column, too."""
+def test_boxes_of_pooled_gradients_cover_their_halo_tiles(view: InputView, precision: str) -> None:
+    """Also if the halo tile starts at an odd line or column."""
     found = [
         tile
         for tile in implicit_gemm_candidates.implicit_gemm_candidates(view, precision, epilogue=2)

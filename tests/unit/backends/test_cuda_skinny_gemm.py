@@ -1,4 +1,4 @@
-"""Dense layers of few samples on the emulator: every cut, odd shapes, and how they are cut."""
+"""Dense layers with few samples on the emulator: every tile, odd shapes, and the selection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.backends import test_cuda_backend as whole
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.twin import ROUNDOFFS
 
-# Rows of 37, 132 and 10 are copied by pieces of 4, 16 and 8 bytes; in bfloat16 37 not by copies.
+# Rows of 37, 132 and 10 are copied in units of 4, 16 and 8 bytes; in bf16, 37 without cp.async.
 DEEP = Network(
     (3, 5, 7),
     [Flatten(), Dense(37), ReLU(), Dense(132), ReLU(), Dropout(0.25), Dense(10), ReLU(), Dense(3)],
@@ -29,16 +29,16 @@ DEEP = Network(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of any size have these kernels here."""
+    """Use the skinny kernels for layers of any size."""
     monkeypatch.setattr(skinny_gemm, "MIN_WEIGHTS", 0)
 
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("columns", COLUMN_CHOICES)
-def test_every_cut_gives_the_same(
+def test_every_tile_computes_the_same(
     precision: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two tiles of samples, blocks and threads in a random order, races reported."""
+    """Two tiles of samples, blocks and threads in random order, races reported."""
     emulator = Emulator(seed=3)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     monkeypatch.setattr(skinny_gemm, "COLUMN_CHOICES", (columns,))
@@ -54,8 +54,8 @@ def test_every_cut_gives_the_same(
     assert in_parts == (columns in (32, 128))
     monkeypatch.setattr(skinny_gemm, "MAX_SAMPLES", 0)
     sliced = make_replica(DEEP, "cuda", n, precision=precision)
-    # Factors are rounded the same way. Only the order of sums differs, by which one in many is
-    # rounded to its other neighbour later.
+    # Factors are rounded equally. Sums have another order, so some values are rounded
+    # differently.
     tolerance = rounding(DEEP, n) + ROUNDOFFS[precision]
     assert_close(whole.step(ours, n, 0), whole.step(sliced, n, 0), tolerance)
     for name, value in sliced.gradients.items():
@@ -77,25 +77,27 @@ def test_a_device_with_little_shared_memory_computes_the_same(
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
 @pytest.mark.parametrize("inputs", [1, 50, 2048, 33856, 10**6])
 @pytest.mark.parametrize("outputs", [1, 10, 128, 3000])
-def test_parts_cover_the_sum_once(precision: str, inputs: int, outputs: int) -> None:
+def test_split_k_covers_the_sum_once(precision: str, inputs: int, outputs: int) -> None:
     config = skinny_gemm.select_forward_config(precision, 32, inputs, outputs)
     parts = config.split_k
     assert (parts.count - 1) * parts.terms < inputs <= parts.count * parts.terms
     assert config.tile.shared_bytes <= MAX_SHARED_BYTES
 
 
-def test_few_samples_of_few_weights_take_one_pass_and_many_weights_all_multiprocessors() -> None:
+def test_many_weights_are_split_over_all_multiprocessors() -> None:
     small, large = (skinny_gemm.select_forward_config("tf32", 32, n, 100) for n in (100, 30000))
     assert small.split_k.count == 1
     assert large.split_k.count * large.tile.grid(32, 100)[1] >= NUM_MULTIPROCESSORS
 
 
-def test_more_outputs_than_a_block_has_room_for_are_not_for_it() -> None:
+def test_too_many_outputs_have_no_backward_tile() -> None:
     assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 384) is not None
     assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 3200) is None
 
 
-def test_they_are_for_few_samples_of_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_are_used_for_few_samples_and_many_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.undo()
     assert skinny_gemm.is_worthwhile("tf32", 32, 33856 * 128)
     assert not skinny_gemm.is_worthwhile("tf32", 32, 2304 * 384)

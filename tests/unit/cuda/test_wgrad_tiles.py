@@ -1,4 +1,4 @@
-"""Gradients of weights by windows of maps on the emulator, beside float64."""
+"""Weight gradients over halo tiles on the emulator, compared with float64."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ NO_EPILOGUE, RELU, POOLING = range(3)
 SAMPLES, FACTOR = 2, 1.25
 
 ODD = InputView(9, 11, 32, 0, 0, 7, 9, 64, 3, 3)
-"""Without padding; pooling leaves out a row and a column."""
+"""No padding; pooling drops a row and a column."""
 WIDE_TAPS = InputView(5, 6, 64, 2, 2, 5, 6, 32, 5, 5)
-"""Rows of taps that blocks share."""
+"""Filter rows that different blocks compute."""
 PARTLY = InputView(6, 5, 32, 1, 1, 7, 6, 96, 2, 2)
-"""Maps that grow, and a tile of filters and a half."""
+"""The output is larger than the input; a tile and a half of filters."""
 EVEN = InputView(7, 5, 64, 1, 1, 7, 5, 16, 3, 4)
 FEW = InputView(6, 8, 16, 1, 1, 6, 8, 32, 3, 3)
 COLOURS = InputView(9, 13, 3, 2, 2, 9, 13, 64, 5, 5)
 GREY = InputView(10, 9, 1, 0, 0, 8, 7, 32, 3, 3)
 PIXEL = InputView(3, 3, 32, 0, 0, 1, 1, 64, 3, 3)
 
-# Layer, what follows, precision, and of the ways one that has: channels, rows of taps, lines,
-# lines of a segment, whether the pixels of a position lie below each other, groups, buffers.
+# Layer, epilogue, precision, and the tile with these channels, tap rows, strip lines, contiguous
+# lines, quads over several lines, K groups and buffers.
 CASES: list[tuple[InputView, int, str, tuple[int, int, int, int, bool, int, int]]] = [
     (ODD, NO_EPILOGUE, "bf16", (32, 3, 4, 2, False, 2, 2)),
     (ODD, POOLING, "bf16", (32, 3, 4, 1, False, 2, 2)),
@@ -68,16 +68,16 @@ def key(tile: WgradTile) -> tuple[int, int, int, int, bool, int, int]:
 
 
 @pytest.mark.parametrize(("view", "epilogue", "precision", "wanted"), CASES, ids=str)
-def test_sums_over_pixels_equal_float64(
+def test_weight_gradients_equal_float64(
     view: InputView,
     epilogue: int,
     precision: str,
     wanted: tuple[int, int, int, int, bool, int, int],
 ) -> None:
-    """In parts of one strip and in one, blocks and threads in a random order.
+    """With one strip per part and with one part; blocks and threads in random order.
 
-    Factors are rounded as tensor cores take them, so what is left is what sums in float32 round:
-    of 2 · 9 · 13 terms at most, far below 2e-6.
+    Factors are rounded like operands of tensor cores. What remains is the rounding of float32 sums
+    of at most 2 · 9 · 13 terms, far below 2e-6.
     """
     tile = next(tile for tile in wgrad_candidates(view, precision, epilogue) if key(tile) == wanted)
     rng = np.random.default_rng(3)
@@ -97,7 +97,7 @@ def test_sums_over_pixels_equal_float64(
 
 
 def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
-    """As tensor cores multiply them."""
+    """Round operands like tensor cores."""
     if precision == "bf16":
         return BF16.round(x).astype(np.float64)
     bits = np.asarray(x, np.float32).view(np.uint32)
@@ -108,7 +108,7 @@ def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
 def spread_out(
     view: InputView, epilogue: int, dy: NDArray[Any], y: NDArray[Any], marks: NDArray[Any]
 ) -> NDArray[Any]:
-    """Gradients by all outputs of the convolution."""
+    """Return dz, the gradients of all outputs of the convolution."""
     if epilogue != POOLING:
         return dy * (y > 0) if epilogue == RELU else dy
     dz = np.zeros((SAMPLES, view.out_height, view.out_width, view.filters))
@@ -119,7 +119,7 @@ def spread_out(
 
 
 def sums(view: InputView, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Gradients of weights and bias, tap by tap."""
+    """Return the gradients of weights and bias, summed tap by tap."""
     height, width = view.out_height, view.out_width
     around = np.zeros((SAMPLES, height + view.r - 1, width + view.s - 1, view.channels))
     around[:, view.top :, view.left :][:, : view.height, : view.width] = x
@@ -139,7 +139,7 @@ def launch(
     inputs: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     part: int,
 ) -> NDArray[Any]:
-    """Gradients of weights, and in a row more of the bias, of all parts together."""
+    """Run the kernel; return the sum of all parts: dw and, in one more row, db."""
     device, kept = Emulator(seed=4), BF16 if precision == "bf16" else FP32
     arrays = []
     for array in inputs:
@@ -179,7 +179,7 @@ VIEWS = [
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("samples", [1, 32, 2048])
-def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> None:
+def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
     for view, epilogue in VIEWS:
         tile = select_wgrad_tile(view, precision, (1, 1), epilogue, samples)
         few = samples * view.out_height * view.out_width < MIN_PIXELS
@@ -190,7 +190,7 @@ def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> Non
         config = tile.config(view.filters, samples)
         count, part = config.split_k.count, config.split_k.terms
         assert (count - 1) * part < samples * tile.strips_per_sample <= count * part
-        # Lines of all strips of a map are its lines, and more than those of all but one.
+        # Strips cover all lines, and no strip is superfluous.
         tall = tile.strip_lines * (4 if tile.quad_rows_apart else 1)
         unit = 2 if epilogue == POOLING else 1
         assert (
@@ -213,12 +213,12 @@ def test_parts_of_strips_cover_the_sum_once(samples: int, precision: str) -> Non
         (InputView(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), False),
     ],
 )  # fmt: skip
-def test_wide_and_narrow_layers_of_stride_one_are_summed_by_windows(
+def test_supported_layers(
     view: InputView, precision: str, strides: tuple[int, int], expected: bool
 ) -> None:
     assert supports_wgrad_tiles(view, precision, strides) == expected
 
 
-def test_maps_without_room_are_gathered() -> None:
+def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     view = InputView(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
     assert select_wgrad_tile(view, "tf32", (1, 1), NO_EPILOGUE, 64) is None
