@@ -4,8 +4,8 @@
 
 Run the tests of this folder, train model0 on digits with the `cuda` backend (alone, then as two
 ranks that share a GPU), compare some steps of other networks with the `numba` backend, and time
-steps. Print a line for each check, and the last lines of output of those that failed. Requires pytest and
-PyTorch.
+steps. Print a line for each check, and the last lines of output of those that failed. Requires
+pytest and PyTorch.
 """
 
 from __future__ import annotations

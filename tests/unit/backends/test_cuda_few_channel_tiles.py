@@ -105,7 +105,7 @@ def expected(
 def test_every_tile_is_exact(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and blocks in every order; a few blocks iterate over all strips.
 
-    Factors are eighths (in memory slightly less, so that they are rounded to eighths). Sums of their
+    Factors are eighths (in memory slightly less, so that rounding yields eighths). Sums of their
     products are multiples of 1/64 that float32 represents exactly, so only y is rounded.
     """
     monkeypatch.setattr(few_channel_tiles, "NUM_MULTIPROCESSORS", 1)
