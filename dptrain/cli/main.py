@@ -1,4 +1,4 @@
-"""The `dptrain` command: one voice for all ranks, exit code 2 for a user's mistake."""
+"""The `dptrain` command: entry point, exit codes, and the commands by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dptrain.training.settings import load_settings
 
 
 def main() -> None:
-    """Run the command line. On ranks other than 0 nothing is written to standard output."""
+    """Run the command line. Only rank 0 writes to standard output."""
     is_rank_zero = find_launch(os.environ).rank == 0
     with ExitStack() as stack:
         if not is_rank_zero:
@@ -38,30 +38,58 @@ def main() -> None:
 def run(arguments: list[str], *, is_rank_zero: bool) -> int:
     """Run one command.
 
+    If the launcher started several processes, all of them agree first that they run the same
+    version and command, and a mistake in the flags of one of them ends all.
+
     Args:
-        arguments: behind the program's name.
-        is_rank_zero: whether this process prints the errors that all ranks report.
+        arguments: those after the program's name.
+        is_rank_zero: whether this process prints the errors that all processes make.
 
     Returns:
         The exit code.
     """
-    message, code = "", 2
+    if find_launch(os.environ).size > 1:
+        return guarded(lambda: _run_launched(arguments))
     try:
-        result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.UsageError as error:
-        # Click ends some messages in a full stop and a question; one line is what we promise.
-        message = " ".join(error.format_message().split())
-        path = error.ctx.command_path if error.ctx is not None else "dptrain"
-        message = f"{message.rstrip('.')}; see {path} --help"
-    except click.ClickException as error:
-        message, code = error.format_message(), error.exit_code
+        return _call(arguments)
     except UserError as error:
-        message = str(error)
-    except (click.Abort, KeyboardInterrupt):
+        message, code = str(error), 2
+    except KeyboardInterrupt:
         message, code = "interrupted", 130
     if is_rank_zero:
         click.echo(f"dptrain: {message}", err=True)
+    return code
+
+
+def _call(arguments: list[str]) -> int:
+    """Run one command; errors of click become a `UserError` of one line."""
+    try:
+        result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
+    except click.UsageError as error:
+        # Click ends some messages in a full stop and a question.
+        message = " ".join(error.format_message().split())
+        path = error.ctx.command_path if error.ctx is not None else "dptrain"
+        raise UserError(f"{message.rstrip('.')}; see {path} --help") from None
+    except click.ClickException as error:
+        raise UserError(error.format_message()) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    return result if isinstance(result, int) else 0
+
+
+def _run_launched(arguments: list[str]) -> int:
+    """Run one command on one of several processes."""
+    from dptrain.comm.world import AgreedError, World
+
+    code = _call(arguments)
+    if code == 0 and "mpi4py.MPI" not in sys.modules:
+        # The command needs no MPI, but the other processes may run another one.
+        try:
+            World.connect(command=arguments[0] if arguments else "")
+        except AgreedError:
+            raise
+        except UserError:
+            return code  # Processes without a common MPI cannot wait for each other.
     return code
 
 
@@ -121,7 +149,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
         from dptrain.comm.world import World
         from dptrain.training.run import dry_run, train
 
-        world = World.connect(timeout=config.timeout)
+        world = World.connect(timeout=config.timeout, command="train")
         if dry:
             dry_run(config, world)
             return 0
@@ -152,7 +180,7 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
         from dptrain.training.evaluation import evaluate_model
         from dptrain.training.model import load_on_all_ranks
 
-        world = World.connect()
+        world = World.connect(command="evaluate")
         model = load_on_all_ranks(run_dir, world, checkpoint)
         result = evaluate_model(model, data, world)
         if world.is_rank_zero:
@@ -184,7 +212,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
         from dptrain.training.model import load_on_all_ranks
         from dptrain.training.prediction import predict_to_file
 
-        world = World.connect()
+        world = World.connect(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint)
         count = predict_to_file(model, source, output, world)
         if world.is_rank_zero:

@@ -77,7 +77,9 @@ def profile(
 
         options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
         config = load_settings({**given(flags), "steps": steps + skip}, os.environ, file)
-        record = measure(config, World.connect(timeout=config.timeout), options, quiet=as_json)
+        record = measure(
+            config, World.connect(timeout=config.timeout, command="profile"), options, quiet=as_json
+        )
         if record is not None:
             from dptrain.cli.printing import print_profile
 

@@ -69,7 +69,7 @@ def variants(
         config = load_settings(given(flags), os.environ, file)
         from dptrain.comm.world import World
 
-        world = World.connect(timeout=config.timeout)
+        world = World.connect(timeout=config.timeout, command="study")
         stem = Path(config.network).name.removesuffix(".toml")
         folder = output or Path("runs") / f"variants-{stem}"
         found = study_variants(config, axes, folder, world, cross=cross, verbose=not as_json)

@@ -1,13 +1,15 @@
-"""Failing with one voice: the first cause is named once, with its rank, and no rank stays behind.
+"""End the whole job if one rank fails, and print the first cause once, with its rank.
 
-What ends a job, and who says so:
+What ends a job, and who prints the cause:
 
-- an exception, `sys.exit`, or a crash of a thread: that rank's `guard` prints and calls MPI_Abort;
-- a mistake that all ranks agreed on: rank 0 prints, every rank exits with 2 in good order;
-- SIGKILL, `os._exit`, a segmentation fault: the node's helper (`dptrain.comm.watch`) names the
-  rank; the launcher ends the others, or the helper those of its node that the launcher leaves
-  alone; on several nodes, each node's helper may name its first;
-- a rank that hangs or is stopped: the others' waits end after `World.timeout`.
+- An exception, `sys.exit`, or an exception in a thread: the `guard` of that rank prints and calls
+  MPI_Abort.
+- A mistake that all ranks agreed on: rank 0 prints, and every rank exits with code 2.
+- SIGKILL, `os._exit`, a segmentation fault: the watchdog of the node (`dptrain.comm.watch`) names
+  the rank. The launcher ends the other ranks; if it does not, the watchdog ends those of its node.
+  On several nodes, each node's watchdog may name its first rank that ended.
+- A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. A stopped
+  rank of the same node is named.
 """
 
 from __future__ import annotations
@@ -22,30 +24,34 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from dptrain.comm.job import Job, current_job, last_words
+from dptrain.comm.deadline import RankTimeoutError
+from dptrain.comm.job import Job, current_job, kill_after
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import AgreedError, World
 from dptrain.errors import UserError
 from dptrain.memory import memory_user_error
 
 _JOIN_S = 5.0
+"""Time in which the other ranks have to start MPI, so that they receive this rank's error."""
+
 _SECOND_S = 3.0
+_OTHER_NODES_S = 1.0
 _DELIVERY_S = 0.5
-"""MPICH's mpirun forgets what it has not read yet of the output of ranks that abort."""
+"""MPICH's mpirun drops output of an aborting rank that it has not read yet."""
 
 
 def guard(main: Callable[[], int]) -> int:
-    """Run a command; whatever happens in it on any rank, the whole job ends and says why once.
+    """Run a command so that a failure on any rank ends the whole job, and is printed once.
 
-    A regular end is a return: of many ranks, `sys.exit` inside `main`, with 0 too, counts as
-    leaving the others alone.
+    A command ends regularly by a return. If there are several ranks, `sys.exit` inside `main` is a
+    failure, with code 0 too, because the other ranks would wait.
 
     Args:
         main: the command; returns its exit code.
 
     Returns:
-        Exit code, for `sys.exit`: 2 for a user's mistake. Where other ranks would be left
-        waiting, there is no return: MPI_Abort ends this rank too.
+        The exit code, for `sys.exit`; 2 for a user's mistake. If other ranks would be left
+        waiting, this function does not return: MPI_Abort ends this rank too.
     """
     with contextlib.suppress(RuntimeError, OSError):  # No stderr, or none with a descriptor.
         faulthandler.enable()
@@ -80,11 +86,11 @@ def _fail(error: BaseException) -> int:
 
 
 def _fail_before_mpi(error: BaseException) -> int:
-    """Other ranks may be on their way into MPI and would wait there for ever: meet them there."""
+    """Start MPI to pass the error on: other ranks may wait there for this one without limit."""
     launch = find_launch()
     text = describe(error, launch.rank, launch.size)
     try:
-        with last_words(_JOIN_S, text):
+        with kill_after(_JOIN_S, text):
             if isinstance(error, UserError):
                 World.connect(error=error)
             else:
@@ -99,10 +105,10 @@ def _fail_before_mpi(error: BaseException) -> int:
 
 
 def _leave(error: BaseException) -> int:
-    """Print and give the exit code, where nobody waits.
+    """Print the error and return the exit code, if no other rank waits.
 
-    Without MPI, many processes with the same mistake are told apart by the launcher's word alone:
-    the first one speaks.
+    If several processes without MPI make the same mistake, the one that the launcher numbered 0
+    prints it.
     """
     if isinstance(error, SystemExit) and not error.code:
         return 0
@@ -113,22 +119,25 @@ def _leave(error: BaseException) -> int:
 
 
 def _end(job: Job, error: BaseException) -> NoReturn:
-    """Print unless another rank has, and take all ranks down."""
+    """Print the error unless another rank has printed one, and end all ranks."""
     from mpi4py import MPI
 
-    # Ranks of other nodes cannot see this node's claim: the first node has the first word.
+    # Ranks of other nodes cannot see this node's claim, so the nodes print one after another. A
+    # rank that only knows that it waited lets ranks print first that know the cause.
     time.sleep(min(0.25 * job.node, 2.0))
+    if isinstance(error, RankTimeoutError) and not error.is_cause:
+        time.sleep(_OTHER_NODES_S)
     if job.claim():
         _print(describe(error, job.rank, job.size))
         time.sleep(_DELIVERY_S)
     else:
-        time.sleep(_SECOND_S)  # Who claimed is about to print, and to end this rank too.
+        time.sleep(_SECOND_S)  # The rank that claimed prints, and ends this rank too.
     MPI.COMM_WORLD.Abort(exit_code(error))
     os._exit(exit_code(error))
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for a user's mistake, 130 for Ctrl-C, what `sys.exit` said unless that was 0, else 1."""
+    """Return 2 for a user's mistake, 130 for Ctrl-C, the code of `sys.exit` unless 0, else 1."""
     if isinstance(error, UserError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -139,7 +148,9 @@ def exit_code(error: BaseException) -> int:
 
 
 def describe(error: BaseException, rank: int, size: int) -> str:
-    """What is printed: the traceback of a bug, then one line with the cause and, of many, the rank.
+    """Return the text to print: the traceback of a bug, then one line with the cause.
+
+    If there are several ranks, the line names the rank.
 
     Example:
         >>> describe(UserError("batch size is 0; expected at least 1"), 2, 4).strip()
@@ -148,6 +159,8 @@ def describe(error: BaseException, rank: int, size: int) -> str:
     prefix = f"dptrain: rank {rank} of {size}: " if size > 1 else "dptrain: "
     if isinstance(error, UserError):
         return f"{prefix}{error}\n"
+    if isinstance(error, RankTimeoutError):
+        return f"dptrain: rank {error.rank} of {size}: {error}\n"
     if isinstance(error, KeyboardInterrupt):
         return f"{prefix}interrupted\n"
     if isinstance(error, SystemExit):

@@ -1,8 +1,9 @@
-"""What the processes of one job share besides MPI, so that they can fail with one voice.
+"""What the processes of one node share besides MPI, so that a failure is reported once.
 
-A folder for each node, in its temporary directory, named by a token that rank 0 draws: whoever
-creates the file ``failed`` in it first may name the cause. Files cannot hang, MPI calls of a
-failing rank can.
+All ranks of a node meet in a folder of the temporary directory, whose name follows from the
+launcher's process. The first rank that arrives starts the watchdog (`dptrain.comm.watch`). The
+process that creates the file ``failed`` in the folder prints the cause. Files are used because MPI
+calls of a rank that fails can hang.
 """
 
 from __future__ import annotations
@@ -10,137 +11,225 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
 import select
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dptrain.comm import watch
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_BEGIN_S = 1.0
 _TIDY_S = 2.0
-VARIABLE = "DPTRAIN_JOB"
-"""Environment variable in which a rank leaves token and node for itself."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """One rank's place in the job.
+    """The place of this process in its job.
 
     Attributes:
         rank, size: of COMM_WORLD.
-        node: index of this rank's node.
-        token: common to all ranks, different in every job.
+        folder: where the ranks of this node meet.
+        node: index of this rank's node; 0 until MPI has started.
+        pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
     """
 
     rank: int
     size: int
-    node: int
-    token: str
-
-    @property
-    def folder(self) -> Path:
-        """Meeting place of the ranks of this node; nodes may share the place it lies in."""
-        return Path(tempfile.gettempdir()) / f"dptrain-{self.token}-{self.node}"
-
-    def remember(self) -> None:
-        """Leave node and token where `current_job` finds them.
-
-        The name of COMM_WORLD would be a better place, but Open MPI 5.0 spoils its heap there.
-        """
-        os.environ[VARIABLE] = f"{self.token} {self.node}"
+    folder: Path
+    node: int = 0
+    pipe: int | None = None
 
     def claim(self) -> bool:
-        """Whether this rank is the first on its node to name a cause."""
+        """Return True if no process of this node has printed a cause before."""
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             (self.folder / "failed").touch(exist_ok=False)
         except FileExistsError:
             return False
         except OSError:
-            return True  # Nowhere to write: saying it twice is better than not saying it.
+            return True  # A cause that is printed twice is better than none.
         return True
 
-    def watch(self, ranks: Iterable[int], host: str) -> None:
-        """Start the helper that names a rank of this node that ends in silence, where it can be."""
-        if not hasattr(select, "epoll"):
-            return
-        self.folder.mkdir(mode=0o700)
-        for rank in ranks:
-            os.mkfifo(self._pipe(rank))
-        begun, stdout = os.pipe()
-        words = str(self.folder), host, str(self.size), *map(str, ranks)
-        atexit.register(_see_off, _spawn("ranks", *words, stdout=stdout))
-        os.close(stdout)
-        os.read(begun, 16)
-        os.close(begun)
+    def register(self) -> None:
+        """Report this process to the watchdog of this node, and start the watchdog if needed.
 
-    def report_to_watcher(self) -> None:
-        """Be alive in the helper's eyes from now until the interpreter exits."""
-        with contextlib.suppress(OSError):  # No helper, no report.
-            pipe = os.open(self._pipe(self.rank), os.O_WRONLY | os.O_NONBLOCK)
-            atexit.register(_report, pipe)
+        Raises:
+            OSError: the temporary directory or the watchdog cannot be used.
+        """
+        register = _open_folder(self.folder, self.size)
+        alive = self.folder / f"alive-{self.rank}"
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(alive)
+        # For reading and writing, since opening for writing alone needs a reader.
+        self.pipe = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
+        self.report(f"pid {os.getpid()}")
+        # The pipe stays open, since what it holds is lost if nobody has it open.
+        os.write(register, f"{self.rank}\n".encode())
+        # Wait for the watchdog: of ranks that end before it watches them it cannot tell which
+        # was the first.
+        end = time.monotonic() + _BEGIN_S
+        while not (self.folder / f"watched-{self.rank}").exists() and time.monotonic() < end:
+            time.sleep(0.002)
+        atexit.register(self._end)
 
-    def _pipe(self, rank: int) -> Path:
-        return self.folder / f"alive-{rank}"
+    def meet(self, folder: str) -> None:
+        """Join the ranks of this node in the folder of the first of them."""
+        if folder != str(self.folder):
+            self.report("bye")
+            if self.pipe is not None:
+                os.close(self.pipe)
+            self.folder, self.pipe = Path(folder), None
+            with contextlib.suppress(OSError):
+                self.register()
+
+    def report(self, line: str) -> None:
+        """Send a line to the watchdog."""
+        if self.pipe is not None:
+            with contextlib.suppress(OSError):  # The watchdog was killed.
+                os.write(self.pipe, f"{line}\n".encode())
+
+    def _end(self) -> None:
+        """Shut MPI down while the watchdog still watches this process."""
+        module = sys.modules.get("mpi4py.MPI")
+        if module is not None and module.Is_initialized() and not module.Is_finalized():
+            module.Finalize()
+        self.report("bye")
+
+    @contextlib.contextmanager
+    def starting_mpi(self, timeout: float) -> Iterator[None]:
+        """Let the watchdog end this process if the block takes longer than `timeout` seconds.
+
+        Starting MPI waits for all ranks without limit and holds the interpreter's lock, so that
+        no Python code of this process can run. The watchdog sends SIGHUP, which the C function
+        ``_exit`` handles here: its argument is the number of the signal, so the exit code is 1.
+        The MPI library must be loaded before, because some libraries install handlers of their own.
+        """
+        import ctypes
+
+        library = ctypes.CDLL(None)
+        library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
+        previous = signal.getsignal(signal.SIGHUP)
+        library.signal(signal.SIGHUP, ctypes.cast(library._exit, ctypes.c_void_p))
+        self.report(f"connect {timeout}")
+        try:
+            yield
+        finally:
+            self.report("connected")
+            # No handler of Python's, or not the main thread.
+            with contextlib.suppress(ValueError, TypeError):
+                signal.signal(signal.SIGHUP, previous)
 
 
-def _report(pipe: int) -> None:
-    with contextlib.suppress(OSError):  # The helper was killed.
-        os.write(pipe, b"!")
+_current: Job | None = None
 
 
-def _see_off(helper: int) -> None:
-    """Let the helper tidy up: when its ranks have ended, Slurm kills what is left of a step."""
-    end = time.monotonic() + _TIDY_S
-    with contextlib.suppress(ChildProcessError):
-        while not os.waitpid(helper, os.WNOHANG)[0] and time.monotonic() < end:
-            time.sleep(0.005)
+def start_job(rank: int, size: int) -> Job:
+    """Register this process as a rank of its job, once; failing to do so is only reported.
 
-
-def new_token() -> str:
-    """A word that no other job has."""
-    return secrets.token_hex(8)
+    Args:
+        rank, size: as the launcher or MPI assigned them.
+    """
+    global _current
+    if _current is not None and (_current.rank, _current.size) == (rank, size):
+        return _current
+    _current = Job(rank, size, meeting_folder())
+    if hasattr(select, "epoll"):
+        try:
+            _current.register()
+        except OSError as error:
+            if not (_current.folder / "failed").exists():
+                sys.stderr.write(
+                    f"dptrain: warning: rank {rank} runs without watchdog ({error}); if a rank is "
+                    "killed, nothing names it\n"
+                )
+    return _current
 
 
 def current_job() -> Job | None:
-    """The job that this process is a rank of; None before MPI is up, after, and for one rank."""
+    """Return the job of this process while MPI runs; None for a single rank."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     comm: MPI.Comm = module.COMM_WORLD
     if comm.Get_size() == 1:
         return None
-    # Not joined by `World`, a rank has nobody to share a token with.
-    token, node = os.environ.get(VARIABLE, f"{new_token()} 0").split()
-    return Job(comm.Get_rank(), comm.Get_size(), int(node), token)
+    if _current is not None and _current.size == comm.Get_size():
+        return _current
+    return Job(comm.Get_rank(), comm.Get_size(), meeting_folder())
+
+
+def meeting_folder() -> Path:
+    """Return the folder in which the ranks of this node meet.
+
+    Processes of one job on a node have the same launcher's process (the proxy of mpirun, the step
+    daemon of Slurm) as their ancestor. Its number, start time and the user make the name unique.
+    """
+    launcher = watch.find_launcher(os.getpid()) or os.getppid()
+    started = watch.start_time(launcher) or "0"
+    name = f"dptrain-{os.getuid()}-{os.uname().nodename}-{launcher}-{started}"
+    return Path(tempfile.gettempdir()) / name
+
+
+def _open_folder(folder: Path, size: int) -> int:
+    """Open the pipe ``register`` of the folder; create folder and watchdog if there are none."""
+    with contextlib.suppress(OSError):
+        return os.open(folder / "register", os.O_WRONLY | os.O_NONBLOCK)
+    if (folder / "register").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # Its watchdog was killed.
+    new = Path(tempfile.mkdtemp(prefix="dptrain-", dir=folder.parent))
+    try:
+        os.mkfifo(new / "register")
+        # For reading too, so that other ranks can open it before the watchdog does.
+        register = os.open(new / "register", os.O_RDWR | os.O_NONBLOCK)
+        try:
+            new.rename(folder)  # Fails if another rank was faster.
+        except OSError:
+            os.close(register)
+            return os.open(folder / "register", os.O_WRONLY | os.O_NONBLOCK)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    host = os.uname().nodename
+    helper = _spawn("ranks", str(folder), host, str(size))
+    atexit.register(_wait_for_watchdog, helper)
+    return register
+
+
+def _wait_for_watchdog(helper: int) -> None:
+    """Let the watchdog tidy up: when its ranks have ended, Slurm kills what is left of a step."""
+    end = time.monotonic() + _TIDY_S
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(helper, os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 @contextlib.contextmanager
-def last_words(seconds: float, message: str) -> Iterator[None]:
+def kill_after(seconds: float, message: str) -> Iterator[None]:
     """Print `message` and kill this process if the block takes longer than `seconds`.
 
-    For calls that hold the interpreter's lock, such as MPI's initialisation.
+    For calls that hold the interpreter's lock, such as starting MPI.
     """
     helper = _spawn("deadline", str(seconds), str(os.getpid()), message)
     try:
         yield
     finally:
-        os.kill(helper, 9)
+        os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
 
 
-def _spawn(*arguments: str, stdout: int = 2) -> int:
-    """Start ``watch.py``; a session of its own, so that Ctrl-C and the launcher do not reach it."""
-    script = Path(__file__).with_name("watch.py")
-    argv = [sys.executable, "-I", "-S", str(script), *arguments]
+def _spawn(*arguments: str) -> int:
+    """Start ``watch.py`` in a session of its own, which Ctrl-C and the launcher do not reach."""
+    argv = [sys.executable, "-I", "-S", watch.__file__, *arguments]
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, stdout, 1),
+        (os.POSIX_SPAWN_DUP2, 2, 1),
     ]
     return os.posix_spawn(sys.executable, argv, os.environ, file_actions=files, setsid=True)

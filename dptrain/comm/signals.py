@@ -1,4 +1,4 @@
-"""A wish to stop, from the keyboard or a batch system, that training can grant between steps."""
+"""Requests to stop, from the keyboard or a batch system, that training follows between steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,47 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C; a batch system's or `kill`'s end; Slurm's warning (``#SBATCH --signal=USR1@120``)."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ctrl-C; a batch system's end or `kill`; Slurm's warning (``#SBATCH --signal=USR1@120``); the end
+of a terminal."""
+
+EARLY_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that may come before training begins; training then stops after its first step. Ctrl-C
+ends the start-up at once, because nothing is lost yet."""
 
 _SAME_PRESS_S = 1.0
 
+_early: signal.Signals | None = None
+
+
+def remember_early_signals() -> None:
+    """Keep `EARLY_SIGNALS` for the next `StopRequest`, instead of ending the process."""
+    for number in EARLY_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP.
+            signal.signal(number, _remember)
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    global _early
+    _early = _early or signal.Signals(number)
+
 
 class StopRequest:
-    """Within the block, `signals` set a flag instead of ending the process.
+    """Within the block, signals set a flag instead of ending the process.
 
-    The training loop reads `requested` once a step and adds it to the sums that ranks share, so
-    that all ranks stop after the same step, whichever of them were told.
+    The training loop reads `requested` once a step and adds it to the sums over the ranks, so that
+    all ranks stop after the same step, whichever of them received the signal.
 
-    What a user sees: MPICH's mpirun passes the first Ctrl-C, SIGTERM and SIGUSR1 on to all ranks
-    and waits without limit; a second Ctrl-C makes it kill them. On a terminal a rank may get
-    the same Ctrl-C twice, from the keyboard and from mpirun: signals within 1 s count as one.
-    Without mpirun, a later second Ctrl-C raises `KeyboardInterrupt`. Slurm's `scancel` sends
-    SIGTERM, and SIGKILL after KillWait (30 s unless configured).
+    What users see: MPICH's mpirun passes the first Ctrl-C, SIGTERM and SIGUSR1 on to all ranks and
+    waits without limit; a second Ctrl-C makes it kill them. In a terminal, a rank may receive the
+    same Ctrl-C twice, from the keyboard and from mpirun: signals within 1 s count as one. Without
+    mpirun, a later second Ctrl-C raises `KeyboardInterrupt`. Slurm's `scancel` sends SIGTERM, and
+    SIGKILL after KillWait (30 s by default). Under ``nohup`` SIGHUP stays ignored.
 
     Outside the main thread, where Python allows no handlers, the block changes nothing.
 
     Args:
-        signals: to begin with; all of `SIGNALS` where left out.
+        signals: those that set the flag from the beginning. [default: all of `SIGNALS`]
 
     Example:
         >>> with StopRequest() as stop:
@@ -45,18 +64,23 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """True if a signal was received."""
         return self._signal is not None
 
     @property
     def signal_name(self) -> str:
-        """``SIGTERM`` and so on; "" while none has come."""
+        """Name of the first signal, such as ``SIGTERM``; "" before one was received."""
         return "" if self._signal is None else self._signal.name
 
     def listen(self, *signals: signal.Signals) -> None:
         """Let these signals set the flag too, until the block ends."""
+        global _early
+        if _early in signals and self._signal is None:
+            self._signal, self._since, _early = _early, time.monotonic(), None
         if threading.current_thread() is threading.main_thread():
             for number in signals:
+                if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 previous = signal.signal(number, self._receive)
                 self._previous.setdefault(number, previous)
 

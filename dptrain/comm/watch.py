@@ -1,18 +1,33 @@
-"""A helper process that can still speak when a rank no longer can. Run by path, not imported.
+"""The watchdog process of a node. It reports what a rank can no longer report. Run by path.
 
-``watch.py ranks FOLDER HOST SIZE RANK…`` reads a named pipe ``alive-RANK`` in FOLDER for each rank
-of one node and writes to stdout when it has begun. A rank holds its pipe open and writes to it
-when it ends regularly. A pipe that closes without a word tells of a rank that was killed, ran out
-of memory or called ``os._exit``: it is named on stderr, unless some rank has named a cause already
-(``failed`` in FOLDER). The launcher then ends the other ranks; those of this node that it has left
-alone, as MPICH's does now and then with ranks beside one that left with 0, are killed. FOLDER is
-removed at the end.
+``watch.py ranks FOLDER HOST SIZE`` watches the ranks of one node. A rank writes its number to the
+named pipe ``register`` in FOLDER and keeps the named pipe ``alive-RANK`` open. It writes these
+lines to ``alive-RANK``:
 
-``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills PID unless killed before.
+- ``pid N`` before it registers;
+- ``connect SECONDS`` before it starts MPI, and ``connected`` afterwards;
+- ``bye`` when it ends regularly.
 
-It holds nothing of the rank's but stderr: an inherited launcher's socket would hide the rank's end.
-What asks ranks to stop is not for the helper, but Slurm sends it to every process of a step.
+The watchdog creates the file ``watched-RANK`` when it has opened the pipe of a rank.
+
+The watchdog names the cause on stderr, once for each node (the file ``failed`` in FOLDER):
+
+- A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
+  ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
+  are killed.
+- If MPI does not start within SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
+- If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
+
+Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end.
+
+``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills the process PID after SECONDS.
+
+The watchdog keeps no file of the rank open except stderr: an inherited socket of the launcher would
+hide the end of the rank from the launcher. It ignores the signals that request ranks to stop,
+because Slurm sends them to every process of a step.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
@@ -22,56 +37,232 @@ import sys
 import time
 from pathlib import Path
 
-_LAUNCHER_S = 3.0
-"""What the launcher gets for ending the other ranks."""
+LAUNCHER_S = 3.0
+"""Time for the launcher to end the other ranks after one has failed."""
+
+CHECKPOINT_S = 10.0
+"""Time for ranks to write a checkpoint after their launcher has gone."""
+
+LAUNCHERS = (
+    "hydra_pmi_proxy", "pmi_proxy", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted",
+    "orted", "slurmstepd",
+)  # fmt: skip
+"""Names of processes that start ranks."""
+
+MAX_NAMED = 8
+"""Ranks that one message lists."""
+
+_POLL_S = 0.1
+_LAUNCHER_POLL_S = 0.5
+_STARTED = 19
+"""Index of the start time among the fields of /proc/PID/stat that follow the name."""
 
 
-def _speak(folder: Path, message: str) -> None:
+def process_state(pid: int) -> str:
+    """Return the state of a process, ``T`` if it is stopped; "" if there is none."""
+    return (_stat(pid) or ("", [""]))[1][0]
+
+
+def start_time(pid: int) -> str:
+    """Return when a process was started, in ticks since the machine was; "" if there is none."""
+    found = _stat(pid)
+    return "" if found is None else found[1][_STARTED]
+
+
+def find_launcher(pid: int) -> int | None:
+    """Return the nearest ancestor of a process that starts ranks; None if there is none."""
+    while (found := _stat(pid)) is not None:
+        pid = int(found[1][1])
+        parent = _stat(pid)
+        if parent is not None and parent[0] in LAUNCHERS:
+            return pid
+    return None
+
+
+def _stat(pid: int) -> tuple[str, list[str]] | None:
+    """The name of a process and the other fields of its /proc/PID/stat."""
     try:
-        (folder / "failed").touch(exist_ok=False)
-    except FileExistsError:
-        return
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        pass  # Saying it twice is better than not saying it.
-    os.write(2, message.encode())
+        return None
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    return name, fields.split()
 
 
-def ranks(folder: Path, host: str, size: str, watched: list[str]) -> None:
-    """Wait until every pipe is closed, name the first that closed in silence."""
-    # An epoll hands out what is ready in the order in which it became so; poll does not.
-    poll = select.epoll()
-    pipes = {}
-    for rank in watched:
-        pipe = os.open(folder / f"alive-{rank}", os.O_RDONLY | os.O_NONBLOCK)
-        pipes[pipe] = rank
-        poll.register(pipe, select.EPOLLIN)
-    os.write(1, b"begun")
-    end = None
-    while pipes:
-        ready = poll.poll(None if end is None else max(end - time.monotonic(), 0.0))
-        if not ready:
-            _kill(pipes)
-            end = None
-        for pipe, _ in ready:
-            if not os.read(pipe, 1):
-                end = end or time.monotonic() + _LAUNCHER_S
-                _speak(
-                    folder,
-                    f"dptrain: rank {pipes[pipe]} of {size}: its process on {host} was killed or "
-                    "left in the middle of the run (out of memory? kill? os._exit?)\n",
+class Rank:
+    """A rank as the watchdog sees it."""
+
+    def __init__(self, number: str, pipe: int) -> None:
+        self.number, self.pipe = number, pipe
+        self.pid = 0
+        self.has_ended = False
+        self.limit_s: float | None = None
+        self.waited_s = 0.0
+        self.has_joined = False
+        self._unread = b""
+
+    def read(self) -> bool:
+        """Read what the rank wrote; False if its pipe is closed."""
+        while True:
+            try:
+                data = os.read(self.pipe, 4096)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                self._take(line.decode().split())
+
+    def _take(self, words: list[str]) -> None:
+        if words[:1] == ["pid"]:
+            self.pid = int(words[1])
+        elif words[:1] == ["connect"]:
+            self.limit_s, self.waited_s = float(words[1]), 0.0
+        elif words == ["connected"]:
+            self.limit_s, self.has_joined = None, True
+        elif words == ["bye"]:
+            self.has_ended = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a signal such as SIGSTOP has stopped the process."""
+        return process_state(self.pid) in ("T", "t")
+
+
+class Watchdog:
+    """The state of ``watch.py ranks``."""
+
+    def __init__(self, folder: str, host: str, size: str) -> None:
+        self.folder, self.host, self.size = folder, host, size
+        self.ranks: dict[int, Rank] = {}
+        # Opened for writing too, so that reading never finds the pipe closed.
+        self.register = os.open(f"{folder}/register", os.O_RDWR | os.O_NONBLOCK)
+        # An epoll returns what is ready in the order in which it became ready; poll does not.
+        self.poll = select.epoll()
+        self.poll.register(self.register, select.EPOLLIN)
+        self.launcher: tuple[int, str] | None = None
+        self.kill_at: float | None = None
+
+    def run(self) -> None:
+        """Watch until every rank has ended."""
+        begin = last = time.monotonic()
+        # The rank that started this process registers at once. If it was killed, nobody does.
+        while self.ranks or time.monotonic() < begin + LAUNCHER_S:
+            for pipe, _ in self.poll.poll(self._patience()):
+                if pipe == self.register:
+                    self._add_ranks()
+                elif not self.ranks[pipe].read():
+                    self._remove(self.ranks[pipe])
+                    begin = 0.0
+            now = time.monotonic()
+            self._check_start(min(now - last, 2 * _POLL_S))
+            self._check_launcher()
+            if self.kill_at is not None and now >= self.kill_at:
+                kill_holders(list(self.ranks))
+                self.kill_at = None
+            last = now
+        self._tidy()
+
+    def _patience(self) -> float:
+        waits = any(rank.limit_s is not None for rank in self.ranks.values())
+        return _POLL_S if waits else _LAUNCHER_POLL_S
+
+    def _add_ranks(self) -> None:
+        for number in os.read(self.register, 4096).decode().split():
+            pipe = os.open(f"{self.folder}/alive-{number}", os.O_RDONLY | os.O_NONBLOCK)
+            rank = Rank(number, pipe)
+            self.ranks[pipe] = rank
+            self.poll.register(pipe, select.EPOLLIN)
+            with contextlib.suppress(OSError):
+                Path(f"{self.folder}/watched-{number}").touch()
+            if not rank.read():
+                self._remove(rank)
+            elif self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
+                self.launcher = pid, start_time(pid)
+
+    def _remove(self, rank: Rank) -> None:
+        self.poll.unregister(rank.pipe)
+        os.close(rank.pipe)
+        del self.ranks[rank.pipe]
+        if not rank.has_ended:
+            self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+            self._name(
+                rank,
+                f"its process {rank.pid} on {self.host} was killed or exited in the middle of the "
+                "run (out of memory, kill -9, a crash or os._exit)",
+            )
+
+    def _check_start(self, elapsed_s: float) -> None:
+        """End ranks whose MPI does not start in time, and name the rank that they wait for."""
+        for rank in list(self.ranks.values()):
+            if rank.limit_s is None:
+                continue
+            if not rank.is_stopped:
+                rank.waited_s += elapsed_s
+            if rank.waited_s < rank.limit_s:
+                continue
+            self._name_late(rank)
+            rank.limit_s = None
+            with contextlib.suppress(OSError):
+                os.kill(rank.pid, signal.SIGHUP)  # Job.starting_mpi makes this an exit with 1.
+            self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+
+    def _name_late(self, waiting: Rank) -> None:
+        waited = f"rank {waiting.number} waited {waiting.waited_s:.0f} s for MPI to start"
+        others = [rank for rank in self.ranks.values() if rank is not waiting]
+        for rank in others:
+            if rank.is_stopped:
+                return self._name(
+                    rank, f"its process {rank.pid} on {self.host} is stopped (SIGSTOP?); {waited}"
                 )
-            poll.unregister(pipe)
-            del pipes[pipe]
-    try:
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
-    except OSError:
-        pass  # Somebody else tidied up.
+        for rank in others:
+            if rank.limit_s is None and not rank.has_joined:
+                return self._name(
+                    rank, f"its process {rank.pid} on {self.host} has not started MPI; {waited}"
+                )
+        known = {rank.number for rank in self.ranks.values()}
+        absent = [number for number in map(str, range(int(self.size))) if number not in known]
+        return self._name(
+            waiting,
+            f"waited {waiting.waited_s:.0f} s for MPI to start; there is no sign of rank "
+            f"{', '.join(absent[:MAX_NAMED])} on {self.host}: a rank hangs, is stopped, was not "
+            "started or waits on another node",
+        )
+
+    def _check_launcher(self) -> None:
+        if self.launcher is None or start_time(self.launcher[0]) == self.launcher[1]:
+            return
+        self.launcher = None
+        self._say(f"dptrain: the launcher's process on {self.host} has ended; its ranks end too\n")
+        for rank in self.ranks.values():
+            with contextlib.suppress(OSError):
+                os.kill(rank.pid, signal.SIGTERM)
+        self.kill_at = time.monotonic() + CHECKPOINT_S
+
+    def _name(self, rank: Rank, cause: str) -> None:
+        self._say(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
+
+    def _say(self, message: str) -> None:
+        """Print a cause unless a process of this node has printed one."""
+        try:
+            os.close(os.open(f"{self.folder}/failed", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        except OSError:
+            pass  # A cause that is printed twice is better than none.
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode())
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(OSError):
+            for file in Path(self.folder).iterdir():
+                file.unlink()
+            Path(self.folder).rmdir()
 
 
-def _kill(pipes: dict[int, str]) -> None:
-    """Kill whoever still holds a pipe: found by that, for numbers of processes are used again."""
+def kill_holders(pipes: list[int]) -> None:
+    """Kill the processes that have one of these pipes open; a number could belong to another."""
     held = [os.fstat(pipe) for pipe in pipes]
     for process in Path("/proc").iterdir():
         is_other = process.name.isdecimal() and process.name != str(os.getpid())
@@ -81,17 +272,18 @@ def _kill(pipes: dict[int, str]) -> None:
 
 
 def _holds(process: Path, files: list[os.stat_result]) -> bool:
-    """Whether a process has one of these files open; not if it has ended or is another user's."""
+    """Return True if a process has one of these files open; False for another user's process."""
     with contextlib.suppress(OSError):
         for link in list((process / "fd").iterdir()):
-            with contextlib.suppress(OSError):  # It has just closed it.
-                if any(os.path.samestat(link.stat(), file) for file in files):
+            with contextlib.suppress(OSError):  # It has just closed the file.
+                found = link.stat()
+                if any(os.path.samestat(found, file) for file in files):
                     return True
     return False
 
 
 def deadline(seconds: float, pid: int, message: str) -> None:
-    """Speak for a process that is stuck, and end it."""
+    """Print a message for a process that waits in MPI, and kill it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if os.getppid() != pid:
@@ -101,11 +293,16 @@ def deadline(seconds: float, pid: int, message: str) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the mode that the command line names."""
     os.closerange(3, 1024)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.argv[1] == "ranks":
-        ranks(Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+        Watchdog(*sys.argv[2:5]).run()
     else:
         deadline(float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+
+
+if __name__ == "__main__":
+    main()

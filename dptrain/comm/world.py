@@ -1,26 +1,34 @@
-"""The ranks of a run: who they are, and what they do together apart from summing gradients.
+"""The ranks of a run, and their collective calls apart from the sum of gradients.
 
-Every wait has an end: nonblocking MPI calls are polled against a deadline, so that a rank that
-hangs elsewhere ends the job with a message instead of leaving it waiting for ever.
+Every wait has a limit: nonblocking MPI calls are polled until a deadline, so that a rank that hangs
+ends the job with a message.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.comm.job import Job, new_token
-from dptrain.comm.launcher import refuse_single, refuse_stranger, shorten_addresses
+from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
+from dptrain.comm.job import start_job
+from dptrain.comm.launcher import (
+    find_launch,
+    refuse_single,
+    refuse_stranger,
+    shorten_addresses,
+)
+from dptrain.comm.watch import process_state
 from dptrain.errors import UserError
+from dptrain.machine import own_cores
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -50,32 +58,34 @@ def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 class World:
-    """The ranks of a run; made by `World.connect` or, for one process without MPI, `World.single`.
+    """The ranks of a run, from `World.connect` or, for one process without MPI, `World.single`.
 
-    Every method named without a rank is collective: all ranks call it, in the same order.
+    Methods that communicate are collective: all ranks call them, in the same order.
 
     Attributes:
         comm: the MPI communicator; None for a single process without MPI.
         rank, size: of this process among all.
         local_rank, local_size: of this process among those on its node.
-        local_cores: cores that the ranks of this node may use together.
+        local_cores: number of cores that the ranks of this node may use.
         timeout: longest wait for other ranks, in seconds.
     """
 
     def __init__(
         self, comm: MPI.Intracomm | None, node: MPI.Intracomm | None, timeout: float
     ) -> None:
-        self.comm, self._node, self.timeout = comm, node, timeout
+        self.comm, self._node = comm, node
+        self.timeout = min(timeout, MAX_TIMEOUT_S)
         self.rank = comm.Get_rank() if comm else 0
         self.size = comm.Get_size() if comm else 1
         self.local_rank = node.Get_rank() if node else 0
         self.local_size = node.Get_size() if node else 1
-        together: set[int] = set().union(*self._gather_json(node, sorted(_own_cores())))
-        self.local_cores = len(together)
+        self._processes: list[list[Any]] = []  # Host and process number of each rank.
+        cores: set[int] = set().union(*self._gather_json(node, sorted(own_cores())))
+        self.local_cores = len(cores)
 
     @classmethod
     def single(cls) -> World:
-        """One process, no MPI; every method works."""
+        """Return the world of one process without MPI; every method works."""
         return cls(None, None, 300.0)
 
     @classmethod
@@ -105,32 +115,22 @@ class World:
 
     @classmethod
     def join(cls, timeout: float) -> World:
-        """`connect` without the agreement that nothing is wrong."""
-        # Starting MPI holds the interpreter's lock, and waits for ranks that may never come.
-        faulthandler.dump_traceback_later(timeout, exit=True)
-        try:
-            mpi = _start_mpi()
-            comm = mpi.COMM_WORLD
-            node = comm.Split_type(mpi.COMM_TYPE_SHARED)
-            world = cls(comm, node, timeout)
-            if world.size > 1:
-                world._become_job(mpi.Get_processor_name())
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        """Start MPI and join the ranks of COMM_WORLD, without an agreement."""
+        mpi = _start_mpi(min(timeout, MAX_TIMEOUT_S))
+        comm = mpi.COMM_WORLD
+        world = cls(comm, comm.Split_type(mpi.COMM_TYPE_SHARED), timeout)
+        if world.size > 1:
+            world._become_job(mpi.Get_processor_name())
         return world
 
     def _become_job(self, host: str) -> None:
-        """Prepare for failing: a token for all, a watcher for each node."""
+        """Prepare for failures: let all ranks of a node meet, and note where each rank runs."""
+        job = start_job(self.rank, self.size)
         first_ranks = self.all_gather_json(self.first_on_node())
-        neighbours = self._gather_json(self._node, self.rank)
-        node = sum(first_ranks[: neighbours[0]])
-        job = Job(self.rank, self.size, node, self.broadcast_json(new_token()))
-        job.remember()
-        if self.first_on_node():
-            job.watch(neighbours, host)
-        self.barrier()
-        job.report_to_watcher()
-        self.barrier()
+        neighbours = self._gather_json(self._node, [self.rank, str(job.folder)])
+        job.node = sum(first_ranks[: neighbours[0][0]])
+        job.meet(neighbours[0][1])
+        self._processes = self.all_gather_json([host, os.getpid()])
 
     @property
     def is_rank_zero(self) -> bool:
@@ -138,39 +138,56 @@ class World:
         return self.rank == 0
 
     def first_on_node(self) -> bool:
-        """Whether this is the first rank of its node."""
+        """Return True on the first rank of each node."""
         return self.local_rank == 0
 
     # Waiting.
 
     def wait(self, request: MPI.Request, what: str) -> None:
-        """Wait for a request, letting MPI progress.
+        """Wait for a request and let MPI progress.
 
         Raises:
-            TimeoutError: it took longer than `timeout`; names `what`.
+            RankTimeoutError: the wait took longer than `timeout`; names `what`.
         """
         self._poll(request, what, _NAP_S)
 
     def _poll(self, request: MPI.Request, what: str, nap_s: float) -> None:
-        # Summing 0.9 MB in one call: 2 ranks on 2 cores took 0.17 ms with a bare loop of tests,
-        # 0.18 ms giving way between tests, 0.7 ms sleeping 50 µs; 4 ranks on 2 cores 27, 1.5 and
-        # 2.5 ms. So give way; sleep only when it takes long anyway.
-        begin = time.monotonic()
+        # All-reduce of 0.9 MB in one call: 2 ranks on 2 cores took 0.17 ms in a loop of tests,
+        # 0.18 ms with a yield between tests, 0.7 ms with sleeps of 50 µs; 4 ranks on 2 cores took
+        # 27, 1.5 and 2.5 ms. So yield first, and sleep only in a wait that is long anyway.
+        deadline = Deadline(self.timeout)
         patience = _PATIENCE_S if nap_s == _NAP_S else 0.0
         while not request.Test():
-            waited = time.monotonic() - begin
-            if waited < patience:
+            if deadline.waited_s < patience:
                 _give_way()
             else:
                 time.sleep(nap_s)
-            if waited > self.timeout:
-                raise TimeoutError(
-                    f"rank {self.rank} of {self.size} waited {waited:.0f} s for {what}: "
-                    "another rank hangs, was stopped or has left"
+            if deadline.has_passed():
+                raise self.timeout_error(what, deadline.waited_s)
+
+    def timeout_error(self, what: str, waited_s: float) -> RankTimeoutError:
+        """Return the error of a wait that took too long.
+
+        Ranks of this node that are stopped (SIGSTOP) are named as the cause.
+
+        Args:
+            what: what this rank waited for, such as "a sum over the ranks".
+            waited_s: how long it waited, in seconds.
+        """
+        waited = f"waited {waited_s:.0f} s for {what}"
+        host = self._processes[self.rank][0] if self._processes else ""
+        for rank, (other, process) in enumerate(self._processes):
+            if rank != self.rank and other == host and process_state(process) in ("T", "t"):
+                return RankTimeoutError(
+                    f"its process {process} on {host} is stopped (SIGSTOP?); rank {self.rank} "
+                    f"{waited}",
+                    rank,
+                    is_cause=True,
                 )
+        return RankTimeoutError(f"{waited}: another rank hangs, is stopped or has left", self.rank)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here, leaving the cores to those that still work."""
+        """Wait until all ranks call this, and leave the cores to ranks that still compute."""
         if self.comm is not None:
             self._poll(self.comm.Ibarrier(), "all ranks to arrive", _QUIET_NAP_S)
 
@@ -182,7 +199,7 @@ class World:
     # Arrays.
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
-        """Overwrite `array` with the one of rank `root`; same shape and dtype everywhere."""
+        """Overwrite `array` with that of rank `root`; shape and dtype are equal on all ranks."""
         if self.comm is None:
             return
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -202,10 +219,10 @@ class World:
             array[...] = flat.reshape(array.shape)
 
     def check_equal(self, array: NDArray[Any], what: str) -> None:
-        """Make sure that all ranks hold the same bits.
+        """Check that all ranks hold the same bits.
 
         Raises:
-            RuntimeError: they do not; names the ranks that differ from rank 0. On every rank.
+            RuntimeError: on every rank; names the ranks whose bits differ from rank 0's.
         """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         digests = self.all_gather_json(hashlib.blake2b(data.data, digest_size=16).hexdigest())
@@ -214,10 +231,10 @@ class World:
             raise RuntimeError(f"{what} of rank {', '.join(different)} differ from rank 0's")
 
     def gather(self, array: NDArray[Any]) -> list[NDArray[Any]] | None:
-        """The arrays of all ranks, in order, on rank 0; None elsewhere.
+        """Return the arrays of all ranks, in order, on rank 0; None on the others.
 
         Args:
-            array: of the same dtype everywhere; its first dimension may differ.
+            array: of the same dtype on all ranks; its first dimension may differ.
         """
         gathered = self._gather_bytes(array.tobytes())
         if gathered is None:
@@ -225,7 +242,7 @@ class World:
         return [np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:]) for data in gathered]
 
     def _gather_bytes(self, data: bytes) -> list[bytes] | None:
-        """The bytes of all ranks, in order, on rank 0; None elsewhere."""
+        """Return the bytes of all ranks, in order, on rank 0; None on the others."""
         if self.comm is None:
             return [data]
         own = np.frombuffer(data, np.uint8)
@@ -239,7 +256,7 @@ class World:
     # Values that JSON can hold.
 
     def broadcast_json(self, value: Any) -> Any:
-        """The value that rank 0 gives; what other ranks give is ignored."""
+        """Return the value that rank 0 passes; those of other ranks are ignored."""
         data = _encode(value) if self.is_rank_zero else b""
         length = np.array([len(data)], np.int64)
         self.broadcast(length)
@@ -250,11 +267,11 @@ class World:
         return json.loads(buffer.tobytes())
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """The values of all ranks, in order, on every rank."""
+        """Return the values of all ranks, in order, on every rank."""
         return self._gather_json(self.comm, value)
 
     def gather_json(self, value: Any) -> list[Any] | None:
-        """The values of all ranks, in order, on rank 0; None elsewhere."""
+        """Return the values of all ranks, in order, on rank 0; None on the others."""
         gathered = self._gather_bytes(_encode(value))
         return None if gathered is None else [json.loads(data) for data in gathered]
 
@@ -283,10 +300,10 @@ class World:
             raise AgreedError.of(errors)
 
 
-def _start_mpi() -> Any:
-    """The `mpi4py.MPI` module, with MPI started."""
+def _start_mpi(timeout: float) -> Any:
+    """Start MPI and return the module `mpi4py.MPI`."""
     with warnings.catch_warnings():
-        # What mpi4py suspects of the launcher is said better, and once, by `refuse_single`.
+        # `refuse_single` reports a wrong launcher once, and with advice.
         warnings.filterwarnings("ignore", "suspicious MPI execution environment")
         try:
             import mpi4py
@@ -296,13 +313,18 @@ def _start_mpi() -> Any:
         except (ImportError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"mpi4py finds no MPI library ({reason}); pip install 'dptrain[mpi]' brings one, "
-                "on a cluster load the module of the site's MPI"
+                f"mpi4py finds no MPI library ({reason}); install one with pip install "
+                "'dptrain[mpi]', or load the MPI module of your cluster"
             ) from None
         if not MPI.Is_initialized():
             refuse_stranger(_library(MPI))
             shorten_addresses(MPI.Get_library_version())
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
+            launch = find_launch()
+            with ExitStack() as stack:
+                if launch.size > 1:
+                    job = start_job(launch.rank, launch.size)
+                    stack.enter_context(job.starting_mpi(timeout))
+                MPI.Init_thread(MPI.THREAD_FUNNELED)
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
 
@@ -319,13 +341,8 @@ def _in_place() -> Any:
     return MPI.IN_PLACE
 
 
-def _own_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
 def _give_way() -> None:
+    """Let another thread run on this core."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
     else:

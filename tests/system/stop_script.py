@@ -13,7 +13,7 @@ from dptrain.comm.world import World
 
 
 def _main() -> int:
-    world = World.connect(timeout=8.0)
+    world = World.connect(timeout=float(sys.argv[1]) if sys.argv[1:] else 8.0)
     with StopRequest() as stop:
         for step in range(1_000_000):
             wishes = np.array([float(stop.requested)])

@@ -69,3 +69,30 @@ def test_outside_the_main_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+def test_a_signal_before_training_is_followed_once() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        signals.remember_early_signals()
+        signal.raise_signal(signal.SIGTERM)
+        with StopRequest(*signals.EARLY_SIGNALS) as stop:
+            assert stop.signal_name == "SIGTERM"
+        with StopRequest() as stop:
+            assert not stop.requested
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals.remember_early_signals()
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        for number in signals.EARLY_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, before)

@@ -1,4 +1,4 @@
-"""The helper that watches ranks, with processes that only hold a pipe as ranks do."""
+"""The watchdog of a node, with processes that report to it as ranks do."""
 
 from __future__ import annotations
 
@@ -7,71 +7,132 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from dptrain.comm import watch
+from dptrain.comm import job, watch
+from dptrain.comm.job import Job, start_job
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(select, "epoll"),
-    reason="no epoll in this system, so ranks start no helper (Job.watch)",
+    not hasattr(select, "epoll"), reason="the watchdog needs epoll, which this system lacks"
 )
 
-RANK = "import os, sys; os.open(sys.argv[1], os.O_WRONLY); print(flush=True); sys.stdin.read()"
-GOOD = RANK.replace("os.open", "pipe = os.open") + "; os.write(pipe, b'!')"
+RANK = """
+import os, sys
+from pathlib import Path
+from dptrain.comm.job import Job
+job = Job(int(sys.argv[2]), 3, Path(sys.argv[1]))
+job.register()
+sys.stdout.write("\\n")
+sys.stdout.flush()
+"""
+SILENT = RANK + "sys.stdin.read(); os._exit(0)"
+GOOD = RANK + "sys.stdin.read()"
+CONNECTING = (
+    RANK
+    + """
+with job.starting_mpi(1.0):
+    while True:
+        pass
+"""
+)
 
 
 @contextmanager
-def job(folder: Path, *ranks: str) -> Iterator[tuple[subprocess.Popen[str], ...]]:
-    """The helper, and a program for each rank; a rank whose stdin is closed leaves."""
-    names = [str(rank) for rank in range(len(ranks))]
-    for name in names:
-        os.mkfifo(folder / f"alive-{name}")
-    command = [sys.executable, "-I", "-S", watch.__file__, "ranks", str(folder), "here",
-               str(len(ranks)), *names]  # fmt: skip
+def ranks(folder: Path, *programs: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process for each rank; one whose stdin is closed leaves. The first starts the watchdog."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as helper:
-        assert helper.stdout is not None
-        assert helper.stdout.read(5) == "begun"
-        processes = []
-        try:
-            for name, rank in zip(names, ranks, strict=True):
-                words = [sys.executable, "-c", rank, str(folder / f"alive-{name}")]
-                process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
-                processes.append(process)
-                assert process.stdout is not None
-                process.stdout.readline()
-            yield (helper, *processes)
-        finally:
-            for process in (*processes, helper):
-                process.kill()
-                process.communicate()
+    processes = []
+    try:
+        for number, program in enumerate(programs):
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, str(folder), str(number)],
+                stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+            )  # fmt: skip
+            processes.append(process)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def gone(folder: Path) -> bool:
+    """Wait until the watchdog has tidied up."""
+    end = time.monotonic() + 10 * watch.LAUNCHER_S
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return not folder.exists()
 
 
 def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
-    folder.mkdir()
-    with job(folder, RANK, RANK, RANK) as (helper, *ranks):
-        ranks[1].communicate(timeout=10)
-        _, said = helper.communicate(timeout=10 * watch._LAUNCHER_S)
-        assert [rank.wait(10) for rank in ranks] == [-signal.SIGKILL, 0, -signal.SIGKILL]
-    assert said.startswith("dptrain: rank 1 of 3: its process on here was killed or left")
+    with ranks(folder, SILENT, SILENT, SILENT) as processes:
+        processes[1].communicate(timeout=10)
+        assert [rank.wait(20) for rank in processes] == [-signal.SIGKILL, 0, -signal.SIGKILL]
+        _, said = processes[0].communicate(timeout=10)
+    assert said.startswith("dptrain: rank 1 of 3: its process ")
+    assert "was killed or exited in the middle of the run" in said
     assert said.count("\n") == 1
-    assert not folder.exists()
+    assert gone(folder)
 
 
-def test_ranks_that_end_in_good_order_are_waited_for(tmp_path: Path) -> None:
+def test_ranks_that_end_regularly_are_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
-    folder.mkdir()
-    with job(folder, GOOD, GOOD) as (helper, first, last):
-        first.communicate(timeout=10)
-        with pytest.raises(subprocess.TimeoutExpired):
-            helper.wait(watch._LAUNCHER_S + 1.0)
-        assert last.poll() is None
+    with ranks(folder, GOOD, GOOD) as (first, last):
         last.communicate(timeout=10)
-        _, said = helper.communicate(timeout=10)
+        time.sleep(watch.LAUNCHER_S + 0.5)
+        assert first.poll() is None
+        _, said = first.communicate(timeout=10)
         assert (said, first.returncode, last.returncode) == ("", 0, 0)
-    assert not folder.exists()
+    assert gone(folder)
+
+
+def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ranks(folder, CONNECTING, SILENT) as (waiting, stopped):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        assert waiting.wait(10) == 1
+        os.kill(stopped.pid, signal.SIGKILL)
+        _, said = waiting.communicate(timeout=10)
+    assert said.startswith(f"dptrain: rank 1 of 3: its process {stopped.pid} on ")
+    assert "is stopped (SIGSTOP?); rank 0 waited 1 s for MPI to start" in said
+    assert said.count("\n") == 1
+
+
+def test_time_in_which_a_rank_was_stopped_does_not_count(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ranks(folder, CONNECTING) as (rank,):
+        os.kill(rank.pid, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(rank.pid, signal.SIGCONT)
+        time.sleep(0.3)
+        assert rank.poll() is None
+        assert rank.wait(10) == 1
+
+
+def test_a_watchdog_that_cannot_start_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Job) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Job, "register", refuse)
+    monkeypatch.setattr(job, "_current", None)
+    monkeypatch.setattr(job, "meeting_folder", lambda: tmp_path / "none")
+    assert start_job(1, 3).rank == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dptrain: warning: rank 1 runs without watchdog")
+    assert "No space left on device" in line
+
+
+def test_the_state_of_processes_is_read() -> None:
+    assert watch.process_state(os.getpid()) == "R"
+    assert watch.process_state(2**22 + 1) == ""
+    assert watch.start_time(os.getpid()).isdecimal()
