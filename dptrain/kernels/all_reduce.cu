@@ -123,6 +123,7 @@ struct Channel {
                 Packet* packet_slot = slot(rank, from, each, i);
                 while (!is_complete(received[from]) && keep_polling())
                     received[from] = load_packet(packet_slot);
+                stalled_since = 0;
                 store_packet(packet_slot, {EMPTY, EMPTY, EMPTY, EMPTY});
             }
     }

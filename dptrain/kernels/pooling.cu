@@ -104,13 +104,15 @@ __device__ inline void write_cell(Number* dx, const Geometry& g, int vectors, co
 
 // Set `cell` to the cell of this thread. Return false beyond the last. Cell 0 begins at the first
 // window, pad_top rows above the map, so the number of cells includes the padding above and to the
-// left of the map. Pixels of cells outside the map are not stored.
+// left of the map, and may exceed 2³¹ although arrays have fewer elements. Pixels of cells outside
+// the map are not stored.
 __device__ inline bool find_cell(const Geometry& g, int samples, MapIndex& cell) {
-    const int rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
-    const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
-    int i;
-    if (!vector_index(samples * rows * columns * g.channels, i)) return false;
-    cell = map_index(i, rows, columns, g.channels / VECTOR);
+    const unsigned rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
+    const unsigned columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
+    const unsigned vectors = g.channels / VECTOR, i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (unsigned long long)samples * rows * columns * vectors) return false;
+    const unsigned pixel = i / vectors, line = pixel / columns;
+    cell = {int(line / rows), int(line % rows), int(pixel % columns), int(i % vectors)};
     return true;
 }
 

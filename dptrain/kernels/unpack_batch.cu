@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         const int row = window.row + at / width;
         const int column = window.column + (window.mirrored ? width - 1 - along : along);
         const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
-        const long long line = (window.image * channels + channel) * rows + row;
+        const long long line = ((long long)window.image * channels + channel) * rows + row;
         return inside ? images[line * columns + column] : 0.0f;
     };
     constexpr int BATCH = 4;  // Loads of a thread in flight at a time.
