@@ -11,7 +11,7 @@
 // are zero.
 //
 // Launch: grid (ceil(N · H · W / TILE_M), ceil(C / TILE_N)), block (THREADS, K_GROUPS); dynamic
-// shared memory as computed by dptrain/backends/cuda/tiles.py.
+// shared memory as computed by dptrain/backends/cuda/gemm_tiles.py.
 //
 // Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 
