@@ -1,1 +1,1 @@
-"""A ladder from a naive matrix product to the convolution that trains, a rung a file."""
+"""A ladder of convolution kernels, from a naive matrix product to the kernels of dptrain."""

@@ -1,5 +1,6 @@
-// The way back from im2col.cu: each pixel of an image (C, H, W) gathers what all windows that see it
-// were told, dU (C R S, Ho Wo). A thread a pixel, so that nobody adds where another does.
+// Inverse of im2col.cu: each pixel of the gradient dx (C, H, W) of one image gathers its
+// contributions from dU (C R S, Ho Wo). Launched with one thread per pixel, so no atomics are
+// needed.
 extern "C" __global__ void col2im(const float* unrolled, float* image, int channels, int height,
                                   int width, int r, int s, int stride, int padding, int out_height,
                                   int out_width) {

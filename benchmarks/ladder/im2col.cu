@@ -1,5 +1,9 @@
-// An image (C, H, W) unrolled to (C R S, Ho Wo): column p holds all that output pixel p sees, so that
-// the convolution is a product of matrices. One buffer serves one image after another.
+// im2col: unroll an image (C, H, W) to U (C R S, Ho Wo), whose column p holds the patch of output
+// pixel p. The convolution is then a matrix product. One buffer is reused for all images. Launched
+// with one thread per element of U.
+//
+// Source: Chellapilla et al., "High performance convolutional neural networks for document
+// processing", 2006.
 extern "C" __global__ void im2col(const float* image, float* unrolled, int channels, int height,
                                   int width, int r, int s, int stride, int padding, int out_height,
                                   int out_width) {

@@ -1,13 +1,17 @@
-// The product of shared_tiles.cu for all images at once, with a B that exists nowhere: an element of
-// its tile is read from the image where it lies. No buffer, no second kernel, one launch.
+// Convolution forward as implicit GEMM over all images: y (N, K, Ho, Wo) from images (N, C, H, W),
+// a (K, C R S) and bias (K,). The tiled product of shared_tiles.cu, but elements of B are read from
+// the images by address computation instead of from an im2col buffer. One launch computes all
+// images.
+//
+// Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014, section 3.
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void convolution(const float* images, const float* a, const float* bias,
-                                       float* c, int samples, int channels, int height, int width,
-                                       int filters, int r, int s, int stride, int padding,
-                                       int out_height, int out_width) {
+extern "C" __global__ void conv2d_forward(const float* images, const float* a, const float* bias,
+                                          float* c, int samples, int channels, int height,
+                                          int width, int filters, int r, int s, int stride,
+                                          int padding, int out_height, int out_width) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE];
     const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * TILE + y;
     const int terms = channels * r * s, pixels = out_height * out_width;
@@ -21,8 +25,8 @@ extern "C" __global__ void convolution(const float* images, const float* a, cons
         const bool inside = sample < samples && term < terms && down >= 0 && down < height &&
                             across >= 0 && across < width;
         as[y][x] = row < filters && first + x < terms ? a[row * terms + first + x] : 0;
-        bs[y][x] = inside ? images[((sample * channels + channel) * height + down) * width + across]
-                          : 0;
+        bs[y][x] =
+            inside ? images[((sample * channels + channel) * height + down) * width + across] : 0;
         __syncthreads();
         for (int k = 0; k < TILE; ++k) sum += as[y][k] * bs[k][x];
         __syncthreads();

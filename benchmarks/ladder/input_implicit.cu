@@ -1,14 +1,14 @@
-// The gradient of the input as a convolution of its own, of all images at once: (C, K R S) by
-// (K R S, N H W), whose factors are read from w and dy where they lie. No buffer and one launch; at
-// strides above 1 most of what is multiplied is 0.
+// Gradient with respect to the input as implicit GEMM over all images: dx (N, C, H, W) = (C, K R S)
+// times (K R S, N H W), with elements read from w (K, C, R, S) and dy (N, K, Ho, Wo) by address
+// computation. One launch, no buffer. With strides above 1, most products are with 0.
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void convolution(const float* w, const float* dy, float* dx, int samples,
-                                       int channels, int height, int width, int filters, int r,
-                                       int s, int stride, int padding, int out_height,
-                                       int out_width) {
+extern "C" __global__ void conv2d_backward_input(const float* w, const float* dy, float* dx,
+                                                 int samples, int channels, int height, int width,
+                                                 int filters, int r, int s, int stride, int padding,
+                                                 int out_height, int out_width) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE];
     const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * TILE + y;
     const int terms = filters * r * s, pixels = height * width;
@@ -25,14 +25,13 @@ extern "C" __global__ void convolution(const float* w, const float* dy, float* d
         const bool inside = sample < samples && term < terms && down >= 0 && across >= 0 &&
                             down % stride == 0 && across % stride == 0 &&
                             down / stride < out_height && across / stride < out_width;
-        bs[y][x] = inside ? dy[((sample * filters + filter) * out_height + down / stride) *
-                                   out_width +
-                               across / stride]
-                          : 0;
+        bs[y][x] = inside
+                       ? dy[((sample * filters + filter) * out_height + down / stride) * out_width +
+                            across / stride]
+                       : 0;
         __syncthreads();
         for (int k = 0; k < TILE; ++k) sum += as[y][k] * bs[k][x];
         __syncthreads();
     }
-    if (row < channels && sample < samples)
-        dx[(sample * channels + row) * pixels + pixel] = sum;
+    if (row < channels && sample < samples) dx[(sample * channels + row) * pixels + pixel] = sum;
 }

@@ -1,6 +1,6 @@
-// What an image's unrolled input is to be told, dU (terms, pixels) = W^T dY, of W (filters, terms) and
-// dY (filters, pixels): an element a thread.
-extern "C" __global__ void product(const float* w, const float* dy, float* unrolled, int terms,
+// Gradient of the unrolled input of one image: dU (terms, pixels) = Wᵀ dY, with W (filters, terms)
+// and dY (filters, pixels). Launched with one thread per element of dU.
+extern "C" __global__ void gemm_tn(const float* w, const float* dy, float* unrolled, int terms,
                                    int pixels, int filters) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = blockIdx.y * blockDim.y + threadIdx.y;

@@ -1,10 +1,10 @@
-// The product of input_many_blocks.cu by tiles of TILE x TILE, as in shared_tiles.cu. A tile of W is
-// kept as it lies, a filter a row.
+// The product of input_many_blocks.cu with tiles of TILE × TILE in shared memory, as in
+// shared_tiles.cu. Tiles of W are stored as in memory, one filter per row.
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void product(const float* w, const float* dy, float* unrolled, int terms,
+extern "C" __global__ void gemm_tn(const float* w, const float* dy, float* unrolled, int terms,
                                    int pixels, int filters) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE];
     const int x = threadIdx.x, y = threadIdx.y;

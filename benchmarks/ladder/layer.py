@@ -1,4 +1,4 @@
-"""The layer that every rung computes, what is right, and how far a right result may be from it."""
+"""The layer that every rung computes, its exact result, and an error bound."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dptrain.plan.lowering import Phase
 DIRECTIONS = {
     "forward": Phase.FORWARD, "weights": Phase.BACKWARD_WEIGHT, "input": Phase.BACKWARD_INPUT,
 }  # fmt: skip
-"""What of a layer is computed: its output, or the gradient by its weights or by its input."""
+"""Directions by name: the output, or the gradient with respect to weights or input."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of square kernels, N images (C, H, W) to (K, Ho, Wo)."""
+    """A convolution with square kernels that maps N images (C, H, W) to (K, Ho, Wo)."""
 
     samples: int
     channels: int
@@ -34,33 +34,33 @@ class Layer:
 
     @property
     def out(self) -> tuple[int, int]:
-        """Ho and Wo."""
+        """Height and width of the output, Ho and Wo."""
         reach = 2 * self.padding - self.kernel
         return (self.height + reach) // self.stride + 1, (self.width + reach) // self.stride + 1
 
     @property
     def pixels(self) -> int:
-        """Ho · Wo."""
+        """Output pixels of an image, Ho · Wo."""
         return self.out[0] * self.out[1]
 
     @property
     def terms(self) -> int:
-        """C · R · S."""
+        """Terms of an output element, C · R · S."""
         return self.channels * self.kernel**2
 
     @property
     def geometry(self) -> tuple[int, ...]:
-        """What kernels are told: C, H, W, R, S, stride, padding, Ho, Wo."""
+        """Kernel arguments: C, H, W, R, S, stride, padding, Ho, Wo."""
         maps = self.channels, self.height, self.width
         return *maps, self.kernel, self.kernel, self.stride, self.padding, *self.out
 
     @property
     def flops(self) -> int:
-        """Of all images, a multiply-add being two; in each direction the same."""
+        """Floating-point operations for all images, two per multiply-add, in any direction."""
         return 2 * self.samples * self.filters * self.pixels * self.terms
 
     def most_terms(self, direction: Phase) -> int:
-        """Products in the longest sum of a direction."""
+        """Return the number of products in the longest sum of a direction."""
         if direction is Phase.FORWARD:
             return self.terms
         if direction is Phase.BACKWARD_WEIGHT:
@@ -70,7 +70,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of a layer: x (N, C, H, W), w (K, C, R, S), b (K,), and dy (N, K, Ho, Wo)."""
+    """Arrays of a layer: x (N, C, H, W), w (K, C, R, S), b (K,) and dy (N, K, Ho, Wo)."""
 
     x: NDArray[np.float32]
     w: NDArray[np.float32]
@@ -79,7 +79,7 @@ class Numbers:
 
     @classmethod
     def of(cls, layer: Layer) -> Numbers:
-        """Normal ones."""
+        """Return arrays of normally distributed elements."""
         random = np.random.default_rng(0)
         images = layer.samples, layer.channels, layer.height, layer.width
         filters = layer.filters, layer.channels, layer.kernel, layer.kernel
@@ -88,15 +88,15 @@ class Numbers:
 
 
 def exact(layer: Layer, numbers: Numbers, direction: Phase) -> NDArray[np.float64]:
-    """In float64, y (N, K, Ho, Wo), dw (K, C, R, S) or dx (N, C, H, W)."""
+    """Return y (N, K, Ho, Wo), dw (K, C, R, S) or dx (N, C, H, W) in float64."""
     p, step, size = layer.padding, layer.stride, layer.kernel
     x = np.pad(numbers.x.astype(np.float64), ((0, 0), (0, 0), (p, p), (p, p)))
     if direction is Phase.BACKWARD_INPUT:
         down, across = (step * (length - 1) + 1 for length in layer.out)
         dx = np.zeros_like(x)
         for r, s in np.ndindex(size, size):
-            told = np.einsum("nkhw,kc->nchw", numbers.dy, numbers.w[:, :, r, s], dtype=np.float64)
-            dx[:, :, r : r + down : step, s : s + across : step] += told
+            part = np.einsum("nkhw,kc->nchw", numbers.dy, numbers.w[:, :, r, s], dtype=np.float64)
+            dx[:, :, r : r + down : step, s : s + across : step] += part
         return dx[:, :, p : p + layer.height, p : p + layer.width]
     windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))
     seen = windows[:, :, ::step, ::step]
@@ -107,7 +107,7 @@ def exact(layer: Layer, numbers: Numbers, direction: Phase) -> NDArray[np.float6
 
 
 def error(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
-    """Largest distance, in root mean squares of what is wanted."""
+    """Return the largest error, relative to the root mean square of the exact result."""
     return float(np.abs(found - wanted).max() / np.sqrt(np.mean(wanted**2)))
 
 
@@ -115,18 +115,18 @@ ROUNDING = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
 def bound(layer: Layer, direction: Phase, size: int, precision: str = "fp32") -> float:
-    """Most that `error` of a right result is.
+    """Return an upper bound of `error` for a correct result.
 
-    A sum of T products in any order errs by at most (T + 1) roundings of the sum of their
-    magnitudes, which for normal factors is about 0.64 · T, where sums of T′ products on average
-    have a root mean square of about √T′; factors of TF32 and bfloat16 are rounded besides, and what
-    bfloat16 stores is.
+    The error of a sum of T products in any order is at most (T + 1) roundings of the sum of their
+    magnitudes. For normally distributed operands this sum is about 0.64 · T, and sums of T′
+    products on average have a root mean square of about √T′. Operands in TF32 and bfloat16 are
+    rounded as well, and so are results in bfloat16.
     Source: Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1.
 
     Args:
-        layer, direction: what is computed.
-        size: elements of the result.
-        precision: of the factors.
+        layer, direction: the computation.
+        size: number of elements of the result.
+        precision: precision of the operands.
     """
     most = layer.most_terms(direction)
     mean = min(layer.flops / 2 / size, most)
@@ -136,7 +136,7 @@ def bound(layer: Layer, direction: Phase, size: int, precision: str = "fp32") ->
 
 
 def layer_of(name: str, samples: int) -> Layer:
-    """A layer of the zoo by a name such as ``cifar:conv2``."""
+    """Return a layer of a named network, for example ``cifar:conv2``."""
     title, _, wanted = name.partition(":")
     for node in get_network(title).nodes:
         if node.name == wanted and isinstance(node.layer, Conv2d):

@@ -1,7 +1,7 @@
-// C = A B + bias by as many blocks as it takes, a thread an element of C: (rows, terms) by (terms,
-// columns). Every thread reads all its factors from global memory, two loads for a multiply-add.
-extern "C" __global__ void product(const float* a, const float* b, const float* bias, float* c,
-                                   int rows, int columns, int terms) {
+// C (rows, columns) = A (rows, terms) B (terms, columns) + bias (rows,). Launched with one thread
+// per element of C. Each thread reads all operands from global memory: two loads per multiply-add.
+extern "C" __global__ void gemm_bias(const float* a, const float* b, const float* bias, float* c,
+                                     int rows, int columns, int terms) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = blockIdx.y * blockDim.y + threadIdx.y;
     if (row >= rows || column >= columns) return;

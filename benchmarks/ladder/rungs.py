@@ -1,4 +1,4 @@
-"""The rungs below dptrain's own kernels, bound to the memory of a device."""
+"""The simple kernels of the ladder, bound to arrays on a device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.plan.lowering import Phase
 
 FOLDER = Path(__file__).parent
-"""Of the sources."""
+"""Folder of the CUDA sources."""
 
 TILE = 16
 BLOCK = 256
-"""Threads where they stand in a row."""
+"""Threads of a one-dimensional block."""
 ENOUGH_BLOCKS = 1024
-"""That a large GPU has work for all of its multiprocessors."""
+"""Number of blocks that occupies all multiprocessors of a large GPU."""
 
 SQUARE = (TILE, TILE, 1)
 ROW = (BLOCK, 1, 1)
@@ -30,13 +30,14 @@ ROW = (BLOCK, 1, 1)
 
 @dataclass(frozen=True)
 class Rung:
-    """A way of computing the layer, bound to memory.
+    """An implementation of the layer, bound to arrays.
 
     Attributes:
-        name: of the rung.
-        start: enqueues it.
-        result: as the last start left it, y (N, K, Ho, Wo), dw (K, C, R, S) or dx (N, C, H, W).
-        extra_bytes: memory besides inputs and result.
+        name: name of the rung.
+        start: enqueues the computation.
+        result: returns the result of the last `start`: y (N, K, Ho, Wo), dw (K, C, R, S) or
+            dx (N, C, H, W).
+        extra_bytes: memory in addition to inputs and result.
     """
 
     name: str
@@ -48,43 +49,43 @@ class Rung:
 def rungs(
     device: Device, layer: Layer, numbers: Numbers, direction: Phase, folder: str = f"{FOLDER}/"
 ) -> list[Rung]:
-    """The rungs of a direction, lowest first.
+    """Return the rungs of a direction, the simplest first.
 
     Args:
-        device: what computes.
-        layer, numbers: what is computed.
-        direction: forward, or the gradient by weights or by input.
-        folder: of the sources, as the device is to be told.
+        device: device that computes.
+        layer, numbers: layer and its arrays.
+        direction: forward, or the gradient with respect to weights or input.
+        folder: prefix of the source files, as passed to `Device.function`.
     """
-    place = _Place(device, layer, numbers, folder)
+    builder = _Rungs(device, layer, numbers, folder)
     if direction is Phase.FORWARD:
         return [
-            place.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
-            place.forward("many blocks", "many_blocks.cu", place.maps, SQUARE),
-            place.forward("shared tiles", "shared_tiles.cu", place.maps, SQUARE),
-            place.implicit(),
+            builder.forward("one block", "one_block.cu", (1, 1, 1), (1024, 1, 1)),
+            builder.forward("many blocks", "many_blocks.cu", builder.maps, SQUARE),
+            builder.forward("shared tiles", "shared_tiles.cu", builder.maps, SQUARE),
+            builder.implicit(),
         ]
     if direction is Phase.BACKWARD_WEIGHT:
-        wide, high, _ = place.filters
+        wide, high, _ = builder.filters
         return [
-            place.by_weights("many blocks", "weights_many_blocks.cu"),
-            place.by_weights("shared tiles", "weights_shared_tiles.cu"),
-            place.implicit_by_weights("implicit", 1),
-            place.implicit_by_weights("in parts", ceil_div(ENOUGH_BLOCKS, wide * high)),
+            builder.backward_weight("many blocks", "weights_many_blocks.cu"),
+            builder.backward_weight("shared tiles", "weights_shared_tiles.cu"),
+            builder.implicit_backward_weight("implicit", 1),
+            builder.implicit_backward_weight("split-K", ceil_div(ENOUGH_BLOCKS, wide * high)),
         ]
     return [
-        place.by_input("many blocks", "input_many_blocks.cu"),
-        place.by_input("shared tiles", "input_shared_tiles.cu"),
-        place.implicit_by_input(),
+        builder.backward_input("many blocks", "input_many_blocks.cu"),
+        builder.backward_input("shared tiles", "input_shared_tiles.cu"),
+        builder.implicit_backward_input(),
     ]
 
 
-class _Place:
-    """A layer's arrays on a device, and what can be started on them.
+class _Rungs:
+    """The arrays of a layer on a device, and the rungs that use them.
 
     Attributes:
-        maps: blocks over an unrolled image's output, (K, Ho Wo).
-        filters: blocks over the weights, (K, C R S).
+        maps: grid over the output (K, Ho Wo) of one image.
+        filters: grid over the weights (K, C R S).
     """
 
     def __init__(self, device: Device, layer: Layer, numbers: Numbers, folder: str) -> None:
@@ -114,16 +115,16 @@ class _Place:
         return Rung(name, start, lambda: self.device.download(result), extra_bytes)
 
     def _buffer(self) -> Array:
-        """Of one unrolled image, used again for each."""
+        """Return an im2col buffer for one image, which all images reuse."""
         return self.device.zeros((self.layer.terms, self.layer.pixels), "float32")
 
     def forward(
         self, name: str, file: str, grid: tuple[int, int, int], block: tuple[int, int, int]
     ) -> Rung:
-        """Image by image: unroll it, then multiply."""
+        """Return a rung that computes im2col and a product for each image."""
         layer, buffer = self.layer, self._buffer()
         y = self.device.zeros(self.dy.shape, "float32")
-        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "product")
+        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "gemm_bias")
         sizes = _ints(layer.filters, layer.pixels, layer.terms)
         unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
 
@@ -135,19 +136,19 @@ class _Place:
         return self._rung(name, start, y, buffer)
 
     def implicit(self) -> Rung:
-        """All images in one launch, which reads them where they lie."""
+        """Return the implicit GEMM, one launch for all images."""
         layer = self.layer
         y = self.device.zeros(self.dy.shape, "float32")
-        function = self._function("implicit.cu", "convolution")
+        function = self._function("implicit.cu", "conv2d_forward")
         grid = ceil_div(layer.samples * layer.pixels, TILE), ceil_div(layer.filters, TILE), 1
         args = [self.x, self.w, self.b, y, *self.all_geometry]
         return self._rung("implicit", lambda: function(grid, SQUARE, args), y)
 
-    def by_weights(self, name: str, file: str) -> Rung:
-        """Image by image: unroll it, then multiply and add to what those before have come to."""
+    def backward_weight(self, name: str, file: str) -> Rung:
+        """Return a rung that computes im2col and a product for each image, and accumulates dw."""
         layer, buffer = self.layer, self._buffer()
         dw = self.device.zeros(self.w.shape, "float32")
-        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "product")
+        unroll, product = self._function("im2col.cu", "im2col"), self._function(file, "gemm_nt")
         sizes = _ints(layer.filters, layer.terms, layer.pixels)
         unroll_grid = ceil_div(layer.terms * layer.pixels, BLOCK), 1, 1
 
@@ -158,10 +159,10 @@ class _Place:
 
         return self._rung(name, start, dw, buffer)
 
-    def implicit_by_weights(self, name: str, parts: int) -> Rung:
-        """One launch for all images, or one for parts of the sum and one that adds them up."""
+    def implicit_backward_weight(self, name: str, parts: int) -> Rung:
+        """Return the implicit GEMM, with a second launch that reduces `parts` splits of the sum."""
         dw = self.device.zeros(self.w.shape, "float32")
-        function = self._function("weights_implicit.cu", "product")
+        function = self._function("weights_implicit.cu", "conv2d_backward_weight")
         partial = dw if parts == 1 else self.device.zeros((parts, dw.size), "float32")
         args = [self.x, self.dy, partial, *self.all_geometry]
         grid = (*self.filters[:2], parts)
@@ -176,11 +177,11 @@ class _Place:
 
         return self._rung(name, start, dw, partial)
 
-    def by_input(self, name: str, file: str) -> Rung:
-        """Image by image: multiply, then gather what each pixel was told."""
+    def backward_input(self, name: str, file: str) -> Rung:
+        """Return a rung that computes a product and col2im for each image."""
         layer, buffer = self.layer, self._buffer()
         dx = self.device.zeros(self.x.shape, "float32")
-        product, gather = self._function(file, "product"), self._function("col2im.cu", "col2im")
+        product, gather = self._function(file, "gemm_tn"), self._function("col2im.cu", "col2im")
         sizes = _ints(layer.terms, layer.pixels, layer.filters)
         grid = ceil_div(layer.pixels, TILE), ceil_div(layer.terms, TILE), 1
         gather_grid = ceil_div(layer.channels * layer.height * layer.width, BLOCK), 1, 1
@@ -192,11 +193,11 @@ class _Place:
 
         return self._rung(name, start, dx, buffer)
 
-    def implicit_by_input(self) -> Rung:
-        """All images in one launch, as a convolution of dy."""
+    def implicit_backward_input(self) -> Rung:
+        """Return the implicit GEMM, one launch for all images."""
         layer = self.layer
         dx = self.device.zeros(self.x.shape, "float32")
-        function = self._function("input_implicit.cu", "convolution")
+        function = self._function("input_implicit.cu", "conv2d_backward_input")
         pixels = layer.samples * layer.height * layer.width
         grid = ceil_div(pixels, TILE), ceil_div(layer.channels, TILE), 1
         args = [self.w, self.dy, dx, *self.all_geometry]

@@ -1,12 +1,14 @@
-// C = A B + bias by tiles of TILE x TILE: (rows, terms) by (terms, columns). The threads of a block
-// bring a tile of A and one of B into shared memory, each an element, and every one of them reads
-// TILE elements of both from there: global memory is read TILE times less often.
+// C (rows, columns) = A (rows, terms) B (terms, columns) + bias (rows,), with tiles of TILE × TILE.
+// The threads of a block load a tile of A and of B into shared memory, one element each, and every
+// thread reads TILE elements of both from there. Global memory is read TILE times less often.
+//
+// Source: CUDA C++ Programming Guide, "Shared Memory".
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void product(const float* a, const float* b, const float* bias, float* c,
-                                   int rows, int columns, int terms) {
+extern "C" __global__ void gemm_bias(const float* a, const float* b, const float* bias, float* c,
+                                     int rows, int columns, int terms) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE];
     const int x = threadIdx.x, y = threadIdx.y;
     const int column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;

@@ -1,4 +1,4 @@
-// Adds up what parts of a long sum came to, (parts, size), always in the same order.
+// Reduction of split-K: sums (size,) = Σ over splits of parts (count, size), in a fixed order.
 extern "C" __global__ void split_k_reduce(const float* parts, float* sums, int count, int size) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= size) return;

@@ -1,13 +1,17 @@
-// The same for all images at once: the sum runs over the pixels of every image, and what U would hold
-// is read from the image where it lies. C has few elements and the sum is long, so few blocks would
-// work; blockIdx.z names one of gridDim.z parts of the sum, which split_k_reduce.cu adds up.
+// Gradient with respect to the weights as implicit GEMM over all images: dW (K, C R S) from images
+// (N, C, H, W) and dy (N, K, Ho, Wo). The sum runs over the pixels of all images, and elements of U
+// are read from the images by address computation. C has few elements and the sum is long, so there
+// would be few blocks; split-K divides the sum over blockIdx.z, and split_k_reduce.cu adds parts
+// (gridDim.z, K, C R S).
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void product(const float* images, const float* dy, float* parts, int samples,
-                                   int channels, int height, int width, int filters, int r, int s,
-                                   int stride, int padding, int out_height, int out_width) {
+extern "C" __global__ void conv2d_backward_weight(const float* images, const float* dy,
+                                                  float* parts, int samples, int channels,
+                                                  int height, int width, int filters, int r, int s,
+                                                  int stride, int padding, int out_height,
+                                                  int out_width) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE + 1];
     const int x = threadIdx.x, y = threadIdx.y;
     const int column = blockIdx.x * TILE + x, row = blockIdx.y * TILE + y;
@@ -15,8 +19,8 @@ extern "C" __global__ void product(const float* images, const float* dy, float* 
     const int term = blockIdx.x * TILE + y, channel = term / (r * s);
     const int down = term / s % r - padding, across = term % s - padding;
     const int positions = samples * pixels;
-    const int share = (positions + gridDim.z - 1) / gridDim.z;
-    const int begin = blockIdx.z * share, end = min(begin + share, positions);
+    const int split = (positions + gridDim.z - 1) / gridDim.z;
+    const int begin = blockIdx.z * split, end = min(begin + split, positions);
     float sum = 0;
     for (int first = begin; first < end; first += TILE) {
         const int at = first + x, sample = at / pixels, pixel = at % pixels;
@@ -32,6 +36,5 @@ extern "C" __global__ void product(const float* images, const float* dy, float* 
         for (int k = 0; k < TILE; ++k) sum += as[y][k] * bs[x][k];
         __syncthreads();
     }
-    if (row < filters && column < terms)
-        parts[(blockIdx.z * filters + row) * terms + column] = sum;
+    if (row < filters && column < terms) parts[(blockIdx.z * filters + row) * terms + column] = sum;
 }

@@ -1,6 +1,7 @@
-// dW (filters, terms) = dY (filters, pixels) U^T of one image after another, U being (terms, pixels):
-// the sum runs along the rows of both. An element a thread; `adds` what it has from images before.
-extern "C" __global__ void product(const float* dy, const float* unrolled, float* dw, int filters,
+// Gradient of the weights, one image after the other: dW (filters, terms) = dY (filters, pixels)
+// Uᵀ, with U (terms, pixels). Launched with one thread per element of dW. If `adds` is not 0, the
+// result is added to dW.
+extern "C" __global__ void gemm_nt(const float* dy, const float* unrolled, float* dw, int filters,
                                    int terms, int pixels, int adds) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     const int row = blockIdx.y * blockDim.y + threadIdx.y;

@@ -1,11 +1,11 @@
-// The product of weights_many_blocks.cu by tiles of TILE x TILE, as in shared_tiles.cu. Both are read
-// along the sum, as they lie, and the threads of a row then want one column of U's tile: its rows are
-// an element longer, so that a column does not lie in one bank of shared memory.
+// The product of weights_many_blocks.cu with tiles of TILE × TILE in shared memory, as in
+// shared_tiles.cu. Both operands are loaded along the sum. Threads then read columns of the tile of
+// U, whose rows are padded by one element to avoid bank conflicts.
 #ifndef TILE
 #define TILE 16
 #endif
 
-extern "C" __global__ void product(const float* dy, const float* unrolled, float* dw, int filters,
+extern "C" __global__ void gemm_nt(const float* dy, const float* unrolled, float* dw, int filters,
                                    int terms, int pixels, int adds) {
     __shared__ float as[TILE][TILE], bs[TILE][TILE + 1];
     const int x = threadIdx.x, y = threadIdx.y;

@@ -1,7 +1,7 @@
-// CUDA's language for g++: what a kernel may use, made from functions of runtime.cpp.
+// The CUDA language for g++: declarations that kernels use, implemented by runtime.cpp.
 //
-// A kernel is compiled with -fsanitize=thread, which puts a call before each access to memory; the
-// runtime answers those calls itself and so knows who reads and writes what.
+// Kernels are compiled with -fsanitize=thread, which inserts a call before each memory access. The
+// runtime implements these calls itself and so observes all accesses.
 #pragma once
 
 #include <sched.h>
@@ -15,7 +15,8 @@
 #include <type_traits>
 #include <utility>
 
-// Of the kernels of a source only the one that is called is compiled.
+// Only the kernel that is called is compiled; the other kernels of its source are unused inline
+// functions.
 #define __global__ inline
 #define __device__
 #define __host__
@@ -24,9 +25,9 @@
 #define __constant__ static const
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// Filled with 0xff bytes, NaN as numbers, before each block.
+// Shared memory is filled with 0xff bytes (NaN) before each block.
 #define __shared__ static
-// A function whose accesses to memory are the emulator's own.
+// Marks functions of the emulator whose memory accesses are not checked.
 #define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
 #define __syncthreads() emulator::block_barrier(__LINE__)
 
@@ -52,7 +53,7 @@ inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-// A counter that runs; here, of nanoseconds.
+// A running counter, here in nanoseconds.
 EMULATOR_UNSEEN inline long long clock64() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -60,13 +61,13 @@ EMULATOR_UNSEEN inline long long clock64() {
 }
 
 namespace emulator {
-// T, which is not deduced from this argument.
+// T, excluded from template argument deduction.
 template <class T> struct Identity { using type = T; };
 template <class T> using Same = typename Identity<T>::type;
 
 void block_barrier(int line);
 void warp_barrier(unsigned mask, bool orders_memory);
-// What lane `source` of this warp gave; both wait for all lanes of the mask.
+// Value of lane `source` of this warp. All lanes of the mask synchronise before and after.
 uint64_t exchange(unsigned mask, uint64_t value, int source);
 unsigned ballot(unsigned mask, bool predicate);
 unsigned lane();
@@ -82,7 +83,7 @@ template <class T> T shuffle(unsigned mask, T value, int source) {
     return value;
 }
 
-// An atomic operation: nobody runs between its reading and its writing.
+// An atomic operation: no other thread runs between its read and its write.
 template <class T, class F> EMULATOR_UNSEEN T atomic(T* address, F change) {
     check_atomic(address, sizeof(T));
     T old = *address;
@@ -90,15 +91,15 @@ template <class T, class F> EMULATOR_UNSEEN T atomic(T* address, F change) {
     return old;
 }
 
-// Where a library of kernels lies. All that it can write to is __shared__.
+// Address range of a library of kernels. The only data that it may write is __shared__.
 struct Library { char *start, *shared, *stop; };
 using Invoke = void (*)(void**);
 const char* launch(Library library, Invoke invoke, void** args, const unsigned* extents, unsigned shared_bytes,
                    const uint64_t* regions, int num_regions, uint64_t seed);
 
-// How Python knows a parameter's type: f4, i4, u1 …, with * behind it for a pointer; a pointer
-// to vectors, which have elements x, y, … or an array `at`, is one to their elements, and one to a
-// number of a type of its own one to its `bits`.
+// Type of a kernel parameter as a string for Python: f4, i4, u1 …, followed by * for a pointer. A
+// pointer to a vector type (with elements x, y, … or an array `at`) counts as a pointer to the
+// element type, and a pointer to a type with a member `bits` as a pointer to the type of `bits`.
 template <class T, class = void> struct Element { using type = T; };
 template <class T> struct Element<T, std::void_t<decltype(T::x)>> { using type = decltype(T::x); };
 template <class T> struct Element<T, std::void_t<decltype(T::bits)>> {
@@ -127,12 +128,12 @@ template <class... A> EMULATOR_UNSEEN void call(void (*kernel)(A...), void** arg
 }
 }  // namespace emulator
 
-// The linker's names for the ends of this library, and of what it can write to.
+// Symbols of the linker for the limits of this library and of its writable data.
 #pragma GCC visibility push(hidden)
 extern "C" char __ehdr_start[], __bss_start[], _end[];
 #pragma GCC visibility pop
 
-// What Python calls for each kernel.
+// Entry points that Python calls for a kernel.
 #define EMULATED_KERNEL(name)                                                                    \
     extern "C" void signature_##name(char* text) { emulator::signature(name, text); }            \
     extern "C" const char* launch_##name(void** args, const unsigned* extents,                   \
@@ -215,8 +216,8 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 inline void __threadfence() {}
-// The time, which kernels get from an instruction of its own. Whoever asks is waiting: let those
-// work that may share this core.
+// Clock for kernels, which use a special instruction on the GPU. The caller is waiting, so other
+// processes may use the core.
 inline unsigned long long host_nanoseconds() {
     sched_yield();
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

@@ -1,8 +1,9 @@
-// Runs a grid on one CPU thread: blocks one after the other, each thread of a block a fiber.
+// Runs a grid on one CPU thread: the blocks one after the other, and each thread of a block as a
+// fiber.
 //
-// A fiber runs until it waits. In a random order it also gives way now and then before an access to
-// memory. Every access is looked at: whether it lies in memory of the device, and whether another
-// thread's access to the same bytes is ordered by a barrier.
+// A fiber runs until it waits for others. In a random order it also yields occasionally before a
+// memory access. Each access is checked: it must lie in device memory, and a barrier must order it
+// with accesses of other threads to the same bytes.
 #include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -16,7 +17,7 @@
 
 #include "emulator.h"
 
-// Kernels see these as constants, which within a thread they are.
+// Constant for kernels; the runtime changes them between threads.
 struct Place { unsigned x, y, z; };
 Place thread_place, block_place, block_extent, grid_extent;
 extern const uint3 threadIdx __attribute__((alias("thread_place")));
@@ -43,8 +44,8 @@ struct Fiber {
     bool predicate, orders_memory;
 };
 
-// Who touched a byte last in this launch. Phases number, from 1, the stretches between barriers of
-// one block after the other.
+// The last access to a byte in this launch. Phases are the intervals between barriers, numbered
+// from 1 over all blocks.
 struct Touch { uint32_t phase; uint16_t thread, warp_phase; };
 struct Shadow { Touch write, read; bool many_read; };
 struct Region { char *start, *stop; Shadow* shadow; };
@@ -121,7 +122,7 @@ void make_fibers(int count) {
     }
 }
 
-// 0 when no thread waits any more, 2 after a failure.
+// Return 0 if no thread is waiting any more, 2 after a failure.
 __attribute__((noinline)) int resume(Fiber& fiber) {
     self = &fiber;
     thread_place = fiber.index;
@@ -130,7 +131,8 @@ __attribute__((noinline)) int resume(Fiber& fiber) {
     return how;
 }
 
-// Lets go of the warps whose lanes all wait; returned lanes, and those that never were, count too.
+// Resume the warps whose lanes are all waiting. Lanes that have returned or do not exist count as
+// waiting.
 bool release_warps(int count) {
     bool any = false;
     for (int first = 0; first < count; first += 32) {
@@ -157,7 +159,7 @@ bool release_warps(int count) {
     return any;
 }
 
-// nullptr, or what is wrong.
+// Return nullptr, or an error message.
 const char* release_block(int count) {
     int line = 0;
     for (int i = 0; i < count; i++) {
@@ -185,7 +187,7 @@ bool run_block(int count, unsigned shared_bytes) {
         fiber.index = {i % x, i / x % y, i / x / y};
         fiber.state = State::ready;
         fiber.warp_phase = 0;
-        // What other lanes get of one that has returned.
+        // Value that other lanes receive from a lane that has returned.
         fiber.value = ~uint64_t(0);
     }
     std::vector<int> order;
@@ -219,13 +221,13 @@ Region* find_region(const char* address, size_t size) {
 
 bool same_moment(const Touch& touch, int thread) {
     if (touch.phase != phase || touch.thread == thread) return false;
-    // Lanes of a warp are ordered by barriers of their warp too.
+    // Barriers of a warp also order the lanes of that warp.
     bool together = touch.thread / 32 == thread / 32;
     return !together || touch.warp_phase == self->warp_phase;
 }
 
-// Whether an earlier access, by another thread, is not ordered before the one now. Blocks are never
-// ordered, but each has shared memory of its own.
+// Return true if an earlier access by another thread is not ordered before the current one.
+// Different blocks are never ordered, but each has shared memory of its own.
 bool conflicts(const Touch& touch, int thread, bool shared) {
     if (touch.phase == 0 || (shared && touch.phase < block_start)) return false;
     return touch.phase < block_start || same_moment(touch, thread);
@@ -249,7 +251,7 @@ void note(Shadow& shadow, bool write, bool shared) {
     shadow.read = now;
 }
 
-// threadIdx and its like.
+// Return true for threadIdx, blockIdx, blockDim and gridDim.
 bool is_place(const char* address) {
     for (Place* place : {&thread_place, &block_place, &block_extent, &grid_extent})
         if (size_t(address - reinterpret_cast<char*>(place)) < sizeof(Place)) return true;
@@ -260,7 +262,7 @@ void access(const void* pointer, size_t size, bool write) {
     if (!self) return;
     const char* address = static_cast<const char*>(pointer);
     char here;
-    // Its own stack, and constants of the library, are a thread's own affair.
+    // Accesses to the thread's own stack and to constants of the library are not checked.
     if (size_t(address - (&here - stack_bytes)) < 2 * stack_bytes) return;
     Region* region = find_region(address, size);
     if (!region) {
@@ -352,7 +354,7 @@ const char* launch(Library of, Invoke invoke, void** args, const unsigned* exten
         block_place = {b % x, b / x % y, b / x / y};
         if (!(good = run_block(count, shared_bytes))) break;
     }
-    // Fibers that were left in the middle are made anew.
+    // Fibers that did not finish are created again.
     if (!good) fibers.clear();
     self = nullptr;
     for (Region& region : regions) free(region.shadow);
@@ -361,7 +363,7 @@ const char* launch(Library of, Invoke invoke, void** args, const unsigned* exten
 
 }  // namespace emulator
 
-// What -fsanitize=alignment,bounds calls; what they are told begins with a place in the source.
+// Handlers of -fsanitize=alignment,bounds; their first argument begins with a source location.
 
 struct SourcePlace { const char* file; unsigned line, column; };
 extern "C" void __ubsan_handle_type_mismatch_v1(SourcePlace* place, size_t pointer) {
@@ -372,7 +374,7 @@ extern "C" void __ubsan_handle_out_of_bounds(SourcePlace* place, size_t index) {
     emulator::fail("index %zd lies outside of its array, %s:%u", index, place->file, place->line);
 }
 
-// What -fsanitize=thread calls.
+// Handlers of -fsanitize=thread.
 
 #define ACCESSES(size)                                                                            \
     void __tsan_read##size(void* p) { emulator::access(p, size, false); }                         \

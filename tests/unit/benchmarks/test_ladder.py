@@ -26,7 +26,7 @@ WIDE = Layer(2, 32, 6, 7, 32, 3, padding=1)
 SOURCES = sorted(path.name for path in FOLDER.glob("*.cu"))
 NAMES = {
     "forward": ["one block", "many blocks", "shared tiles", "implicit"],
-    "weights": ["many blocks", "shared tiles", "implicit", "in parts"],
+    "weights": ["many blocks", "shared tiles", "implicit", "split-K"],
     "input": ["many blocks", "shared tiles", "implicit"],
 }
 
