@@ -64,7 +64,7 @@ def make_replica(
         network,
         chosen,
         batch_size,
-        precision=next(iter(chosen.precisions)) if precision is None else precision,
+        precision=precision,
         optimizer=optimizer,
         training=training,
         threads=threads,

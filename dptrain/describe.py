@@ -1,4 +1,4 @@
-"""What a network is and what training it takes, from its plan: nothing is allocated."""
+"""Descriptions of networks: layers, stages, operations and memory, from plans alone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,19 @@ def plan_for(
     threads: int = 1,
     training: bool = True,
 ) -> Plan:
-    """Plan `network` as one rank would compute it; what is left out follows its recipe.
+    """Return the plan of a network on one rank.
+
+    Args:
+        network: the network.
+        backend: name of the backend.
+        batch_size: largest number of samples in a step.
+        precision: precision of the backend; None for its default.
+        optimizer: ``"sgd"`` or ``"adam"``; None for that of the network's recipe.
+        threads: number of compute threads.
+        training: False omits backward, gradients and update.
 
     Raises:
-        UserError: an unknown backend or precision, or a number below 1.
+        UserError: the backend or the precision does not exist, or a number is less than 1.
     """
     chosen = load_backend(backend)
     rule = recipe(network, optimizer)
@@ -34,7 +43,7 @@ def plan_for(
         network,
         chosen,
         batch_size,
-        precision=next(iter(chosen.precisions)) if precision is None else precision,
+        precision=precision,
         optimizer=update,
         training=training,
         threads=threads,
@@ -42,10 +51,10 @@ def plan_for(
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """Layers, stages and memory of `plan`, as JSON has them.
+    """Return layers, stages and memory of `plan` as values for JSON.
 
-    Layers are counted for one sample, stages for a full batch. FLOPs of backward are those that
-    training computes: no gradient of the network's input.
+    FLOPs of layers are for one sample, FLOPs of stages for a full batch. Backward FLOPs do not
+    include the gradient with respect to the network's input, which is not computed.
     """
     network = plan.network
     return {
@@ -59,7 +68,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "threads": plan.setting.threads,
         "training": plan.training,
-        "optimizer": _words(plan.optimizer) if plan.training else None,
+        "optimizer": _optimizer_text(plan.optimizer) if plan.training else None,
         "layers": _layers(network),
         "memory_bytes": _memory(plan),
         "stages": [
@@ -82,7 +91,7 @@ def _memory(plan: Plan) -> dict[str, int]:
     return {**by_purpose, "total": sum(by_purpose.values())}
 
 
-def _words(optimizer: Optimizer) -> str:
+def _optimizer_text(optimizer: Optimizer) -> str:
     if isinstance(optimizer, SGD):
         return f"sgd, momentum {optimizer.momentum:g}" if optimizer.momentum else "sgd"
     return optimizer.kind
@@ -110,7 +119,7 @@ def _layers(network: Network) -> list[dict[str, Any]]:
 
 
 def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sum the stages of `describe_plan` by group: FLOPs forward and backward, bytes moved."""
+    """Return the sums of FLOPs and bytes moved by group, from the stages of `describe_plan`."""
     groups: dict[str, dict[str, Any]] = {}
     for stage in stages:
         empty = {"group": stage["group"], "forward_flops": 0, "backward_flops": 0, "bytes_moved": 0}
@@ -122,7 +131,7 @@ def group_stages(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def list_networks() -> list[dict[str, Any]]:
-    """Every network of the zoo with its size and how it is trained unless the user says more."""
+    """Return every network of the zoo with its size and its default training settings."""
     rows: list[dict[str, Any]] = []
     for name, entry in NETWORKS.items():
         built = entry.build()

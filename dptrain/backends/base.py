@@ -39,8 +39,8 @@ class Backend(ABC):
         precisions: supported precisions by the user's word for them, the default first.
         fusions: runs of layer classes that are computed as one group, tried longest first.
         channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
-        weights_beside: stages of `BACKWARD_WEIGHT` may run beside those that follow.
-        most_elements: largest number of elements of a buffer that kernels can count; None for any.
+        concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run beside those that follow.
+        max_elements: largest number of elements of a buffer that kernels can count; None for any.
         threaded: more threads compute faster.
     """
 
@@ -48,8 +48,8 @@ class Backend(ABC):
     precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]] = ()
     channels_last: ClassVar[bool] = False
-    weights_beside: ClassVar[bool] = False
-    most_elements: ClassVar[int | None] = None
+    concurrent_weight_gradients: ClassVar[bool] = False
+    max_elements: ClassVar[int | None] = None
     threaded: ClassVar[bool] = False
 
     def precision(self, name: str) -> Precision:
@@ -65,7 +65,7 @@ class Backend(ABC):
         """Whether these layers, which match one of `fusions`, are computed as one group."""
         return True
 
-    def staged(self, network: Network, setting: Setting) -> Shape:
+    def staging_shape(self, network: Network, setting: Setting) -> Shape:
         """Messages to steps that may be under way, and bytes of each; () where steps get none."""
         return ()
 

@@ -1,4 +1,4 @@
-"""Initial parameters: a pure function of network and seed."""
+"""Initial parameters, a pure function of network and seed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from dptrain.network.layers import Parameter
 from dptrain.network.network import Network
 
 BLOCK = 1 << 16
-"""Numbers drawn at a time, about: what stays in a cache, and not a layer twice in float64."""
+"""Approximate number of values drawn at once: they fit into the L2 cache, and no copy of a whole
+layer in float64 is needed."""
 
 
 def initial_parameters(network: Network, seed: int) -> dict[str, NDArray[np.float64]]:
     """Draw every parameter of `network` in its canonical shape.
 
-    Each parameter has a random stream of its own, keyed by `seed` and the parameter's name, so
-    the values depend neither on the backend nor on what other layers the network has.
+    Each parameter has its own random stream, keyed by `seed` and the name of the parameter, so the
+    values depend neither on the backend nor on the other layers.
 
     Args:
         network: the network.
         seed: any non-negative integer.
 
     Returns:
-        Name (``"conv1.weight"``) to float64 array in canonical shape, (K, C, R, S) or (out, in).
+        Float64 arrays of canonical shape, (K, C, R, S), (out, in) or (out,), by name
+        (``"conv1.weight"``).
     """
     values = {}
     for parameter in network.parameters:
@@ -43,7 +45,8 @@ def draw(parameter: Parameter, seed: int, target: NDArray[Any]) -> None:
     Args:
         parameter: the parameter.
         seed: any non-negative integer.
-        target: as many elements, in canonical order: (K, C, R, S), (out, in) or a reshaped view.
+        target: array that receives the values; its elements are in canonical order, (K, C, R, S)
+            or (out, in), in any shape.
     """
     init = parameter.init
     if isinstance(init, Constant):

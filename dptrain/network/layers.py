@@ -1,6 +1,6 @@
-"""Layers as descriptions: shapes, parameters and FLOPs. No arithmetic on data happens here.
+"""Descriptions of layers: shapes, parameters and FLOPs, without arithmetic on data.
 
-Shapes are per sample and leave out the batch: ``(C, H, W)`` for maps, ``(F,)`` for vectors.
+Shapes are per sample, without the batch: ``(C, H, W)`` for maps, ``(F,)`` for vectors.
 Letters: N batch, C and K input and output channels, H and W height and width, R and S kernel
 height and width. A multiply-add counts as two FLOPs.
 """
@@ -25,11 +25,11 @@ class Parameter:
     """One trainable array of a layer, in its canonical layout.
 
     Attributes:
-        name: unique in the network once the network has put the layer's name in front.
+        name: name in the layer; the network puts the name of the layer in front.
         shape: canonical shape, (K, C, R, S), (out, in) or (out,).
         fan_in: number of inputs that one output element sums.
-        init: how it starts.
-        weight_decay: λ of the term ½λ‖w‖² that the update adds to the loss.
+        init: distribution of the initial values.
+        weight_decay: λ of the term ½λ‖w‖² that is added to the loss.
     """
 
     name: str
@@ -83,9 +83,9 @@ def _same_pads(size: int, window: int, stride: int) -> tuple[int, int]:
 
 
 class Layer(ABC):
-    """One layer. Subclasses are frozen dataclasses whose fields are what a user may set.
+    """One layer. Subclasses are frozen dataclasses; their fields are the settings of a user.
 
-    `kind` names the layer in TOML files (``type = "conv"``) and, numbered, in the network
+    `kind` names the layer in TOML files (``type = "conv"``) and, with a number, in the network
     (``conv1``).
     """
 
@@ -133,14 +133,14 @@ class Conv2d(Layer):
     summed over c, r and s.
 
     Attributes:
-        filters: K.
+        filters: number of output channels K.
         kernel: R and S, one number or a pair.
         stride: one number or a pair.
-        padding: zeros on every side as a number, or "same" (output ceil(size / stride)), "valid"
-            (none), or "full" (kernel − 1). Except under "same", an output size that is not a
-            whole number is refused.
-        weight_init, bias_init: how the parameters start.
-        weight_decay: λ for the weights; biases have none.
+        padding: number of zeros on every side, or "same" (output ceil(size / stride)), "valid"
+            (none), or "full" (kernel − 1). Except with "same", the output size must be a whole
+            number.
+        weight_init, bias_init: distributions of the initial parameters.
+        weight_decay: λ for the weights; biases are not decayed.
     """
 
     kind: ClassVar[str] = "conv"
@@ -238,13 +238,13 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Pool2d(Layer):
-    """Common shape arithmetic of the pooling layers.
+    """Shape arithmetic of the pooling layers.
 
     Attributes:
         window: height and width, one number or a pair.
-        stride: one number or a pair; the window where left out. Windows may overlap.
-        padding: "valid" (the last incomplete window is left out) or "same" (output
-            ceil(size / stride); what lies outside the map takes no part).
+        stride: one number or a pair; None for the size of the window. Windows may overlap.
+        padding: "valid" (an incomplete last window is ignored) or "same" (output
+            ceil(size / stride); positions outside the map are ignored).
     """
 
     window: int | tuple[int, int] = 2
@@ -268,7 +268,7 @@ class _Pool2d(Layer):
         return self.windows if self.stride is None else _pair(self.stride)
 
     def pads(self, input_shape: Shape) -> Pads:
-        """Positions outside the map ((top, bottom), (left, right)) that windows reach over."""
+        """Positions outside the map, ((top, bottom), (left, right)), that windows cover."""
         _, height, width = _maps(self.kind, input_shape)
         if self.padding == "valid":
             return (0, 0), (0, 0)
@@ -294,14 +294,14 @@ class _Pool2d(Layer):
 
 @dataclass(frozen=True)
 class MaxPool2d(_Pool2d):
-    """Largest element of each window; the gradient goes to it alone (the first, among equals)."""
+    """Maximum of each window; the gradient goes to the first of its largest elements."""
 
     kind: ClassVar[str] = "pool"
 
 
 @dataclass(frozen=True)
 class AveragePool2d(_Pool2d):
-    """Mean of each window over the positions that lie inside the map."""
+    """Mean of each window over the positions inside the map."""
 
     kind: ClassVar[str] = "avgpool"
 
@@ -315,7 +315,7 @@ class SumPool2d(_Pool2d):
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """Maps as one vector, in the order C, H, W."""
+    """Turns maps into a vector, in the order C, H, W."""
 
     kind: ClassVar[str] = "flatten"
 
@@ -343,7 +343,7 @@ class Dense(Layer):
 
     def output_shape(self, input_shape: Shape) -> Shape:
         if len(input_shape) != 1:
-            raise UserError(f"dense needs a vector, got {input_shape}; put a flatten in front")
+            raise UserError(f"dense needs a vector, got {input_shape}; put a flatten before it")
         return (self.units,)
 
     def parameters(self, input_shape: Shape) -> tuple[Parameter, ...]:
@@ -388,10 +388,13 @@ class Sigmoid(_Elementwise):
 
 @dataclass(frozen=True)
 class Dropout(_Elementwise):
-    """In training, each element is 0 with probability `rate`, else divided by 1 − rate.
+    """In training, sets each element to 0 with probability `rate`, else divides it by 1 − rate.
 
     The mask is a pure function of seed, step, sample and layer (`dptrain.plan.random`), so it does
-    not depend on how many ranks share the minibatch.
+    not depend on the number of ranks.
+
+    Attributes:
+        rate: probability of a zero, at least 0 and less than 1.
     """
 
     kind: ClassVar[str] = "dropout"
@@ -451,4 +454,4 @@ LAYERS: dict[str, type[Layer]] = {
         LocalResponseNorm,
     )
 }
-"""Every kind of layer by the name that TOML files use."""
+"""Classes of layers by their names in TOML files."""

@@ -1,4 +1,4 @@
-"""Losses as descriptions. All are means over the samples of the global minibatch."""
+"""Descriptions of loss functions. Each is a mean over the samples of the global minibatch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ TargetKind = Literal["classes", "binary", "values"]
 
 
 class Loss(ABC):
-    """What the network's output is compared with, and how.
+    """A loss function of the network's output and of targets.
 
-    `targets` says what a target is: ``classes``, an index in [0, F) a sample; ``binary``, F
-    numbers 0 or 1; ``values``, F real numbers.
+    Attributes:
+        kind: name in TOML files.
+        targets: form of the targets of a sample: ``classes``, an index in [0, F); ``binary``, F
+            numbers 0 or 1; ``values``, F real numbers.
     """
 
     kind: ClassVar[str]
     targets: ClassVar[TargetKind]
 
     def check(self, output_shape: Shape) -> None:
-        """`UserError` unless a network may end in `output_shape` under this loss."""
+        """Raise a `UserError` unless the loss accepts outputs of shape `output_shape`."""
         if len(output_shape) != 1:
             raise UserError(
                 f"the network ends in maps of shape {output_shape}, but {self.kind} needs a "
@@ -32,7 +34,7 @@ class Loss(ABC):
 
     @abstractmethod
     def flops(self, output_shape: Shape) -> int:
-        """Operations for one sample, gradient included."""
+        """Return the number of operations for one sample, with the gradient."""
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,4 @@ class MeanSquaredError(Loss):
 LOSSES: dict[str, type[Loss]] = {
     loss.kind: loss for loss in (SoftmaxCrossEntropy, SigmoidBinaryCrossEntropy, MeanSquaredError)
 }
-"""Every loss by the name that TOML files use."""
+"""Classes of losses by their names in TOML files."""

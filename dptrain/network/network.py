@@ -169,7 +169,7 @@ class Network:
             if not isinstance(layer, Layer):
                 raise UserError(f"layer {number} of {self.name} is {layer!r}; expected a layer")
         try:
-            layers, connections = _in_order(self._specs())
+            layers, connections = _sort_topologically(self._specs())
         except UserError as error:
             raise UserError(f"network {self.name}: {error}") from None
         object.__setattr__(self, "layers", layers)
@@ -308,7 +308,7 @@ def _connections(specs: Sequence[NodeSpec]) -> Connections:
     return tuple(connections)
 
 
-def _in_order(specs: Sequence[NodeSpec]) -> tuple[tuple[Layer, ...], Connections]:
+def _sort_topologically(specs: Sequence[NodeSpec]) -> tuple[tuple[Layer, ...], Connections]:
     """Return layers and connections in topological order, otherwise as written."""
     connections = _connections(specs)
     readers: dict[str, list[int]] = {INPUT: [], **{name: [] for name, _ in connections}}

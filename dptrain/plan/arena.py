@@ -1,8 +1,8 @@
-"""Where each buffer lies in the one block of memory that a replica's activations share.
+"""The arena: one block of memory that holds all buffers of a replica.
 
-Two buffers may overlap when no stage needs both. Placement is greedy by size, the largest first,
-each at the lowest offset that is free during its whole life: simple, and within a few percent of
-the lower bound (the largest sum of live buffers) on the networks here.
+Two buffers may overlap if no stage needs both. Buffers are placed by decreasing size, each at the
+lowest offset that is free during its whole life. On the networks of the zoo the size of the arena
+is within a few percent of the lower bound, the largest sum of buffers that are live at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dptrain.network.layers import Shape
 from dptrain.plan.lowering import BufferSpec
 
 ALIGNMENT = 256
-"""Bytes; a GPU's allocation granularity, and a multiple of every vector width."""
+"""Alignment of buffers in bytes: the granularity of GPU allocations, and a multiple of the vector
+width of every CPU."""
 
 MAX_BYTES = 2**62
 """Largest sum of the sizes of all buffers; offsets are 64-bit integers."""
@@ -27,11 +28,14 @@ MAX_BYTES = 2**62
 
 @dataclass(frozen=True)
 class Buffer:
-    """A piece of the arena.
+    """A buffer in the arena.
 
     Attributes:
-        shape: canonical order, batch first; a backend may store the axes behind it otherwise.
-        first, last: indices of the stages between which its content matters, both included.
+        name: name of the tensor.
+        shape: shape in canonical order, batch first; a backend may store the other axes in another
+            order.
+        dtype: NumPy name of the dtype.
+        first, last: indices of the first and the last stage that need the content.
         offset: bytes from the start of the arena.
     """
 
@@ -48,26 +52,29 @@ class Buffer:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def place(
+def assign_offsets(
     specs: Mapping[str, BufferSpec],
     accesses: Sequence[tuple[Sequence[str], Sequence[str]]],
-    outlive: Set[str] = frozenset(),
+    kept: Set[str] = frozenset(),
 ) -> tuple[dict[str, Buffer], int]:
-    """Give every buffer that some stage touches an offset.
+    """Assign an offset in the arena to every buffer that a stage reads or writes.
 
     Args:
         specs: shape and dtype by name.
-        accesses: for each stage, the names read and written.
-        outlive: names whose content is read after the last stage.
+        accesses: names that each stage reads, and names that it writes.
+        kept: names whose content is read after the last stage.
 
     Returns:
         Buffers by name, and the size of the arena in bytes.
+
+    Raises:
+        UserError: the buffers are larger than an address space.
     """
     lives: dict[str, list[int]] = {}
     for index, (reads, writes) in enumerate(accesses):
         for name in (*reads, *writes):
             lives.setdefault(name, [index, index])[1] = index
-    for name in outlive & lives.keys():
+    for name in kept & lives.keys():
         lives[name][1] = len(accesses)
     sizes = {
         name: math.prod(specs[name].shape) * np.dtype(specs[name].dtype).itemsize for name in lives
@@ -93,8 +100,8 @@ def _first_fit(sizes: Sequence[int], lives: Sequence[Sequence[int]]) -> list[int
         sizes: bytes of each buffer.
         lives: first and last stage of each buffer.
     """
-    # Buffers that have an offset, sorted by it; arrays, because a network with thousands of layers
-    # compares every pair of buffers.
+    # Buffers that have an offset already, sorted by it. Arrays, because every pair of buffers is
+    # compared, and a network with 20,000 layers has 40,000 buffers.
     starts, ends, firsts, lasts = (np.empty(len(sizes), np.int64) for _ in range(4))
     offsets: list[int] = []
     for count, (size, (first, last)) in enumerate(zip(sizes, lives, strict=True)):
@@ -106,8 +113,8 @@ def _first_fit(sizes: Sequence[int], lives: Sequence[Sequence[int]]) -> list[int
         offset = int(candidates[fits[0] if len(fits) else -1])
         offsets.append(offset)
         end = -(-(offset + size) // ALIGNMENT) * ALIGNMENT
-        place = int(np.searchsorted(starts[:count], offset))
+        position = int(np.searchsorted(starts[:count], offset))
         for array, value in ((starts, offset), (ends, end), (firsts, first), (lasts, last)):
-            array[place + 1 : count + 1] = array[place:count]
-            array[place] = value
+            array[position + 1 : count + 1] = array[position:count]
+            array[position] = value
     return offsets

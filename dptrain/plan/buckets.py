@@ -1,6 +1,6 @@
-"""What becomes of gradients while backward goes on: slices of the flat arrays, and from when on.
+"""Gradient buckets: slices of the flat gradient, and the stage after which each may be reduced.
 
-Buckets are summed over the ranks; what is settled may be updated.
+The same for parameters: the stage after which a slice may be updated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dptrain.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements [start, stop) of the flat gradient, final once stage `after` has run."""
+    """Elements [start, stop) of the flat gradient, complete once stage `after` has run."""
 
     start: int
     stop: int
@@ -21,35 +21,40 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """Elements [0, stop) of the flat arrays, which no stage behind `after` reads or writes."""
+class UpdatablePrefix:
+    """Elements [0, stop) of the flat arrays, which no stage after `after` reads or writes."""
 
     stop: int
     after: int
 
 
-def settled(plan: Plan) -> tuple[Settled, ...]:
-    """What is settled when, layer by layer: more and more, as backward goes on.
+def updatable_prefixes(plan: Plan) -> tuple[UpdatablePrefix, ...]:
+    """Return which parameters may be updated after which stage, in the order of the stages.
 
-    Slots lie in backward order, so all of them up to a layer's last are settled with that layer.
+    Slots are in the order in which backward finishes, so a prefix of the flat arrays grows with
+    every layer whose backward pass has ended.
     """
     last_use = {name: stage.index for stage in plan.stages for name in stage.parameters}
-    found: list[Settled] = []
+    found: list[UpdatablePrefix] = []
     slots = plan.layout.slots
     for i, slot in enumerate(slots):
         stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
         after = max([last_use[slot.name], *(before.after for before in found[-1:])])
         if found and found[-1].after == after:
             found.pop()
-        found.append(Settled(stop, after))
+        found.append(UpdatablePrefix(stop, after))
     return tuple(found)
 
 
 def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
-    """Cut the flat gradient into runs of at least `bucket_bytes`, the last one perhaps smaller.
+    """Divide the flat gradient into buckets of at least `bucket_bytes`; the last may be smaller.
 
-    None makes one bucket of everything. The shared sums behind the slots belong to the last
-    bucket. Together the buckets cover the flat gradient exactly once, in order.
+    The buckets cover the flat gradient exactly once, in order. `SUMS`, which follow the gradients,
+    belong to the last bucket.
+
+    Args:
+        plan: the plan, with training.
+        bucket_bytes: least size of a bucket in bytes; None makes one bucket.
     """
     finished = {
         name: stage.index
@@ -63,7 +68,7 @@ def make_buckets(plan: Plan, bucket_bytes: int | None) -> tuple[Bucket, ...]:
     for i, slot in enumerate(slots):
         after = max(after, finished[slot.name])
         stop = slots[i + 1].start if i + 1 < len(slots) else plan.layout.size
-        # Weight and bias of a layer are finished by the same stage: never cut between them.
+        # One stage finishes the weight and the bias of a layer, so they share a bucket.
         same = i + 1 < len(slots) and finished[slots[i + 1].name] == after
         full = bucket_bytes is not None and (stop - start) * plan.itemsize >= bucket_bytes
         if full and not same:

@@ -1,9 +1,9 @@
-"""The flat layout: every parameter has one slot, the same in parameters, gradients and state.
+"""The flat layout: every parameter has a slot, the same in parameters, gradients and state.
 
-Slots lie in the order in which backward finishes their gradients (last layer first), so that a
-run of finished gradients is one slice: a bucket. Behind the slots lie a few sums that ranks share
-besides gradients (loss, correct answers, wish to stop); they travel with the last bucket and so
-cost no collective of their own.
+Slots are in the order in which backward finishes their gradients (last layer first), so that
+consecutive finished gradients are one slice, a bucket. After the slots of the flat gradient follow
+the sums of the loss, of correct predictions and of stop requests. They are part of the last bucket,
+so that they need no collective of their own.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dptrain.network.network import Node
 from dptrain.plan.lowering import Storage
 
 ALIGNMENT = 16
-"""Elements; 64 bytes of float32, so that every slot starts on a cache line."""
+"""Alignment of slots in elements: 64 bytes of float32, so that a slot starts on a cache line."""
 
 SUMS = ("loss", "correct", "stop")
-"""What lies behind the slots of the flat gradient, in this order."""
+"""The sums that follow the slots of the flat gradient, in this order."""
 
 LOSS, CORRECT, STOP = range(len(SUMS))
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of one parameter: elements [start, stop) of the flat array."""
+    """Elements [start, stop) of the flat arrays, which belong to one parameter."""
 
     parameter: Parameter
     node: Node
@@ -47,11 +47,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """All slots.
+    """The slots of all parameters.
 
     Attributes:
-        slots: in storage order.
-        size: elements of parameters, padding between slots included.
+        slots: the slots in storage order.
+        size: number of elements of all parameters, with the padding between slots.
     """
 
     slots: tuple[Slot, ...]
@@ -59,7 +59,7 @@ class FlatLayout:
 
     @property
     def gradient_size(self) -> int:
-        """Elements of the flat gradient: the slots and, from `size` on, `SUMS`."""
+        """Number of elements of the flat gradient: the slots and, from `size` on, `SUMS`."""
         return self.size + ALIGNMENT
 
     def __getitem__(self, name: str) -> Slot:
@@ -70,8 +70,8 @@ class FlatLayout:
         return {slot.name: slot for slot in self.slots}
 
 
-def lay_out(parameters: Iterable[tuple[Node, Parameter, Storage]]) -> FlatLayout:
-    """Give each parameter a slot, in the order given."""
+def make_layout(parameters: Iterable[tuple[Node, Parameter, Storage]]) -> FlatLayout:
+    """Return the layout in which the parameters have slots in the given order."""
     slots, start = [], 0
     for node, parameter, storage in parameters:
         slots.append(Slot(parameter, node, storage, start))

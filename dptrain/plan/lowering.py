@@ -1,16 +1,17 @@
-"""What a backend tells the planner about the layers it computes: the vocabulary between the two.
+"""The interface between the planner and a backend.
 
-A *group* is a run of layers that a backend computes as one. For each group the backend states,
-phase by phase, which buffers are read and written. From that alone the planner derives the order
-of the stages, how long each buffer lives, the memory needed and the bytes moved.
+A *group* consists of consecutive layers that a backend computes together. For each group and
+phase the backend declares which buffers are read and written. From that the planner derives the
+order of the stages, the lifetimes of the buffers, the memory needed and the bytes moved.
 
-Buffers go by local names inside a group:
+Buffers have local names inside a group:
 
-- ``x``, ``y``: input and output activation; ``dx``, ``dy``: gradients of the loss by them;
-- any name in `GroupNeeds.buffers`: memory of the group's own, such as an arg-max mask.
+- ``x``, ``y``: input and output activation; ``dx``, ``dy``: gradients of the loss with respect to
+  them;
+- any name in `GroupNeeds.buffers`: memory of the group alone, such as an arg-max mask.
 
-Parameters and their gradients need no declaration: a stage that computes `BACKWARD_WEIGHT`
-finishes the gradients of every parameter of its group.
+Parameters and their gradients are not declared: a stage of the phase `BACKWARD_WEIGHT` finishes
+the gradients of every parameter of its group.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from dptrain.network.network import Network, Node
 
 
 class Phase(str, Enum):
-    """What a stage does. The values appear in reports, files and traces."""
+    """The kind of work of a stage. The values appear in reports, files and traces."""
 
     LOAD = "load"
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
-    """Gradients of the layers without parameters, and of what is fused behind a layer with them."""
+    """Gradients of layers without parameters, also of those fused after a layer with parameters."""
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD_INPUT = "backward_input"
     UPDATE = "update"
 
 
 BACKWARD_ORDER = (Phase.BACKWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
-"""Weights before input: their sum over the ranks then travels while the input's is computed."""
+"""Weights first, so that their all-reduce overlaps with the gradient of the input."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive layers that one set of stages computes."""
+    """Consecutive layers that the same stages compute."""
 
     nodes: tuple[Node, ...]
 
     @cached_property
     def name(self) -> str:
-        """Layer names joined with ``+``."""
+        """Names of the layers, joined with ``+``."""
         return "+".join(node.name for node in self.nodes)
 
     @property
@@ -81,7 +82,7 @@ class Group:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """Memory that a group asks for: full shape (batch included) and dtype name."""
+    """A buffer that a group needs: shape with the batch, and NumPy name of the dtype."""
 
     shape: Shape
     dtype: str
@@ -97,14 +98,15 @@ class Access:
 
 @dataclass(frozen=True)
 class GroupNeeds:
-    """What computing a group takes.
+    """The buffers that a group needs, and how its phases access them.
 
     Attributes:
-        phases: accesses by phase. Phases that are absent have nothing to do.
-        buffers: memory of the group's own, by local name. It is reused by other groups outside
-            the span from its first write to its last read.
-        alias: the output is the input seen in another shape; no phase does anything.
-        in_place: phases allow that y is x and dy is dx. They are where nobody else needs x.
+        phases: accesses by phase. A phase that is absent has no stage.
+        buffers: buffers of the group alone, by local name. Other groups reuse the memory before the
+            first write and after the last read.
+        alias: the output is the input in another shape; no phase does anything.
+        in_place: the phases allow that y is x and that dy is dx. The planner uses this if no other
+            group needs x.
     """
 
     phases: Mapping[Phase, Access] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class GroupNeeds:
 
 @dataclass(frozen=True)
 class Storage:
-    """How a parameter lies in the flat array: ``canonical.reshape(view).transpose(axes)``."""
+    """Storage order of a parameter: ``canonical.reshape(view).transpose(axes)``."""
 
     view: Shape
     axes: tuple[int, ...]
@@ -127,18 +129,18 @@ class Storage:
 
 
 def canonical_storage(parameter: Parameter) -> Storage:
-    """Storage that leaves the canonical layout as it is."""
+    """Return the storage that keeps the canonical layout."""
     return Storage(parameter.shape, tuple(range(len(parameter.shape))))
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How the numbers of a replica are kept.
+    """The dtypes of a replica.
 
     Attributes:
         dtype: NumPy name of the dtype of parameters, gradients, optimizer state and targets.
-        activations: that of activations and the gradients by them; ``uint16`` holds the bits of a
-            bfloat16, which NumPy does not know.
+        activations: NumPy name of the dtype of activations and of gradients with respect to them;
+            ``uint16`` holds the bits of a bfloat16, which NumPy does not have.
     """
 
     dtype: str
@@ -147,14 +149,14 @@ class Precision:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is made for, besides the network.
+    """The settings of a plan.
 
     Attributes:
         batch_size: largest number of samples in a step.
-        precision: the user's word for the arithmetic, such as ``"fp32"``.
-        dtype, activations: see `Precision`.
-        training: whether backward and update are wanted.
-        threads: compute threads of the replica.
+        precision: name of the precision, such as ``"fp32"``.
+        dtype, activations: dtypes of the precision, see `Precision`.
+        training: True if the plan contains backward and update.
+        threads: number of compute threads of the replica.
     """
 
     batch_size: int
@@ -166,26 +168,35 @@ class Setting:
 
 
 class Lowering(Protocol):
-    """The part of a backend that planning needs. Nothing here allocates or computes."""
+    """The part of a backend that the planner uses. Nothing here allocates or computes.
+
+    Attributes:
+        name: name of the backend.
+        precisions: supported precisions by name, the default first.
+        fusions: sequences of layer classes that the backend can compute as one group.
+        concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run concurrently with all
+            stages that follow, up to the update.
+        max_elements: largest number of elements that kernels can index in a buffer; None for no
+            limit.
+    """
 
     name: ClassVar[str]
+    precisions: ClassVar[Mapping[str, Precision]]
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
-    weights_beside: ClassVar[bool]
-    """Stages of `BACKWARD_WEIGHT` may run beside all that follow them, up to the update."""
-    most_elements: ClassVar[int | None]
-    """Largest number of elements of a buffer that kernels can count; None for any."""
+    concurrent_weight_gradients: ClassVar[bool]
+    max_elements: ClassVar[int | None]
 
     def precision(self, name: str) -> Precision:
-        """How numbers are kept under the precision called `name`; `UserError` if unsupported."""
+        """Return the dtypes of a precision; raise `UserError` if it is not supported."""
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
-        """Whether these layers, which match one of `fusions`, are computed as one group."""
+        """Return True to compute these layers, which match one of `fusions`, as one group."""
 
-    def staged(self, network: Network, setting: Setting) -> Shape:
-        """Messages to steps that may be under way, and bytes of each; () where steps get none."""
+    def staging_shape(self, network: Network, setting: Setting) -> Shape:
+        """Return the number of staging slots and their size in bytes; () for no staging buffer."""
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        """What computing `group` takes."""
+        """Return the buffers that `group` needs and the accesses of its phases."""
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """How `parameter` of `node` is stored."""
+        """Return the storage order of a parameter."""

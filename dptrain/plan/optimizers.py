@@ -1,7 +1,7 @@
-"""Update rules as descriptions: hyperparameters, and which state arrays a backend keeps for them.
+"""Update rules as descriptions: hyperparameters and the state arrays that a backend stores.
 
 Notation, as in PyTorch's documentation, for every element: w parameter, g its gradient plus λ·w
-(weight decay), α learning rate, t number of updates made, this one included.
+(weight decay), α learning rate, t number of updates including this one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from dptrain.errors import UserError
 class SGD:
     """Stochastic gradient descent.
 
-    v ← μ v + g;  w ← w − α (g + μ v) under Nesterov, else w ← w − α v.  With μ = 0, no v is kept.
+    v ← μ v + g;  w ← w − α v, or w ← w − α (g + μ v) with Nesterov momentum. With μ = 0 there is no
+    state.
+
+    Attributes:
+        momentum: μ, at least 0 and less than 1.
+        nesterov: True for Nesterov momentum; it requires a momentum above 0.
     """
 
     kind: ClassVar[str] = "sgd"
@@ -44,6 +49,11 @@ class Adam:
     w ← w − α · (m / (1 − β₁ᵗ)) / (sqrt(v / (1 − β₂ᵗ)) + ε)
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization", 2015, algorithm 1.
+
+    Attributes:
+        beta1: β₁, decay of the mean of gradients.
+        beta2: β₂, decay of the mean of squared gradients.
+        epsilon: ε, added to the denominator.
     """
 
     kind: ClassVar[str] = "adam"

@@ -1,4 +1,7 @@
-"""Planning: from a network to buffers with sizes and stages in order. Nothing is allocated."""
+"""The plan of a training step: buffers with sizes, and an ordered list of stages.
+
+Planning allocates nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.network.network import INPUT as INPUT
 from dptrain.network.network import Network
-from dptrain.plan.arena import Buffer, place
-from dptrain.plan.flat import FlatLayout, lay_out
+from dptrain.plan.arena import Buffer, assign_offsets
+from dptrain.plan.flat import FlatLayout, make_layout
 from dptrain.plan.lowering import (
     BACKWARD_ORDER,
     BufferSpec,
@@ -26,23 +29,25 @@ from dptrain.plan.lowering import (
 from dptrain.plan.optimizers import SGD, Optimizer
 
 STAGED = "input.staged"
+"""Name of the buffer that holds minibatches in the form in which the host sends them."""
 TARGET = "target"
+"""Name of the buffer that holds the targets of the minibatch."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the list that a training step is.
+    """One entry in the list of which a training step consists.
 
     Attributes:
         index: position in `Plan.stages`.
-        group: name of the layers computed (``conv1+relu1+pool1``), or ``input``, ``loss``,
-            ``update``.
-        phase: what is computed for them.
+        group: names of the layers (``conv1+relu1+pool1``), or ``input``, ``loss``, ``update``.
+        phase: kind of work.
         reads, writes: names of buffers.
-        parameters: names of the parameters read, or (in `BACKWARD_WEIGHT`) whose gradients this
-            stage finishes.
-        flops: operations for a full batch.
-        bytes_moved: every buffer and parameter that is read or written, once, for a full batch.
+        parameters: names of the parameters that are read; in `BACKWARD_WEIGHT`, of those whose
+            gradients this stage finishes.
+        flops: number of operations for a full batch.
+        bytes_moved: size of all buffers and parameters that are read or written, each counted
+            once, for a full batch.
     """
 
     index: int
@@ -56,26 +61,26 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """``conv1+relu1.forward``; stages that stand alone go by their group."""
+        """Group and phase, ``conv1+relu1.forward``, or ``loss`` and ``update`` alone."""
         return self.group if self.group == self.phase.value else f"{self.group}.{self.phase.value}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A network made concrete for a backend, a batch size and a precision.
+    """The stages and buffers of a network for a backend, a batch size and a precision.
 
     Attributes:
-        network: what is computed.
-        backend: name of the backend it was planned for.
-        setting: batch size, precision, training or not, threads. A step may use fewer samples than
-            the batch size.
+        network: the network.
+        backend: name of the backend.
+        setting: batch size, precision, training or inference, threads. A step may use fewer
+            samples than the batch size.
         optimizer: update rule.
-        groups: layers as the backend computes them, in order.
-        buffers: everything that lives in the arena, by name.
-        aliases: name of a tensor that is another one seen in a different shape, to that one.
+        groups: groups of layers that the backend computes together, in order.
+        buffers: the buffers in the arena, by name.
+        aliases: name of the tensor whose memory a tensor shares, by the name of the latter.
         layout: slots of the parameters.
-        stages: what a step runs, in order.
-        arena_bytes: size of the arena.
+        stages: stages of a step, in order.
+        arena_bytes: size of the arena in bytes.
     """
 
     network: Network
@@ -91,12 +96,12 @@ class Plan:
 
     @property
     def batch_size(self) -> int:
-        """Samples that a replica has room for."""
+        """Largest number of samples in a step."""
         return self.setting.batch_size
 
     @property
     def precision(self) -> str:
-        """The user's word for the arithmetic."""
+        """Name of the precision, such as ``"fp32"``."""
         return self.setting.precision
 
     @property
@@ -106,17 +111,17 @@ class Plan:
 
     @property
     def training(self) -> bool:
-        """Whether backward stages and gradients are there."""
+        """True if the plan contains backward, gradients and the update."""
         return self.setting.training
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one parameter."""
+        """Size of one parameter in bytes."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose; their sum is what a replica allocates."""
+        """Bytes by purpose; a replica allocates their sum."""
         flat = self.layout.size * self.itemsize
         memory = {"parameters": flat, "buffers": self.arena_bytes}
         if self.training:
@@ -125,13 +130,13 @@ class Plan:
         return memory
 
     def resolve(self, tensor: str) -> str:
-        """Name of the buffer that holds `tensor`, aliases followed."""
+        """Return the name of the buffer that holds `tensor`."""
         while tensor in self.aliases:
             tensor = self.aliases[tensor]
         return tensor
 
     def tensor_name(self, group: Group, local: str) -> str:
-        """Buffer name of a group's local name (see `dptrain.plan.lowering`)."""
+        """Return the buffer of a local name of a group (see `dptrain.plan.lowering`)."""
         return self.resolve(_tensor_name(group, local))
 
 
@@ -166,7 +171,7 @@ def _refuse_graph(network: Network) -> None:
 
 
 def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
-    """Longest match first, from the input on."""
+    """Divide the layers into groups, from the input on; the longest fusion is preferred."""
     groups: list[Group] = []
     patterns = sorted(backend.fusions, key=len, reverse=True)
     start = 0
@@ -183,30 +188,30 @@ def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
 
 
 def _group_flops(group: Group, phase: Phase, phases: Iterable[Phase]) -> int:
-    """Operations of a phase for one sample, in a group that has `phases`.
+    """Return the operations of a phase for one sample, in a group that has `phases`.
 
-    What lies behind the first layer is differentiated in `BACKWARD`, or on the way where a group
-    has no such phase: then it counts for the weights.
+    Backward of the layers after the first one counts for `BACKWARD`, or for `BACKWARD_WEIGHT` in a
+    group without that phase.
     """
     head, rest = group.nodes[0].flops, [node.flops for node in group.nodes[1:]]
-    behind = sum(f.backward_input for f in rest)
+    rest_backward = sum(f.backward_input for f in rest)
     if phase is Phase.FORWARD:
         return head.forward + sum(f.forward for f in rest)
     if phase is Phase.BACKWARD_WEIGHT:
-        return head.backward_weight + (0 if Phase.BACKWARD in phases else behind)
+        return head.backward_weight + (0 if Phase.BACKWARD in phases else rest_backward)
     if phase is Phase.BACKWARD_INPUT:
         return head.backward_input
-    return behind if group.parameters else head.backward_input + behind
+    return rest_backward if group.parameters else head.backward_input + rest_backward
 
 
 class _Planner:
-    """Collects stages and buffer shapes; `make_plan` is the way in."""
+    """Collects the stages and the buffers for `make_plan`."""
 
     def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
         self.network, self.setting = network, setting
         self.groups = _make_groups(network, backend)
-        self.weights_beside = backend.weights_beside
-        self.staged = backend.staged(network, setting)
+        self.concurrent_weight_gradients = backend.concurrent_weight_gradients
+        self.staged = backend.staging_shape(network, setting)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
         self.specs: dict[str, BufferSpec] = {}
         self.aliases: dict[str, str] = {}
@@ -223,21 +228,21 @@ class _Planner:
             self.specs[f"d{name}"] = self.specs[name]
 
     def declare(self) -> None:
-        """Shapes of every tensor and group buffer."""
+        """Record the shapes of all tensors and of the buffers of groups."""
         self._tensor(INPUT, self.network.nodes[0].input_maps)
         if self.staged:
             self.specs[STAGED] = BufferSpec(self.staged, "uint8")
-        # Whether what the last group of its own memory wrote may be changed behind it.
-        free = False
+        # True if no later stage of the group that wrote x reads it, so that x may be overwritten.
+        x_is_free = False
         for group in self.groups:
             needs = self.needs[group.name]
-            if needs.alias or (needs.in_place and free):
+            if needs.alias or (needs.in_place and x_is_free):
                 for local, other in (("y", "x"), ("dy", "dx")):
                     name = _tensor_name(group, local)
                     self.aliases[name] = _tensor_name(group, other)
             else:
                 self._tensor(group.tail.name, group.tail.output_maps)
-                free = all("y" not in access.reads for access in needs.phases.values())
+                x_is_free = all("y" not in access.reads for access in needs.phases.values())
             for local, spec in needs.buffers.items():
                 self.specs[f"{group.name}.{local}"] = spec
         classes = self.network.loss.targets == "classes"
@@ -317,25 +322,30 @@ class _Planner:
         self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
 
     def accesses(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """What each stage keeps busy: names of buffers read, and written."""
+        """Return the names of the buffers that each stage reads, and of those that it writes.
+
+        Weight gradients that run concurrently with later stages hold their buffers until the
+        update.
+        """
         accesses = [(stage.reads, stage.writes) for stage in self.stages]
-        if self.weights_beside and self.setting.training:
-            beside = [s for s in self.stages if s.phase is Phase.BACKWARD_WEIGHT]
+        if self.concurrent_weight_gradients and self.setting.training:
+            concurrent = [s for s in self.stages if s.phase is Phase.BACKWARD_WEIGHT]
             reads, writes = accesses[-1]
-            late = tuple(name for stage in beside for name in (*stage.reads, *stage.writes))
-            accesses[-1] = (*reads, *late), writes
+            held = tuple(name for stage in concurrent for name in (*stage.reads, *stage.writes))
+            accesses[-1] = (*reads, *held), writes
         return accesses
 
 
-def _refuse_uncountable(specs: Mapping[str, BufferSpec], backend: Lowering) -> None:
-    # What is staged holds bytes, a message at a time, and is counted in words.
+def _check_sizes(specs: Mapping[str, BufferSpec], backend: Lowering) -> None:
+    """Raise a `UserError` if a buffer has more elements than kernels of the backend can index."""
+    # The staging buffer is indexed by slot and 32-bit word.
     counted = {name: spec for name, spec in specs.items() if name != STAGED}
     name, spec = max(counted.items(), key=lambda item: math.prod(item[1].shape))
-    count, most = math.prod(spec.shape), backend.most_elements
-    if most is not None and count > most:
+    count, limit = math.prod(spec.shape), backend.max_elements
+    if limit is not None and count > limit:
         raise UserError(
-            f"batch size is {specs[INPUT].shape[0]}, for which {name} has {count:,} elements; "
-            f"kernels of {backend.name} count up to {most:,}, so try a smaller batch"
+            f"with batch size {specs[INPUT].shape[0]} the tensor {name} has {count:,} elements; "
+            f"backend {backend.name} supports up to {limit:,}, so use a smaller batch size"
         )
 
 
@@ -344,25 +354,25 @@ def make_plan(
     backend: Lowering,
     batch_size: int,
     *,
-    precision: str,
+    precision: str | None = None,
     optimizer: Optimizer | None = None,
     training: bool = True,
     threads: int = 1,
 ) -> Plan:
-    """Plan `network` for `backend`.
+    """Return the plan of a network for a backend. Nothing is allocated.
 
     Args:
-        network: what to compute.
-        backend: the backend's planning half.
+        network: the network, which must be a chain.
+        backend: the backend.
         batch_size: largest number of samples in a step.
-        precision: a word that the backend knows, such as ``"fp32"``.
-        optimizer: update rule; plain SGD where left out.
-        training: False leaves out backward, gradients and update.
-        threads: compute threads of the replica.
+        precision: a precision of the backend, such as ``"fp32"``; None for its default.
+        optimizer: update rule; None for SGD without momentum.
+        training: False omits backward, gradients and update.
+        threads: number of compute threads of the replica.
 
     Raises:
-        UserError: batch size or threads below 1, a precision that the backend does not have, or
-            a buffer of more elements than its kernels can count.
+        UserError: the network is not a chain, batch size or threads is less than 1, or the backend
+            does not support the precision or the size of a buffer.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
@@ -370,12 +380,13 @@ def make_plan(
         raise UserError(f"threads is {threads}; expected at least 1")
     _refuse_graph(network)
     optimizer = SGD() if optimizer is None else optimizer
-    kept = backend.precision(precision)
-    setting = Setting(batch_size, precision, kept.dtype, kept.activations, training, threads)
+    precision = next(iter(backend.precisions)) if precision is None else precision
+    dtypes = backend.precision(precision)
+    setting = Setting(batch_size, precision, dtypes.dtype, dtypes.activations, training, threads)
     planner = _Planner(network, backend, setting)
     planner.declare()
-    _refuse_uncountable(planner.specs, backend)
-    layout = lay_out(
+    _check_sizes(planner.specs, backend)
+    layout = make_layout(
         (node, parameter, backend.storage(node, parameter))
         for group in reversed(planner.groups)
         for node in group.nodes
@@ -383,9 +394,10 @@ def make_plan(
     )
     planner.add_all(optimizer, layout)
     output = planner.resolve(planner.groups[-1].tail.name)
-    # The batch stays, so that a step can be run again: to find what went wrong, or to time it.
-    outlive = {INPUT, TARGET, STAGED, output}
-    buffers, arena_bytes = place(planner.specs, planner.accesses(), outlive=outlive)
+    # The minibatch is kept, so that a step can run again to find the layer that failed, or for
+    # timing.
+    kept = {INPUT, TARGET, STAGED, output}
+    buffers, arena_bytes = assign_offsets(planner.specs, planner.accesses(), kept)
     return Plan(
         network,
         backend.name,

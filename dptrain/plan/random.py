@@ -1,9 +1,9 @@
-"""Counter-based random numbers: each value is a function of its key and nothing else.
+"""Counter-based random numbers: each value is a pure function of key and counter.
 
-Philox4x32 with 10 rounds turns a 128-bit counter and a 64-bit key into four 32-bit words. Dropout
-takes key = seed and counter = (block, sample, step, layer): the mask of a sample is the same on
-whatever rank, backend or thread it is computed. A block is four consecutive elements of the sample
-in the order H, W, C (for vectors, just the order).
+Philox4x32 with 10 rounds maps a 128-bit counter and a 64-bit key to four 32-bit words. Dropout
+uses key = seed and counter = (block, sample, step, layer), so the mask of a sample does not depend
+on the rank, the backend or the thread. A block is four consecutive elements of the sample in the
+order H, W, C, or of a vector.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, section 4.3.
 """
@@ -21,7 +21,7 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 def philox(
     counter: tuple[NDArray[np.uint64] | int, ...], key: tuple[int, int]
 ) -> tuple[NDArray[np.uint64], ...]:
-    """Four words of Philox4x32-10, as uint64 arrays that hold 32-bit values.
+    """Return the four words of Philox4x32-10, as uint64 arrays that hold 32-bit values.
 
     Args:
         counter: four 32-bit values, scalars or arrays that broadcast.
@@ -47,16 +47,18 @@ def philox(
 def dropout_keep(
     rate: float, size: int, *, seed: int, step: int, layer: int, samples: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which elements a dropout layer keeps.
+    """Return the elements that a dropout layer keeps.
 
     Args:
         rate: probability of a zero.
-        size: elements of a sample.
-        seed, step, layer: of the run, of training, and the layer's index in the network.
-        samples: int64 (n,), identities of the samples.
+        size: number of elements of a sample.
+        seed: seed of the run.
+        step: number of the training step.
+        layer: index of the layer in the network.
+        samples: int64 (n,), identifiers of the samples.
 
     Returns:
-        Bool (n, size), elements in the order H, W, C; true where word ≥ threshold(rate).
+        Bool (n, size), elements in the order H, W, C; True if word ≥ threshold(rate).
     """
     blocks = np.arange(-(-size // 4), dtype=np.uint64)[None, :]
     ids = np.asarray(samples).astype(np.uint64)[:, None]
@@ -67,5 +69,5 @@ def dropout_keep(
 
 
 def threshold(rate: float) -> int:
-    """Words below this are dropped: rate · 2³², rounded."""
+    """Return rate · 2³², rounded; elements with a smaller random word are set to zero."""
     return round(rate * 2.0**32)

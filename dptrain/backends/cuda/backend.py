@@ -131,9 +131,9 @@ class CudaBackend(Backend):
         "bf16": Precision("float32", "uint16"),
     }
     channels_last = True
-    weights_beside = True
+    concurrent_weight_gradients = True
     # Kernels use 32-bit indices, and the last tiles of a buffer extend beyond its end.
-    most_elements: ClassVar[int | None] = 2**31 - 2**24
+    max_elements: ClassVar[int | None] = 2**31 - 2**24
     fusions = (
         *CONVOLUTIONS,
         (Conv2d, ReLU),
@@ -160,7 +160,7 @@ class CudaBackend(Backend):
         epilogue = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
         return epilogue is None or epilogue.supports(nodes[2:])
 
-    def staged(self, network: Network, setting: Setting) -> Shape:
+    def staging_shape(self, network: Network, setting: Setting) -> Shape:
         message = Message.of(network, setting)
         return message.slots, message.nbytes
 

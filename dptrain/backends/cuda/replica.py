@@ -16,7 +16,7 @@ from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
-from dptrain.plan.buckets import Settled, settled
+from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
 from dptrain.plan.lowering import Phase, Setting
 from dptrain.plan.optimizers import Adam
 from dptrain.plan.plan import INPUT, STAGED, Plan
@@ -134,11 +134,11 @@ class _Staged(NamedTuple):
     windows: bool
 
 
-def early_update(plan: Plan) -> Settled | None:
+def early_update(plan: Plan) -> UpdatablePrefix | None:
     """Return what is updated early: all up to the last large layer that later stages can hide."""
     stages = [stage for stage in plan.stages if stage.phase is not Phase.UPDATE]
     found, start = None, 0
-    for part in settled(plan):
+    for part in updatable_prefixes(plan):
         overlapping = sum(stage.flops for stage in stages[part.after + 1 :])
         if part.stop - start >= EARLY_ELEMENTS and overlapping >= EARLY_FLOPS * part.stop:
             found = part

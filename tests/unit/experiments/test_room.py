@@ -49,7 +49,7 @@ def test_elements_that_kernels_cannot_count_bound_a_batch() -> None:
     make = partial(plans, network="solar", backend="cuda", training=True)
     found = largest_batch(make, Room(10**13, 10**13))
     assert "elements" in found.why
-    most = load_backend("cuda").most_elements
+    most = load_backend("cuda").max_elements
     assert most is not None
     # conv2+… keeps 46·46·64 arg-max numbers a sample at the most.
     sizes = [np.prod(b.shape) for name, b in make(found.batch_size).buffers.items()

@@ -79,7 +79,7 @@ def test_any_network_survives_a_file(
     assert read_network(path) == written
 
 
-def test_short_and_long_ways_of_writing_mean_the_same(tmp_path: Path) -> None:
+def test_short_and_long_forms_are_equivalent(tmp_path: Path) -> None:
     long = tmp_path / "long.toml"
     long.write_text(
         'input = [4]\nloss = {type = "mean_squared_error"}\n[[layer]]\ntype = "dense"\nunits = 1\n'
@@ -166,7 +166,7 @@ def test_a_new_class_of_layer_needs_no_change(
          "layer 2 (conv1): conv needs an input of shape (C, H, W), got (192,)"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_that_says_where_and_what(
+def test_a_mistake_is_one_line_with_its_position_and_value(
     text: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "mistake.toml"

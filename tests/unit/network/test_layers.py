@@ -80,7 +80,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Dense(0), "dense units is 0; expected a whole number from 1 to 2,147,483,647"),
     (
         lambda: Dense(2).output_shape((1, 2, 3)),
-        "dense needs a vector, got (1, 2, 3); put a flatten in front",
+        "dense needs a vector, got (1, 2, 3); put a flatten before it",
     ),
     (lambda: Dropout(1.0), "dropout rate is 1.0; expected 0 ≤ rate < 1"),
     (lambda: Dropout(-0.1), "dropout rate is -0.1; expected 0 ≤ rate < 1"),
@@ -110,7 +110,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("build", "message"), REFUSALS)
-def test_a_mistake_gives_one_line_that_names_it(build: Callable[[], object], message: str) -> None:
+def test_a_mistake_is_one_line_with_the_value(build: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         build()
     assert "\n" not in str(caught.value)
@@ -118,7 +118,7 @@ def test_a_mistake_gives_one_line_that_names_it(build: Callable[[], object], mes
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 @pytest.mark.parametrize("padding", ["valid", "full", "same", 0, 1, 2])
-def test_a_convolution_has_as_many_outputs_as_places_for_its_kernel(
+def test_a_convolution_has_one_output_for_each_position_of_its_kernel(
     kernel: int, padding: int | str
 ) -> None:
     """Counted by sliding the kernel over the padded row."""
@@ -142,7 +142,7 @@ def test_same_puts_the_odd_zero_at_the_end(
     assert layer.output_shape((1, size, size))[1] == math.ceil(size / 2)
 
 
-def test_an_incomplete_last_window_is_left_out_of_pooling() -> None:
+def test_pooling_ignores_an_incomplete_last_window() -> None:
     assert MaxPool2d(2).output_shape((3, 7, 5)) == (3, 3, 2)
     assert MaxPool2d(2, padding="same").output_shape((3, 7, 5)) == (3, 4, 3)
     assert MaxPool2d(3, 2).output_shape((3, 8, 7)) == (3, 3, 3)
@@ -167,7 +167,7 @@ def test_a_flattened_tensor_remembers_its_maps() -> None:
     ]
 
 
-def test_a_dense_layer_as_wide_as_its_input_gives_a_vector_of_its_own() -> None:
+def test_a_dense_layer_as_wide_as_its_input_returns_a_new_vector() -> None:
     network = Network((2, 3, 4), [Flatten(), Dense(24)])
     assert network.nodes[1].output_maps == (24, 1, 1)
 
@@ -193,7 +193,7 @@ def test_parameters_are_named_shaped_and_counted() -> None:
     }
 
 
-def test_initial_values_have_the_deviation_asked_for() -> None:
+def test_initial_values_have_the_stated_deviation() -> None:
     """Five standard errors of a sample deviation, σ/√(2n), around σ."""
     network = Network(
         (8, 16, 16),
@@ -215,7 +215,7 @@ def test_initial_values_have_the_deviation_asked_for() -> None:
     assert (values["dense1.bias"] == 0.0).all()
 
 
-def test_initial_values_depend_on_seed_and_name_alone() -> None:
+def test_initial_values_depend_only_on_seed_and_name() -> None:
     short = Network((6,), [Dense(5)], SigmoidBinaryCrossEntropy())
     long = Network((6,), [Dense(5), ReLU(), Dense(5)], SigmoidBinaryCrossEntropy())
     one, other = initial_parameters(short, 3), initial_parameters(long, 3)

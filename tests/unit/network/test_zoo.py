@@ -71,7 +71,7 @@ def test_every_network_builds_under_its_own_name_and_trains_by_its_recipe(name: 
     assert chosen.data == {"classes": "digits", "values": "irradiance"}[built.loss.targets]
     dense = [i for i, layer in enumerate(built.layers) if isinstance(layer, Dense)]
     assert all(isinstance(built.layers[i + 1], (ReLU,)) for i in dense[:-1])
-    # Only solar's study puts a ReLU behind the last layer.
+    # Only the network of the solar study has a ReLU after the last layer.
     assert isinstance(built.layers[-1], ReLU) == (name == "solar")
 
 

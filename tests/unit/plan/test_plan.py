@@ -1,4 +1,4 @@
-"""What holds for every plan, whatever the network and the backend."""
+"""Properties of every plan, for any network and backend."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from dptrain.network import (
     ReLU,
 )
 from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, arena, make_buckets, make_plan
-from dptrain.plan.buckets import settled
+from dptrain.plan.buckets import updatable_prefixes
 from dptrain.plan.flat import ALIGNMENT, SUMS
 from tests.unit.backends import twin
 from tests.unit.plan.networks import networks
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
-# Derandomised: the same examples on every run, so that a change is to blame for a failure.
+# Derandomised: every run uses the same examples, so that only a change can cause a failure.
 examples = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
@@ -84,7 +84,7 @@ CIFAR = Network(
 @every_backend
 @examples
 @given(network=networks(), batch_size=st.integers(1, 5), training=st.booleans())
-def test_what_a_stage_reads_is_what_was_written_there(
+def test_a_stage_reads_what_an_earlier_stage_wrote(
     backend: str, network: Network, batch_size: int, training: bool
 ) -> None:
     """Plays the plan on an arena whose bytes remember who wrote them last."""
@@ -111,7 +111,7 @@ def test_what_a_stage_reads_is_what_was_written_there(
 @every_backend
 @examples
 @given(network=networks(), batch_size=st.integers(1, 5))
-def test_the_arena_holds_what_lives_at_once(
+def test_live_buffers_do_not_overlap_in_the_arena(
     backend: str, network: Network, batch_size: int
 ) -> None:
     plan = plan_of(network, backend, batch_size)
@@ -144,7 +144,7 @@ def test_the_arena_wastes_little(network: Network) -> None:
 @every_backend
 @examples
 @given(network=networks(), bucket_bytes=st.sampled_from([1, 64, 500, 4000, 10**9, None]))
-def test_buckets_cover_the_gradient_once_and_wait_for_it(
+def test_buckets_cover_the_gradient_once_and_follow_its_stages(
     backend: str, network: Network, bucket_bytes: int | None
 ) -> None:
     plan = plan_of(network, backend)
@@ -175,9 +175,9 @@ def test_buckets_cover_the_gradient_once_and_wait_for_it(
 @every_backend
 @examples
 @given(network=networks())
-def test_what_is_settled_is_needed_by_no_later_stage(backend: str, network: Network) -> None:
+def test_updatable_parameters_are_needed_by_no_later_stage(backend: str, network: Network) -> None:
     plan = plan_of(network, backend)
-    parts = settled(plan)
+    parts = updatable_prefixes(plan)
     stops = [part.stop for part in parts]
     assert stops == sorted(set(stops))
     assert stops[-1:] == ([plan.layout.size] if plan.layout.slots else [])
@@ -221,7 +221,7 @@ def test_every_gradient_is_finished_by_one_stage(backend: str, network: Network)
 
 
 @every_backend
-def test_a_plan_without_training_has_nothing_of_it(backend: str) -> None:
+def test_a_plan_for_inference_has_no_stages_of_training(backend: str) -> None:
     plan = plan_of(MODEL0, backend, training=False)
     assert {stage.phase for stage in plan.stages} == {Phase.LOAD, Phase.FORWARD, Phase.LOSS}
     assert set(plan.memory) == {"parameters", "buffers"}
@@ -280,7 +280,7 @@ def test_the_cifar_networks_size() -> None:
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("optimizer", [SGD(), SGD(0.9), Adam()], ids=["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_replica_allocates_what_the_plan_says(
+def test_a_replica_allocates_the_memory_of_the_plan(
     backend: str, optimizer: Optimizer, training: bool
 ) -> None:
     """Counted by NumPy's own hooks; 4 KiB are left for the arena's alignment and small arrays."""
@@ -301,7 +301,7 @@ def test_a_replica_allocates_what_the_plan_says(
     assert planned <= allocated <= planned + 16384
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="batch size is 0; expected at least 1"):
         plan_of(MODEL0, "reference", 0)
     with pytest.raises(UserError, match="threads is 0; expected at least 1"):
