@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.cuda.device import SUMS, Array, Device
+from dptrain.backends.cuda.device import SUM_STREAM, Array, Device
 from dptrain.backends.replica import Replica
 from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.world import World
@@ -99,7 +99,7 @@ class EnqueuedSum(GradientSum):
         return self.carrier.memory_bytes
 
     def stream(self) -> AbstractContextManager[None]:
-        return self.device.beside(SUMS)
+        return self.device.side_stream(SUM_STREAM)
 
     def close(self) -> None:
         self.device.synchronize()
@@ -111,14 +111,14 @@ class EnqueuedSum(GradientSum):
         return self.carrier.transport
 
     def _start(self, bucket: int) -> None:
-        with self.device.beside(SUMS):
+        with self.device.side_stream(SUM_STREAM):
             self.carrier.all_reduce(self._bucket_arrays[bucket])
 
     def _poll(self) -> None:
         pass
 
     def _finish(self) -> None:
-        self.device.join()
+        self.device.join_streams()
 
 
 class EnqueuedCentralSum(EnqueuedSum):
@@ -139,7 +139,7 @@ class EnqueuedCentralSum(EnqueuedSum):
         return Shared([self._loss_sums], self._bucket_arrays, [self._parameters])
 
     def _start(self, bucket: int) -> None:
-        with self.device.beside(SUMS):
+        with self.device.side_stream(SUM_STREAM):
             self.carrier.reduce(self._bucket_arrays[bucket])
             if bucket == len(self.buckets) - 1:
                 self.carrier.all_reduce(self._loss_sums)

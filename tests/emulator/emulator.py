@@ -24,7 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dptrain.backends.cuda.device import KERNELS, SUMS, WEIGHTS, Array, Device, Extent, Function
+from dptrain.backends.cuda.device import (
+    KERNELS,
+    SUM_STREAM,
+    WEIGHT_STREAM,
+    Array,
+    Device,
+    Extent,
+    Function,
+)
 
 HERE = Path(__file__).parent
 
@@ -76,7 +84,7 @@ class Emulator(Device):
         self._seed, self._folder = seed, folder
         self._memory: dict[int, int] = {}  # start of what is alive, to its end
         self._functions: dict[Any, Function] = {}
-        self._is_beside = False
+        self._is_on_side_stream = False
         self._late: list[Callable[[], None]] = []
 
     @property
@@ -91,7 +99,7 @@ class Emulator(Device):
         part = memory[offset : offset + nbytes]
         return self._known(part, memory).view(dtype).reshape(shape).view(DeviceArray)
 
-    def reach(self, host: NDArray[Any]) -> Array:
+    def device_view(self, host: NDArray[Any]) -> Array:
         return self._known(host, host).view(DeviceArray)
 
     def _known(self, part: NDArray[Any], owner: NDArray[Any]) -> NDArray[Any]:
@@ -107,27 +115,27 @@ class Emulator(Device):
         _host(target)[...] = source
 
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        self.join()
+        self.join_streams()
         if out is None:
             return _host(source).copy()
         out[...] = _host(source)
         return out
 
     @contextmanager
-    def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
-        """What runs beside runs as late as it may, which shows who does not leave its memory."""
-        if lane == SUMS:
-            self.join()
-        self._is_beside = lane == WEIGHTS
+    def side_stream(self, name: str = WEIGHT_STREAM) -> Iterator[None]:
+        """Run side work as late as possible, which reveals work that overwrites its memory."""
+        if name == SUM_STREAM:
+            self.join_streams()
+        self._is_on_side_stream = name == WEIGHT_STREAM
         try:
             yield
         finally:
-            self._is_beside = False
+            self._is_on_side_stream = False
 
     def address(self, array: Array) -> int:
         return int(array.ctypes.data)
 
-    def join(self) -> None:
+    def join_streams(self) -> None:
         late, self._late = self._late, []
         for launch in late:
             launch()
@@ -150,7 +158,7 @@ class Emulator(Device):
         kinds = text.value.decode().split()
 
         def run(grid: Extent, block: Extent, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
-            if self._is_beside:
+            if self._is_on_side_stream:
                 now = functools.partial(run, grid, block, args, shared_bytes=shared_bytes)
                 self._late.append(now)
                 return

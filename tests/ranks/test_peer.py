@@ -263,7 +263,7 @@ def test_what_is_missing_is_said(
     with monkeypatch.context() as patch:
         if last:
             patch.setattr(Device, "open_shared", Emulator.open_shared)
-        refused("reaches no memory of other processes")
+        refused("cannot access memory of other processes")
     with monkeypatch.context() as patch:
         patch.setattr(peer, "TRIAL_S", 0.05)
         if last:

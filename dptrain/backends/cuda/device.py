@@ -1,8 +1,9 @@
-"""What the CUDA backend knows of the world: memory, and kernels that run on it.
+"""The device that the CUDA backend uses: memory, streams, and kernels that run on it.
 
-A device runs what it is given in order, and returns before it is done; `download` and
-`synchronize` wait. Work that is started within `Device.beside` runs beside what follows, until
-`join`. `gpu.GPU` is one; another, which the tests supply, runs the same kernels on the CPU.
+A device runs what is enqueued in order, and calls return before it has run; `Device.download` and
+`Device.synchronize` wait. What is enqueued within `Device.side_stream` may overlap with what
+follows, until `Device.join_streams`. `gpu.GPU` is a device; the tests have another, which runs the
+same kernels on the CPU.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-"""Folder of the sources of kernels."""
+"""Folder with the sources of the kernels."""
 
 Array = Any
-"""Memory on a device: contiguous, with ``shape``, ``dtype``, ``size``, ``nbytes``, ``reshape``,
-``view`` and slices of its first dimension, as NumPy has them. Its values are on the device: only
-kernels, `Device.upload` and `Device.download` reach them."""
+"""Device memory: contiguous, with ``shape``, ``dtype``, ``size``, ``nbytes``, ``reshape``, ``view``
+and slices of the first dimension like NumPy's. Its values are reached by kernels,
+`Device.upload` and `Device.download` only."""
 
 Extent = tuple[int, int, int]
 """Blocks of a grid, or threads of a block, in x, y and z."""
 
 
 class Function(Protocol):
-    """A kernel, compiled."""
+    """A compiled kernel."""
 
     def __call__(
         self,
@@ -47,88 +48,90 @@ class Function(Protocol):
 
         Args:
             grid, block: extents, at least 1 in every direction.
-            args: one for each of the kernel's parameters: an array for a pointer, a NumPy scalar of
-                the parameter's very type for a number.
-            shared_bytes: of what the kernel declares ``extern __shared__``.
+            args: one for each parameter of the kernel: an array for a pointer, or a NumPy scalar
+                of exactly the parameter's type.
+            shared_bytes: size of the dynamic shared memory (``extern __shared__``).
         """
 
 
-SHORT = 2 << 10
-"""Bytes of a message up to which kernels read it where the host wrote it: some 50 samples that are
-places. To start a copy apart takes the host 7 µs of a step's 45 (one H200), and as part of a step's
-graph one took 10."""
+DIRECT_READ_BYTES = 2 << 10
+"""Kernels read messages up to this size, about 50 crop windows, directly from host memory. A
+separate copy takes the host 7 µs of a step's 45 µs (one H200), and 10 µs as part of a graph."""
 
-WEIGHTS, SUMS = "weights", "sums"
-"""Lanes beside a device's main one: gradients of weights, with what is updated as soon as they are
-there, and their sums over the ranks."""
+WEIGHT_STREAM, SUM_STREAM = "weights", "sums"
+"""Streams of a device next to its main one: weight gradients and early updates, and sums over the
+ranks."""
 
 
-class Mailbox:
-    """How messages of bytes come to a device, and a few numbers back.
+class StagingBuffer:
+    """Staging slots, through which messages reach a device, and loss sums come back.
 
-    A message is written to memory of the host and posted. Several may be under way, in turns, so
-    that one is written while others are used. Short ones, and the answer, pass between the host's
-    memory and kernels: an engine for copies would wait for those that compute, and these for it.
+    The host writes a message to a slot of host memory and submits it. Several messages may be in
+    flight, one per slot. Short messages and the loss sums pass directly between host memory and
+    kernels: a copy engine would have to wait for the kernels, and the kernels for the copy.
 
     Args:
-        device: where messages go.
-        memory: uint8 (turns, bytes) there.
-        answer: float32 there, at most 32 numbers, what comes back.
+        device: receives the messages.
+        memory: uint8 (slots, bytes) on the device.
+        sums: float32, on the device: what comes back.
 
     Attributes:
-        host: uint8 (bytes,) of the host for each turn.
-        turn: of the message that is open, or was posted last.
+        host: the slots in host memory, uint8 (bytes,) each.
+        slot: index of the slot that is open, or was submitted last.
     """
 
-    def __init__(self, device: Device, memory: Array, answer: Array) -> None:
-        self._device, self._memory, self._answer = device, memory, answer
-        turns, nbytes = memory.shape
-        self.host = [device.host_memory(nbytes) for _ in range(turns)]
-        self._answers = [device.host_memory(answer.nbytes).view(np.float32) for _ in range(turns)]
-        self._told = [device.reach(values) for values in self._answers]
-        self._near = [device.reach(host) for host in self.host]
-        self._tell = device.function("unpack_batch.cu", "copy_loss_sums")
-        self.turn = 0
+    def __init__(self, device: Device, memory: Array, sums: Array) -> None:
+        self._device, self._memory, self._sums = device, memory, sums
+        slots, nbytes = memory.shape
+        self.host = [device.pinned_memory(nbytes) for _ in range(slots)]
+        self._host_sums = [device.pinned_memory(sums.nbytes).view(np.float32) for _ in range(slots)]
+        self._host_sums_view = [device.device_view(values) for values in self._host_sums]
+        self._host_view = [device.device_view(host) for host in self.host]
+        self._copy_sums = device.function("unpack_batch.cu", "copy_loss_sums")
+        self.slot = 0
         self._nbytes = 0
 
-    def open(self) -> int:
-        """The turn of the next message, when nothing uses what was in its memory any more."""
-        self.turn = (self.turn + 1) % len(self.host)
-        return self.turn
+    def open_slot(self) -> int:
+        """Return the index of the next slot, after all work that reads its message has run."""
+        self.slot = (self.slot + 1) % len(self.host)
+        return self.slot
 
-    def post(self, nbytes: int) -> None:
-        """The open message is written; so many bytes are it."""
+    def submit(self, nbytes: int) -> None:
+        """Submit the first `nbytes` bytes of the open slot as a message."""
         self._nbytes = nbytes
-        if nbytes > SHORT:
-            self._bring()
+        if nbytes > DIRECT_READ_BYTES:
+            self._upload()
 
-    def _bring(self) -> None:
-        """Enqueue a copy of the open message to the device."""
+    def _upload(self) -> None:
+        """Enqueue a copy of the message to the device."""
         span = slice(self._nbytes)
-        self._device.upload(self._memory[self.turn][span], self.host[self.turn][span])
+        self._device.upload(self._memory[self.slot][span], self.host[self.slot][span])
 
     @property
     def message(self) -> Array:
-        """Where kernels that are enqueued behind `post` read the message.
+        """The message, for kernels that are enqueued after `submit`.
 
-        A program that they are part of is for this turn only, and so it is with `reply`.
+        A program that contains such a kernel is valid for this slot only. The same is true of
+        `enqueue_sums_copy`.
         """
-        return (self._memory if self._nbytes > SHORT else self._near)[self.turn]
+        memory = self._memory if self._nbytes > DIRECT_READ_BYTES else self._host_view
+        return memory[self.slot]
 
-    def reply(self) -> None:
-        """Enqueue what writes the answer, as it is then, to memory of the host."""
-        with self._device.beside():
-            args = [self._answer, self._told[self.turn], np.int32(self._answer.size)]
-            self._tell((1, 1, 1), (32, 1, 1), args)
+    def enqueue_sums_copy(self) -> None:
+        """Enqueue a kernel that copies the sums to host memory."""
+        with self._device.side_stream():
+            args = [self._sums, self._host_sums_view[self.slot], np.int32(self._sums.size)]
+            self._copy_sums((1, 1, 1), (32, 1, 1), args)
 
-    def sent(self) -> Callable[[float], list[float]]:
-        """All that reads the open message is enqueued, and its answer, if one is wanted.
+    def sums_future(self) -> Callable[[float], list[float]]:
+        """Mark the end of the work that reads the message.
 
         Returns:
-            What waits for all that, at most so many seconds (`TimeoutError`), and gives the answer.
+            A function that waits for that work, at most so many seconds (`TimeoutError`), and
+            returns the sums that were copied.
         """
-        self._device.join()
-        values = self._answers[self.turn]
+        self._device.join_streams()
+        values = self._host_sums[self.slot]
         return lambda timeout: values.tolist()
 
 
@@ -136,13 +139,13 @@ class Device(ABC):
     """Memory and kernels of one accelerator.
 
     Attributes:
-        asynchronous: that it returns before it is done, as `Memory` has it.
-        on_gpu: whether arrays are memory of a GPU, as NCCL takes it.
-        identity: what tells it from the other devices of this machine.
-        name: of its kind, such as ``NVIDIA H200``.
-        shared_bytes: of shared memory that a block may have.
-        specializes: whether kernels are to be compiled for each layer, which makes them faster and
-            costs a compilation.
+        asynchronous: True if calls return before the work has run; see `Memory`.
+        on_gpu: True if arrays are GPU memory that NCCL accepts.
+        identity: distinguishes the devices of a machine.
+        name: of the model, such as ``NVIDIA H200``.
+        shared_bytes: shared memory that a block may use.
+        specializes: True if kernels should be compiled for each layer, which makes them faster but
+            costs compilations.
     """
 
     asynchronous: bool = True
@@ -154,39 +157,39 @@ class Device(ABC):
 
     @property
     def free_bytes(self) -> int:
-        """Memory that `zeros` may still give."""
+        """Memory that `zeros` can still allocate."""
         raise NotImplementedError
 
     @abstractmethod
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array:
-        """Memory that holds zeros, aligned to at least 256 bytes."""
+        """Allocate an array of zeros, aligned to at least 256 bytes."""
 
     @abstractmethod
     def upload(self, target: Array, source: NDArray[Any]) -> None:
-        """Copy an array of the same shape from the host, converted to the target's dtype.
+        """Copy a host array of the same shape, converted to the target's dtype.
 
         The source may be changed as soon as this returns.
         """
 
     @abstractmethod
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """A copy on the host, in `out` if given, taken when everything enqueued before is done."""
+        """Return a copy on the host, in `out` if given, after all enqueued work has run."""
 
-    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
-        """Zeros in memory of the host that this device's kernels may use, by `reach`."""
+    def pinned_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate zeros in host memory that kernels can access through `device_view`."""
         return np.zeros(nbytes, np.uint8)
 
-    def reach(self, host: NDArray[Any]) -> Array:
-        """`host_memory` as kernels of this device know it."""
+    def device_view(self, host: NDArray[Any]) -> Array:
+        """Return `pinned_memory` as an array that kernels accept."""
         return host
 
     def host_copy(self, source: Array) -> NDArray[Any]:
-        """`download` to memory that later copies from and to the device reach fastest."""
+        """Return a copy in host memory from which later uploads and downloads are fastest."""
         return self.download(source)
 
     @abstractmethod
     def function(self, file: str, name: str, **defines: int) -> Function:
-        """A kernel, compiled for this device unless it has been before.
+        """Return a kernel, compiled for this device unless it was compiled before.
 
         Args:
             file: source in the folder of kernels, such as ``pooling.cu``.
@@ -197,38 +200,38 @@ class Device(ABC):
     def tensor_map(
         self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
     ) -> np.void | None:
-        """What the device's engine for bulk copies knows of maps.
+        """Return a tensor map, with which the Tensor Memory Accelerator (TMA) copies tiles.
 
         Args:
-            maps: of activations, or marks of pooling.
-            shape: (N, H, W, C), as they lie in memory.
-            box: of each dimension how many come at once.
-            kind: precision of products, or ``marks``.
-            as_factors: whether they come as tensor cores take them: in an order for which C of the
-                box is 32, 64 or 128 bytes, numbers of tf32 rounded.
+            maps: activations, or arg-max marks of pooling.
+            shape: (N, H, W, C), as stored.
+            box: elements of each dimension that one copy transfers.
+            kind: precision of the matrix product, or ``marks``.
+            as_factors: True stores tiles in the swizzled order that tensor cores read, for which C
+                of the box is 32, 64 or 128 bytes, and rounds numbers of tf32.
 
         Returns:
-            An argument for kernels, or None where there is no such engine.
+            A kernel argument; None if the device has no TMA.
         """
         return None
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything enqueued is done."""
+        """Wait until all enqueued work has run."""
 
     def copy(self, target: Array, source: Array) -> None:
-        """Enqueue a copy from one array of the device to another of the same shape and dtype."""
+        """Enqueue a copy between two arrays of the device of the same shape and dtype."""
         self.upload(target, self.download(source))
 
     def product_ms(self, size: int, precision: str) -> list[float] | None:
-        """Milliseconds of a product of square matrices by the maker's library, if there is one."""
+        """Time products of square matrices by the vendor's library; see `Memory.product_ms`."""
         return None
 
     def times_ms(self, start: Callable[[], None]) -> list[float]:
-        """Milliseconds that what `start` enqueues takes, several times over.
+        """Return milliseconds of the work that `start` enqueues, of several repeats.
 
         Raises:
-            RuntimeError: it cannot be run, or not in a captured step.
+            RuntimeError: the work cannot run, or cannot be captured.
         """
         self.synchronize()
         begin = time.perf_counter()
@@ -237,55 +240,67 @@ class Device(ABC):
         return [(time.perf_counter() - begin) * 1e3]
 
     def program(self, start: Callable[[], None], *, warm: bool = False) -> Callable[[], None]:
-        """See `Memory.program`; a GPU captures what `start` enqueues as one graph."""
+        """Return a function that repeats the work of `start`; see `Memory.program`."""
         return start
 
-    def mailbox(self, memory: Array, answer: Array) -> Mailbox:
-        """A way for messages to uint8 (turns, bytes) of this device's memory, and back."""
-        return Mailbox(self, memory, answer)
+    def staging_buffer(self, memory: Array, sums: Array) -> StagingBuffer:
+        """Return a staging buffer; see `StagingBuffer` for the arguments."""
+        return StagingBuffer(self, memory, sums)
 
     @contextmanager
-    def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
-        """Have what is enqueued inside run when all before is done, beside what comes behind.
+    def side_stream(self, name: str = WEIGHT_STREAM) -> Iterator[None]:
+        """Enqueue the work of the context on another stream, after all earlier work.
+
+        It may overlap with what is enqueued afterwards, until `join_streams`.
 
         Args:
-            lane: where; what is in one lane runs in order. `SUMS` waits for what is in the others.
+            name: of the stream, which runs its own work in order. `SUM_STREAM` also waits for the
+                other streams.
         """
         yield
 
+    def join_streams(self) -> None:
+        """Let all work that is enqueued from now on wait for the side streams."""
+
     def address(self, array: Array) -> int:
-        """Where an array begins in the device's memory."""
+        """Return the address of an array in device memory."""
         raise NotImplementedError
 
     @property
     def stream_address(self) -> int:
-        """The CUDA stream that work goes to at present."""
+        """The CUDA stream to which work is enqueued at present."""
         return 0
 
-    def join(self) -> None:
-        """Have what is enqueued from now on wait for what runs beside."""
-
     def share(self, nbytes: int) -> tuple[Array, bytes]:
-        """Memory that devices of other processes of this machine can use.
+        """Allocate memory that devices of other processes on this machine can access.
 
         Returns:
-            uint8 (bytes,), which lives until `unshare`, and what `open_shared` knows it by.
+            uint8 (bytes,), which exists until `unshare`, and a handle for `open_shared`.
 
         Raises:
-            UserError: there is none.
+            UserError: the device does not support it.
         """
-        raise UserError(f"{self.name or 'this device'} has no memory that processes can share")
+        raise UserError(
+            f"{self.name or 'this device'} cannot share memory between processes; use "
+            "--transport host"
+        )
 
     def unshare(self, memory: Array) -> None:
-        """Give back memory that nobody uses any more."""
+        """Free memory of `share` that no process uses any more."""
 
     def open_shared(self, handle: bytes) -> int:
-        """Where kernels of this device find memory of another's `share`, until `close_shared`.
+        """Return the address of another device's shared memory, until `close_shared`.
+
+        Args:
+            handle: from `share`.
 
         Raises:
-            UserError: they cannot reach it.
+            UserError: this device cannot access it.
         """
-        raise UserError(f"{self.name or 'this device'} reaches no memory of other processes")
+        raise UserError(
+            f"{self.name or 'this device'} cannot access memory of other processes; use "
+            "--transport host"
+        )
 
     def close_shared(self, address: int) -> None:
-        """Leave memory that `open_shared` found."""
+        """Release an address of `open_shared`."""

@@ -17,19 +17,19 @@ from dptrain.backends.cuda.cupy_runtime import (
     import_cupy,
 )
 from dptrain.backends.cuda.device import (
-    SUMS,
-    WEIGHTS,
+    SUM_STREAM,
+    WEIGHT_STREAM,
     Array,
     Device,
     Extent,
     Function,
-    Mailbox,
+    StagingBuffer,
 )
 from dptrain.backends.cuda.graph import Graph
 from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
-from dptrain.backends.cuda.pinned import PinnedMailbox
+from dptrain.backends.cuda.pinned import PinnedStagingBuffer
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
@@ -67,7 +67,9 @@ class GPU(Device):
         self.identity, self.name = properties["uuid"].hex(), properties["name"].decode()
         self.shared_bytes = int(properties["sharedMemPerBlockOptin"])
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
-        self._lanes = {name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHTS, SUMS)}
+        self._side_streams = {
+            name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHT_STREAM, SUM_STREAM)
+        }
         self._busy: list[Any] = []
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
         # A driver that supports CuPy's CUDA version runs code of that version's compiler.
@@ -94,7 +96,7 @@ class GPU(Device):
         target.set(np.ascontiguousarray(source, target.dtype), stream=self.stream)
 
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        self.join()
+        self.join_streams()
         array: NDArray[Any] = source.get(stream=self.stream, out=out)
         return array
 
@@ -131,21 +133,21 @@ class GPU(Device):
         end.synchronize()
         return float(self.cupy.cuda.get_elapsed_time(begin, end))
 
-    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+    def pinned_memory(self, nbytes: int) -> NDArray[np.uint8]:
         # Pinned memory: copies need no staging.
         memory = self.cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         host = np.frombuffer(memory, np.uint8, nbytes)
         host[:] = 0
         return host
 
-    def reach(self, host: NDArray[Any]) -> Array:
+    def device_view(self, host: NDArray[Any]) -> Array:
         # Pinned memory has the same address on the host and on the device.
         cuda = self.cupy.cuda
         memory = cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, self.index)
         return self.cupy.ndarray(host.shape, host.dtype, cuda.MemoryPointer(memory, 0))
 
     def host_copy(self, source: Array) -> NDArray[Any]:
-        return self.download(source, self.host_memory(source.nbytes).view(source.dtype))
+        return self.download(source, self.pinned_memory(source.nbytes).view(source.dtype))
 
     def function(self, file: str, name: str, **defines: int) -> Function:
         unit = file, tuple(sorted(defines.items()))
@@ -165,7 +167,7 @@ class GPU(Device):
         return self._encode(self.address(maps), shape, box, kind, as_factors)
 
     def synchronize(self) -> None:
-        self.join()
+        self.join_streams()
         self.stream.synchronize()
 
     def event(self) -> Any:
@@ -185,13 +187,13 @@ class GPU(Device):
         launch()
         return [self._lap_ms(launch) / TIMED_RUNS for _ in range(REPEATS)]
 
-    def mailbox(self, memory: Array, answer: Array) -> Mailbox:
-        return PinnedMailbox(self, memory, answer)
+    def staging_buffer(self, memory: Array, sums: Array) -> StagingBuffer:
+        return PinnedStagingBuffer(self, memory, sums)
 
     @contextmanager
-    def beside(self, lane: str = WEIGHTS) -> Iterator[None]:
-        stream = self._lanes[lane]
-        before = [self.stream, *self._busy] if lane == SUMS else [self.stream]
+    def side_stream(self, name: str = WEIGHT_STREAM) -> Iterator[None]:
+        stream = self._side_streams[name]
+        before = [self.stream, *self._busy] if name == SUM_STREAM else [self.stream]
         for other in before:
             if other is not stream:
                 stream.wait_event(other.record(self.event()))
@@ -203,7 +205,7 @@ class GPU(Device):
         finally:
             self.current = self.stream
 
-    def join(self) -> None:
+    def join_streams(self) -> None:
         for stream in self._busy:
             self.stream.wait_event(stream.record(self.event()))
         self._busy.clear()

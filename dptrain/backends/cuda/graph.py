@@ -32,14 +32,14 @@ class Graph:
         stream = self._gpu.stream
         if not self._warm:
             self._start()
-            self._gpu.join()
+            self._gpu.join_streams()
             self._warm = True
             return
         if self._graph is None:
             stream.begin_capture()
             try:
                 self._start()
-                self._gpu.join()
+                self._gpu.join_streams()
             finally:
                 # After an error this drops what was captured and ends the capture mode.
                 self._graph = stream.end_capture()

@@ -162,8 +162,8 @@ class CudaReplica(DeviceReplica):
         n = plan.batch_size
         self.samples = device.zeros((n,), "int64") if message.sample_words else None
         self.numbers = device.zeros((HYPERPARAMETERS,), "float32")
-        self._times = device.host_memory(8 * (2 * len(plan.stages) + 2)).view(np.int64)
-        self._device_times = device.reach(self._times)
+        self._times = device.pinned_memory(8 * (2 * len(plan.stages) + 2)).view(np.int64)
+        self._device_times = device.device_view(self._times)
         self._record_time = device.function("clock.cu", "record_time")
         self.cached_images: Array | None = None
         super().__init__(backend, plan, seed=seed, memory=device)
@@ -173,8 +173,8 @@ class CudaReplica(DeviceReplica):
             self._early_kernel = self.update_kernel(slice(0, cut))
             self._rest_kernel = self.update_kernel(slice(cut, size))
         self._input = self._views[plan.resolve(INPUT)]
-        self._mailbox = device.mailbox(self._views[STAGED], self._loss_sums)
-        self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._mailbox.host]
+        self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
+        self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
         self._staged = _Staged(0, False, True, False)
         self.max_steps_in_flight = message.slots - 1
         precision = {"PRECISION": PRECISIONS[plan.precision]}
@@ -234,7 +234,7 @@ class CudaReplica(DeviceReplica):
         n = len(batch)
         y = self._set_context(n, x, y, samples, global_count, step, training, stop)
         self.context.learning_rate = learning_rate or 0.0
-        slot = self._slots[self._mailbox.open()]
+        slot = self._slots[self._staging.open_slot()]
         self._write_hyperparameters(slot.hyperparameters, slot.hyperparameter_bits)
         if y is not None:
             slot.targets[: y.size] = y.reshape(-1)
@@ -243,15 +243,15 @@ class CudaReplica(DeviceReplica):
         size = batch.size
         (slot.windows if x is None else slot.batch)[:size] = batch.reshape(-1)
         self._staged = _Staged(n, y is not None, learning_rate is None, x is None)
-        self._mailbox.post(self._message.batch + 4 * size)
+        self._staging.submit(self._message.batch + 4 * size)
 
     @property
     def staging_slot(self) -> int:
-        return self._mailbox.turn
+        return self._staging.slot
 
     def unpack_staged_batch(self) -> None:
         message, staged = self._message, self._staged
-        words = self._mailbox.message.view("uint32")
+        words = self._staging.message.view("uint32")
         batch = words[message.batch // 4 :].view("int32" if staged.windows else "float32")
         unpack = self._unpack_windows if staged.windows else self._unpack_batch
         size = math.prod(self._input.shape[1:])
@@ -303,7 +303,7 @@ class CudaReplica(DeviceReplica):
         for stage, kernel in self.stages:
             overlaps = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
             if overlaps and not in_order:
-                with self.device.beside():
+                with self.device.side_stream():
                     kernel(context)
             else:
                 kernel(context)
@@ -311,9 +311,9 @@ class CudaReplica(DeviceReplica):
                 listener(stage.index)
             if part is not None and part.after == stage.index:
                 # Before the next weight gradients: what the update reads is still in the cache.
-                with self.device.beside():
+                with self.device.side_stream():
                     self._early_kernel(context)
-        self.device.join()
+        self.device.join_streams()
 
     def update_slice(self, elements: slice, learning_rate: float, *, number: int) -> None:
         self.updates = number
@@ -328,10 +328,10 @@ class CudaReplica(DeviceReplica):
             self.update_kernel()(self.context)
 
     def enqueue_sums_copy(self) -> None:
-        self._mailbox.reply()
+        self._staging.enqueue_sums_copy()
 
     def sums_future(self) -> SumsFuture:
-        return self._mailbox.sent()
+        return self._staging.sums_future()
 
     def record_time(self, index: int) -> None:
         self._record_time((1, 1, 1), (1, 1, 1), [self._device_times, np.int32(index)])

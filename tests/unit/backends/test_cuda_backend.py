@@ -357,7 +357,7 @@ def test_an_update_beside_later_stages_gives_the_same_bits(
     """As late as may be or at once. Decays differ; the last loss is not finite."""
     ours, expected = (make_replica(RICH, "cuda", 8, optimizer=optimizer) for _ in range(2))
     if not late:
-        monkeypatch.setattr(type(ours.memory), "beside", Device.beside)
+        monkeypatch.setattr(type(ours.memory), "side_stream", Device.side_stream)
     part = early_update(ours.plan)
     assert part is not None
     assert 0 < part.stop < ours.plan.layout.size
