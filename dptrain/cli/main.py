@@ -16,6 +16,7 @@ from dptrain.backends import BACKENDS
 from dptrain.cli.bench import bench
 from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import RUN_DIR, given, setting_flags
+from dptrain.cli.output import safe_output
 from dptrain.cli.profile import profile
 from dptrain.cli.report import report
 from dptrain.cli.scale import scale
@@ -32,7 +33,8 @@ def main() -> None:
         if not is_rank_zero:
             silence = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(silence))
-        sys.exit(run(sys.argv[1:], is_rank_zero=is_rank_zero))
+        output = stack.enter_context(safe_output())
+        sys.exit(output.exit_code(run(sys.argv[1:], is_rank_zero=is_rank_zero)))
 
 
 def run(arguments: list[str], *, is_rank_zero: bool) -> int:

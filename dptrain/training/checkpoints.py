@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -200,11 +199,6 @@ class Checkpoint:
         if not self.notes:
             return None
         return f"{'; '.join(self.notes)}; using the checkpoint of step {self.step}"
-
-    def print_warning(self) -> None:
-        """Print `warning`, if there is one, to standard error."""
-        if self.warning is not None:
-            print(f"dptrain: warning: {self.warning}", file=sys.stderr, flush=True)
 
 
 class CheckpointStore:

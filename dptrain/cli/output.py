@@ -1,0 +1,89 @@
+"""Standard output that may be lost: a reader that ends early, or a full disk, ends no training."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+class OutputStream:
+    """A text stream that discards text after the first error instead of raising it.
+
+    ``dptrain train | head`` closes the pipe while training runs. The results are in the run
+    directory, so training continues without output.
+
+    Args:
+        stream: standard output or standard error.
+        warn: whether to print one line to standard error when the stream is lost.
+    """
+
+    def __init__(self, stream: TextIO, *, warn: bool) -> None:
+        self._stream, self._warn = stream, warn
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write text, or discard it if the stream is lost."""
+        with self._discarding():
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass written text to the operating system."""
+        with self._discarding():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.error is not None:
+                return
+            self.error = error
+            # Python flushes the stream again when it exits, so its file must accept the rest.
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+            if self._warn:
+                reason = error.strerror or str(error)
+                print(
+                    f"dptrain: cannot write standard output: {reason}; continuing without it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def exit_code(self, code: int) -> int:
+        """Return the exit code of a command that would end with `code`.
+
+        A reader that ended early is no failure. Text that a full disk did not take is one.
+        """
+        self.flush()
+        lost = self.error is not None and self.error.errno != errno.EPIPE
+        return 1 if lost and code == 0 else code
+
+
+@contextlib.contextmanager
+def safe_output() -> Iterator[OutputStream]:
+    """Replace standard output and standard error by streams that do not raise `OSError`.
+
+    Yields:
+        The stream that replaces standard output.
+    """
+    output, errors = OutputStream(sys.stdout, warn=True), OutputStream(sys.stderr, warn=False)
+    previous = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]
+    try:
+        yield output
+    finally:
+        with contextlib.suppress(ValueError):
+            output.flush()
+            errors.flush()
+        sys.stdout, sys.stderr = previous
