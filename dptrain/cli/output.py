@@ -79,7 +79,7 @@ def safe_output() -> Iterator[OutputStream]:
     """
     output, errors = OutputStream(sys.stdout, warn=True), OutputStream(sys.stderr, warn=False)
     previous = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = output, errors  # type: ignore[assignment]
+    sys.stdout, sys.stderr = output, errors
     try:
         yield output
     finally:
