@@ -11,12 +11,14 @@ from dptrain.data.arrays import open_npy, open_npz
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.cifar10 import open_cifar10
+from dptrain.data.crop_windows import CropWindowLoader
 from dptrain.data.digits import open_digits
 from dptrain.data.folder import open_folder
 from dptrain.data.irradiance import open_irradiance
-from dptrain.data.loader import Batch, Loader
+from dptrain.data.loader import Batch, BatchSource, Loader
 from dptrain.data.mnist import open_mnist
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.sharding import Sampler
 from dptrain.data.spec import Source, parse
 from dptrain.data.synthetic import open_synthetic
 from dptrain.data.table import open_csv
@@ -186,9 +188,12 @@ __all__ = [
     "SOURCES",
     "Augmentation",
     "Batch",
+    "BatchSource",
+    "CropWindowLoader",
     "Dataset",
     "Loader",
     "Preprocessing",
+    "Sampler",
     "Samples",
     "open_data",
 ]

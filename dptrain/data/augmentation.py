@@ -1,4 +1,4 @@
-"""Random changes to training pictures, a pure function of seed, epoch and sample."""
+"""Random changes of training images: a pure function of seed, epoch and sample."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from dptrain.network.layers import Shape
 from dptrain.plan.random import philox
 
 _STREAM = 0xFFFFFFFF
-"""Where dropout has the index of a layer in the counter: no layer has this one."""
+"""Part of the Philox counter in which dropout has the index of a layer; no layer has this one."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What may happen to a training picture before the network sees it.
+    """Random changes of training images.
 
-    What does happen to it depends on (seed, epoch, sample) alone: not on the rank, nor on what
-    else is in the minibatch.
+    The changes of an image depend on (seed, epoch, sample) only: not on the rank, and not on the
+    other samples of the minibatch.
 
     Attributes:
-        crop: pixels that the window may move, up or down and left or right, from the centre. What
-            it moves over is the rest of the picture where the source keeps more of it than the
-            network sees (``fit=crop``), and zeros beyond.
-        flip: mirror half of the pictures left to right.
-        brightness: b adds a number from [−b, b] to all pixels; pixels go from −1 to 1.
+        crop: largest distance in pixels, vertical and horizontal, by which the crop window moves
+            from the centre. It moves over the rest of the image if the source has larger images
+            than the network's input (``fit=crop``), and over zeros outside of the image.
+        flip: mirror half of the images horizontally.
+        brightness: b adds a number from [−b, b] to all pixels; pixels range from −1 to 1.
         contrast: c multiplies distances from the mean of each channel by a factor from
             [1 − c, 1 + c].
     """
@@ -48,6 +48,25 @@ class Augmentation:
         if not 0.0 <= self.contrast <= 1.0:
             raise UserError(f"augmentation contrast is {self.contrast}; expected 0 to 1")
 
+    def check(self, input_shape: Shape) -> None:
+        """Raise `UserError` unless images of this shape can be changed.
+
+        Args:
+            input_shape: of the network, (C, H, W) or (F,).
+        """
+        if len(input_shape) != 3:
+            raise UserError(
+                f"augmentation changes images, but the network takes vectors {input_shape}; "
+                "remove crop, flip, brightness and contrast"
+            )
+        smaller = min(input_shape[1:])
+        if self.crop >= smaller:
+            raise UserError(
+                f"augmentation crop is {self.crop} pixels, but the network's input has "
+                f"{input_shape[1]}×{input_shape[2]}; expected at most {smaller - 1}, usually an "
+                "eighth of the size"
+            )
+
     def apply(
         self,
         x: NDArray[np.float32],
@@ -57,14 +76,14 @@ class Augmentation:
         samples: NDArray[np.int64],
         source: NDArray[np.float32] | None = None,
     ) -> None:
-        """Draw for these pictures and change them in place.
+        """Draw random numbers for images and change the images in place.
 
         Args:
             x: float32 (n, C, H, W).
             seed: of the run.
             epoch: from 0.
-            samples: int64 (n,), identities of the pictures.
-            source: as for `change`, picture i for `x[i]`; `x` as it is where left out.
+            samples: int64 (n,), indices of the samples.
+            source: as for `change`, image i for `x[i]`; None: a copy of `x`.
         """
         if self.moves and source is None:
             source = x.copy()
@@ -72,8 +91,13 @@ class Augmentation:
 
     @property
     def moves(self) -> bool:
-        """Whether pixels change their places."""
+        """True if pixels move."""
         return self.crop > 0 or self.flip
+
+    @property
+    def recolours(self) -> bool:
+        """True if the values of pixels change."""
+        return bool(self.brightness or self.contrast)
 
     def change(
         self,
@@ -82,19 +106,19 @@ class Augmentation:
         source: NDArray[np.float32] | None,
         rows: NDArray[np.int64],
     ) -> None:
-        """Change pictures as drawn.
+        """Change images by random numbers.
 
         Args:
             x: float32 (n, C, H, W), contiguous.
-            draws: (8, n) or (4, n), what `draw` gave for these pictures.
-            source: float32 (m, C, H', W'), contiguous: with `moves`, pictures of any size, whose
-                centres are what would be seen without a change; `x` is then only written.
-            rows: int64 (n,), place of each picture in `source`.
+            draws: (8, n) or (4, n), from `draw`.
+            source: float32 (m, C, H', W'), contiguous; needed if `moves`. The images may have any
+                size. Their centres are the unchanged inputs; `x` is then only written.
+            rows: int64 (n,), index of each image in `source`.
         """
         if self.moves:
             assert source is not None
-            places = self.places(x.shape[1:], draws, source.shape[1:], rows)
-            self._shift(len(x), source, places, x)
+            windows = self.crop_windows(x.shape[1:], draws, source.shape[1:], rows)
+            self._shift(len(x), source, windows, x)
         if not self.recolours:
             return
         mean = x.mean(axis=(2, 3), keepdims=True)
@@ -105,9 +129,10 @@ class Augmentation:
         x += mean + shift
 
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Numbers in [0, 1) for each sample, eight or, if colours stay, the first four: (8, n).
+        """Return random numbers in [0, 1): (8, n), or the first four rows if colours stay.
 
-        Many samples at once cost little more than one: generating is a few dozen array operations.
+        Drawing for many samples takes little longer than for one: it is a few dozen array
+        operations.
         """
         count = 2 if self.recolours else 1
         blocks = np.arange(count, dtype=np.uint64)[:, None]
@@ -115,38 +140,33 @@ class Augmentation:
         words = philox((blocks, samples.astype(np.uint64)[None, :], epoch, _STREAM), key)
         return np.stack([word[block] / 2.0**32 for block in range(count) for word in words])
 
-    @property
-    def recolours(self) -> bool:
-        """Whether the values of pixels change."""
-        return bool(self.brightness or self.contrast)
-
-    def places(
+    def crop_windows(
         self,
-        seen: Shape,
+        input_shape: Shape,
         draws: NDArray[np.float64],
-        canvas: Shape,
+        image_shape: Shape,
         rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Which part of which picture is seen: `centred` windows, moved as drawn.
+        """Return the windows of images that become the inputs: centred, and moved at random.
 
         Args:
-            seen: (C, H, W) of what is seen.
-            draws: (8, n) or (4, n), what `draw` gave.
-            canvas: (C, H', W') of the pictures.
-            rows: int64 (n,), number of each picture.
+            input_shape: (C, H, W) of a window.
+            draws: (8, n) or (4, n), from `draw`.
+            image_shape: (C, H', W') of the images.
+            rows: int64 (n,), index of each image.
 
         Returns:
-            int64 (n, 4): picture, row and column in it where the window begins, which may be
-            outside, and whether what is in the window is mirrored.
+            int64 (n, 4): index of the image, row and column in it at which the window begins, which
+            may be outside, and 1 if the window is mirrored.
         """
-        moves = centred(seen, canvas, rows)
-        moves[:, 1:3] += (draws[:2].T * (2 * self.crop + 1)).astype(np.int64) - self.crop
-        moves[:, 3] = (draws[2] < 0.5) & self.flip
-        return moves
+        windows = centred_windows(input_shape, image_shape, rows)
+        windows[:, 1:3] += (draws[:2].T * (2 * self.crop + 1)).astype(np.int64) - self.crop
+        windows[:, 3] = (draws[2] < 0.5) & self.flip
+        return windows
 
     @cached_property
     def _shift(self) -> Callable[..., None]:
-        """Kernel, called with its number of items, `source`, moves and `x`."""
+        """Kernel; its arguments are the number of items, `source`, windows and `x`."""
         from dptrain.backends.numba.shifts import shift
         from dptrain.backends.numba.threads import Team
 
@@ -154,15 +174,21 @@ class Augmentation:
         return Team(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
 
 
-def centred(seen: Shape, canvas: Shape, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`Augmentation.places` where nothing moves; vectors (F,) are pictures of one pixel."""
-    moves = np.zeros((len(rows), 4), np.int64)
-    moves[:, 0] = rows
-    if len(seen) == 3:
-        moves[:, 1:3] = [
-            (most - part) // 2 for most, part in zip(canvas[1:], seen[1:], strict=True)
+def centred_windows(
+    input_shape: Shape, image_shape: Shape, rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return `Augmentation.crop_windows` without random moves.
+
+    Vectors (F,) are treated as images of one pixel.
+    """
+    windows = np.zeros((len(rows), 4), np.int64)
+    windows[:, 0] = rows
+    if len(input_shape) == 3:
+        windows[:, 1:3] = [
+            (larger - smaller) // 2
+            for larger, smaller in zip(image_shape[1:], input_shape[1:], strict=True)
         ]
-    return moves
+    return windows
 
 
 def _column(values: NDArray[np.float64]) -> NDArray[np.float32]:

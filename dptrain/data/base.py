@@ -30,9 +30,9 @@ class Samples(ABC):
 
         Args:
             indices: int64 (n,), each in [0, len(self)).
-            x: float32 (n, C, H, W) or (n, F), contiguous or not. If `canvas` is larger than the
-                network's input, x may have any height and width up to that size; it receives the
-                central part.
+            x: float32 (n, C, H, W) or (n, F), contiguous or not. If `readable_shape` is larger
+                than the network's input, x may have any height and width up to that size; it
+                receives the central part.
             y: int32 (n,) class labels, or float32 (n, F).
 
         Raises:
@@ -40,7 +40,7 @@ class Samples(ABC):
         """
 
     @property
-    def canvas(self) -> Shape | None:
+    def readable_shape(self) -> Shape | None:
         """Largest (C, H, W) that `read` can fill; None if it is the network's input shape."""
         return None
 

@@ -79,7 +79,7 @@ class Adapter:
             raise UserError(f"{misfit}; fit=crop needs larger pictures, try fit=resize")
 
     @property
-    def canvas(self) -> Shape:
+    def readable_shape(self) -> Shape:
         """Largest shape that this adapter can fill."""
         return (self.target[0], *self.source[1:]) if self.crop else self.target
 
@@ -99,7 +99,7 @@ class Adapter:
 
         Args:
             stored: (n, *source), any real type.
-            x: float32 (n, *target); with `crop`, maps of any size up to `canvas`.
+            x: float32 (n, *target); with `crop`, maps of any size up to `readable_shape`.
         """
         # What is too large for float32 becomes infinite, which those who read look for.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,24 +1,27 @@
-"""Which sample goes where: pure functions of seed, epoch, step, rank and size.
+"""The order of samples and their distribution to ranks: functions of seed, epoch, step and rank.
 
-An epoch is one order of all samples, cut into minibatches; the last one may be smaller. A
-minibatch is cut into one contiguous shard a rank. So every sample is used exactly once an epoch,
-at any number of ranks, and what a step computes does not depend on that number.
+An epoch is a permutation of all samples, cut into minibatches; the last one may be smaller. A
+minibatch is cut into one contiguous shard for each rank. Thus every sample is used exactly once in
+an epoch, and the samples of a step do not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-_WORD = 0xFFFFFFFFFFFFFFFF
+_MASK_64 = 0xFFFFFFFFFFFFFFFF
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Order in which an epoch uses the samples.
+    """Return the order in which an epoch uses the samples.
 
-    The order sorts one random word a sample, taken from Philox keyed by (seed, epoch). NumPy
-    promises these words for all its versions, which it does not for its own shuffles: a resumed
-    run sees the same order after an upgrade.
+    The order sorts one random number per sample, taken from Philox keyed by (seed, epoch). NumPy
+    guarantees these numbers for all its versions, but not the results of its shuffles; therefore a
+    resumed run has the same order after an upgrade.
 
     Args:
         num_samples: samples of the training split.
@@ -28,24 +31,24 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     Returns:
         int64 (num_samples,), a permutation of 0 … num_samples − 1.
     """
-    key = np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(num_samples)
-    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    key = np.array([seed & _MASK_64, epoch & _MASK_64], dtype=np.uint64)
+    numbers = np.random.Philox(key=key).random_raw(num_samples)
+    return np.argsort(numbers, kind="stable").astype(np.int64, copy=False)
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
-    """Minibatches in an epoch; a smaller last one counts."""
+    """Return the number of minibatches in an epoch; a smaller last one counts."""
     return -(-num_samples // batch_size)
 
 
 def minibatch_span(num_samples: int, batch_size: int, step: int) -> slice:
-    """Place of a step's minibatch in the order of its epoch."""
+    """Return the range of a step's minibatch in the order of its epoch."""
     start = step % steps_per_epoch(num_samples, batch_size) * batch_size
     return slice(start, min(start + batch_size, num_samples))
 
 
 def minibatch(num_samples: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
-    """Samples of the global minibatch of a step.
+    """Return the samples of the global minibatch of a step.
 
     Args:
         num_samples: samples of the training split.
@@ -61,7 +64,7 @@ def minibatch(num_samples: int, batch_size: int, seed: int, step: int) -> NDArra
 
 
 def shard(count: int, rank: int, size: int) -> slice:
-    """Part of `count` items that belongs to `rank` out of `size` ranks.
+    """Return the range of `count` items that belongs to `rank` out of `size` ranks.
 
     Shards are contiguous, disjoint and cover everything; their sizes differ by at most one, the
     larger ones first. With more ranks than items some shards are empty.
@@ -69,3 +72,73 @@ def shard(count: int, rank: int, size: int) -> slice:
     small, larger = divmod(count, size)
     start = rank * small + min(rank, larger)
     return slice(start, start + small + (rank < larger))
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The samples of one rank in each step.
+
+    Attributes:
+        num_samples: samples of the training split.
+        batch_size: of the global minibatch.
+        seed: of the run.
+        rank, size: this rank and the number of ranks.
+    """
+
+    num_samples: int
+    batch_size: int
+    seed: int
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        assert min(self.num_samples, self.batch_size) >= 1
+        assert 0 <= self.rank < self.size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Minibatches in an epoch; a smaller last one counts."""
+        return steps_per_epoch(self.num_samples, self.batch_size)
+
+    @property
+    def largest_shard(self) -> int:
+        """Largest number of samples that a rank has in a step."""
+        return -(-min(self.batch_size, self.num_samples) // self.size)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of all samples in an epoch."""
+        return epoch_order(self.num_samples, self.seed, epoch)
+
+    def epochs(self, steps: range) -> Iterator[tuple[int, range]]:
+        """Yield each epoch that contains some of `steps`, with those steps."""
+        first = steps.start
+        while first < steps.stop:
+            epoch = first // self.steps_per_epoch
+            stop = min((epoch + 1) * self.steps_per_epoch, steps.stop)
+            yield epoch, range(first, stop)
+            first = stop
+
+    def shards(
+        self, order: NDArray[np.int64], steps: range
+    ) -> Iterator[tuple[range, int, NDArray[np.int64]]]:
+        """Yield this rank's samples in steps of one epoch, grouped by the size of the minibatch.
+
+        Args:
+            order: of the epoch.
+            steps: consecutive steps of the epoch.
+
+        Yields:
+            Steps with minibatches of equal size, this size, and the samples, int64 (steps, n).
+        """
+        whole = len(order) // self.batch_size
+        smaller = max(
+            steps.start, steps.start // self.steps_per_epoch * self.steps_per_epoch + whole
+        )
+        for part in (range(steps.start, min(steps.stop, smaller)), range(smaller, steps.stop)):
+            if not part:
+                continue
+            span = minibatch_span(len(order), self.batch_size, part.start)
+            count = span.stop - span.start
+            minibatches = order[span.start :][: len(part) * count].reshape(len(part), count)
+            mine = minibatches[:, shard(count, self.rank, self.size)]
+            yield part, count, np.ascontiguousarray(mine)

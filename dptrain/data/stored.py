@@ -94,8 +94,8 @@ class StoredSamples(Samples):
         return len(self.rows)
 
     @property
-    def canvas(self) -> Shape:
-        return self.adapter.canvas
+    def readable_shape(self) -> Shape:
+        return self.adapter.readable_shape
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows[indices]
@@ -106,7 +106,7 @@ class StoredSamples(Samples):
 
 
 @dataclass(frozen=True, repr=False)
-class MemorySamples(Samples):
+class CachedSamples(Samples):
     """Preprocessed samples in memory; sample i is row i mod m.
 
     Attributes:
@@ -123,7 +123,7 @@ class MemorySamples(Samples):
         return len(self.x) if self.count is None else self.count
 
     @property
-    def canvas(self) -> Shape:
+    def readable_shape(self) -> Shape:
         return self.x.shape[1:]
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -132,11 +132,11 @@ class MemorySamples(Samples):
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows(indices)
-        if x.shape[1:] == self.canvas:
+        if x.shape[1:] == self.readable_shape:
             # Any mode but "raise" writes straight into x.
             np.take(self.x, rows, axis=0, out=x, mode="clip")
         else:
-            x[...] = self.x[rows][centre(self.canvas, x.shape)]
+            x[...] = self.x[rows][centre(self.readable_shape, x.shape)]
         self.read_targets(rows, y)
 
     def read_targets(self, rows: NDArray[np.int64], y: NDArray[Any]) -> None:
@@ -144,15 +144,15 @@ class MemorySamples(Samples):
         np.take(self.y, rows, axis=0, out=y, mode="clip")
 
 
-def cache_samples(samples: StoredSamples) -> MemorySamples:
+def cache_samples(samples: StoredSamples) -> CachedSamples:
     """Preprocess all samples once; raise `UserError` if a value is out of range."""
     count = len(samples)
-    x = np.empty((count, *samples.canvas), dtype=np.float32)
+    x = np.empty((count, *samples.readable_shape), dtype=np.float32)
     y = np.empty((count, *samples.targets.shape[1:]), dtype=samples.targets.dtype)
     for start in range(0, count, _CHUNK):
         span = slice(start, min(start + _CHUNK, count))
         samples.read(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
-    return MemorySamples(x, y)
+    return CachedSamples(x, y)
 
 
 def cache_limit_bytes(ranks_per_node: int) -> int:
@@ -316,7 +316,7 @@ def make_dataset(
         preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
         y = targets_of(request, preprocessing, raw.targets, classes, where, are_labels=are_labels)
         splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
-    size = sum(len(split) * math.prod(split.canvas) * 4 for split in splits)
+    size = sum(len(split) * math.prod(split.readable_shape) * 4 for split in splits)
     cached = not lazy and size <= cache_limit_bytes(request.ranks_per_node)
     counts = f"{len(train.rows):,} training and {len(test.rows):,} test samples"
     if not (has_split or request.split):

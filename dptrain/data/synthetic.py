@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import MemorySamples, preprocessing_for
+from dptrain.data.stored import CachedSamples, preprocessing_for
 
 _POOL = 256
 _POOL_BYTES = 64 * 2**20
@@ -38,8 +38,8 @@ def open_synthetic(request: Request) -> Dataset:
         y = generator.standard_normal((pool, width), dtype=np.float32)
     return Dataset(
         name=request.name,
-        train=MemorySamples(x, y, count),
-        test=MemorySamples(x, y, max(1, count // 4)),
+        train=CachedSamples(x, y, count),
+        test=CachedSamples(x, y, max(1, count // 4)),
         input_shape=shape,
         targets=targets,
         classes=tuple(str(label) for label in range(width)) if targets == "classes" else None,

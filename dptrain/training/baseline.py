@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.loader import Loader
+from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
+from dptrain.data.stored import CachedSamples
 from dptrain.measure.efficiency import Baseline
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
@@ -24,21 +25,16 @@ NO_BASELINE = Baseline(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 def open_loader(
     job: Job, *, batch_size: int, rank: int, size: int, first: int, last: int
-) -> Loader:
+) -> BatchSource:
     """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks."""
+    data = job.dataset
+    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size)
+    steps, shapes = range(first, last), (data.input_shape, data.target_shape)
+    if job.cached_images is not None:
+        assert isinstance(data.train, CachedSamples)
+        return CropWindowLoader(data.train, sampler, steps, *shapes, augmentation=job.augmentation)
     return Loader(
-        job.dataset.train,
-        input_shape=job.dataset.input_shape,
-        target_shape=job.dataset.target_shape,
-        batch_size=batch_size,
-        seed=job.spec.seed,
-        rank=rank,
-        size=size,
-        first_step=first,
-        last_step=last,
-        augmentation=job.augmentation,
-        depth=job.spec.prefetch,
-        reads=job.cached_images is None,
+        data.train, sampler, steps, *shapes, augmentation=job.augmentation, depth=job.spec.prefetch
     )
 
 

@@ -21,9 +21,9 @@ from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
 from dptrain.data.fingerprint import data_fingerprint
-from dptrain.data.loader import can_be_kept
+from dptrain.data.crop_windows import can_cache_on_device
 from dptrain.data.sharding import steps_per_epoch
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import CachedSamples
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.files import network_to_dict
 from dptrain.network.network import Network
@@ -242,16 +242,16 @@ def _cached_images(
     share_gpus: bool,
 ) -> NDArray[np.float32] | None:
     """Return the training images if every rank can cache them on its device, else None."""
-    fits = isinstance(replica, DeviceReplica) and can_be_kept(samples, augmentation)
+    fits = isinstance(replica, DeviceReplica) and can_cache_on_device(samples, augmentation)
     if fits:
-        assert isinstance(samples, MemorySamples)
+        assert isinstance(samples, CachedSamples)
         free = replica.backend.free_bytes()
         # Ranks that share a GPU may read its free memory at the same moment.
         users = world.local_size if share_gpus else 1
         fits = free is not None and samples.x.nbytes * users <= DEVICE_SHARE * free
     if not all(world.all_gather_json(bool(fits))):
         return None
-    assert isinstance(samples, MemorySamples)
+    assert isinstance(samples, CachedSamples)
     return samples.x
 
 

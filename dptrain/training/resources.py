@@ -15,7 +15,7 @@ from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
 from dptrain.comm.world import AgreedError, World
 from dptrain.data.base import Samples
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import CachedSamples
 from dptrain.machine import available_cores, cpu_model, own_cores
 from dptrain.memory import require_memory
 from dptrain.plan.plan import Plan
@@ -88,7 +88,7 @@ def choose_prefetch(chosen: Settings, samples: Samples, world: World, threads: i
         return chosen.prefetch
     cores, sharing = share_of_cores(world)
     has_spare_core = cores > sharing * threads
-    reads_files = not isinstance(samples, MemorySamples)
+    reads_files = not isinstance(samples, CachedSamples)
     return 2 if any(world.all_gather_json(has_spare_core or reads_files)) else 0
 
 

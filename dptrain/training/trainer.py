@@ -29,7 +29,7 @@ from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.data import Dataset
-from dptrain.data.loader import Loader
+from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline
@@ -213,7 +213,7 @@ class Trainer:
             self._finish(self._conclude(baseline))
         return self.history
 
-    def _make_steps(self, batches: Loader | None, stop: StopRequest) -> None:
+    def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job = self.job
         for step in range(self.step, job.spec.steps):
             assert batches is not None
@@ -270,7 +270,7 @@ class Trainer:
         self._engine_is_open = True
 
     @contextmanager
-    def _open_loader(self) -> Iterator[Loader | None]:
+    def _open_loader(self) -> Iterator[BatchSource | None]:
         job = self.job
         if not self._has_steps_left():
             yield None

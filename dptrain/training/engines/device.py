@@ -107,7 +107,7 @@ class DeviceEngine(Engine):
         self.device_replica.stage_batch(
             batch.x,
             batch.y,
-            crop_windows=batch.places,
+            crop_windows=batch.crop_windows,
             samples=batch.samples,
             global_count=batch.global_count,
             step=batch.step,

@@ -62,7 +62,7 @@ class HostSumDeviceEngine(Engine):
         replica.stage_batch(
             batch.x,
             batch.y,
-            crop_windows=batch.places,
+            crop_windows=batch.crop_windows,
             samples=batch.samples,
             global_count=batch.global_count,
             step=batch.step,

@@ -23,9 +23,9 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data.augmentation import Augmentation, centred
+from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.loader import Batch
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import CachedSamples
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import (
     Conv2d,
@@ -249,16 +249,19 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
     seen = np.empty((8, *RICH.input_shape), np.float32)
     change.change(seen, draws, pictures, rows)
     still = np.empty_like(seen)
-    MemorySamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
+    CachedSamples(pictures, np.zeros(5, np.float32)).read(rows, still, np.zeros(8, np.float32))
     replica = make_replica(RICH, "cuda", 8)
     assert isinstance(replica, DeviceReplica)
     assert replica.memory_bytes == replica.plan.memory
     replica.cache_images(pictures)
     assert replica.memory_bytes == {**replica.plan.memory, "dataset cache": pictures.nbytes}
-    moved = change.places(RICH.input_shape, draws, canvas, rows)
+    moved = change.crop_windows(RICH.input_shape, draws, canvas, rows)
     assert moved[:, 3].any()
     assert not moved[:, 3].all()
-    for places, expected in ((moved, seen), (centred(RICH.input_shape, canvas, rows), still)):
+    for places, expected in (
+        (moved, seen),
+        (centred_windows(RICH.input_shape, canvas, rows), still),
+    ):
         stage(replica, None, places)
         taken = replica.memory.download(replica._views[INPUT])
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
@@ -276,7 +279,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     replica.cache_images(pictures)
     for rows in (np.arange(samples) % 7, np.arange(samples // 2) % 3):
         y = pictures[rows].reshape(len(rows), -1)
-        stage(replica, y, centred(shape, shape, rows))
+        stage(replica, y, centred_windows(shape, shape, rows))
         taken = replica.memory.download(replica._views[INPUT])[: len(rows)]
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
         replica.run_forward(loss=True)
@@ -285,7 +288,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     assert isinstance(other, DeviceReplica)
     other.share_cached_images(replica)
     assert other.cached_images is replica.cached_images
-    stage(other, None, centred(shape, shape, rows))
+    stage(other, None, centred_windows(shape, shape, rows))
     taken = other.memory.download(other._views[INPUT])[: len(rows)]
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
 

@@ -74,7 +74,7 @@ def test_the_crop_is_central_and_may_be_asked_for_larger():
     stored = np.arange(36, dtype=np.uint8).reshape(1, 1, 6, 6)
     adapter = Adapter((1, 6, 6), (1, 2, 2), crop=True)
     np.testing.assert_array_equal(adapt(adapter, stored)[0, 0], [[14, 15], [20, 21]])
-    assert adapter.canvas == (1, 6, 6)
+    assert adapter.readable_shape == (1, 6, 6)
     np.testing.assert_array_equal(adapt(adapter, stored, (1, 6, 6)), stored)
     np.testing.assert_array_equal(adapt(adapter, stored, (1, 4, 4))[0, 0], stored[0, 0, 1:5, 1:5])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.data import Loader, open_data
+from dptrain.data import Loader, Sampler, open_data
 from dptrain.data.irradiance import simulate
 from dptrain.network import Dense, MeanSquaredError, Network, ReLU
 from dptrain.plan import Adam
@@ -80,8 +80,8 @@ def test_a_perceptron_trained_on_it_beats_persistence(read):
     network = Network((50,), layers, loss=MeanSquaredError(), name="mlp-50")
     data = open_data("irradiance", network)
     replica = make_replica(network, backend="reference", batch_size=100, optimizer=Adam())
-    settings = {"input_shape": (50,), "target_shape": (1,), "batch_size": 100, "seed": 0}
-    with Loader(data.train, rank=0, size=1, first_step=0, last_step=800, **settings) as batches:
+    sampler = Sampler(len(data.train), batch_size=100, seed=0)
+    with Loader(data.train, sampler, range(800), (50,), (1,)) as batches:
         for batch in batches:
             replica.forward_backward(batch.x, batch.y)
             replica.update(0.003)

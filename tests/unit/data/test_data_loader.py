@@ -6,9 +6,16 @@ import time
 import numpy as np
 import pytest
 
-from dptrain.data import Augmentation, Loader, Samples, open_data
+from dptrain.data import (
+    Augmentation,
+    CropWindowLoader,
+    Loader,
+    Sampler,
+    Samples,
+    open_data,
+)
 from dptrain.data.sharding import minibatch, shard, steps_per_epoch
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 
 
@@ -31,12 +38,17 @@ class Numbers(Samples):
         y[...] = indices
 
 
-def loader(samples, **changes):
+def loader(samples, *, windows=False, **changes):
     settings = {
-        "input_shape": (2,), "batch_size": 4, "seed": 3, "rank": 0, "size": 1, "first_step": 0,
-        "last_step": 10,
+        "input_shape": (2,), "target_shape": (), "batch_size": 4, "seed": 3, "rank": 0, "size": 1,
+        "first_step": 0, "last_step": 10,
     }  # fmt: skip
-    return Loader(samples, **{**settings, **changes})
+    settings |= changes
+    names = ("batch_size", "seed", "rank", "size")
+    sampler = Sampler(len(samples), *(settings.pop(name) for name in names))
+    steps = range(settings.pop("first_step"), settings.pop("last_step"))
+    kind = CropWindowLoader if windows else Loader
+    return kind(samples, sampler, steps, **settings)
 
 
 def threads():
@@ -68,20 +80,20 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
 
 @pytest.mark.parametrize("together", [1, 9, 1 << 16])
 @pytest.mark.parametrize(("shape", "crop"), [((3,), 0), ((2, 4, 5), 0), ((2, 4, 5), 1)])
-def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop, together, monkeypatch):
+def test_windows_contain_the_pixels_that_the_other_loader_reads(shape, crop, together, monkeypatch):
     """Of several epochs, each in one piece or in some."""
-    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", together)
+    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
     random = np.random.default_rng(0)
     x = random.standard_normal((9, *shape), dtype=np.float32)
-    samples = MemorySamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
+    samples = CachedSamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
     change = Augmentation(crop=crop) if crop else None
     settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
-    with loader(samples, **settings) as read, loader(samples, reads=False, **settings) as told:
+    with loader(samples, **settings) as read, loader(samples, windows=True, **settings) as told:
         for one, other in zip(read, told, strict=True):
             assert other.x is None
             np.testing.assert_array_equal(one.y, other.y)
             np.testing.assert_array_equal(one.samples, other.samples)
-            for picture, (row, top, left, mirrored) in zip(one.x, other.places, strict=True):
+            for picture, (row, top, left, mirrored) in zip(one.x, other.crop_windows, strict=True):
                 padded = np.pad(
                     x[row].reshape(shape[0], *(shape[1:] or (1, 1))), ((0, 0), (2, 2), (2, 2))
                 )
@@ -92,9 +104,9 @@ def test_places_are_those_of_the_pictures_that_would_be_read(shape, crop, togeth
     assert not threads()
 
 
-def test_places_are_made_beside_until_the_loader_is_closed():
-    samples = MemorySamples(np.zeros((9, 2, 4, 5), np.float32), np.zeros(9, np.int32))
-    told = loader(samples, input_shape=(2, 4, 5), reads=False, depth=0, last_step=40)
+def test_windows_are_computed_on_a_thread_until_the_loader_is_closed():
+    samples = CachedSamples(np.zeros((9, 2, 4, 5), np.float32), np.zeros(9, np.int32))
+    told = loader(samples, input_shape=(2, 4, 5), windows=True, last_step=40)
     assert [next(told).step for _ in range(5)] == list(range(5))
     assert len(threads()) == 1
     told.close()
@@ -110,17 +122,19 @@ def test_places_are_made_beside_until_the_loader_is_closed():
     # it would not last until the next piece is made.
     [(1 << 16, (0, range(3)), (1, range(3, 6))), (8, (0, range(2)), (0, range(2, 3)))],
 )
-def test_the_next_places_are_made_while_these_are_used(together, first, second, monkeypatch):
-    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", together)
-    made, place = [], Loader._place
+def test_the_next_windows_are_computed_while_the_present_ones_are_used(
+    together, first, second, monkeypatch
+):
+    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
+    made, make = [], CropWindowLoader._make_pieces
 
-    def noted(self, kept, epoch, steps):
+    def noted(self, epoch, steps):
         made.append((epoch, steps))
-        return place(self, kept, epoch, steps)
+        return make(self, epoch, steps)
 
-    monkeypatch.setattr(Loader, "_place", noted)
-    samples = MemorySamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
-    with loader(samples, input_shape=(3,), reads=False, depth=0, last_step=40) as told:
+    monkeypatch.setattr(CropWindowLoader, "_make_pieces", noted)
+    samples = CachedSamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
+    with loader(samples, input_shape=(3,), windows=True, last_step=40) as told:
         next(told)
         deadline = time.monotonic() + 10
         while len(made) < 2 and time.monotonic() < deadline:
@@ -130,10 +144,10 @@ def test_the_next_places_are_made_while_these_are_used(together, first, second, 
 
 def test_pieces_of_an_epoch_are_about_equally_large(monkeypatch):
     """22 minibatches, of which 21 could be made together."""
-    monkeypatch.setattr("dptrain.data.loader.PLACED_TOGETHER", 21 * 4)
-    samples = MemorySamples(np.zeros((86, 3), np.float32), np.zeros(86, np.int32))
-    with loader(samples, input_shape=(3,), reads=False, depth=0, last_step=44) as told:
-        pieces = list(told._pieces())
+    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", 21 * 4)
+    samples = CachedSamples(np.zeros((86, 3), np.float32), np.zeros(86, np.int32))
+    with loader(samples, input_shape=(3,), windows=True, last_step=44) as told:
+        pieces = list(told._spans())
     assert pieces == [(0, range(11)), (0, range(11, 22)), (1, range(22, 33)), (1, range(33, 44))]
 
 
@@ -185,7 +199,7 @@ def test_no_more_than_the_buffers_are_read_ahead():
 
 
 def test_an_epochs_order_is_computed_once(monkeypatch):
-    from dptrain.data import loader as module
+    from dptrain.data import sharding as module
 
     epochs = []
     order = module.epoch_order
@@ -301,12 +315,12 @@ def test_targets_have_the_type_of_the_loss(net):
 @pytest.mark.parametrize("shape", [(3, 24, 24), (3, 29, 27), (3, 32, 32)])
 def test_pictures_from_files_and_from_memory_are_changed_alike(net, cifar, shape, moves):
     data = open_data(f"cifar10:{cifar[0]}?fit=crop", net(shape))
-    assert isinstance(data.train, MemorySamples)
+    assert isinstance(data.train, CachedSamples)
 
     class Files(Samples):
         """The same samples, which nobody knows to be in memory."""
 
-        canvas = data.train.canvas
+        readable_shape = data.train.readable_shape
 
         def __len__(self):
             return len(data.train)
@@ -371,5 +385,35 @@ def test_the_middle_crop_is_what_evaluation_sees(net, read, cifar, monkeypatch, 
 
 
 def test_vectors_cannot_be_augmented():
-    with pytest.raises(UserError, match=r"augmentation changes pictures.*\(2,\)"):
+    with pytest.raises(UserError, match=r"augmentation changes images.*\(2,\)"):
         loader(Numbers(10), augmentation=Augmentation(flip=True))
+
+
+@pytest.mark.parametrize("crop", [4, 50])
+def test_a_crop_that_moves_the_window_off_the_image_is_refused(crop):
+    changes = {"input_shape": (1, 8, 4), "augmentation": Augmentation(crop=crop)}
+    for windows in (False, True):
+        with pytest.raises(
+            UserError, match=f"crop is {crop} pixels, but .* 8×4; expected at most 3"
+        ):
+            loader(
+                CachedSamples(np.zeros((9, 1, 8, 4), np.float32), np.zeros(9, np.int32)),
+                windows=windows, **changes,
+            )  # fmt: skip
+
+
+def test_windows_are_not_computed_further_ahead_than_one_piece(monkeypatch):
+    """A consumer that pauses leaves no queue that grows."""
+    monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", 4)
+    samples = CachedSamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
+    made, make = [], CropWindowLoader._make_pieces
+
+    def noted(self, epoch, steps):
+        made.append(steps)
+        return make(self, epoch, steps)
+
+    monkeypatch.setattr(CropWindowLoader, "_make_pieces", noted)
+    with loader(samples, input_shape=(3,), windows=True, last_step=10**6) as batches:
+        next(batches)
+        time.sleep(0.1)
+        assert len(made) == 2

@@ -107,7 +107,7 @@ def test_cropping_cuts_out_the_centre_and_keeps_the_rest_within_reach(net, read,
     data = open_data(f"cifar10:{folder}?fit=crop", net((3, 24, 24)))
     x, _ = read(data)
     np.testing.assert_allclose(x, scaled(images[..., 4:28, 4:28]), atol=1e-6)
-    assert data.train.canvas == (3, 32, 32)
+    assert data.train.readable_shape == (3, 32, 32)
     x, _ = read(data, shape=(3, 32, 32))
     np.testing.assert_allclose(x, scaled(images), atol=1e-6)
     assert "central crop" in data.description
@@ -118,7 +118,7 @@ def test_what_is_read_when_asked_for_equals_what_is_kept_in_memory(net, read, ci
 
     for spec, shape in ((f"cifar10:{cifar[0]}", (3, 40, 40)), ("digits", (3, 32, 32))):
         kept = open_data(spec, net(shape))
-        assert isinstance(kept.train, stored.MemorySamples)
+        assert isinstance(kept.train, stored.CachedSamples)
         monkeypatch.setattr(stored, "free_memory", lambda: 0)
         lazy = open_data(spec, net(shape))
         assert isinstance(lazy.train, stored.StoredSamples)
@@ -137,7 +137,7 @@ def test_data_is_cached_up_to_a_quarter_of_the_available_memory_of_the_node(
     size = 1797 * 64 * 4
     monkeypatch.setattr(stored, "free_memory", lambda: 4 * (size + spare))
     data = open_data("digits", net((1, 8, 8)), ranks_per_node=ranks_per_node)
-    assert isinstance(data.train, stored.MemorySamples) == cached
+    assert isinstance(data.train, stored.CachedSamples) == cached
 
 
 # mnist

@@ -137,7 +137,7 @@ def test_what_is_no_data_is_refused(net, data, words):
 def test_data_sets_have_a_short_repr(net):
     data = dataset_from((X, Y), net((3, 6, 5), 4))
     assert repr(data) == "<Dataset arrays: 16 training and 4 test samples of 3×6×5>"
-    assert repr(data.train) == "<MemorySamples: 16 samples>"
+    assert repr(data.train) == "<CachedSamples: 16 samples>"
 
 
 # Fingerprints.

@@ -12,7 +12,7 @@ import pytest
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.world import World
-from dptrain.data.stored import MemorySamples
+from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.training.job import _cached_images
 from dptrain.training.resources import bucket_bytes, open_backend
@@ -73,7 +73,7 @@ def test_a_bucket_suits_those_who_carry_it() -> None:
 def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
     spare: int, local_size: int, shared: bool, cached: bool
 ) -> None:
-    samples = MemorySamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
+    samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     backend = SimpleNamespace(free_bytes=lambda: 2 * (samples.x.nbytes + spare))
     replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()

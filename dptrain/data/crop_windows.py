@@ -1,0 +1,147 @@
+"""Minibatches as windows of images that a device has cached: no pixels leave the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.augmentation import Augmentation, centred_windows
+from dptrain.data.base import Samples
+from dptrain.data.loader import Batch, BatchSource
+from dptrain.data.sharding import Sampler
+from dptrain.data.stored import CachedSamples
+from dptrain.network.layers import Shape
+
+SAMPLES_PER_PIECE = 1 << 16
+"""Samples of the minibatches whose windows are computed at once: about 5 MB."""
+
+
+class _Piece(NamedTuple):
+    """Shards of consecutive steps whose minibatches have equal sizes.
+
+    Attributes:
+        steps: their numbers.
+        global_count: samples of a minibatch, all ranks together.
+        samples, targets, windows: (steps, n, …), as in `Batch`.
+    """
+
+    steps: range
+    global_count: int
+    samples: NDArray[np.int64]
+    targets: NDArray[Any]
+    windows: NDArray[np.int64]
+
+
+def can_cache_on_device(samples: Samples, augmentation: Augmentation | None) -> bool:
+    """Return True if every batch consists of windows of cached samples, without other changes."""
+    recolours = augmentation is not None and augmentation.recolours
+    return isinstance(samples, CachedSamples) and not recolours
+
+
+class CropWindowLoader(BatchSource):
+    """Batches with targets and crop windows, in the order of the steps.
+
+    A device that waits for a batch is idle. Therefore the windows of many steps are computed in one
+    piece, and a thread computes the next piece while the present one is used.
+
+    Args:
+        samples: the training split, for which `can_cache_on_device` is True.
+        sampler: order of the samples, and this rank's part.
+        steps: global step numbers of the batches.
+        input_shape: (C, H, W) or (F,), the network's input.
+        target_shape: () for class labels, else (F,); `Dataset.target_shape`.
+        augmentation: random changes of the images, without changes of brightness or contrast.
+    """
+
+    def __init__(
+        self,
+        samples: CachedSamples,
+        sampler: Sampler,
+        steps: range,
+        input_shape: Shape,
+        target_shape: Shape = (),
+        *,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        assert can_cache_on_device(samples, augmentation)
+        if augmentation is not None:
+            augmentation.check(input_shape)
+        self._samples, self._sampler, self._steps = samples, sampler, steps
+        self._input_shape, self._target_shape = input_shape, target_shape
+        self._augmentation = augmentation
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._batches = self._make_batches()
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._batches.close()
+
+    def _make_batches(self) -> Generator[Batch, None, None]:
+        with ThreadPoolExecutor(1, "dptrain-windows") as executor:
+            futures = (
+                (epoch, executor.submit(self._make_pieces, epoch, steps))
+                for epoch, steps in self._spans()
+            )
+            pending = deque(islice(futures, 1))
+            while pending:
+                epoch, pieces = pending.popleft()
+                pending.extend(islice(futures, 1))
+                for steps, global_count, *arrays in pieces.result():
+                    for step, samples, y, windows in zip(steps, *arrays, strict=True):
+                        yield Batch(step, epoch, None, y, samples, global_count, windows)
+
+    def _spans(self) -> Iterator[tuple[int, range]]:
+        """Yield epochs, and steps of each whose windows are computed at once.
+
+        The spans of an epoch have nearly equal lengths: the use of one must take as long as the
+        computation of the next.
+        """
+        longest = max(SAMPLES_PER_PIECE // self._sampler.batch_size, 1)
+        for epoch, steps in self._sampler.epochs(self._steps):
+            count = -(-len(steps) // longest)
+            length = -(-len(steps) // count)
+            for start in steps[::length]:
+                yield epoch, range(start, min(start + length, steps.stop))
+
+    def _make_pieces(self, epoch: int, steps: range) -> list[_Piece]:
+        """Return this rank's shards of steps of an epoch.
+
+        One thread calls this for one span after another. It holds the interpreter's lock, which the
+        main thread needs as well, so it makes few large calls.
+        """
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, self._sampler.order(epoch)
+        shards = list(self._sampler.shards(self._order[1], steps))
+        samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
+        rows = self._samples.rows(samples)
+        dtype = np.float32 if self._target_shape else np.int32
+        targets = np.empty((len(rows), *self._target_shape), dtype)
+        self._samples.read_targets(rows, targets)
+        shape, augmentation = self._samples.readable_shape, self._augmentation
+        if augmentation is None:
+            windows = centred_windows(self._input_shape, shape, rows)
+        else:
+            draws = augmentation.draw(self._sampler.seed, epoch, samples)
+            windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
+        pieces, stop = [], 0
+        for part, global_count, mine in shards:
+            span = slice(stop, stop + mine.size)
+            stop = span.stop
+            pieces.append(
+                _Piece(
+                    part,
+                    global_count,
+                    mine,
+                    targets[span].reshape(*mine.shape, *self._target_shape),
+                    windows[span].reshape(*mine.shape, *windows.shape[1:]),
+                )
+            )
+        return pieces
