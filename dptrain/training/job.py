@@ -20,8 +20,8 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
-from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.crop_windows import can_cache_on_device
+from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples
 from dptrain.measure.recorder import StepRecorder
