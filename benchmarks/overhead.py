@@ -31,8 +31,7 @@ from dptrain import get_network
 from dptrain.backends import load_backend
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data import Dataset, open_data
-from dptrain.data.loader import Loader
+from dptrain.data import Dataset, Loader, Sampler, open_data
 from dptrain.errors import UserError
 from dptrain.measure.recorder import DATA_WAIT, StepRecorder
 from dptrain.plan import SGD, make_buckets, make_plan
@@ -115,10 +114,8 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
 def open_loader(data: Dataset, steps: int, *, copies_images: bool) -> Loader:
     """Return the loader that `dptrain train` uses for data in memory on the CPU."""
     samples: Any = data.train if copies_images else UncopiedSamples(data.train)
-    return Loader(
-        samples, input_shape=data.input_shape, target_shape=data.target_shape,
-        batch_size=BATCH_SIZE, seed=0, rank=0, size=1, first_step=0, last_step=steps, depth=0,
-    )  # fmt: skip
+    sampler = Sampler(len(samples), BATCH_SIZE, seed=0)
+    return Loader(samples, sampler, range(steps), data.input_shape, data.target_shape, depth=0)
 
 
 def time_steps(engine: Engine, loader: Loader, steps: int) -> NDArray[np.int64]:
