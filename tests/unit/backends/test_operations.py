@@ -28,7 +28,7 @@ from dptrain.network import (
 )
 from dptrain.plan import SGD, Adam, Optimizer
 from dptrain.plan.random import dropout_keep, philox
-from tests.unit.backends import twin
+from tests.unit.backends import pytorch_reference
 from tests.unit.backends.cases import CASES, Case, behind_maps, spread
 
 PRESENT = [b for b in BACKENDS if b != "null"]  # It computes nothing.
@@ -71,8 +71,8 @@ def test_output_loss_and_gradients_equal_pytorch(case: Case, backend: str, preci
     x, y = case.data()
     keys = {"seed": SEED, "step": 3, "samples": np.arange(case.batch_size) + 40}
     loss = replica.forward_backward(x, y, step=3, samples=keys["samples"])
-    exact = twin.compute(case.network, dict(replica.parameters), x, y, **keys)
-    bounds = twin.bounds(
+    exact = pytorch_reference.compute(case.network, dict(replica.parameters), x, y, **keys)
+    bounds = pytorch_reference.bounds(
         case.network, dict(replica.parameters), x, y, replica.plan.dtype, precision
     )
     assert_within(replica.output(), exact.output, bounds.output, "output")
@@ -85,10 +85,10 @@ def test_output_loss_and_gradients_equal_pytorch(case: Case, backend: str, preci
 def test_the_bounds_are_narrow_enough_to_see_a_mistake(case: Case) -> None:
     """In float32 the bound stays under a tenth of the largest gradient it guards."""
     x, y = case.data()
-    exact = twin.compute(
+    exact = pytorch_reference.compute(
         case.network, case.parameters(), x, y, seed=SEED, step=3, samples=np.arange(len(x))
     )
-    bounds = twin.bounds(case.network, case.parameters(), x, y, "float32")
+    bounds = pytorch_reference.bounds(case.network, case.parameters(), x, y, "float32")
     first = f"{case.network.nodes[0].name}.weight"
     largest = np.abs(exact.gradients[first]).max()
     assert largest > 0.0
@@ -159,9 +159,9 @@ def test_losses_stay_finite_far_from_zero(
     x = np.array([[1.0], [-1.0]])
     y = np.array([1, 0]) if loss.targets == "classes" else np.array([[0, 1, 1, 0], [1, 0, 0, 1.0]])
     value = replica.forward_backward(x, y)
-    exact = twin.compute(network, dict(replica.parameters), x, y)
+    exact = pytorch_reference.compute(network, dict(replica.parameters), x, y)
     relative = 16.0 * float(np.finfo(replica.plan.dtype).eps)
-    relative += 4.0 * twin.ROUNDOFFS.get(precision, 0.0)
+    relative += 4.0 * pytorch_reference.ROUNDOFFS.get(precision, 0.0)
     assert value == pytest.approx(exact.loss, rel=relative)
     for name, gradient in exact.gradients.items():
         np.testing.assert_allclose(replica.gradients[name], gradient, relative, 2.0 * relative)
@@ -209,7 +209,9 @@ def test_a_smaller_batch_leaves_the_rest_of_the_memory_out(backend: str, precisi
     large.forward_backward(x, y)
     losses = [replica.forward_backward(x[:3], y[:3]) for replica in (large, small)]
     # A backend may cut sums otherwise for other sizes, so the last bits may differ.
-    bounds = twin.bounds(STACK, dict(small.parameters), x[:3], y[:3], small.plan.dtype, precision)
+    bounds = pytorch_reference.bounds(
+        STACK, dict(small.parameters), x[:3], y[:3], small.plan.dtype, precision
+    )
     assert_within(losses[0], losses[1], 2.0 * bounds.loss, "loss")
     for name, gradient in small.gradients.items():
         assert_within(large.gradients[name], gradient, 2.0 * bounds.gradients[name], name)
@@ -241,7 +243,9 @@ def test_shares_of_a_minibatch_sum_to_the_whole(backend: str, precision: str) ->
         )
         for name in sums:
             sums[name] += replica.gradients[name]
-    bounds = twin.bounds(STACK, dict(replica.parameters), x, y, replica.plan.dtype, precision)
+    bounds = pytorch_reference.bounds(
+        STACK, dict(replica.parameters), x, y, replica.plan.dtype, precision
+    )
     assert_within(loss, whole, 2.0 * bounds.loss, "loss")
     for name, total in sums.items():
         assert_within(total, expected[name], 2.0 * bounds.gradients[name], name)
@@ -273,7 +277,7 @@ def test_dropout_keeps_its_share_and_the_mean(backend: str, precision: str, rate
     kept = mask > 0.0
     deviation = (rate * (1.0 - rate) / mask.size) ** 0.5
     assert abs(kept.mean() - (1.0 - rate)) <= 5.0 * deviation
-    rounding = 1e-6 + twin.ROUNDOFFS.get(precision, 0.0)
+    rounding = 1e-6 + pytorch_reference.ROUNDOFFS.get(precision, 0.0)
     assert abs(mask.mean() - 1.0) <= 5.0 * deviation / (1.0 - rate) + rounding
     np.testing.assert_allclose(mask[kept], 1.0 / (1.0 - rate), rtol=rounding)
 

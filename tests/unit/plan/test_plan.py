@@ -32,7 +32,7 @@ from dptrain.network import (
 from dptrain.plan import SGD, Adam, Optimizer, Phase, Plan, arena, make_buckets, make_plan
 from dptrain.plan.buckets import updatable_prefixes
 from dptrain.plan.flat import ALIGNMENT, SUMS
-from tests.unit.backends import twin
+from tests.unit.backends import pytorch_reference
 from tests.unit.plan.networks import networks
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -245,7 +245,7 @@ def test_products_are_as_many_as_pytorch_counts(backend: str, network: Network) 
     parameters = {p.name: np.zeros(p.shape) for p in network.parameters}
     x, y = np.zeros((n, *network.input_shape)), np.zeros(n, np.int64)
     with FlopCounterMode(display=False) as counter:
-        twin.compute(network, parameters, x, y)
+        pytorch_reference.compute(network, parameters, x, y)
     counted = sum(
         node.flops.forward + node.flops.backward_weight for node in network.nodes if node.parameters
     )
