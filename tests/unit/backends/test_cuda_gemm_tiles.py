@@ -24,8 +24,8 @@ from dptrain.backends.cuda.gemm_tiles import (
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
-from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
+from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, batch, rounding
 
 # 35 columns leave incomplete tiles; strides and padding reach every branch.
 ODD = Network(

@@ -36,8 +36,8 @@ from dptrain.network import (
 from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
+from tests.unit.backends.test_cuda_backend import assert_close, rounding
 
 # Pooling drops a column. The filter of the third convolution is larger than its input and of even
 # width, so the padding is asymmetric. 96 filters are a tile and a half.

@@ -16,8 +16,8 @@ from dptrain.backends.cuda.skinny_gemm import (
 from dptrain.network import Dense, Dropout, Flatten, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
-from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.backends.pytorch_reference import ROUNDOFFS
+from tests.unit.backends.test_cuda_backend import assert_close, rounding
 
 # Rows of 37, 132 and 10 are copied in units of 4, 16 and 8 bytes; in bf16, 37 without cp.async.
 DEEP = Network(
