@@ -52,7 +52,7 @@ class DamageError(Exception):
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What a training run stores in a checkpoint besides its arrays.
+    """What a training run stores in a checkpoint in addition to its arrays.
 
     Attributes:
         updates: number of parameter updates, which Adam's bias correction uses.
