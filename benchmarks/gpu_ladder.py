@@ -1,11 +1,11 @@
-"""From a naive matrix product to the convolution that trains: what each step up gains on a GPU.
+"""Time a ladder of convolution kernels on a GPU, from a naive product to the kernels of training.
 
     python3 -m benchmarks.gpu_ladder [--direction D] [--batch N] [--precision P] [LAYER ...]
 
-Needs a GPU and CuPy; PyTorch's convolution, by cuDNN, is timed too where it is there. A layer is a
-network's, such as cifar:conv2; a direction is forward, or the gradient by weights or by input. Each
-rung is first compared with float64, then timed in a CUDA graph. docs/kernels.md says what the rungs
-are.
+Requires a GPU and CuPy. PyTorch's convolution by cuDNN is timed as well if PyTorch is installed. A
+layer is that of a network, such as cifar:conv2; the direction is forward, weights (weight gradient)
+or input (input gradient). Each rung is compared with float64 and then timed in a CUDA graph.
+docs/kernels.md describes the rungs.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LAYERS = ("model0:conv1", "model2:conv2", "cifar:conv2", "solar:conv2")
 
 
 def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precision: str) -> Rung:
-    """The kernels of the `cuda` backend, with nothing fused behind them.
+    """Return the kernels of the `cuda` backend without fused layers.
 
-    By the weights they sum dy for the bias, too.
+    The weight gradient includes the bias gradient.
     """
     backend = CudaBackend()
     backend.__dict__["device"] = device
     conv = Conv2d(layer.filters, layer.kernel, layer.stride, layer.padding)
-    # The first layer has no gradient by its input.
+    # The first layer has no input gradient.
     first = [Conv2d(layer.channels, 1)] if direction is Phase.BACKWARD_INPUT else []
     group = f"conv{len(first) + 1}"
     shape = layer.channels, layer.height, layer.width

@@ -1,10 +1,10 @@
-"""Kernels of the `cuda` backend that are bound by memory, beside copying as many bytes.
+"""Compare memory-bound kernels of the `cuda` backend with a copy of as many bytes.
 
     python3 -m benchmarks.gpu_memory [network ...]
 
-Needs a GPU and CuPy. Each kernel of a training step is launched many times in one CUDA graph, as a
-step launches it, on several replicas' memory where a batch is large, so that nothing is left in the
-second cache that a step would not leave there.
+Requires a GPU and CuPy. Each kernel of a training step is launched many times in one CUDA graph
+with the arguments of the step. With large batches, launches alternate between the memory of several
+replicas, so that L2 contains no more than in a step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dptrain.plan.plan import Stage, make_plan
 NETWORKS = ("cifar", "solar", "model2")
 PRECISIONS = ("fp32", "bf16")
 REPLICAS = {32: 1, 2048: 3}
-"""Batch sizes, and how many replicas' memory is gone through in turns."""
+"""Numbers of replicas that launches alternate between, by batch size."""
 FILES = {f"{name}.cu" for name in (
-    "elementwise", "pooling", "normalization", "dropout", "losses", "updates"
+    "elementwise", "pooling", "normalization", "dropout", "losses", "optimizers"
 )}  # fmt: skip
 LAUNCHES = 120
-"""In a graph: so many that what starting it takes does not count."""
+"""Launches in a graph, so many that its start is negligible."""
 REPEATS = 15
-"""Graphs that are timed."""
+"""Number of timed graph launches."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as a step launched it."""
+    """A kernel launch of a step."""
 
     file: str
     name: str
@@ -50,7 +50,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds of one launch: median and quartiles over graphs."""
+    """Time of one launch in µs: median and quartiles over graph launches."""
 
     median: float
     low: float
@@ -58,18 +58,18 @@ class Times:
 
 
 class Recorder:
-    """Notes what a device launches.
+    """Record the launches of a device.
 
     Args:
-        device: is watched from now on.
+        device: the recorded device.
     """
 
     def __init__(self, device: Device) -> None:
         self.launches: list[Launch] = []
         self._function = device.function
-        device.function = self._watched  # type: ignore[method-assign]
+        device.function = self._recorded  # type: ignore[method-assign]
 
-    def _watched(self, file: str, name: str, **defines: int) -> Function:
+    def _recorded(self, file: str, name: str, **defines: int) -> Function:
         function = self._function(file, name, **defines)
 
         def run(grid: Any, block: Any, args: Sequence[Any], *, shared_bytes: int = 0) -> None:
@@ -87,9 +87,9 @@ class Recorder:
 
 
 def launches(replica: Replica, recorder: Recorder) -> list[tuple[Stage, Launch, int]]:
-    """Every launch of a training step that memory bounds, its stage, and the bytes it moves.
+    """Return the memory-bound launches of a training step with their stages and bytes moved.
 
-    These are the plan's where a stage is one kernel, else those of the kernel's arrays.
+    Bytes are those of the plan if a stage is one kernel, otherwise those of the kernel's arrays.
     """
     plan, rng = replica.plan, np.random.default_rng(0)
     x = rng.standard_normal((plan.batch_size, *plan.network.input_shape), dtype=np.float32)
@@ -115,7 +115,7 @@ def launches(replica: Replica, recorder: Recorder) -> list[tuple[Stage, Launch, 
 
 
 def timed(device: Any, starts: Sequence[Callable[[], None]]) -> Times:
-    """A launch of these, which take turns in a graph."""
+    """Time a launch in a graph that alternates between `starts`."""
     from dptrain.backends.cuda.cupy_runtime import import_cupy
 
     cuda, stream = import_cupy().cuda, device.stream

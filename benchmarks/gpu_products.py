@@ -1,12 +1,11 @@
-"""Matrix products of the `cuda` backend beside cuDNN's and cuBLAS's, stage by stage.
+"""Compare matrix products of the `cuda` backend with cuDNN and cuBLAS, stage by stage.
 
     python3 -m benchmarks.gpu_products [--tiles] [--batch N ...] [--precision P ...] [network ...]
 
-Needs a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one CUDA
-graph, and so is PyTorch's product of the same shapes: convolutions with channels last, ReLU and
-pooling left out, which our stages compute besides. With --tiles every tile is tried on every stage,
-windows, forward products of narrow maps and kernels for few samples left out, and the best three
-are named.
+Requires a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one
+CUDA graph, and so is PyTorch's product of the same shapes (channels last, without the ReLU and pooling
+that our stages include). With --tiles, every tile of the general kernels is tried on every stage,
+without halo-tile, few-channel and skinny kernels, and the fastest three are listed.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from dptrain.plan.plan import Plan, make_plan
 NETWORKS = ("model0", "model2", "model-large", "cifar", "solar")
 PHASES = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
 LAUNCHES = {32: 20, 256: 10, 2048: 4}
-"""In a graph, by batch size."""
+"""Launches in a graph, by batch size."""
 REPEATS = 7
-"""Graphs that are timed."""
+"""Number of timed graph launches."""
 ARCHITECTURE = 90
 
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds of one launch: median and quartiles over graphs."""
+    """Time of one launch in µs: median and quartiles over graph launches."""
 
     median: float
     low: float
@@ -59,15 +58,15 @@ class Times:
 
 
 class Planned(Device):
-    """A device that notes which kernels are asked for and computes nothing."""
+    """A device that records which kernels are compiled and computes nothing."""
 
     asynchronous = False
 
     def __init__(self) -> None:
-        self.asked: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+        self.units: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
 
     def zeros(self, shape: Any, dtype: Any) -> Array:
-        # Never touched, so the system gives no memory for it.
+        # Never accessed, so the system allocates no memory.
         return np.empty(shape, dtype)
 
     def upload(self, target: Array, source: Any) -> None:
@@ -77,7 +76,7 @@ class Planned(Device):
         return np.empty(source.shape, source.dtype)
 
     def function(self, file: str, name: str, **defines: int) -> Function:
-        self.asked.add((file, tuple(sorted(defines.items()))))
+        self.units.add((file, tuple(sorted(defines.items()))))
         return lambda *_, **__: None
 
     def synchronize(self) -> None:
@@ -89,11 +88,11 @@ def _compile(unit: tuple[str, tuple[tuple[str, int], ...]]) -> None:
 
 
 def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
-    """Tiles to try; None is the one that is chosen."""
+    """Return the tiles to try; None stands for the selected one."""
     if not everything:
         return [None]
     few = plan.batch_size <= 256
-    ways = [(2, 1, 16), (2, 2, 16), (2, 4, 16), (1, 4, 32)] if few else [
+    variants = [(2, 1, 16), (2, 2, 16), (2, 4, 16), (1, 4, 32)] if few else [
         (1, 1, 16), (2, 1, 16), (1, 1, 32),
     ]  # fmt: skip
     found: list[GemmTile | None] = [None]
@@ -101,26 +100,26 @@ def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
         size = tile.rows * tile.columns
         if size > 64 * 64 if few else size < 64 * 32:
             continue
-        found += [replace(tile, prefetch_steps=a, k_groups=g, k_words=w) for a, g, w in ways]
+        found += [replace(tile, prefetch_steps=a, k_groups=g, k_words=w) for a, g, w in variants]
     return found
 
 
 def products(plan: Plan) -> Iterator[Group]:
-    """Groups with weights."""
+    """Yield the groups with weights."""
     yield from (g for g in plan.groups if isinstance(g.head.layer, Conv2d | Dense))
 
 
 def with_tile(
     tile: GemmTile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
 ) -> GemmConfig:
-    """A tiling by this tile."""
+    """Return the configuration of a product with this tile."""
     threads = tile.num_tiles(rows, columns) * tile.block[0]
     parts = split_terms(terms, threads) if split else SplitK(1, max(terms, 1))
     return GemmConfig(tile, parts)
 
 
 def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, Kernel]:
-    """Kernels of a group, with a tile of one's own choice."""
+    """Return the kernels of a group, optionally with a given tile."""
     backend, setting = replica.backend, replica.plan.setting
     if tile is None:
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
@@ -146,7 +145,7 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
 
 
 def compiled(plan: Plan, backend: CudaBackend) -> Replica:
-    """A replica of a plan that has run a step on random numbers."""
+    """Return a replica that has run a step on random data."""
     replica = backend.make_replica(plan, seed=0)
     if not isinstance(backend.device, Planned):
         rng = np.random.default_rng(0)
@@ -160,7 +159,7 @@ def compiled(plan: Plan, backend: CudaBackend) -> Replica:
 
 
 def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
-    """A launch, of many in a graph of CuPy's."""
+    """Time one of many launches in a graph of CuPy."""
     from dptrain.backends.cuda.cupy_runtime import import_cupy
 
     cuda = import_cupy().cuda
@@ -183,7 +182,7 @@ def timed(start: Callable[[], None], stream: Any, launches: int) -> Times:
 
 
 def torch_timed(start: Callable[[], object], launches: int) -> float:
-    """Microseconds of a launch, of many in a graph of PyTorch's."""
+    """Return the time in µs of one of many launches in a graph of PyTorch."""
     torch: Any = importlib.import_module("torch")
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -207,7 +206,7 @@ def torch_timed(start: Callable[[], object], launches: int) -> float:
 
 
 def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:
-    """PyTorch's products of a layer."""
+    """Return the times of PyTorch's products of a layer in µs."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -250,7 +249,7 @@ def torch_times(node: Node, n: int, precision: str) -> dict[Phase, float]:
 
 
 def error(replica: Replica, exact: Replica) -> float:
-    """Largest ‖g − g'‖ / ‖g'‖ over the gradients of all parameters."""
+    """Return the largest ‖g − g'‖ / ‖g'‖ over the gradients of all parameters."""
     return max(
         float(np.linalg.norm(replica.gradients[name] - value) / np.linalg.norm(value))
         for name, value in exact.gradients.items()
@@ -258,14 +257,14 @@ def error(replica: Replica, exact: Replica) -> float:
 
 
 def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> None:
-    """Print the stages of one plan."""
+    """Print the times of all stages of a plan."""
     replica: Any = compiled(plan, backend)
     stream, launches = replica.device.stream, LAUNCHES[plan.batch_size]
     stages = {(stage.group, stage.phase): stage for stage in plan.stages}
     exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())
     print(
         f"\n{plan.network.name}, batch {plan.batch_size}, {plan.precision}; gradients are "
-        f"{error(replica, compiled(exact, backend)):.1e} from those in fp32"
+        f"within {error(replica, compiled(exact, backend)):.1e} of those in fp32"
     )
     print(f"{'stage':<34}{'µs':>8}{'quartiles':>16}{'TFLOP/s':>8}{'GB/s':>6}{'PyTorch':>9}  tiles")
     total = best_total = their_total = 0.0
@@ -294,10 +293,10 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
 
 
 @click.command()
-@click.option("--tiles", "everything", is_flag=True, help="Try every tile.")
+@click.option("--tiles", "everything", is_flag=True, help="Try every tile of the general kernels.")
 @click.option("--batch", "batches", multiple=True, type=int, default=(32, 2048))
 @click.option("--precision", "precisions", multiple=True, default=("tf32", "bf16"))
-@click.option("--theirs/--no-theirs", default=True, help="Time PyTorch too.")
+@click.option("--theirs/--no-theirs", default=True, help="Also time PyTorch.")
 @click.argument("names", nargs=-1)
 def main(
     everything: bool,
@@ -306,7 +305,7 @@ def main(
     theirs: bool,
     names: Sequence[str],
 ) -> None:
-    """Print a table for each network, batch size and precision."""
+    """Compare matrix products of the cuda backend with PyTorch, stage by stage."""
     planned, backend = Planned(), CudaBackend()
     plans = [
         make_plan(get_network(name), backend, n, precision=precision, optimizer=SGD())
@@ -322,9 +321,9 @@ def main(
         for group in products(plan):
             for tile in candidates(plan, everything):
                 bound(replica, group, tile)
-    print(f"{len(planned.asked)} kernels to compile", flush=True)
+    print(f"{len(planned.units)} kernels to compile", flush=True)
     with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, sorted(planned.asked), chunksize=4))
+        list(pool.map(_compile, sorted(planned.units), chunksize=4))
     from dptrain.backends.cuda.gpu import GPU
 
     backend.__dict__["device"] = GPU(0)

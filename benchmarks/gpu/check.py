@@ -1,8 +1,8 @@
-"""Whether a step of dptrain's is right, in the very program that is timed afterwards.
+"""Check that a step of dptrain is right, in the same program that is timed afterwards.
 
-Exact is PyTorch in float64 on the same numbers. How far from it a step may be is measured, as
-`benchmarks.check` says: the exact program runs again with every number that goes into a layer with
-weights, and every one that comes out, changed at random by up to what the precision rounds off.
+The reference is PyTorch in float64 on the same numbers. The allowed error is measured (see
+`benchmarks.check`): the reference runs again with all inputs and outputs of layers with weights
+changed at random by up to the rounding error of the precision.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from benchmarks.gpu.ours import LEARNING_RATE, Step
 from dptrain.network import Network
 
 OPERAND = {"fp32": 0.0, "tf32": 2.0**-11, "bf16": 2.0**-8}
-"""Relative error of a rounded number: TF32 keeps 10 bits behind the leading one, bfloat16 keeps 7.
-In fp32 what is left are sums, which `benchmarks.check.rounding` counts."""
+"""Relative rounding error of an operand: TF32 stores 10 mantissa bits, bfloat16 7. In fp32 only
+sums round, which `benchmarks.check.rounding` counts."""
 
 CHECKED_RATE = 0.1
 """Learning rate of the step whose update is compared."""
 
 
 def check_step(network: Network, step: Step, expected: Expected) -> list[Check]:
-    """Loss, output and gradients of a repeated step, and how it moves the parameters."""
-    # The first may start kernels one by one, later ones a graph of them: that is what is timed.
+    """Check loss, output and gradients of a repeated step, and its parameter update."""
+    # The first step can launch kernels one by one. Later steps launch the graph that is timed.
     for _ in range(3):
         step.start()
     results = step.results()
@@ -35,7 +35,7 @@ def check_step(network: Network, step: Step, expected: Expected) -> list[Check]:
 
 
 def check_update(network: Network, step: Step) -> Check:
-    """The parameter whose movement in one step is farthest from −rate · (gradient + decay)."""
+    """Check that a step changes every parameter by −rate · (gradient + decay · parameter)."""
     before = step.parameters
     step.set_rate(CHECKED_RATE)
     step.start()
@@ -56,7 +56,7 @@ def check_update(network: Network, step: Step) -> Check:
 def update_error(
     before: NDArray[Any], gradient: NDArray[Any], after: NDArray[Any], decay: float
 ) -> float:
-    """Distance of a new parameter from the exact update, relative to parameter and movement."""
+    """Return the error of a parameter after an update, relative to parameter and change."""
     old = before.astype(np.float64)
     movement = CHECKED_RATE * (gradient.astype(np.float64) + decay * old)
     size = np.linalg.norm(old) + np.linalg.norm(movement)

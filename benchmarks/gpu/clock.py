@@ -1,8 +1,8 @@
-"""Timing programs against each other on a GPU.
+"""Time programs against each other on a GPU.
 
-A program starts steps, which a GPU does one after the other; events at both ends of a block of
-steps say how long the block took there. Programs take turns, block by block, so that whatever slows
-the machine slows all of them.
+A program enqueues steps, which a GPU executes one after the other. Events before and after a block
+of steps measure its time. Programs alternate block by block, so that disturbances of the machine
+affect all of them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from benchmarks.timing import Ratio
 
 BLOCK_US = 5000.0
-"""Time of a block; the launch of its first step, some 5 µs, is then lost in it."""
+"""Target time of a block in µs; the launch of its first step (about 5 µs) is then negligible."""
 BLOCKS = 12
-LEAST, MOST = 3, 100
-"""Steps of a block."""
+MIN_STEPS, MAX_STEPS = 3, 100
+"""Limits of the steps of a block."""
 
 Start = Callable[[], object]
-"""Starts a step, and may return before it is done."""
+"""Function that starts a step and can return before the step has finished."""
 
 Timer = Callable[[Start, int], float]
-"""Starts so many steps and gives the microseconds from the first to the end of the last."""
+"""Function that runs a number of steps and returns their total time in µs."""
 
 
 @dataclass(frozen=True)
@@ -51,37 +51,39 @@ class Laps:
 
 @dataclass(frozen=True)
 class Program:
-    """Something that is timed."""
+    """A program that is timed: a step, and the clock that measures it."""
 
     start: Start
     timer: Timer
 
     def time(self, steps: int) -> float:
-        """Microseconds of a step, over so many."""
+        """Return the mean time of a step in µs over `steps` steps."""
         return self.timer(self.start, steps) / steps
 
 
 def take_turns(programs: Mapping[str, Program], blocks: int = BLOCKS) -> dict[str, Laps]:
-    """Time every program in `blocks` blocks, in turn."""
+    """Time every program in `blocks` blocks, alternating between programs."""
     sizes = {}
     for name, program in programs.items():
-        program.time(LEAST)
-        sizes[name] = int(np.clip(BLOCK_US / max(program.time(LEAST), 1e-3), LEAST, MOST))
+        program.time(MIN_STEPS)
+        sizes[name] = int(
+            np.clip(BLOCK_US / max(program.time(MIN_STEPS), 1e-3), MIN_STEPS, MAX_STEPS)
+        )
     laps = {name: np.zeros(blocks) for name in programs}
-    for turn in range(blocks):
+    for block in range(blocks):
         for name, program in programs.items():
-            laps[name][turn] = program.time(sizes[name])
+            laps[name][block] = program.time(sizes[name])
     return {name: Laps(laps[name], sizes[name]) for name in programs}
 
 
 def ratio(slower: Laps, faster: Laps) -> Ratio:
-    """How many times faster: ratio of medians, and quartiles over the turns."""
+    """Return the speedup: the ratio of medians, and its quartiles over the blocks."""
     low, high = np.percentile(slower.us / faster.us, [25, 75])
     return Ratio(slower.median / faster.median, float(low), float(high))
 
 
 def host_timer(start: Start, steps: int) -> float:
-    """Where a step is done when it returns."""
+    """Time synchronous steps with the host's clock."""
     begin = time.perf_counter_ns()
     for _ in range(steps):
         start()
@@ -89,7 +91,7 @@ def host_timer(start: Start, steps: int) -> float:
 
 
 def stream_timer(stream: Any) -> Timer:
-    """Time on a stream of CuPy's."""
+    """Return a timer that measures a CuPy stream."""
     import cupy
 
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -106,7 +108,7 @@ def stream_timer(stream: Any) -> Timer:
 
 
 def torch_timer(start: Start, steps: int) -> float:
-    """Time on PyTorch's current stream."""
+    """Time steps on PyTorch's current stream."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,10 +1,10 @@
-"""PyTorch on several GPUs, a process each: DDP, and a captured step with one all-reduce.
+"""Time PyTorch on several GPUs: DistributedDataParallel, and a captured step with one all-reduce.
 
     RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
         python -m benchmarks.gpu.ddp tf32 model0:32 cifar:1024
 
-Rank 0 prints a JSON object for each network and batch size, in a list: microseconds of a step, each
-the median over blocks of steps.
+Rank 0 prints a JSON list with an object for each network and batch size: the times of a step in µs,
+medians over blocks of steps.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from benchmarks.torch_network import LOSSES
 from dptrain.network import Network
 
 STEPS, BLOCKS, WARM_UP, LEAD = 25, 8, 11, 5
-"""Steps of a block, blocks, and steps before: DDP needs 11 before a capture, as documented. Between
-a barrier and the clock's start, some that bring the ranks together."""
+"""Steps of a block, blocks, steps before the first block (DDP requires 11 before a capture), and
+steps between a barrier and the start of the clock, which synchronize the ranks."""
 
 
 class Rank:
@@ -48,16 +48,16 @@ class Rank:
         self.loss = LOSSES[network.loss.targets]
 
     def gradients(self, modules: torch.nn.Module) -> Callable[[], Tensor]:
-        """What computes the loss."""
+        """Return a function that computes the loss."""
         return lambda: self.mode.function(lambda a, b: self.loss(modules(a), b))(self.x, self.y)
 
     @torch.no_grad()
     def update(self, gradients: list[Tensor], share: float) -> None:
-        """All parameters in one call."""
+        """Update all parameters in one call."""
         torch._foreach_add_(self.weights, gradients, alpha=-LEARNING_RATE * share)
 
     def ddp(self) -> Start:
-        """As a user of DistributedDataParallel writes it."""
+        """Return a step that uses DistributedDataParallel in the documented way."""
         wrapped = DistributedDataParallel(self.modules, gradient_as_bucket_view=True)
         loss = self.gradients(wrapped)
 
@@ -70,7 +70,7 @@ class Rank:
         return step
 
     def captured(self) -> Start:
-        """Forward, backward, one all-reduce over all gradients and the update, in one graph."""
+        """Return a graph of forward, backward, one all-reduce of all gradients and the update."""
         loss = self.gradients(self.modules)
         flat = torch.zeros(sum(weight.numel() for weight in self.weights), device="cuda")
         parts = flat.split([weight.numel() for weight in self.weights])
@@ -82,12 +82,12 @@ class Rank:
             distributed.all_reduce(flat)
             self.update(views, share)
 
-        # NCCL's watchdog asks for the state of events meanwhile, from a thread of its own.
+        # NCCL's watchdog thread queries events during the capture.
         return capture(step, WARM_UP, capture_error_mode="thread_local")
 
 
 def time_steps(step: Start) -> float:
-    """Microseconds of a step: median over blocks that all ranks begin together."""
+    """Return the time of a step in µs: the median over blocks that all ranks start together."""
     for _ in range(WARM_UP):
         step()
     blocks = []
@@ -101,25 +101,25 @@ def time_steps(step: Start) -> float:
 
 
 def main(precision: str, cases: Sequence[str]) -> list[dict[str, float]]:
-    """Time both programs in every case."""
+    """Time both programs for every case."""
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     set_arithmetic(precision)
     torch.backends.cudnn.benchmark = True
-    answers = []
+    times = []
     for case in cases:
         name, _, batch_size = case.partition(":")
         network, n = dptrain.get_network(name), int(batch_size)
         graph = time_steps(Rank(network, n, precision).captured())
         ddp = time_steps(Rank(network, n, precision).ddp())
-        answers.append({"PyTorch graph": graph, "PyTorch DDP": ddp})
-    return answers
+        times.append({"PyTorch graph": graph, "PyTorch DDP": ddp})
+    return times
 
 
 if __name__ == "__main__":
     measured = main(sys.argv[1], sys.argv[2:])
     if os.environ["RANK"] == "0":
         print(json.dumps(measured), flush=True)
-    # NCCL may wait for ever for graphs that hold its communicator.
+    # At exit, NCCL can wait forever for graphs that use its communicator.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a GPU can do: copy its memory, and multiply large matrices."""
+"""Roofs of the roofline model: memory bandwidth and the rate of large matrix products."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 from benchmarks.gpu.clock import Program, stream_timer, take_turns, torch_timer
 
 COPY_BYTES = 2**31
-"""Far beyond any cache."""
+"""Bytes of a copy, far larger than any cache."""
 MATRIX = 8192
 BLOCKS = 5
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured, and the best of a few looks.
+    """Measured limits: the best of several blocks.
 
     Attributes:
-        copy: bytes/s, read and written, of a large copy.
-        gemm: FLOP/s of a large matrix product by precision; what is missing was not measured.
+        copy: bytes/s of a large copy, reads and writes together.
+        gemm: FLOP/s of a large matrix product, by the precisions that were measured.
     """
 
     copy: float
     gemm: dict[str, float]
 
     def seconds(self, flops: int, bytes_moved: int, precision: str) -> float:
-        """The least that the roofline model allows: bound by arithmetic or by memory."""
+        """Return the shortest time that the roofline model allows, in seconds."""
         arithmetic = flops / self.gemm[precision] if precision in self.gemm else 0.0
         return max(arithmetic, bytes_moved / self.copy)
 
 
 def measure_limits(precisions: tuple[str, ...], *, with_torch: bool) -> Limits:
-    """Copy by CUDA itself, products by PyTorch."""
+    """Measure copies by CUDA and, if available, products by PyTorch."""
     rates = {p: gemm_rate(p) for p in precisions} if with_torch else {}
     return Limits(copy_rate(), rates)
 
 
 def copy_rate() -> float:
-    """Bytes/s, read and written, from one place of the GPU's memory to another."""
+    """Return the bytes/s, read and written, of a copy within the GPU's memory."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -57,7 +57,7 @@ def copy_rate() -> float:
 
 
 def gemm_rate(precision: str) -> float:
-    """FLOP/s of PyTorch's product of square matrices of random numbers."""
+    """Return the FLOP/s of PyTorch's product of random square matrices."""
     import torch
 
     from benchmarks.gpu.theirs import set_arithmetic

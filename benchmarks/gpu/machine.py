@@ -1,4 +1,4 @@
-"""What the figures were measured on. No names of hosts or folders: results are published."""
+"""Describe the machine, without host or folder names because results are published."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dptrain.measure.environment import environment
 
 @dataclass(frozen=True)
 class Machine:
-    """What can be measured here.
+    """What can be measured on this machine.
 
     Attributes:
-        backends: those of dptrain's that work.
-        gpus: how many there are.
-        torch: where PyTorch computes exact results, "cuda" or "cpu"; None where it is missing.
-        missing: what is left out, and why.
+        backends: available backends of dptrain.
+        gpus: number of GPUs.
+        torch: device of PyTorch's reference results, "cuda" or "cpu"; None without PyTorch.
+        missing: what is not measured, with the reason.
     """
 
     backends: tuple[str, ...]
@@ -40,22 +40,22 @@ class Machine:
         return self.torch == "cuda"
 
     def limits(self, precisions: tuple[str, ...]) -> Limits:
-        """What the GPU can do at best."""
+        """Measure the roofs of the GPU."""
         return measure_limits(precisions, with_torch=self.timed_torch)
 
 
 def find_machine(wanted: Sequence[str]) -> Machine:
-    """Look for GPUs, the wanted backends and PyTorch.
+    """Find GPUs, the requested backends and PyTorch.
 
     Raises:
-        UserError: there is no GPU, or no CuPy.
+        UserError: no GPU was found, or CuPy is missing.
     """
     from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy
 
     gpus = device_count(import_cupy())
     backends, missing = [], []
     for name in wanted:
-        # A backend's own libraries may fail to load in ways of their own.
+        # The libraries of a backend can fail to load with any exception.
         try:
             load_backend(name).place(0)
             backends.append(name)
@@ -67,23 +67,23 @@ def find_machine(wanted: Sequence[str]) -> Machine:
     if why:
         missing.append(why)
     if gpus == 1:
-        missing.append("there is one GPU: nothing is said of how several scale")
+        missing.append("scaling over several GPUs: this machine has one")
     return Machine(tuple(backends), gpus, torch, tuple(missing))
 
 
 def find_torch() -> tuple[str | None, str]:
-    """Where PyTorch computes, and what is missing."""
+    """Return PyTorch's device and what is missing."""
     if importlib.util.find_spec("torch") is None:
-        return None, "PyTorch is missing: nothing is compared with it, and nothing checked"
+        return None, "comparison and checks: PyTorch is not installed"
     import torch
 
     if torch.cuda.is_available():
         return "cuda", ""
-    return "cpu", "PyTorch sees no GPU: results are checked on the CPU, and nothing is compared"
+    return "cpu", "comparison: PyTorch finds no GPU, so it only checks results on the CPU"
 
 
 def about(machine: Machine, **settings: Any) -> dict[str, Any]:
-    """GPU, versions and date, followed by the run's own settings and what is missing."""
+    """Return GPU, versions and date, then the settings of the run and what is missing."""
     here = environment()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
@@ -98,7 +98,7 @@ def about(machine: Machine, **settings: Any) -> dict[str, Any]:
 
 
 def gpu_facts(machine: Machine) -> dict[str, Any]:
-    """Names and versions of the hardware's side."""
+    """Return the GPU, its memory, and the versions of driver and CUDA."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -121,7 +121,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
 
 
 def driver_version() -> str | None:
-    """As nvidia-smi says; None where it is missing."""
+    """Return the driver version that nvidia-smi reports; None without nvidia-smi."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return None
@@ -132,7 +132,7 @@ def driver_version() -> str | None:
 
 
 def _dotted(version: int) -> str:
-    """13000 is 13.0."""
+    """Format CUDA's version number: 13000 is 13.0."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -144,7 +144,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed."""
+    """Return the versions of the installed packages."""
     found = {}
     for package in PACKAGES:
         try:

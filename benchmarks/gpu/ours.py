@@ -1,4 +1,4 @@
-"""dptrain's training step, its stages alone, and what a step gives."""
+"""A training step of dptrain: the whole step, its stages, and its results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Stage
 
 LEARNING_RATE = 1e-12
-"""So small that thousands of steps on one batch leave the numbers as they are."""
+"""So small that thousands of steps on one batch do not change the parameters."""
 
 
 class Step:
-    """A replica that makes the same step again and again, with its batch in memory.
+    """A replica that repeats the same step, with its batch in memory.
 
     Attributes:
-        replica: what computes.
+        replica: the replica.
         x, y: the batch.
-        start: starts forward, loss, backward and update; a GPU launches one graph.
-        memory_bytes: all that it allocates.
+        start: function that starts forward, loss, backward and update; a GPU launches one graph.
+        memory_bytes: allocated memory.
     """
 
     def __init__(self, network: Network, backend: str, precision: str, batch_size: int) -> None:
@@ -41,12 +41,12 @@ class Step:
         self.load()
 
     def load(self) -> None:
-        """Bring the batch, and the learning rate, to where the stages find them."""
+        """Load the batch and the learning rate into the replica."""
         self.replica.load(self.x, self.y)
         self.set_rate(LEARNING_RATE)
 
     def set_rate(self, learning_rate: float) -> None:
-        """Of all steps from now on."""
+        """Set the learning rate of all following steps."""
         self.replica.context.learning_rate = learning_rate
         if isinstance(self.replica, DeviceReplica):
             self.replica.upload_hyperparameters()
@@ -61,22 +61,22 @@ class Step:
 
     @property
     def timer(self) -> Timer:
-        """The clock of the memory that the replica lies in."""
+        """The clock of the replica's device."""
         stream = getattr(getattr(self.replica, "device", None), "stream", None)
         return host_timer if stream is None else stream_timer(stream)
 
     @property
     def program(self) -> Program:
-        """For timing."""
+        """The step as a timed program."""
         return Program(self.start, self.timer)
 
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
-        """Copies, by name in canonical layout."""
+        """Copies of the parameters by name, in canonical layout."""
         return {name: np.array(value) for name, value in self.replica.parameters.items()}
 
     def results(self) -> dict[str, NDArray[Any]]:
-        """Loss, output and gradients of the last step."""
+        """Return loss, output and gradients of the last step."""
         replica = self.replica
         replica.memory.synchronize()
         return {
@@ -86,12 +86,12 @@ class Step:
         }
 
     def stages(self) -> list[Stage]:
-        """Those that a step starts, in order."""
+        """Return the stages of a step in order."""
         stages = [stage for stage, _ in self.replica.stages]
         return [*stages, *(s for s in self.replica.plan.stages if s.phase is Phase.UPDATE)]
 
     def stage_program(self, index: int, times: int) -> Program:
-        """The stage at a position of `stages`, `times` times for each start."""
+        """Return a program that runs a stage of `stages` `times` times."""
         kernel = self._kernels()[index]
 
         def enqueue() -> None:
@@ -101,7 +101,7 @@ class Step:
         return Program(self.replica.memory.program(enqueue), self.timer)
 
     def run_stages(self, stop: int) -> None:
-        """The first stages of a step, so that the next one finds what it works on."""
+        """Run the first stages of a step, which compute the inputs of the next one."""
         self.load()
         for kernel in self._kernels()[:stop]:
             kernel()

@@ -1,11 +1,11 @@
-"""dptrain's steps on several GPUs, a rank each, with the batch in their memory.
+"""Time dptrain's steps on several GPUs, one rank per GPU, with the batch in device memory.
 
     mpirun -n 2 python -m benchmarks.gpu.rank_steps tf32 auto model0:32 cifar:1024
 
-`auto` is a transport, as `dptrain train` has them. Rank 0 prints a JSON list: microseconds of a
-step for each network and batch size, each the median over blocks of steps. A step is what `dptrain
-train` launches: forward, backward, the sum of the gradients over the ranks and the update; only the
-batch is not brought anew.
+`auto` is a value of `dptrain train --transport`. Rank 0 prints a JSON list: the time of a step in
+µs for each network and batch size, the median over blocks of steps. A step is the one that `dptrain
+train` launches: forward, backward, all-reduce of the gradients and update, without loading a
+batch.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dptrain.network import Network
 from dptrain.plan import SGD, make_buckets, make_plan
 
 STEPS, BLOCKS, WARM_UP = 25, 8, 11
-"""As those of PyTorch (`benchmarks.gpu.ddp`)."""
+"""The same as for PyTorch (`benchmarks.gpu.ddp`)."""
 
 LEAD = 5
-"""Steps between a barrier, which ranks leave up to a millisecond apart, and the clock's start: a
-step ends when all ranks have made it."""
+"""Steps between a barrier, which ranks leave up to 1 ms apart, and the start of the clock. They
+synchronize the ranks."""
 
 
 def time_steps(
     world: World, network: Network, batch_size: int, precision: str, transport: str
 ) -> float:
-    """Microseconds of a step: median over blocks that all ranks begin together."""
+    """Return the time of a step in µs: the median over blocks that all ranks start together."""
     backend = load_backend("cuda")
     backend.place(world.local_rank)
     plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
@@ -48,7 +48,7 @@ def time_steps(
     carrier = choose_transport(world, replica, transport) if world.size > 1 else "none"
     buckets = make_buckets(plan, BUCKET_BYTES.get(carrier))
     sums = make_gradient_sum("mirrored", world, replica, buckets, carrier)
-    assert sums.enqueues, f"sums by {carrier} are not part of a step's graph"
+    assert sums.enqueues, f"an all-reduce by {carrier} is not part of the step's graph"
     x, y = random_batch(network, batch_size, seed=world.rank)
     count = batch_size * world.size
     assert isinstance(replica, DeviceReplica)
@@ -84,14 +84,14 @@ def time_steps(
 
 
 def main(precision: str, transport: str, cases: Sequence[str]) -> None:
-    """Time every case; rank 0 prints."""
+    """Time every case, and print the times on rank 0."""
     world = World.connect()
     times = []
     for case in cases:
         name, _, batch_size = case.partition(":")
         network = dptrain.get_network(name)
         times.append(time_steps(world, network, int(batch_size), precision, transport))
-    # A step is over when the slowest rank's is.
+    # A step ends when the slowest rank has finished it.
     slowest = np.max(world.all_gather_json(times), axis=0).tolist()
     if world.is_rank_zero:
         print(json.dumps(slowest), flush=True)

@@ -1,4 +1,4 @@
-"""Several GPUs: `dptrain train` as users run it, beside PyTorch."""
+"""Time training on several GPUs: `dptrain train`, dptrain's steps alone, and PyTorch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from dptrain.scaling.launching import find_launcher
 
 TIMEOUT_S = 100
 STEPS = 400
-LEAST_STEPS, SAMPLES = 8, 1 << 14
-"""Of an epoch: steps at least, and samples where these are more."""
+MIN_STEPS, MIN_SAMPLES = 8, 1 << 14
+"""Smallest numbers of steps and of samples of an epoch."""
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("dptrain", "PyTorch graph", "PyTorch DDP", "dptrain train")
-"""The first three make steps of a batch that stays; the last is the command, data included."""
+"""The first three repeat steps on one batch. The last is the command, with loading of data."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """A network on some GPUs, with the same samples on each.
+    """Times of a network on several GPUs, with the same number of samples on each.
 
     Attributes:
         network: its name.
-        ranks, batch_size: GPUs, and samples a GPU.
-        us: microseconds of a step by program, a number for each launch.
-        weak: efficiencies that `dptrain train` measured against rank 0 alone, for each launch.
+        ranks, batch_size: number of GPUs, and samples per GPU.
+        us: times of a step in µs by program, one for each launch.
+        weak: weak-scaling efficiencies that `dptrain train` reported, one for each launch.
     """
 
     network: str
@@ -47,34 +47,34 @@ class RankResult:
     weak: list[float]
 
     def median(self, program: str) -> float | None:
-        """Over the launches; None where the program did not run."""
+        """Return the median over launches; None if the program did not run."""
         return float(np.median(self.us[program])) if self.us.get(program) else None
 
     @property
     def times_faster(self) -> float | None:
-        """Than the better of PyTorch's programs; None where either did not run."""
+        """Speedup over the faster of PyTorch's programs; None if one of both is missing."""
         mine = self.median("dptrain")
         theirs = [time for p in PROGRAMS[1:3] if (time := self.median(p)) is not None]
         return None if mine is None or not theirs else min(theirs) / mine
 
 
-def weak_efficiency(alone: RankResult, together: RankResult, program: str) -> float | None:
-    """T(1) / T(N), from launches of their own."""
-    one, many = alone.median(program), together.median(program)
+def weak_efficiency(one_rank: RankResult, many_ranks: RankResult, program: str) -> float | None:
+    """Return T(1) / T(N), from separate launches."""
+    one, many = one_rank.median(program), many_ranks.median(program)
     return None if one is None or many is None else one / many
 
 
 Cases = Sequence[tuple[str, int]]
-"""Networks, and samples a GPU."""
+"""Networks, and samples per GPU."""
 
 
 def measure_ranks(
     cases: Cases, ranks: int, precision: str, *, launches: int, with_torch: bool, progress: Progress
 ) -> tuple[list[RankResult], dict[str, str]]:
-    """Launch both programs in turn, `launches` times each.
+    """Launch all programs alternately, `launches` times each.
 
     Returns:
-        What was measured, and why programs are missing from it, by case.
+        The results, and the reasons for missing programs by case.
     """
     results = [RankResult(name, ranks, n, {p: [] for p in PROGRAMS}, []) for name, n in cases]
     failed: dict[str, str] = {}
@@ -120,9 +120,9 @@ def _steps(results: list[RankResult], precision: str) -> None:
 
 
 def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> list[float]:
-    """Microseconds of dptrain's steps for each case, by `benchmarks.gpu.rank_steps`."""
-    words = [f"{result.network}:{result.batch_size}" for result in results]
-    program = [sys.executable, "-m", "benchmarks.gpu.rank_steps", precision, "auto", *words]
+    """Return the times of dptrain's steps in µs for each case (`benchmarks.gpu.rank_steps`)."""
+    cases = [f"{result.network}:{result.batch_size}" for result in results]
+    program = [sys.executable, "-m", "benchmarks.gpu.rank_steps", precision, "auto", *cases]
     done = subprocess.run(
         launched(ranks, program), capture_output=True, text=True, timeout=TIMEOUT_S,
         env=environment(DPTRAIN_ALLOW_SINGLE="1"),
@@ -134,12 +134,12 @@ def launch_steps(results: Sequence[RankResult], ranks: int, precision: str) -> l
 
 
 def command(network: str, ranks: int, batch_size: int, precision: str, run: Path) -> list[str]:
-    """What a user types to train, `batch_size` being that of a GPU.
+    """Return the command that trains with `batch_size` samples per GPU.
 
-    Epochs are as long as their data may be, and there is one checkpoint, at the end: the ends of
-    short epochs would be much of what is timed.
+    Epochs are long and the only checkpoint is at the end, because short epochs would dominate the
+    time.
     """
-    samples = max(ranks * batch_size * LEAST_STEPS, SAMPLES)
+    samples = max(ranks * batch_size * MIN_STEPS, MIN_SAMPLES)
     return launched(ranks, [
         sys.executable, "-m", "dptrain", "train",
         "--network", network, "--data", f"synthetic?samples={samples}",
@@ -150,16 +150,16 @@ def command(network: str, ranks: int, batch_size: int, precision: str, run: Path
 
 
 def launched(ranks: int, program: Sequence[str]) -> list[str]:
-    """The command that starts a program on so many ranks, as ``launch/gpus.sh`` does.
+    """Return the command that starts a program on `ranks` ranks, as ``launch/gpus.sh`` does.
 
     Raises:
-        UserError: there is nothing that starts ranks.
+        UserError: no launcher was found.
     """
     return replace(find_launcher(), binds=False).command(ranks, 1, program)
 
 
 def train(network: str, ranks: int, batch_size: int, precision: str) -> dict[str, Any]:
-    """Summary of a run of `dptrain train`."""
+    """Run `dptrain train` and return its summary."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         arguments = command(network, ranks, batch_size, precision, run)
@@ -173,20 +173,20 @@ def train(network: str, ranks: int, batch_size: int, precision: str) -> dict[str
 
 
 def environment(**variables: str) -> Mapping[str, str]:
-    """This process's, passed on whole, with what Open MPI asks of root."""
+    """Return this process's environment, with the variables that Open MPI requires for root."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {**allow, "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, **variables}
 
 
 def launch_torch(cases: Cases, ranks: int, precision: str) -> list[dict[str, float]]:
-    """Microseconds of PyTorch's steps by program, for each case, by `benchmarks.gpu.ddp`."""
+    """Return the times of PyTorch's steps in µs by program for each case (`benchmarks.gpu.ddp`)."""
     port = free_port()
-    words = [f"{network}:{batch_size}" for network, batch_size in cases]
-    arguments = [sys.executable, "-m", "benchmarks.gpu.ddp", precision, *words]
+    arguments = [f"{network}:{batch_size}" for network, batch_size in cases]
+    program = [sys.executable, "-m", "benchmarks.gpu.ddp", precision, *arguments]
     processes = [
         subprocess.Popen(
-            arguments, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            program, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
                             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)),
         )
@@ -200,22 +200,22 @@ def launch_torch(cases: Cases, ranks: int, precision: str) -> list[dict[str, flo
             process.communicate()
     if processes[0].returncode:
         raise RuntimeError(last_line(errors))
-    answer: list[dict[str, float]] = json.loads(output.splitlines()[-1])
-    return answer
+    times: list[dict[str, float]] = json.loads(output.splitlines()[-1])
+    return times
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def last_line(text: str) -> str:
-    """What a process said last, which is mostly why it ended."""
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
+    """Return the last line of a process's output, usually the reason of its failure."""
+    return (text.strip().splitlines() or ["no output"])[-1]
 
 
 def counts(gpus: int, most: tuple[int, ...] = (1, 2, 4, 8)) -> tuple[int, ...]:
-    """Numbers of ranks for which there are GPUs."""
+    """Return the numbers of ranks that the GPUs suffice for."""
     return tuple(n for n in most if n <= gpus)

@@ -30,7 +30,7 @@ STAGE_ROW = ("group", "phase", "flops", "bytes_moved", "us")
 
 @dataclass(frozen=True)
 class Checked:
-    """A check of one of our programs."""
+    """A check of a program of dptrain."""
 
     backend: str
     precision: str
@@ -39,11 +39,11 @@ class Checked:
 
 @dataclass
 class Results:
-    """All that a run measured; sections fill up as it goes on.
+    """Results of a run, filled section by section.
 
     Attributes:
         about: machine, versions, date, repeats.
-        failed: what of dptrain's did not run, and why, by case.
+        failed: reasons by case of dptrain that did not run.
     """
 
     about: dict[str, Any]
@@ -57,12 +57,12 @@ class Results:
 
     @property
     def right(self) -> bool:
-        """Whether no check found a wrong result."""
+        """Whether all checks passed."""
         return not self.wrong
 
     @property
     def wrong(self) -> list[Checked]:
-        """Checks that did."""
+        """Checks that failed."""
         return [checked for checked in self.checks if not checked.check.passed]
 
     @property
@@ -71,18 +71,18 @@ class Results:
         return all("PyTorch" in case for case in self._all_failed())
 
     def comparisons(self) -> list[Comparison]:
-        """Of all cases."""
+        """Return the comparisons of all cases."""
         return [comparison for case in self.cases for comparison in case.comparisons()]
 
     def stages_by_case(self) -> dict[tuple[Any, ...], list[StageResult]]:
-        """Stages of each network, batch size, backend and precision."""
+        """Return the stages by network, batch size, backend and precision."""
         cases: dict[tuple[Any, ...], list[StageResult]] = {}
         for stage in self.stages:
             cases.setdefault(tuple(getattr(stage, name) for name in STAGE_CASE), []).append(stage)
         return cases
 
     def tables(self) -> list[Table]:
-        """Every section that has results."""
+        """Return the tables of all sections that have results."""
         tables = [
             training_table(self.comparisons()),
             mode_table(self.cases),
@@ -91,7 +91,8 @@ class Results:
             layer_table(self.layers),
             *(stage_table(stages, self.limits) for stages in self.stages_by_case().values()),
             check_table(self.checks),
-            Table("What did not run", ("case", "why"), tuple(self._all_failed().items())),
+            Table("Programs that did not run", ("case", "reason"),
+                  tuple(self._all_failed().items())),
         ]  # fmt: skip
         return [table for table in tables if table.rows]
 
@@ -104,7 +105,7 @@ class Results:
 
 
 def verdict(goals: Sequence[tuple[Target, float]]) -> str:
-    """That of the goal which is farthest from being reached."""
+    """Return the verdict of the target that was missed most."""
     if not goals:
         return ""
     target, figure = min(goals, key=lambda goal: goal[0].share(goal[1]))
@@ -116,7 +117,7 @@ def _goal(target: Target, unit: str = "") -> str:
 
 
 def training_table(comparisons: Iterable[Comparison]) -> Table:
-    """Dptrain beside PyTorch's best mode."""
+    """Compare dptrain with PyTorch's fastest mode."""
     rows = []
     for c in comparisons:
         times, case = c.ratio, c.case
@@ -131,14 +132,14 @@ def training_table(comparisons: Iterable[Comparison]) -> Table:
             verdict(c.goals),
         ))  # fmt: skip
     columns = (
-        "network", "batch", "precision", "backend", "dptrain µs", "PyTorch µs", "its best mode",
-        "times faster", "step", "ratio", "",
+        "network", "batch", "precision", "backend", "dptrain µs", "PyTorch µs", "fastest mode",
+        "speedup", "step", "ratio", "",
     )  # fmt: skip
     return Table("Training step: median (quartiles)", columns, tuple(rows))
 
 
 def mode_table(cases: Iterable[Case]) -> Table:
-    """All of PyTorch's modes."""
+    """List the times of all of PyTorch's modes."""
     cases = list(cases)
     modes = list(dict.fromkeys(mode for case in cases for mode in case.theirs))
     rows = [
@@ -147,11 +148,11 @@ def mode_table(cases: Iterable[Case]) -> Table:
         for case in cases
         if case.theirs
     ]  # fmt: skip
-    return Table("PyTorch's modes, µs a step", ("network", "batch", *modes), tuple(rows))
+    return Table("PyTorch's modes, µs per step", ("network", "batch", *modes), tuple(rows))
 
 
 def memory_table(cases: Iterable[Case]) -> Table:
-    """Bytes of every program."""
+    """List the peak memory of every program."""
     cases = list(cases)
     names = list(dict.fromkeys(name for case in cases for name in case.memory_bytes))
     rows = [
@@ -163,7 +164,7 @@ def memory_table(cases: Iterable[Case]) -> Table:
 
 
 def stage_table(stages: Sequence[StageResult], limits: Limits | None) -> Table:
-    """Stages of one case."""
+    """List the stages of one case."""
     total = sum(stage.us for stage in stages)
     rows = []
     for s in stages:
@@ -176,17 +177,26 @@ def stage_table(stages: Sequence[StageResult], limits: Limits | None) -> Table:
             "" if gemm is None or not s.flops else f"{gemm:.0%}",
             verdict([(targets.WIDE_CONVOLUTION, gemm)]) if aimed and gemm is not None else "",
         ))  # fmt: skip
-    columns = ("stage", "µs", "of sum", "GFLOP/s", "GB/s", "of roof", "of GEMM", "")
+    columns = (
+        "stage",
+        "µs",
+        "share of sum",
+        "GFLOP/s",
+        "GB/s",
+        "share of roof",
+        "share of GEMM",
+        "",
+    )
     s = stages[0]
     return Table(
         f"Stages of {s.network} at batch {s.batch_size}, {s.backend} {s.precision}, "
-        f"each alone: {total:.1f} µs together",
+        f"timed separately; sum {total:.1f} µs",
         columns, tuple(rows),
     )  # fmt: skip
 
 
 def layer_table(rows: Iterable[LayerRow]) -> Table:
-    """The study's table."""
+    """Compare single layers of dptrain, cuDNN and PyTorch."""
     rows = list(rows)
     programs = list(dict.fromkeys(name for row in rows for name in row.us))
     text = [
@@ -203,7 +213,7 @@ def layer_table(rows: Iterable[LayerRow]) -> Table:
 
 
 def rank_tables(results: Sequence[RankResult]) -> list[Table]:
-    """Step times, and weak efficiencies against the launches of one rank."""
+    """List step times on several GPUs, and weak-scaling efficiencies."""
     alone = {(r.network, r.batch_size): r for r in results if r.ranks == 1}
     times, weak = [], []
     for r in results:
@@ -227,17 +237,17 @@ def rank_tables(results: Sequence[RankResult]) -> list[Table]:
             "" if mine is None or target is None else target.verdict(mine),
         ))  # fmt: skip
     return [
-        Table("Several GPUs: µs a step, median (range of launches)",
-              ("network", "batch a GPU", "GPUs", *PROGRAMS, "times faster than the better",
+        Table("Several GPUs: µs per step, median (range of launches)",
+              ("network", "batch per GPU", "GPUs", *PROGRAMS, "speedup over the faster",
                "target", ""), tuple(times)),
-        Table("Weak efficiency, T(1) / T(N)",
-              ("network", "batch a GPU", "GPUs", *PROGRAMS, "dptrain within a launch", "target",
+        Table("Weak-scaling efficiency, T(1) / T(N)",
+              ("network", "batch per GPU", "GPUs", *PROGRAMS, "dptrain within a launch", "target",
                ""), tuple(weak)),
     ]  # fmt: skip
 
 
 def _rank_goals(result: RankResult) -> list[tuple[str, Target, float]]:
-    """Words, target and figure of what a step on several GPUs is to reach."""
+    """Return description, target and measured value of each target of a step on several GPUs."""
     step = targets.RANK_STEP_US.get((result.network, result.batch_size, result.ranks))
     mine, faster = result.median("dptrain"), result.times_faster
     goals = []
@@ -253,18 +263,18 @@ def _launches(us: Sequence[float]) -> str:
 
 
 def check_table(checks: Iterable[Checked]) -> Table:
-    """What was farthest from exact."""
+    """List the largest errors."""
     rows = tuple(
         (c.check.network, str(c.check.batch_size), c.backend, c.precision, c.check.quantity,
          f"{c.check.error:.1e}", f"{c.check.allowed:.1e}", "" if c.check.passed else "wrong")
         for c in checks
     )  # fmt: skip
-    columns = ("network", "batch", "backend", "precision", "farthest", "off by", "allowed", "")
-    return Table("Against PyTorch in float64", columns, rows)
+    columns = ("network", "batch", "backend", "precision", "quantity", "error", "allowed", "")
+    return Table("Comparison with PyTorch in float64", columns, rows)
 
 
 def headline(results: Results) -> str:
-    """What was reached, in a few lines."""
+    """Summarize the results in a few lines."""
     lines = []
     if results.checks:
         passed = len(results.checks) - len(results.wrong)
@@ -279,7 +289,9 @@ def headline(results: Results) -> str:
         ratios = [c.ratio.value for c in mine if c.ratio is not None]
         line = f"{backend}: {reached} of {len(mine)} training steps reach their target"
         if ratios:
-            line += f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's best mode"
+            line += (
+                f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's fastest mode"
+            )
         lines.append(line)
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
@@ -289,12 +301,12 @@ def headline(results: Results) -> str:
             line += f", {same} more are computed by the same kernels"
         lines.append(line)
     if not results.complete:
-        lines.append("not all of dptrain's programs ran: see the last table")
+        lines.append("some programs of dptrain did not run: see the last table")
     return "\n".join(lines)
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Everything, in plain types; stages and layers as rows, for there are many."""
+    """Return all results in plain types for JSON."""
     return {
         "about": results.about,
         "limits": None if results.limits is None else vars(results.limits),
@@ -341,19 +353,19 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def as_markdown(results: Results) -> str:
-    """The whole report."""
+    """Return the report in Markdown."""
     return document(
         "dptrain and PyTorch on GPUs", results.about, headline(results), results.tables()
     )
 
 
 def write(results: Results, json_path: Path, markdown_path: Path) -> None:
-    """Write both files; those of an earlier call are replaced."""
+    """Write both files, replacing those of an earlier call."""
     rounded = json.loads(dump_json(as_json(results)), parse_float=lambda text: _short(float(text)))
     json_path.write_text(dump_json(rounded), encoding="utf-8")
     markdown_path.write_text(as_markdown(results), encoding="utf-8")
 
 
 def _short(number: float) -> float:
-    """Six digits say all that was measured."""
+    """Round to six significant digits."""
     return float(f"{number:.6g}")

@@ -1,7 +1,7 @@
-"""Every stage of a training step alone, against the roofline; and the layers of the study's table.
+"""Time every stage of a training step separately and compare it with the roofline; compare layers.
 
-A stage runs many times in a row, on the same numbers. Where they fit into the cache of the second
-level, as a small batch's do, it finds them there, as it does for the most part in a step.
+A stage runs many times in a row on the same data. With a small batch the data stays in L2, which is
+mostly the case in a step as well.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TIMES, BLOCKS = 20, 5
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage and how long it took.
+    """A stage and its time.
 
     Attributes:
         network, batch_size, backend, precision: the case.
         group, phase: of the stage.
         flops, bytes_moved: as the plan counts them.
-        us: median.
-        wide: a convolution with so many filters that its share of the GEMM rate has a target.
-        operation: what computes the group: backends that share one run the same kernels.
+        us: median time in µs.
+        wide: whether it is a convolution whose share of the GEMM rate has a target.
+        operation: class that computes the group; equal operations run the same kernels.
     """
 
     network: str
@@ -49,21 +49,21 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        """As `Stage.name`."""
+        """Name of the stage, as `Stage.name`."""
         return self.group if self.group == self.phase else f"{self.group}.{self.phase}"
 
     def share_of_roof(self, limits: Limits) -> float:
-        """The time that the roofline allows over the time it took."""
+        """Return the shortest time of the roofline model divided by the measured time."""
         return limits.seconds(self.flops, self.bytes_moved, self.precision) / (1e-6 * self.us)
 
     def share_of_gemm(self, limits: Limits) -> float | None:
-        """Its rate over that of a large matrix product; None where that was not measured."""
+        """Return the stage's rate divided by that of a large matrix product, if measured."""
         rate = limits.gemm.get(self.precision)
         return None if rate is None else self.flops / (1e-6 * self.us) / rate
 
 
 def is_wide(plan: Plan, stage: Stage) -> bool:
-    """Whether the target of wide convolutions is this stage's."""
+    """Return whether the target of wide convolutions applies to this stage."""
     heads = {group.name: group.head.layer for group in plan.groups}
     layer = heads.get(stage.group)
     return (
@@ -75,7 +75,7 @@ def is_wide(plan: Plan, stage: Stage) -> bool:
 
 
 def operation_of(step: Step, stage: Stage) -> str:
-    """What computes a stage's group, by name; the backend where that has one way for all."""
+    """Return the class that computes a stage's group, or the backend if it has none."""
     plan, backend = step.replica.plan, step.replica.backend
     find = getattr(backend, "operation", None)
     for group in plan.groups:
@@ -88,11 +88,11 @@ def operation_of(step: Step, stage: Stage) -> str:
 def measure_stages(
     network: Network, backend: str, precision: str, batch_size: int, *, times: int = TIMES
 ) -> list[StageResult]:
-    """Time every stage of a step but loading, in order."""
+    """Time the stages of a step in order, without loading the batch."""
     step = Step(network, backend, precision, batch_size)
     plan, results = step.replica.plan, []
     for index, stage in enumerate(step.stages()):
-        # What stages change in place, such as the gradient behind dropout, is made anew.
+        # Recompute what stages change in place, such as gradients after dropout.
         step.run_stages(index)
         laps = take_turns({stage.name: step.stage_program(index, times)}, BLOCKS)[stage.name]
         results.append(
@@ -105,19 +105,19 @@ def measure_stages(
     return results
 
 
-# The study's table: each layer, forward and backward.
+# Comparison of layers, forward and backward.
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer, or a run of layers that is computed as one, in one direction.
+    """A layer, or several fused layers, in one direction.
 
     Attributes:
         network, batch_size, precision: the case.
         layers: such as ``conv1``, or ``conv1+relu1+pool1``.
         direction: ``forward`` or ``backward``.
-        us: by program; ``PyTorch`` is its own calls of cuDNN, in the faster of its layouts.
-        operations: by backend, what computes it: see `StageResult`.
+        us: times in µs by program; ``PyTorch`` calls cuDNN, in the faster memory layout.
+        operations: classes that compute the layers, by backend (see `StageResult`).
     """
 
     network: str
@@ -130,19 +130,19 @@ class LayerRow:
 
     @property
     def shared(self) -> bool:
-        """Whether `cuda` and `cudnn` run the same kernels, so that they differ by chance alone."""
+        """Whether `cuda` and `cudnn` run the same kernels, so that differences are noise."""
         mine = self.operations.get("cuda")
         return mine is not None and mine == self.operations.get("cudnn")
 
     @property
     def ratio(self) -> float | None:
-        """Time of `cuda` over that of `cudnn`; of PyTorch's cuDNN where the backend is missing."""
+        """Time of `cuda` divided by that of `cudnn`, or of PyTorch if that is missing."""
         other = self.us.get("cudnn", self.us.get("PyTorch"))
         return None if other is None or "cuda" not in self.us else self.us["cuda"] / other
 
 
 def unfused(network: Network) -> Network:
-    """`network` with sigmoids for ReLUs, which no backend fuses: each layer is a stage."""
+    """Return `network` with sigmoids instead of ReLUs, which prevents fusion."""
     layers = [Sigmoid() if isinstance(n.layer, ReLU) else n.layer for n in network.nodes]
     return Network(network.input_shape, layers, network.loss, f"{network.name} unfused")
 
@@ -150,13 +150,13 @@ def unfused(network: Network) -> Network:
 def layer_rows(
     stages: Iterable[StageResult], torch_us: dict[tuple[str, str], float], runs: Sequence[str]
 ) -> list[LayerRow]:
-    """Rows of one network at one batch size and precision.
+    """Return the rows of one network at one batch size and precision.
 
     Args:
         stages: of every backend.
         torch_us: PyTorch's times by layers and direction.
-        runs: which layers, in order, such as ``conv1+relu1+pool1``. Where a backend computes a run
-            as several groups, their times add up.
+        runs: layers in order, such as ``conv1+relu1+pool1``. Times are added if a backend computes
+            them in several groups.
     """
     rows: dict[tuple[str, str], LayerRow] = {}
     owners = {layer: run for run in runs for layer in run.split("+")}
@@ -176,7 +176,7 @@ def layer_rows(
 
 
 def study_runs(network: Network) -> tuple[list[str], list[str]]:
-    """Names of each convolution and pooling layer, and of each run that is computed as one."""
+    """Return the names of convolution and pooling layers, and of the fused layers."""
     names = [node.name for node in network.nodes]
     convolutions = [i for i, node in enumerate(network.nodes) if isinstance(node.layer, Conv2d)]
     alone = [name for i in convolutions for name in (names[i], names[i + 2])]

@@ -1,4 +1,4 @@
-"""The order of a run: first whether results are right, then how fast they come."""
+"""Run the sections of the benchmark: first check results, then time programs."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 SECTIONS = ("check", "training", "stages", "layers", "ranks")
 STUDY = ("model2", "model-large")
-"""Networks of the layers' table."""
+"""Networks of the comparison of layers."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how often.
+    """Settings of a run.
 
     Attributes:
         networks, sections, batches, precisions: names and sizes.
-        compiled: batch sizes at which torch.compile takes part.
-        blocks: of each program.
+        compiled: batch sizes that also run with torch.compile.
+        blocks: number of blocks of each program.
         stage_batches: batch sizes of stages and layers.
-        rank_networks, rank_batches: what several GPUs train, and samples a GPU.
-        launches: of each command that starts ranks.
+        rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
+        launches: launches of each job with several ranks.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -68,67 +68,70 @@ class Settings:
     launches: int = 3
 
 
-GROSSLY = 8.0
-"""Times what is allowed, beyond which a mode of PyTorch's does not count: it computes something
-else. What it merely rounds otherwise is its own matter."""
+GROSS_ERROR = 8.0
+"""A mode of PyTorch is excluded if its error exceeds the allowed error by this factor, because it
+then computes something else. Smaller differences come from rounding."""
 
 Save = Callable[[Results], None]
 
 
 def run(settings: Settings, machine: Machine, progress: Progress, save: Save) -> Results:
-    """Run every section; `save` is called again and again, so that nothing measured is lost.
+    """Run every section, and call `save` after each case so that no result is lost.
 
-    A wrong result ends the run before anything is timed: see `Results.right`.
+    A wrong result ends the run before anything is timed (see `Results.right`).
     """
     results = Results(about(
         machine,
-        blocks=f"{settings.blocks} of each program, in turns, of 3 to 100 steps",
+        blocks=f"{settings.blocks} of each program, alternating, of 3 to 100 steps",
         launches=settings.launches,
         **{"torch.compile": f"at batch {', '.join(map(str, settings.compiled))}"
-           if settings.compiled else "left out"},
+           if settings.compiled else "not measured"},
     ))  # fmt: skip
-    this = _Run(settings, machine, progress, save, results)
-    this.check()
+    sections = _Run(settings, machine, progress, save, results)
+    sections.check()
     if not results.right:
         return results
     if {"stages", "training"} & set(settings.sections):
         results.limits = machine.limits(settings.precisions)
-    sections = {
-        "training": this.train, "stages": this.stages, "layers": this.layers, "ranks": this.ranks,
-    }  # fmt: skip
-    for name, section in sections.items():
+    by_name = {
+        "training": sections.train,
+        "stages": sections.stages,
+        "layers": sections.layers,
+        "ranks": sections.ranks,
+    }
+    for name, section in by_name.items():
         if name in settings.sections:
             section()
     return results
 
 
 class _Exact:
-    """What PyTorch gives in float64, computed once for each case."""
+    """Reference results of PyTorch in float64, computed once for each case."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._known: dict[tuple[str, int, str], Expected] = {}
+        self._cached: dict[tuple[str, int, str], Expected] = {}
 
     def of(self, network: Network, batch_size: int, precision: str) -> Expected:
-        """Exact results, and what `precision` may be off by."""
+        """Return the reference results and the allowed errors of a precision."""
         from benchmarks.check import expect
         from benchmarks.gpu.check import OPERAND
         from benchmarks.programs import initial
 
         key = network.name, batch_size, precision
-        if key not in self._known:
+        if key not in self._cached:
             x, y = random_batch(network, batch_size)
             parameters = {k: np.asarray(v, np.float64) for k, v in initial(network).items()}
-            self._known[key] = expect(
+            self._cached[key] = expect(
                 network, parameters, x.astype(np.float64), y,
                 operand=OPERAND[precision], device=self._device,
             )  # fmt: skip
             release_memory()
-        return self._known[key]
+        return self._cached[key]
 
 
 class _Run:
-    """The sections of a run, and what they share."""
+    """The sections of a run and their shared state."""
 
     def __init__(
         self, settings: Settings, machine: Machine, progress: Progress, save: Save, results: Results
@@ -140,7 +143,7 @@ class _Run:
 
     @contextmanager
     def _reported(self, case: str) -> Iterator[None]:
-        """Say what is measured; go on behind an error, which the report names."""
+        """Show what is measured, and record an error instead of raising it."""
         self.progress.step(case)
         try:
             yield
@@ -149,7 +152,7 @@ class _Run:
         release_memory()
 
     def check(self) -> None:
-        """Every program of ours that is timed, one at a time."""
+        """Check every program of dptrain that will be timed."""
         if self.exact is None:
             return
         from benchmarks.gpu.check import check_step
@@ -162,7 +165,7 @@ class _Run:
                     self.results.checks += [Checked(backend, precision, check) for check in found]
 
     def _checked(self) -> Iterator[tuple[Network, int, str]]:
-        """Cases of the chosen sections; ranks are launched as users do, and checked by tests."""
+        """Yield the cases of the selected sections. Tests check training on several ranks."""
         settings, sections = self.settings, set(self.settings.sections)
         cases: dict[tuple[str, int, str], Network] = {}
         if sections & {"check", "training", "stages"}:
@@ -178,7 +181,7 @@ class _Run:
             yield network, n, precision
 
     def train(self) -> None:
-        """Training steps of all programs."""
+        """Time the training steps of all programs."""
         settings = self.settings
         ours = [(b, p) for b in self.machine.backends for p in settings.precisions]
         for network in self.networks:
@@ -192,7 +195,7 @@ class _Run:
                 self.save(self.results)
 
     def stages(self) -> None:
-        """Stages of all steps, alone."""
+        """Time the stages of all steps."""
         for network in self.networks:
             for n in self.settings.stage_batches:
                 for precision in self.settings.precisions:
@@ -204,14 +207,14 @@ class _Run:
             self.save(self.results)
 
     def layers(self) -> None:
-        """The study's table, in the first of the precisions."""
+        """Compare layers, in the first of the precisions."""
         for name in STUDY:
             for n in self.settings.stage_batches:
                 self.results.layers += self._layers(dptrain.get_network(name), n)
                 self.save(self.results)
 
     def _layers(self, network: Network, n: int) -> list[LayerRow]:
-        """Each layer alone, and each run of layers that is computed as one."""
+        """Time each layer alone, and each group of fused layers."""
         precision = self.settings.precisions[0]
         alone, runs = study_runs(network)
         split: list[StageResult] = []
@@ -229,10 +232,10 @@ class _Run:
         return [*layer_rows(split, theirs, alone), *layer_rows(fused, {}, runs)]
 
     def ranks(self) -> None:
-        """`dptrain train` on one GPU, and on several beside PyTorch."""
+        """Time `dptrain train` on one GPU, and with PyTorch on several."""
         settings = self.settings
         cases = [(name, n) for name in settings.rank_networks for n in settings.rank_batches]
-        # One GPU scales to nothing: one look says how near training comes to the bare step.
+        # One launch on one GPU shows how close training comes to the step alone.
         launches = settings.launches if self.machine.gpus > 1 else 1
         for count in ranks.counts(self.machine.gpus):
             found, failed = ranks.measure_ranks(
@@ -248,12 +251,12 @@ class _Run:
 def torch_builds(
     network: Network, batch_size: int, settings: Settings, exact: _Exact
 ) -> dict[str, Build]:
-    """PyTorch's programs of all precisions that are measured, by mode."""
+    """Return the functions that build PyTorch's programs, by mode."""
     from benchmarks.check import judge
     from benchmarks.gpu.theirs import GPUMode, TorchProgram, modes_for
 
     x, y = random_batch(network, batch_size)
-    # PyTorch draws dropout's masks itself: results under other masks say nothing.
+    # PyTorch draws other dropout masks, so results with dropout cannot be compared.
     drops = any(isinstance(node.layer, Dropout) for node in network.nodes)
 
     def build(mode: GPUMode) -> tuple[Program, int]:
@@ -261,8 +264,10 @@ def torch_builds(
         if not drops:
             expected = exact.of(network, batch_size, mode.precision)
             found = judge(network.name, batch_size, program.results(), expected)
-            if not found.error <= GROSSLY * found.allowed:
-                raise ArithmeticError(f"{found.quantity} is off by {found.error:.1e} of its size")
+            if not found.error <= GROSS_ERROR * found.allowed:
+                raise ArithmeticError(
+                    f"the relative error of {found.quantity} is {found.error:.1e}"
+                )
         return program.program, program.memory_bytes
 
     modes = [

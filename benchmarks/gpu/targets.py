@@ -1,4 +1,4 @@
-"""What is to be reached on an H200."""
+"""Performance targets on an H200."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ STEP_US = {
     for network, us in
     {"model0": 45.0, "model1": 55.0, "model2": 70.0, "cifar": 150.0, "solar": 130.0}.items()
 }  # fmt: skip
-"""Microseconds of a training step."""
+"""Time of a training step in µs, by network and batch size."""
 
 SMALL_BATCH = 32
 FASTER_SMALL, FASTER = Target(3.0), Target(2.0)
-"""Times as fast as the best of PyTorch's modes."""
+"""Speedup over the fastest mode of PyTorch."""
 
 WIDE_CHANNELS = 64
 WIDE_CONVOLUTION = Target(0.6)
-"""Share of the GEMM rate, of convolutions with at least so many filters at batch 2048."""
+"""Share of the GEMM rate for convolutions with at least `WIDE_CHANNELS` filters."""
 WIDE_BATCH = 2048
 
 OWN_KERNEL = Target(1.0, at_most=True)
 """Time of a layer by `cuda` over its time by `cudnn`."""
 
 WEAK = {32: Target(0.80), 1024: Target(0.97)}
-"""Weak efficiency by samples a GPU."""
+"""Weak-scaling efficiency by samples per GPU."""
 
 RANK_STEP_US = {("model0", 32, 8): Target(75.0, at_most=True)}
-"""Microseconds of a step by network, samples a GPU and GPUs."""
+"""Time of a step in µs by network, samples per GPU and number of GPUs."""
 RANK_FASTER = Target(3.0)
-"""Times as fast as the better of PyTorch's programs, in the same cases."""
+"""Speedup over the faster of PyTorch's programs, in the same cases."""
 
 
 def faster(batch_size: int) -> Target:
-    """Target of the ratio to PyTorch."""
+    """Return the target of the speedup over PyTorch."""
     return FASTER_SMALL if batch_size <= SMALL_BATCH else FASTER

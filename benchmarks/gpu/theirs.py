@@ -18,16 +18,16 @@ from benchmarks.torch_network import parameter_names
 from dptrain.network import Network
 
 WARM_UP = 3
-"""Steps before one is captured, as PyTorch's documentation has it."""
+"""Steps before the capture, as PyTorch's documentation recommends."""
 
 
 @dataclass(frozen=True)
 class GPUMode(Mode):
-    """A way of running PyTorch on a GPU.
+    """A mode of running PyTorch on a GPU.
 
     Attributes:
-        precision: "fp32", "tf32", or "bf16" by autocast.
-        graph: the whole step is captured as one CUDA graph.
+        precision: "fp32", "tf32", or "bf16" (autocast).
+        graph: whether the step is captured as one CUDA graph.
     """
 
     precision: str = "tf32"
@@ -40,7 +40,7 @@ class GPUMode(Mode):
             return super().function(function, frozen=frozen)
 
         def cast(*inputs: Tensor) -> Tensor:
-            # Each weight is used once in a step: nothing is there to be kept.
+            # Each weight is used once in a step, so caching casts saves nothing.
             with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
                 return function(*inputs)
 
@@ -48,7 +48,7 @@ class GPUMode(Mode):
 
 
 def modes_for(network: Network, precision: str, *, compiled: bool) -> tuple[GPUMode, ...]:
-    """PyTorch's modes of one precision that differ for this network."""
+    """Return PyTorch's modes of one precision that differ for this network."""
     modes = [
         GPUMode(f"{precision} eager", precision=precision, graph=False),
         GPUMode(f"{precision} graph", precision=precision),
@@ -62,15 +62,15 @@ def modes_for(network: Network, precision: str, *, compiled: bool) -> tuple[GPUM
 
 
 def set_arithmetic(precision: str) -> None:
-    """Whether float32 products may round their operands to TF32."""
+    """Allow or forbid TF32 in float32 products."""
     torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def capture(run: Start, warm_up: int = WARM_UP, **options: Any) -> Start:
-    """A CUDA graph of what `run` starts; `options` are those of `torch.cuda.graph`.
+    """Capture the work of `run` as a CUDA graph; `options` are those of `torch.cuda.graph`.
 
-    It runs a few times before, on a stream of its own, so that nothing is left to be set up.
+    The work first runs several times on another stream, which completes lazy initialization.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -87,11 +87,11 @@ def capture(run: Start, warm_up: int = WARM_UP, **options: Any) -> Start:
 
 
 class TorchProgram:
-    """A step on a batch that lies ready on the GPU.
+    """PyTorch's step on a batch in GPU memory.
 
     Attributes:
-        mode: how.
-        memory_bytes: the most that tensors took.
+        mode: the mode.
+        memory_bytes: peak memory of tensors.
     """
 
     def __init__(self, network: Network, x: NDArray[Any], y: NDArray[Any], mode: GPUMode) -> None:
@@ -106,7 +106,7 @@ class TorchProgram:
         inputs = mode.layout(torch.from_numpy(x)).cuda()
         step = torch_step(network, modules, mode, inputs, torch.from_numpy(y).cuda())
         self._step = partial(step, LEARNING_RATE)
-        # The first step looks for the fastest of cuDNN's algorithms, in memory of its own.
+        # The first step times cuDNN's algorithms, with additional memory.
         self.step()
         torch.cuda.reset_peak_memory_stats()
         self._start: Start = capture(self.step) if mode.graph else self.step
@@ -114,12 +114,12 @@ class TorchProgram:
         self.memory_bytes = int(torch.cuda.max_memory_allocated()) - before
 
     def step(self) -> None:
-        """One step, launch by launch."""
+        """Run one step without a graph."""
         self._loss, self._gradients = self._step()
 
     @property
     def program(self) -> Program:
-        """For timing; what eager steps read of PyTorch's switches is set before each block."""
+        """The step as a timed program; PyTorch's precision switches are set before each block."""
 
         def timer(start: Start, steps: int) -> float:
             set_arithmetic(self.mode.precision)
@@ -129,7 +129,7 @@ class TorchProgram:
         return Program(self._start, timer)
 
     def results(self) -> dict[str, NDArray[Any]]:
-        """Loss and gradients of a step, without weight decay."""
+        """Return loss and gradients of a step, without weight decay."""
         self._start()
         torch.cuda.synchronize()
         plain = (

@@ -1,4 +1,4 @@
-"""Single layers by PyTorch's calls of cuDNN, for the study's table."""
+"""Time single layers by PyTorch's calls of cuDNN, for the table of layers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ aten = torch.ops.aten
 
 
 class _Layer:
-    """A convolution or max pooling layer with even padding, with numbers to work on."""
+    """A convolution or max pooling layer with symmetric padding, and its data."""
 
     def __init__(self, node: Node, batch_size: int, number: Callable[..., Tensor]) -> None:
         layer: Any = node.layer
         (top, bottom), (left, right) = layer.pads(node.input_shape)
-        assert (top, left) == (bottom, right), "PyTorch pads evenly"
+        assert (top, left) == (bottom, right), "PyTorch requires symmetric padding"
         self.pads, self.strides = [top, left], list(layer.strides)
         self.x = number(batch_size, *node.input_shape)
         self.dy = number(batch_size, *node.output_shape)
@@ -73,7 +73,7 @@ class _Pooling(_Layer):
 def torch_layer_times(
     network: Network, batch_size: int, precision: str
 ) -> dict[tuple[str, str], float]:
-    """Microseconds of each convolution and pooling layer and direction, in the faster layout."""
+    """Return the time in µs by layer and direction, in the faster memory layout."""
     set_arithmetic(precision)
     torch.backends.cudnn.benchmark = True
     times: dict[tuple[str, str], float] = {}
@@ -89,7 +89,7 @@ def torch_layer_times(
 def _calls(
     node: Node, batch_size: int, number: Callable[..., Tensor]
 ) -> dict[str, Callable[[], None]]:
-    """What runs a layer, by direction; nothing for other kinds of layers."""
+    """Return functions that run a layer, by direction; empty for other kinds of layers."""
     layer: _Convolution | _Pooling
     if isinstance(node.layer, Conv2d):
         layer = _Convolution(node, batch_size, number)
@@ -107,7 +107,7 @@ def _number(*shape: int, precision: str, layout: torch.memory_format) -> Tensor:
 
 
 def _repeated(run: Callable[[], None]) -> float:
-    """Microseconds of one of `TIMES` runs in a captured graph, as stages are timed."""
+    """Return the time in µs of a run, of `TIMES` in a graph, as stages are timed."""
 
     def times() -> None:
         for _ in range(TIMES):

@@ -1,4 +1,4 @@
-"""A training step of dptrain beside PyTorch's in each of its modes, in turns."""
+"""Compare a training step of dptrain with PyTorch in each of its modes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.timing import Ratio
 from dptrain.network import Network
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""The most precise first."""
+"""Precisions, the most precise first."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network at a batch size, by every program.
+    """Times of all programs for a network and a batch size.
 
     Attributes:
-        network, batch_size: which.
+        network, batch_size: the case.
         ours: times by backend and precision.
-        theirs: times by name of PyTorch's mode, which begins with its precision.
-        memory_bytes: of each program.
-        failed: programs that did not run, or gave something else, and why.
+        theirs: times by PyTorch's mode, whose name starts with its precision.
+        memory_bytes: peak memory by program.
+        failed: reasons by program that failed or computed a wrong result.
     """
 
     network: str
@@ -39,7 +39,7 @@ class Case:
     failed: dict[str, str] = field(default_factory=dict)
 
     def comparisons(self) -> list[Comparison]:
-        """One for each of our programs."""
+        """Return a comparison for each program of dptrain."""
         return [
             Comparison(self, backend, precision, best_mode(self.theirs, precision))
             for backend, precision in self.ours
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One of our programs beside the best of PyTorch's modes; None where there is none."""
+    """A program of dptrain and the fastest comparable mode of PyTorch, if any."""
 
     case: Case
     backend: str
@@ -62,12 +62,12 @@ class Comparison:
 
     @property
     def ratio(self) -> Ratio | None:
-        """How many times faster dptrain is."""
+        """Speedup of dptrain over PyTorch."""
         return None if self.mode is None else ratio(self.case.theirs[self.mode], self.ours)
 
     @property
     def goals(self) -> list[tuple[Target, float]]:
-        """What is to be reached, with what was."""
+        """Targets, each with the measured value."""
         goals = []
         least = targets.STEP_US.get((self.case.network, self.case.batch_size))
         if least is not None:
@@ -78,14 +78,14 @@ class Comparison:
 
 
 def best_mode(theirs: dict[str, Laps], precision: str) -> str | None:
-    """The fastest of PyTorch's modes that is at least as precise."""
+    """Return PyTorch's fastest mode that is at least as precise."""
     coarsest = PRECISIONS.index(precision)
     counts = [mode for mode in theirs if PRECISIONS.index(mode.split()[0]) <= coarsest]
     return min(counts, key=lambda mode: theirs[mode].median, default=None)
 
 
 Build = Callable[[], tuple[Program, int]]
-"""Makes a program, and says how many bytes it takes."""
+"""Function that builds a program and returns it with its peak memory in bytes."""
 
 
 def measure_case(
@@ -95,13 +95,13 @@ def measure_case(
     theirs: dict[str, Build],
     blocks: int,
 ) -> Case:
-    """Build everything, then take turns.
+    """Build all programs, then time them in alternating blocks.
 
     Args:
         network, batch_size: the case.
         ours: backends and precisions.
         theirs: PyTorch's programs, by mode.
-        blocks: of each program.
+        blocks: number of blocks of each program.
     """
     programs: dict[str, Program] = {}
     memory: dict[str, int] = {}
@@ -112,7 +112,7 @@ def measure_case(
     }
     builds |= {f"PyTorch {mode}": build for mode, build in theirs.items()}
     for name, build in builds.items():
-        # What libraries raise is nobody's to list; the report says what is missing, and why.
+        # Libraries raise any kind of exception; the report lists what failed, and why.
         try:
             programs[name], memory[name] = build()
         except Exception as error:
@@ -128,18 +128,18 @@ def measure_case(
 def our_program(
     network: Network, backend: str, precision: str, batch_size: int
 ) -> tuple[Program, int]:
-    """The step of dptrain, ready."""
+    """Build the step of dptrain."""
     step = Step(network, backend, precision, batch_size)
     return step.program, step.memory_bytes
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an error, with its kind."""
+    """Return the type and the first line of an error."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def release_memory() -> None:
-    """Give what nobody uses any more back to the GPU, for the other library to use."""
+    """Return unused cached memory of both libraries to the GPU."""
     gc.collect()
     torch, cupy = (sys.modules.get(name) for name in ("torch", "cupy"))
     if torch is not None:

@@ -120,7 +120,7 @@ def test_every_network_is_planned(
     """Weights as (K, R, S, C); bfloat16 copies of them live from forward to backward_input."""
     precisions = {p: Precision(s.dtype, s.activations) for p, s in SETTINGS.items()}
     monkeypatch.setattr(CudnnBackend, "precisions", precisions)
-    plan = make_plan(zoo.network(name), load_backend("cudnn"), 32, precision=precision)
+    plan = make_plan(zoo.build_network(name), load_backend("cudnn"), 32, precision=precision)
     for slot in plan.layout.slots:
         if isinstance(slot.node.layer, Conv2d) and len(slot.parameter.shape) == 4:
             k, c, r, s = slot.parameter.shape
@@ -355,9 +355,11 @@ def test_an_engine_that_wants_too_much_memory_is_left_out(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("engines", [(), ENGINES[:1]])
-def test_without_an_engine_the_way_out_is_said(engines: Sequence[Engine], cache: Path) -> None:
+def test_a_missing_engine_is_reported_with_an_alternative(
+    engines: Sequence[Engine], cache: Path
+) -> None:
     """In fp32 the only one has tensor cores."""
-    message = r"cuDNN 9.19.0 has no engine for forward of a convolution .* fp32; --backend cuda"
+    message = r"cuDNN 9.19.0 has no engine for the convolution .* fp32; use --backend cuda"
     with pytest.raises(UserError, match=message):
         chosen(Clock({"eng7_k2=1": 1.0}), engines, precision="fp32")
 
@@ -372,8 +374,8 @@ def test_a_smaller_batch_takes_a_graph_of_its_own(cache: Path) -> None:
     assert samples == {5}
 
 
-def test_what_runs_beside_has_a_workspace_of_its_own() -> None:
-    """Gradients of weights are computed beside those of inputs."""
+def test_concurrent_plans_have_their_own_workspace() -> None:
+    """Weight gradients are computed concurrently with input gradients."""
     network = Network((3, 6, 6), [Conv2d(4), Conv2d(4), Flatten()], MeanSquaredError())
     library = Library()
     library.module = Module((Engine(7, (), 4096),))
@@ -427,7 +429,7 @@ def test_the_librarys_wheel_comes_before_the_system(
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(ctypes, "CDLL", load)
-    message = r"finds no libcudnn.so.9.*pip install 'dptrain\[cuda13\]'"
+    message = r"libcudnn.so.9 was not found.*pip install 'dptrain\[cuda13\]'"
     with pytest.raises(UserError, match=message) as error:
         library.load_library()
     assert "\n" not in str(error.value)

@@ -21,7 +21,7 @@ from benchmarks.check import expect, judge
 from benchmarks.gpu import ranks, suite, theirs, torch_layers
 from benchmarks.gpu.__main__ import main, settings_from
 from benchmarks.gpu.check import OPERAND, check_step, update_error
-from benchmarks.gpu.clock import LEAST, MOST, Laps, Program, host_timer, ratio, take_turns
+from benchmarks.gpu.clock import MAX_STEPS, MIN_STEPS, Laps, Program, host_timer, ratio, take_turns
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.ours import Step
@@ -80,9 +80,9 @@ def test_programs_take_turns_in_blocks_of_their_own_size() -> None:
         return Program(lambda: None, timer)
 
     found = take_turns({"slow": program("slow", 1e4), "fast": program("fast", 1.0)}, blocks=4)
-    assert calls[4:] == [("slow", LEAST), ("fast", MOST)] * 4
+    assert calls[4:] == [("slow", MIN_STEPS), ("fast", MAX_STEPS)] * 4
     assert found["slow"].median == pytest.approx(1e4)
-    assert (found["fast"].steps, len(found["fast"].us)) == (MOST, 4)
+    assert (found["fast"].steps, len(found["fast"].us)) == (MAX_STEPS, 4)
 
 
 def test_the_host_timer_counts_every_step() -> None:
