@@ -4,8 +4,8 @@
 
 Requires a GPU, CuPy and PyTorch. Each stage of a layer with weights is launched many times in one
 CUDA graph, and so is PyTorch's product of the same shapes (channels last, without the ReLU and
-pooling that our stages include). With --tiles, every tile of the general kernels is tried on every stage,
-without halo-tile, few-channel and skinny kernels, and the fastest three are listed.
+pooling that our stages include). With --tiles, every tile of the general kernels is tried on every
+stage, without halo-tile, few-channel and skinny kernels, and the fastest three are listed.
 """
 
 from __future__ import annotations
