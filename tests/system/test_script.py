@@ -1,0 +1,84 @@
+"""Python scripts with a trainer, on one rank and on several."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.system.launch import launch
+
+FIVE_LINES = """
+from sklearn.datasets import load_digits
+from dptrain import Trainer
+
+images, labels = load_digits(return_X_y=True)
+images = (images * 15.9).astype("uint8").reshape(-1, 8, 8)
+trainer = Trainer("model0", (images, labels), seed=1, progress=False, epochs={epochs})
+trainer.fit()
+print("accuracy", trainer.evaluate()["accuracy"], flush=True)
+trainer.save({folder!r})
+"""
+
+FAILING = """
+from dptrain import AfterStep, Trainer
+
+def fail(trainer, result):
+    if trainer.job.world.rank == 1:
+        raise ValueError("planted")
+
+Trainer("mlp-5", "irradiance?samples=64", callbacks=[AfterStep(fail)], progress=False).fit()
+"""
+
+
+def run(script: str, tmp_path: Path, ranks: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a script, on several ranks if `ranks` is not 0."""
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    return launch(ranks=ranks, program=(str(file),), cwd=tmp_path)
+
+
+def test_a_short_script_reaches_97_percent_on_the_digits(tmp_path: Path) -> None:
+    done = run(FIVE_LINES.format(epochs=8, folder="one"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) >= 0.97
+
+
+def test_the_same_script_on_four_ranks_computes_the_same_parameters(tmp_path: Path) -> None:
+    """The bound is that of docs/numerics.md for float32 sums in another order, after 45 steps."""
+    found = []
+    for name, ranks in (("one", 0), ("four", 4)):
+        done = run(FIVE_LINES.format(epochs=1, folder=name), tmp_path, ranks)
+        assert done.returncode == 0, done.stderr
+        [file] = (tmp_path / name).glob("step-*/state.safetensors")
+        found.append(load_file(file))
+    one, four = found
+    assert one.keys() == four.keys()
+    for name, values in one.items():
+        if name.startswith("parameters/"):
+            error = np.abs(four[name] - values).max() / np.abs(values).max()
+            assert error < 1e-3, name
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_cause(tmp_path: Path) -> None:
+    done = run(FAILING, tmp_path, ranks=2)
+    assert done.returncode != 0
+    assert done.stderr.count("dptrain: rank 1 of 2: ValueError: planted") == 1
+
+
+def test_a_mistake_on_all_ranks_is_one_line(tmp_path: Path) -> None:
+    script = "from dptrain import Trainer\nTrainer('model0', 'digits', batch_size=0)\n"
+    done = run(script, tmp_path, ranks=2)
+    assert done.returncode == 2
+    message = "batch_size is 0; expected a whole number of at least 1"
+    assert done.stderr.count(message) == 1, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Trainer", "load", "Network", "AfterEpoch"])
+def test_star_import_has_the_public_names(name: str) -> None:
+    namespace: dict[str, object] = {}
+    exec("from dptrain import *", namespace)
+    assert name in namespace
