@@ -47,7 +47,7 @@ def restore_run(
     Raises:
         UserError: the checkpoint belongs to another job; the message names the difference.
     """
-    if chosen.resume is None or run is None or not run.begun():
+    if chosen.resume is None or run is None or not run.has_checkpoint():
         return None
     checkpoint = run.checkpoints.load()
     checkpoint.run_facts.check_same_run(

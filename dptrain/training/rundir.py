@@ -80,7 +80,7 @@ class RunDirectory:
             path: the directory; None for ``runs/<network>-<data>-<date>-<time>``, followed by
                 ``-2``, ``-3``, … while the name is taken.
             network: name or file of the network.
-            data: data specification; the part after a colon is left out.
+            data: data specification; only the part before a colon is used.
             now: the time for the name.
             keep: number of checkpoints to keep.
 
@@ -184,7 +184,7 @@ class RunDirectory:
             "start a new run, or resume the run from its new location"
         )
 
-    def begun(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """Return True if the run has a checkpoint to resume from, False if it never saved one.
 
         Raises:
@@ -205,7 +205,7 @@ class RunDirectory:
         )
 
     def save_checkpoint(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and record its step, so that `begun` notices if it disappears.
+        """Write a checkpoint and record its step, so that `has_checkpoint` notices if it disappears.
 
         Arguments, result and errors are those of `CheckpointStore.save`.
         """
@@ -231,7 +231,7 @@ class RunDirectory:
     def write_config(
         self, values: Mapping[str, Any], origins: Mapping[str, str] | None = None
     ) -> None:
-        """Write `config.toml`; None is left out, and paths become strings.
+        """Write `config.toml`; None is omitted, and paths become strings.
 
         Args:
             values: settings by name.

@@ -258,7 +258,7 @@ def test_a_run_that_was_moved_after_training_is_used_at_its_new_path(tmp_path: P
     run.path.rename(tmp_path / "moved")
     again = RunDirectory.open(tmp_path / "moved")
     again.hold()
-    assert again.begun()
+    assert again.has_checkpoint()
     again.save_checkpoint(2, ARRAYS, {})
     again.metrics.append({"step": 2})
     assert again.checkpoints.load().step == 2
@@ -307,7 +307,7 @@ def test_a_run_whose_checkpoints_vanished_is_not_begun_again(
     run.release()
     lose(run)
     with pytest.raises(UserError, match=message) as info:
-        RunDirectory.open(run.path).begun()
+        RunDirectory.open(run.path).has_checkpoint()
     one_line(str(info.value))
     if "cannot read" not in message:
         assert f"dptrain train --config {run.path}/config.toml" in str(info.value)
@@ -315,10 +315,10 @@ def test_a_run_whose_checkpoints_vanished_is_not_begun_again(
 
 def test_a_run_killed_before_its_first_checkpoint_has_not_begun(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    assert not run.begun()
+    assert not run.has_checkpoint()
     run.checkpoints.folder.mkdir()
     (run.checkpoints.folder / ".step-00000001.partial").mkdir()
-    assert not run.begun()
+    assert not run.has_checkpoint()
 
 
 def test_a_resumed_run_has_no_summary_of_an_earlier_step(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_special_files_are_refused_before_they_are_opened(
     spoil(run.path / name, content)
     reads = {"config.toml": run.read_config, "metrics.jsonl": run.metrics.read}
     with pytest.raises(UserError, match="expected a regular file") as info:
-        reads.get(name, run.begun)()
+        reads.get(name, run.has_checkpoint)()
     one_line(str(info.value))
 
 
