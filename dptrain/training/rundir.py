@@ -205,7 +205,7 @@ class RunDirectory:
         )
 
     def save_checkpoint(self, step: int, arrays: Arrays, facts: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and record its step, so that `has_checkpoint` notices if it disappears.
+        """Write a checkpoint and record its step, so that `has_checkpoint` notices a loss.
 
         Arguments, result and errors are those of `CheckpointStore.save`.
         """
