@@ -1,6 +1,8 @@
 """Whatever a user can get wrong gives one line that names it and says what was expected."""
 
 import gzip
+import shutil
+import time
 
 import numpy as np
 import pytest
@@ -383,3 +385,133 @@ def test_files_with_damage_at_any_byte(net, tmp_path):
                 open_data(spec, network)
             except UserError:
                 continue
+
+
+# Files that are larger than they seem, and numbers that are none.
+
+
+def test_no_more_of_a_compressed_file_is_read_than_its_header_announces(
+    net, refuse, mnist, monkeypatch
+):
+    from dptrain.data import mnist as module
+
+    folder, network = mnist(packed=True)[0], net((1, 28, 28))
+    path = folder / "t10k-images-idx3-ubyte.gz"
+    header = gzip.decompress(path.read_bytes())[:16]
+    path.write_bytes(gzip.compress(header + bytes(200 << 20), 1))
+    read, total = gzip.GzipFile.read, []
+
+    def counted(self, size=-1):
+        content = read(self, size)
+        total.append(len(content))
+        return content
+
+    monkeypatch.setattr(gzip.GzipFile, "read", counted)
+    refuse(f"mnist:{folder}", network, path, f"more than {4 * 784} bytes", "download it again")
+    assert sum(total) < 20_000
+    # A header that announces 2^96 bytes reserves no memory.
+    path.write_bytes(gzip.compress(header[:4] + b"\xff" * 12 + bytes(9)))
+    refuse(f"mnist:{folder}", network, path, "has 9 bytes after its header")
+    assert module._CHUNK_BYTES < 1 << 24
+
+
+def test_images_with_too_many_pixels_are_refused_before_they_are_decoded(tmp_path, recwarn):
+    from PIL import Image
+
+    path = tmp_path / "huge.png"
+    Image.new("1", (20_000, 8_850)).save(path)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(UserError, match="20000×8850 pixels, more than 64 million"):
+        decode(path, grey=True)
+    assert not recwarn.list
+
+
+def test_values_that_are_not_finite_are_refused_in_lazy_data_too(net, read, tmp_path):
+    x = np.zeros((10, 2), np.float32)
+    x[7, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.arange(10) % 2)
+    data = open_data(f"npy:{tmp_path / 'x.npy'},{tmp_path / 'y.npy'}", net((2,), 2))
+    split = "test" if 7 in data.test.rows else "train"
+    with pytest.raises(UserError, match=r"x\.npy: sample 7 has values that are not finite"):
+        read(data, split)
+
+
+def test_npz_splits_of_different_types(net, refuse, tmp_path):
+    path, y = tmp_path / "a.npz", np.zeros(4, int)
+    np.savez(path, x_train=np.zeros((4, 2), np.uint8), y_train=y, x_test=np.zeros((4, 2)), y_test=y)
+    refuse(f"npz:{path}", net((2,), 2), path, "x_train is of type uint8", "x_test of float64")
+
+
+def test_npy_files_that_are_longer_than_their_header_announces(net, refuse, tmp_path):
+    x, y = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.zeros((10, 2)))
+    np.save(y, np.zeros(10, int))
+    x.write_bytes(x.read_bytes() + bytes(16))
+    refuse(f"npy:{x},{y}", net((2,), 2), x, "has 304 bytes, its header announces 288")
+
+
+def test_numbers_with_underscores_are_no_numbers(net, refuse, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\n1_0,3\n" + "1,2\n" * 20)
+    refuse(f"csv:{path}?target=b", net((1,), 1, "values"), "line 3", "column a", "'1_0'")
+
+
+def test_tables_with_many_columns_take_linear_time(net, tmp_path):
+    columns = 20_000
+    path = tmp_path / "t.csv"
+    header = ",".join(f"column{i}" for i in range(columns))
+    path.write_text("\n".join([header, *[",".join(["1"] * columns)] * 10]) + "\n")
+    begin = time.perf_counter()
+    data = open_data(f"csv:{path}?target=column7", net((columns - 1,), 1, "values"))
+    assert time.perf_counter() - begin < 3.0
+    assert len(data.preprocessing.columns) == columns - 1
+
+
+def test_text_of_files_is_escaped_and_shortened_in_messages(net, refuse, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('a,b\n1,2\n"\x1b[31mred\n",3\n' + "1,2\n" * 20)
+    refuse(f"csv:{path}?target=b", net((1,), 1, "values"), r"'\x1b[31mred\n'")
+    path.write_text("a,b\n1,2\n" + "x" * 100_000 + ",3\n" + "1,2\n" * 20)
+    with pytest.raises(UserError) as error:
+        open_data(f"csv:{path}?target=b", net((1,), 1, "values"))
+    assert len(str(error.value)) < 400
+
+
+# Specs that lack something.
+
+
+def test_a_table_without_a_target_lists_its_columns(net, refuse, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("time,roof,wall\n1,2,3\n")
+    refuse(f"csv:{path}", net((1,), 1, "values"), "?target=COLUMN", "one of time, roof, wall")
+    path.write_text(",".join(f"c{i}" for i in range(50)) + "\n" + ",".join("1" * 50) + "\n")
+    refuse(f"csv:{path}", net((1,), 1, "values"), "c0, c1", "c19 and 30 more columns")
+
+
+@pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
+def test_names_of_the_folder_for_the_test(net, images, name):
+    root = images.parent / "root"
+    root.mkdir()
+    images.rename(root / "train")
+    shutil.copytree(root / "train", root / name)
+    data = open_data(f"folder:{root}", net((3, 8, 8), 2))
+    assert data.has_split
+    assert (len(data.train), len(data.test)) == (10, 10)
+
+
+def test_a_folder_for_training_alone_is_explained(net, refuse, images):
+    root = images.parent / "root"
+    root.mkdir()
+    images.rename(root / "train")
+    words = [root / "train", "no images", "one of test, val, valid, validation next to it"]
+    refuse(f"folder:{root}", net((3, 8, 8), 2), *words)
+
+
+def test_paths_of_specs_are_relative_to_a_directory(tmp_path):
+    from dptrain.data.spec import absolute
+
+    assert absolute("npz:a.npz?fit=crop", tmp_path) == f"npz:{tmp_path / 'a.npz'}?fit=crop"
+    assert absolute("npy:x.npy,y.npy", tmp_path) == f"npy:{tmp_path / 'x.npy'},{tmp_path / 'y.npy'}"
+    assert absolute("npz:/data/a.npz", tmp_path) == "npz:/data/a.npz"
+    assert absolute("digits", tmp_path) == "digits"
