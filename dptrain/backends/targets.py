@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.errors import UserError
 from dptrain.network.network import Network
+from dptrain.network.targets import class_labels
 
 
 def checked_targets(network: Network, y: ArrayLike) -> NDArray[Any]:
@@ -23,19 +24,7 @@ def checked_targets(network: Network, y: ArrayLike) -> NDArray[Any]:
         if array.size != len(array) * width:
             raise UserError(f"y has shape {array.shape}; this network gives {width} values")
         return array.reshape(len(array), width)
-    if array.ndim == 2 and array.shape[1] == width:
-        if not (((array == 0) | (array == 1)).all() and (array.sum(axis=1) == 1).all()):
-            raise UserError("y has one column a class but is not one-hot")
-        array = array.argmax(axis=1)
-    if array.ndim != 1:
-        raise UserError(f"y has shape {array.shape}; expected one class number a sample")
-    if (array != np.floor(array)).any():
-        raise UserError("y has labels that are not whole numbers; expected class numbers")
-    if array.size and (array.min() < 0 or array.max() >= width):
-        raise UserError(
-            f"y has labels from {array.min()} to {array.max()}; this network has {width} classes"
-        )
-    return array
+    return class_labels(array, network, "y")
 
 
 def channels_last_targets(network: Network, y: NDArray[Any]) -> NDArray[Any]:

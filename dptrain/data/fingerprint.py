@@ -17,7 +17,7 @@ MOST_BYTES = 4 << 20
 
 
 def data_fingerprint(dataset: Dataset) -> dict[str, Any]:
-    """Return what tells a data set from others: plain JSON values.
+    """Return JSON values that differ for different data sets.
 
     The content is represented by a digest of the first, the last and 64 evenly spaced samples of
     each split with their targets (fewer if they are larger than 30 KB). Image files are represented

@@ -1,9 +1,9 @@
-"""Bringing samples to a network's input shape.
+"""Conversion of raw samples to a network's input shape.
 
-The rule, the same for training and test and for every source: colour becomes grey by luma
-(0.299 R + 0.587 G + 0.114 B) where the network takes one channel; maps are resized bilinearly, or
-their central part is cut out (``fit=crop``); grey is repeated where the network takes several
-channels; 8-bit pixels 0 … 255 become −1 … 1. Numbers of any other type are taken as they are.
+The rule is the same for training and test and for every source. Colour becomes grey by luma
+(0.299 R + 0.587 G + 0.114 B) if the network has one input channel. Images are resized bilinearly,
+or their centre is cut out (``fit=crop``). Grey is repeated if the network has several input
+channels. 8-bit pixels 0 … 255 become −1 … 1. Numbers of any other type are taken as they are.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def bilinear_weights(source: int, target: int) -> NDArray[np.float32]:
-    """Matrix that resizes an axis of `source` pixels to `target` pixels.
+    """Return the matrix that resizes an axis of `source` pixels to `target` pixels.
 
-    Pixel centres lie at half numbers. A triangle of one source pixel's half width, or one target
-    pixel's where that is wider, weighs the neighbours, so nothing is skipped when a picture gets
-    smaller; weights are normalised at the border.
+    Pixel centres are at half-integer positions. The weights of neighbours follow a triangle whose
+    half width is one source pixel, or one target pixel if that is wider, so that no pixel is
+    skipped if an image gets smaller. Weights are normalised at the border.
 
     Returns:
         float32 (target, source); each row sums to 1.
@@ -43,14 +43,14 @@ def bilinear_weights(source: int, target: int) -> NDArray[np.float32]:
 
 
 def centre(shape: Shape, size: Shape) -> tuple[EllipsisType, slice, slice]:
-    """Index of the central part of (…, H, W) that has the height and width of `size`."""
+    """Return the index of the centre of (…, H, W) with the height and width of `size`."""
     top, left = ((shape[-2] - size[-2]) // 2, (shape[-1] - size[-1]) // 2)
     return ..., slice(top, top + size[-2]), slice(left, left + size[-1])
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Turns stored samples into network inputs.
+    """Conversion of stored samples to network inputs.
 
     Attributes:
         source: shape of a stored sample, (C, H, W) or (F,).
@@ -66,17 +66,17 @@ class Adapter:
     offset: float = 0.0
 
     def check(self, where: str) -> None:
-        """`UserError` where the shapes cannot be brought together."""
+        """Raise `UserError` unless samples can be converted to the network's input shape."""
         source, target = self.source, self.target
-        misfit = f"{where} has samples of shape {source}, but the network takes {target}"
+        misfit = f"{where} has samples of shape {source}, but the network's input is {target}"
         if len(target) == 1 or len(source) == 1:
             if math.prod(source) != target[0] or len(target) != 1:
-                raise UserError(f"{misfit}; choose a network with this input")
+                raise UserError(f"{misfit}; use a network with the shape of the samples")
             return
         if source[0] != target[0] and source[0] != 1 and (source[0], target[0]) != (3, 1):
-            raise UserError(f"{misfit}; only grey can be repeated and only colour made grey")
+            raise UserError(f"{misfit}; only 1 channel can be repeated, and 3 converted to 1")
         if self.crop and (source[1] < target[1] or source[2] < target[2]):
-            raise UserError(f"{misfit}; fit=crop needs larger pictures, try fit=resize")
+            raise UserError(f"{misfit}; fit=crop needs larger images, try fit=resize")
 
     @property
     def readable_shape(self) -> Shape:
@@ -85,7 +85,7 @@ class Adapter:
 
     @cached_property
     def _weights(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Matrices for rows and (transposed) columns; None where maps keep their size."""
+        """Matrices for rows and (transposed) columns; None if images keep their size."""
         if self.crop or len(self.target) == 1 or self.source[1:] == self.target[1:]:
             return None
         rows, columns = (
@@ -101,7 +101,7 @@ class Adapter:
             stored: (n, *source), any real type.
             x: float32 (n, *target); with `crop`, maps of any size up to `readable_shape`.
         """
-        # What is too large for float32 becomes infinite, which those who read look for.
+        # Numbers beyond float32 become infinite; the reader refuses them with the sample's number.
         with np.errstate(over="ignore", invalid="ignore"):
             x[...] = (
                 stored.reshape(x.shape) if len(self.target) == 1 else self._maps(stored, x.shape)
@@ -112,7 +112,7 @@ class Adapter:
             x += np.float32(self.offset)
 
     def _maps(self, stored: NDArray[Any], shape: Shape) -> NDArray[Any]:
-        """(n, C, H, W) in the size asked for, with one channel or as many as the target."""
+        """Return (n, C, H, W) in the requested size, with one channel or those of the target."""
         if self.crop:
             stored = stored[centre(self.source, shape)]
         if (self.source[0], self.target[0]) == (3, 1):
@@ -121,14 +121,14 @@ class Adapter:
         if self._weights is None:
             return stored
         rows, columns = self._weights
-        # One product a picture, not one for the batch: a sample must not change its last bit
-        # with the batch that it is read in.
+        # One product for each image instead of one for the batch: the bits of a sample must not
+        # depend on the batch with which it is read.
         wide = np.matmul(np.asarray(stored, dtype=np.float32), columns)
         return np.asarray(np.matmul(rows, wide))
 
     @property
     def note(self) -> str:
-        """What is done, for the description of a data set; "" where nothing is."""
+        """Description of the conversion for people; "" if there is none."""
         notes = []
         if len(self.source) == 3 and len(self.target) == 3:
             (c, *size), (k, *wanted) = self.source, self.target

@@ -1,18 +1,20 @@
 r"""A simulation of cloud shadow moving over a field of irradiance sensors.
 
 49 sensors stand in a 7×7 grid, 40 m apart, and one more 40 m downwind of the grid's edge. Once a
-second each measures the irradiance, 1 being a clear sky. Clouds are a frozen random field that the
-wind carries over the sensors while it slowly changes:
+second each measures the irradiance; 1 is a clear sky. Clouds are a random field
+that the wind moves over the sensors while it changes slowly:
 
 g(p, t) = √(2/M) Σₘ cos(kₘ · (p − ∫v dt) + ωₘ t + φₘ),   irradiance = 1 − ¾ σ(4 g) + noise,
 
-with wavelengths of 400 to 4,000 m and a wind of about 10 m/s that veers and gusts. What the last
-sensor will measure some seconds ahead is, but for wind and noise, over the grid now: "as it is now"
-is a sensible guess, and a network that finds the right sensors a better one.
+with wavelengths of 400 to 4,000 m and a wind of about 10 m/s whose direction and speed vary. Except
+for changes of the wind and noise, the irradiance that the last sensor will measure some seconds
+ahead is present over the grid now. "The present value" (persistence) is a sensible prediction, and
+a network that finds the right sensors makes a better one.
 
-A network with 50 inputs sees one row of this table, one with maps the last 50 rows as a map of
-50×50, time downwards and sensors across. The setting follows the study in which 50 sensor values
-or 50×50 maps predict one value some seconds ahead; the simulation is ours.
+A network with 50 inputs receives one row of this table. A network with 2-D inputs receives the last
+50 rows as an image of 50×50, with time on the vertical axis and sensors on the horizontal one. The
+setting follows the study in which 50 sensor values or 50×50 maps predict one value some seconds
+ahead; the simulation is our own.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ _MEAN, _DEVIATION = 0.625, 0.25
 
 
 def positions() -> NDArray[np.float64]:
-    """Sensors, (50, 2) in metres: along the wind and across it; the last stands alone."""
+    """Return the sensors, (50, 2) in metres: along the wind and across it; the last is separate."""
     axis = (np.arange(GRID) - GRID // 2) * SPACING_M
     grid = np.stack(np.meshgrid(axis, axis, indexing="xy"), axis=-1).reshape(-1, 2)
     return np.concatenate([grid, [[axis[-1] + SPACING_M, 0.0]]])
 
 
 def simulate(seconds: int, seed: int) -> NDArray[np.float32]:
-    """Irradiance, float32 (seconds, 50), one row a second; 1 is a clear sky, never negative."""
+    """Return the irradiance, float32 (seconds, 50), one row per second; 1 is a clear sky."""
     key = np.array([seed % 2**64, _STREAM], dtype=np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key))
     time = np.arange(seconds, dtype=np.float64)
@@ -60,10 +62,10 @@ def simulate(seconds: int, seed: int) -> NDArray[np.float32]:
     k = length[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     omega = 0.01 * generator.standard_normal(NUM_WAVES)
     phase = generator.uniform(0.0, 2.0 * np.pi, NUM_WAVES)
-    # cos(a + b) taken apart, so that a table costs two products of matrices and few cosines.
-    place = positions() @ k.T
-    moment = time[:, None] * omega - travelled @ k.T + phase
-    clouds = np.cos(moment) @ np.cos(place).T - np.sin(moment) @ np.sin(place).T
+    # With the addition theorem for cos(a + b), a table takes two matrix products and few cosines.
+    position = positions() @ k.T
+    phase_at = time[:, None] * omega - travelled @ k.T + phase
+    clouds = np.cos(phase_at) @ np.cos(position).T - np.sin(phase_at) @ np.sin(position).T
     clouds *= np.sqrt(2.0 / NUM_WAVES)
     clear = 1.0 - 0.75 / (1.0 + np.exp(-4.0 * clouds))
     measured = clear + NOISE * generator.standard_normal(clear.shape)
@@ -71,7 +73,7 @@ def simulate(seconds: int, seed: int) -> NDArray[np.float32]:
 
 
 def _slow(time: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """A smooth random function with unit deviation and periods of some minutes."""
+    """Return a smooth random function with unit deviation and periods of some minutes."""
     periods = generator.uniform(200.0, 1000.0, 4)
     phases = generator.uniform(0.0, 2.0 * np.pi, 4)
     waves = np.cos(2.0 * np.pi * time[:, None] / periods + phases)
@@ -79,9 +81,9 @@ def _slow(time: NDArray[np.float64], generator: np.random.Generator) -> NDArray[
 
 
 def open_irradiance(request: Request) -> Dataset:
-    """Rows or maps, and the value of the last sensor ``horizon`` seconds ahead.
+    """Open rows or maps, with the value of the last sensor ``horizon`` seconds ahead as target.
 
-    The test follows the training in time, and shares no second with it.
+    The test split follows the training split in time and has no second in common with it.
     """
     count = request.number("samples", 8192)
     horizon = request.number("horizon", 10)

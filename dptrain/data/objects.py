@@ -63,8 +63,8 @@ class ObjectInputs:
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         stored = np.empty((len(rows), *self._stored_shape), self.dtype)
-        for place, row in enumerate(rows):
-            stored[place] = self.read(int(row))[0]
+        for index, row in enumerate(rows):
+            stored[index] = self.read(int(row))[0]
         return channels_first(stored, self._where, self._expected)
 
     def read(self, row: int) -> tuple[NDArray[Any], Any]:

@@ -11,19 +11,29 @@ from numpy.typing import NDArray
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
 from dptrain.data.stored import CachedSamples, preprocessing_for
+from dptrain.errors import UserError
+from dptrain.machine import free_memory
 
 _POOL = 256
 _POOL_BYTES = 64 * 2**20
 _STREAM = 0x73796E
+_BYTES_PER_SAMPLE = 24
+"""Memory for the order of an epoch: random numbers, their order, and a working array."""
 
 
 def open_synthetic(request: Request) -> Dataset:
-    """Normal inputs; random classes, zeros and ones, or normal values, as the loss wants them.
+    """Open random samples: normal inputs; classes, zeros and ones, or normal values as targets.
 
-    The samples go round a small pool, so that reading costs next to nothing.
+    The samples repeat a small pool, so that reading takes little time.
     """
     network = request.network
     count = request.number("samples", 8192)
+    need, free = _BYTES_PER_SAMPLE * count, free_memory()
+    if need > free:
+        raise UserError(
+            f"synthetic: samples is {count:,}; the order of an epoch takes "
+            f"{need / 1e9:,.0f} GB of memory, but {free / 1e9:,.0f} GB are available; use fewer"
+        )
     shape, width, targets = network.input_shape, network.num_outputs, network.loss.targets
     pool = max(1, min(_POOL, count, _POOL_BYTES // (4 * math.prod(shape))))
     key = np.array([request.seed % 2**64, _STREAM], dtype=np.uint64)

@@ -59,7 +59,7 @@ def open_csv(request: Request) -> Dataset:
     Sample i is row i; its target is column ``target`` in row i + ``horizon``. The inputs are the
     columns named in ``columns=A,B``, or all numeric columns except the target; ``columns=*`` is all
     numeric columns with the target. The first four fifths of the rows are for training, the others
-    for the test, and no training target lies in the test rows. Inputs are standardised, column by
+    for the test, and no training target is in the test rows. Inputs are standardised, column by
     column, by the mean and the standard deviation of the training rows.
 
     With saved preprocessing (evaluation), target, horizon, columns, mean and deviation are the
@@ -70,8 +70,8 @@ def open_csv(request: Request) -> Dataset:
         check_takes_tables(saved, str(path))
     target, horizon = _target(request, path), _horizon(request)
     if saved is None:
-        asked = request.options.get("columns")
-        table, chosen = _read(path, lambda header, first: _choose(header, first, target, asked))
+        columns = request.options.get("columns")
+        table, chosen = _read(path, lambda header, first: _choose(header, first, target, columns))
     else:
         table, chosen = _read(path, lambda header, first: (*saved.columns, target))
     inputs = chosen[:-1]
@@ -132,7 +132,7 @@ def _standardising(
         raise UserError(
             f"{request.path}, column {shown(name)} has numbers too large to standardise; scale them"
         )
-    # Rounding gives a constant column a deviation that is tiny but not zero.
+    # By rounding, the deviation of a constant column is tiny but not zero.
     varies = (rows.min(axis=0) < rows.max(axis=0)) & (deviation > 0.0)
     network = request.network
     return Preprocessing(
@@ -256,7 +256,7 @@ def _choose(header: Header, first: list[str], target: str, columns: str | None) 
         wanted = [name.strip() for name in columns.split(",")]
     if not wanted:
         raise UserError(
-            f"{header.path} has no numeric column besides {shown(target)}; expected at least one"
+            f"{header.path} has no numeric column except {shown(target)}; expected at least one"
         )
     return (*wanted, target)
 

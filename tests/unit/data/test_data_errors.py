@@ -307,7 +307,7 @@ def test_a_picture_of_16_bits_is_refused_rather_than_clipped(tmp_path):
         ("a,bee\n" + "1,2\n" * 20, "target=bea", ["did you mean 'bee'"]),
         ("a,b,b\n" + "1,2,3\n" * 20, "target=a", ["more than one column 'b'"]),
         ("a,b\n" + "1,2\n" * 20, "target=a&columns=b,x", ["no column 'x'"]),
-        ("a\n" + "1\n" * 20, "target=a", ["no numeric column besides a"]),
+        ("a\n" + "1\n" * 20, "target=a", ["no numeric column except a"]),
         ("a,b\n" + "1,2\n" * 20, "target=a&columns=a", ["own input", "horizon"]),
         ("a,b\n1,2\n\n3,nan\n" + "1,2\n" * 20, "target=a", ["line 4", "column b", "'nan'"]),
         ("a,b\n1,2\n3,\n" + "1,2\n" * 20, "target=a", ["line 3", "column b", "''"]),
@@ -515,3 +515,8 @@ def test_paths_of_specs_are_relative_to_a_directory(tmp_path):
     assert absolute("npy:x.npy,y.npy", tmp_path) == f"npy:{tmp_path / 'x.npy'},{tmp_path / 'y.npy'}"
     assert absolute("npz:/data/a.npz", tmp_path) == "npz:/data/a.npz"
     assert absolute("digits", tmp_path) == "digits"
+
+
+def test_more_synthetic_samples_than_memory_can_order(net, refuse):
+    words = ["samples is 1,000,000,000,000", "24,000 GB", "use fewer"]
+    refuse("synthetic?samples=1000000000000", net((5,)), *words)

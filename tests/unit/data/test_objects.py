@@ -125,7 +125,7 @@ class Broken(Pairs):
         ([], "no samples"),
         ([1, 2], "sample 0 of the data is int; expected a pair"),
         (Broken(), r"sample 7 of the data has shape \(2, 5, 3\)"),
-        ((X, np.arange(20)), "labels go from 0 to 19"),
+        ((X, np.arange(20)), "labels from 0 to 19"),
         ([("text", 1), ("text", 2)], "input of sample 0"),
     ],
 )
