@@ -1,7 +1,7 @@
-"""A device that is this machine's CPU: the same kernels, compiled by g++.
+"""Emulator of a CUDA device on the CPU: runs the kernels compiled by g++.
 
-Slow, and watchful: it refuses launches that a GPU would refuse or silently get wrong, reports reads
-and writes outside of its memory and races between threads, fills shared memory with NaN before each
+It is slow but strict. It refuses launches that a GPU would refuse or compute wrongly, reports
+accesses outside device memory and races between threads, fills shared memory with NaN before each
 block, and can run blocks and threads in a random order.
 """
 
@@ -37,29 +37,29 @@ from dptrain.backends.cuda.device import (
 HERE = Path(__file__).parent
 
 COMPILER = ("g++", "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
-"""Products and sums are rounded each: a result that needs fused multiply-adds shows. A fortified
-``longjmp`` would not jump from fiber to fiber."""
+"""Products and sums are rounded separately, which reveals results that depend on fused
+multiply-adds. A fortified ``longjmp`` cannot switch between fibers."""
 
 INSTRUMENTED = ("-fsanitize=thread,alignment,bounds", "-fno-weak")
-"""A call before each access to memory, and where one is not aligned or out of bounds. Without weak
-symbols, what templates declare ``__shared__`` is a library's own, like all other shared memory."""
+"""Options that insert a call before each memory access and check alignment and bounds. Without weak
+symbols, ``__shared__`` variables of templates belong to the library, like all shared memory."""
 
 MOST_THREADS, MOST_BLOCKS_YZ, SHARED_BYTES = 1024, 65535, 227 << 10
 
 ALIGNMENT = 256
 MEMORY_BYTES = 1 << 30
-"""Of the device; more can be had, since the host's memory is not counted here."""
+"""Nominal memory of the device; allocations beyond it do not fail."""
 
 
 class EmulatorError(Exception):
-    """What would be wrong, or undefined, on a GPU."""
+    """An operation that is invalid or undefined on a GPU."""
 
 
 class DeviceArray(np.ndarray[Any, Any]):
-    """Device memory: it can be seen in other shapes, but the host cannot reach its values."""
+    """Device memory: the host can take views of it but cannot access its elements."""
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise EmulatorError("device memory is not reached from the host: upload or download it")
+        raise EmulatorError("the host cannot access device memory: upload or download it")
 
     def __getitem__(self, key: Any) -> Any:
         part = super().__getitem__(key)
@@ -74,15 +74,15 @@ class Emulator(Device):
     """The CPU as a CUDA device.
 
     Args:
-        seed: of a random order of blocks and threads; 0 runs them in order.
-        folder: of the sources of kernels.
-        specializes: see `Device`; a compilation costs a quarter of a second here.
+        seed: seed of a random order of blocks and threads; 0 runs them in order.
+        folder: folder of the kernel sources.
+        specializes: see `Device`; each compilation takes a quarter of a second here.
     """
 
     def __init__(self, seed: int = 0, folder: Path = KERNELS, *, specializes: bool = False) -> None:
         self.specializes = specializes
         self._seed, self._folder = seed, folder
-        self._memory: dict[int, int] = {}  # start of what is alive, to its end
+        self._memory: dict[int, int] = {}  # start of each allocation: its end
         self._functions: dict[Any, Function] = {}
         self._is_on_side_stream = False
         self._late: list[Callable[[], None]] = []
@@ -103,7 +103,7 @@ class Emulator(Device):
         return self._known(host, host).view(DeviceArray)
 
     def _known(self, part: NDArray[Any], owner: NDArray[Any]) -> NDArray[Any]:
-        """Let kernels touch a part of memory as long as its owner lives."""
+        """Allow kernels to access an array for the lifetime of its owner."""
         start = part.ctypes.data
         self._memory[start] = start + part.nbytes
         weakref.finalize(owner, self._memory.pop, start).atexit = False
@@ -111,7 +111,9 @@ class Emulator(Device):
 
     def upload(self, target: Array, source: NDArray[Any]) -> None:
         if target.shape != source.shape:
-            raise EmulatorError(f"upload of {source.shape} into {target.shape}")
+            raise EmulatorError(
+                f"cannot upload an array of shape {source.shape} to one of shape {target.shape}"
+            )
         _host(target)[...] = source
 
     def download(self, source: Array, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -181,35 +183,35 @@ class Emulator(Device):
         return run
 
     def _next_seed(self) -> int:
-        """Another one for each launch."""
+        """Return a new seed for each launch."""
         if self._seed:
             self._seed += 1
         return self._seed
 
     def _value(self, name: str, index: int, kind: str, arg: Any) -> NDArray[Any]:
-        """The bytes that a parameter takes, as an array of one element."""
+        """Return the value of a kernel parameter as an array of one element."""
         what = f"argument {index} of {name}"
         if not kind.endswith("*"):
             if not isinstance(arg, np.generic) or _code(arg.dtype) != kind:
-                raise EmulatorError(f"{what} is {kind}, but got {arg!r}")
+                raise EmulatorError(f"{what} must be {kind}, but is {arg!r}")
             return np.array([arg])
         if not isinstance(arg, DeviceArray):
-            raise EmulatorError(f"{what} is {kind}, but got {arg!r}")
+            raise EmulatorError(f"{what} must be {kind}, but is {arg!r}")
         if not arg.flags.c_contiguous:
             raise EmulatorError(f"{what} is not contiguous")
         if _code(arg.dtype) != kind[:-1]:
-            raise EmulatorError(f"{what} is {kind}, but got an array of {arg.dtype}")
+            raise EmulatorError(f"{what} must be {kind}, but is an array of {arg.dtype}")
         return np.array([arg.ctypes.data], np.uint64)
 
 
 def _host(array: Array) -> NDArray[Any]:
     if not isinstance(array, DeviceArray) or not array.flags.c_contiguous:
-        raise EmulatorError("not contiguous device memory")
+        raise EmulatorError("the array is not contiguous device memory")
     return array.view(np.ndarray)
 
 
 def _code(dtype: np.dtype[Any]) -> str:
-    """As ``emulator::describe`` names types."""
+    """Return the type's name as ``emulator::describe`` writes it."""
     return f"{dtype.kind.replace('b', 'u')}{dtype.itemsize}"
 
 
@@ -217,11 +219,13 @@ def _check_extents(grid: Extent, block: Extent, shared_bytes: int) -> None:
     if min(*grid, *block) < 1:
         raise EmulatorError(f"grid {grid} of blocks {block} is empty")
     if max(grid[1:]) > MOST_BLOCKS_YZ:
-        raise EmulatorError(f"grid {grid} is too large in y or z")
+        raise EmulatorError(f"grid {grid} exceeds {MOST_BLOCKS_YZ} blocks in y or z")
     if block[0] * block[1] * block[2] > MOST_THREADS or block[2] > 64:
-        raise EmulatorError(f"block {block} is too large")
+        raise EmulatorError(f"block {block} has more than {MOST_THREADS} threads, or 64 in z")
     if shared_bytes > SHARED_BYTES:
-        raise EmulatorError(f"{shared_bytes} bytes of shared memory are too many")
+        raise EmulatorError(
+            f"{shared_bytes} bytes of shared memory exceed the limit of {SHARED_BYTES}"
+        )
 
 
 # Compiling.
@@ -231,7 +235,7 @@ def _check_extents(grid: Extent, block: Extent, shared_bytes: int) -> None:
 def _library(
     folder: Path, file: str, name: str, defines: tuple[tuple[str, int], ...]
 ) -> ctypes.CDLL:
-    """Shared library of one kernel; others of its source are inline functions that nobody calls."""
+    """Return the shared library of one kernel, compiled if necessary."""
     flags = [f"-D{macro}={value}" for macro, value in defines]
     source = f"{_translated(folder / file)}\nEMULATED_KERNEL({name})\n"
     headers = {path.name: _translated(path) for path in sorted(folder.glob("*.cuh"))}
@@ -240,7 +244,8 @@ def _library(
         with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
             for header, text in {**headers, file: source}.items():
                 Path(work, header).write_text(text, encoding="utf-8")
-            # One command, in which the linker does not add the sanitizer's own runtime.
+            # Linked in the same command, without the default libraries, to exclude the runtime of
+            # the sanitizer.
             _run([*COMPILER, *INSTRUMENTED, *flags, "-include", str(_language()), "-x", "c++", file,
                   "-x", "none", str(_runtime()), "-shared", "-nodefaultlibs", "-lgcc", "-lm", "-lc",
                   "-o", "library.so"], work)  # fmt: skip
@@ -249,7 +254,7 @@ def _library(
 
 
 def _translated(path: Path) -> str:
-    """Source with what g++ cannot take written otherwise; lines stay where they are."""
+    """Return the source with CUDA syntax replaced that g++ cannot parse; line numbers are kept."""
     text = path.read_text(encoding="utf-8")
     dynamic = r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];"
     text = re.sub(dynamic, r"\1* \2 = static_cast<\1*>(emulator::dynamic_shared());", text)
@@ -258,7 +263,7 @@ def _translated(path: Path) -> str:
 
 @functools.cache
 def _runtime() -> Path:
-    """Shared library that all others stand on."""
+    """Return the shared library of the emulator's runtime."""
     target = _build_folder() / f"runtime-{_digest()}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=_build_folder()) as work:
@@ -270,9 +275,9 @@ def _runtime() -> Path:
 
 @functools.cache
 def _language() -> Path:
-    """The header of CUDA's language, with a compiled one beside it, which g++ takes instead.
+    """Return the path of the header of the CUDA language, which has been precompiled.
 
-    Reading what it includes takes half of the time of most kernels otherwise.
+    Without precompilation, parsing its includes takes half of the time of most kernels.
     """
     folder = _build_folder() / f"language-{_digest()}"
     if not folder.exists():
@@ -280,14 +285,14 @@ def _language() -> Path:
             Path(work, "built").mkdir()
             shutil.copy(HERE / "emulator.h", Path(work, "built"))
             _run([*COMPILER, *INSTRUMENTED, "-x", "c++-header", "emulator.h"], f"{work}/built")
-            # Another process may have been faster.
+            # Another process may have created it in the meantime.
             with suppress(OSError):
                 Path(work, "built").rename(folder)
     return folder / "emulator.h"
 
 
 def _digest(*parts: Any) -> str:
-    """Of what a file here is built from."""
+    """Return a hash of everything that a compiled file depends on."""
     return hashlib.sha256(repr((*parts, *_runtime_key())).encode()).hexdigest()[:24]
 
 
@@ -300,7 +305,7 @@ def _runtime_key() -> tuple[str, ...]:
 
 @functools.cache
 def _build_folder() -> Path:
-    """Libraries that were built before; their names say all that they depend on."""
+    """Return the cache of compiled libraries, whose names contain a hash of their inputs."""
     folder = Path(tempfile.gettempdir()) / f"dptrain-emulator-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

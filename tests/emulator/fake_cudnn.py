@@ -1,8 +1,8 @@
-"""A stand-in for NVIDIA's module ``cudnn``: it records graphs and computes them with NumPy.
+"""Fake of NVIDIA's module ``cudnn``: it records graphs and computes them with NumPy.
 
-It knows what the backend uses of the module, and refuses what cuDNN would refuse: tensors whose
-outputs are not described, plans that were not built, addresses that are not aligned. Two engines
-"compute" every graph: 7, which has tensor cores and wants a workspace, and 3, which has neither.
+It implements the functions that the backend uses, and refuses what cuDNN would refuse: outputs
+without description, plans that were not built, misaligned addresses. Two engines are offered for
+every graph: engine 7 uses tensor cores and needs a workspace; engine 3 does neither.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 16
-"""Bytes that the fastest kernels load at once."""
+"""Required alignment of addresses, in bytes."""
 
 
 class cudnnGraphNotSupportedError(Exception):  # noqa: N801 - the module's own name
-    """No engine for a graph, or this engine not."""
+    """No engine, or not the selected engine, supports a graph."""
 
 
 data_type = enum.Enum("data_type", "NOT_SET FLOAT BFLOAT16")
@@ -36,7 +36,7 @@ numerical_note = enum.Enum(
 
 @dataclass(frozen=True)
 class Engine:
-    """What computes a graph."""
+    """An engine that computes graphs."""
 
     number: int
     notes: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """As cuDNN names plans."""
+        """Name of the plan, in cuDNN's format."""
         return f"eng{self.number}_k2=1"
 
 
@@ -80,7 +80,7 @@ class Tensor:
 
 @dataclass
 class Operation:
-    """A node: what was called, on what, with what result."""
+    """A node of a graph: the operation, its inputs and its result."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -96,11 +96,11 @@ class Handle:
 
 
 class Module:
-    """What ``import cudnn`` gives.
+    """The object that ``import cudnn`` returns.
 
     Attributes:
-        graphs: all that were made.
-        engines: what `create_execution_plans` offers.
+        graphs: all graphs that were created.
+        engines: engines that `create_execution_plans` offers.
         executed: name of the plan of each execution.
     """
 
@@ -235,7 +235,7 @@ class Graph:
         self._write(result, addresses[result], values[result])
 
     def _memory(self, tensor: Tensor, address: int) -> NDArray[Any]:
-        """The tensor's memory, seen with its dimensions in order."""
+        """Return the tensor's memory as an array with its dimensions in order."""
         assert tensor.dim is not None
         assert tensor.stride is not None
         dtype = np.dtype(np.float32 if tensor.data_type is data_type.FLOAT else np.uint16)
@@ -260,13 +260,13 @@ class Graph:
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even."""
+    """Return the bits of the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _taps(operation: Operation, x_shape: Sequence[int], w_shape: Sequence[int]) -> Any:
-    """For each element of a filter: where it is, and the pixels of the padded map it meets."""
+    """Yield, for each filter element, its index and the pixels of the padded map it multiplies."""
     geometry = operation.geometry
     assert list(geometry["dilation"]) == [1, 1]
     (top, left), (bottom, right) = geometry["pre_padding"], geometry["post_padding"]

@@ -167,8 +167,8 @@ const char* release_block(int count) {
         if (fiber.state == State::done) continue;
         self = &fiber;
         if (fiber.state == State::at_warp_barrier)
-            return "waits for lanes of its warp that never come";
-        if (line && fiber.line != line) return "waits at another __syncthreads than the others";
+            return "waits for lanes of its warp that never arrive";
+        if (line && fiber.line != line) return "waits at a different __syncthreads than other threads";
         line = fiber.line;
     }
     for (int i = 0; i < count; i++)
@@ -237,10 +237,10 @@ void note(Shadow& shadow, bool write, bool shared) {
     int thread = int(self - fibers.data());
     const char* where = shared ? "in shared memory" : "in global memory";
     if (conflicts(shadow.write, thread, shared))
-        fail("race: %s what another thread writes, %s", write ? "writes" : "reads", where);
+        fail("race: %s data that another thread writes, %s", write ? "writes" : "reads", where);
     bool read = shadow.many_read && shadow.read.phase == phase;
     if (write && (read || conflicts(shadow.read, thread, shared)))
-        fail("race: writes what another thread reads, %s", where);
+        fail("race: writes data that another thread reads, %s", where);
     Touch now = {phase, uint16_t(thread), uint16_t(self->warp_phase)};
     if (write) {
         shadow.write = now;
@@ -290,7 +290,7 @@ void block_barrier(int line) {
 unsigned lane() { return unsigned(self - fibers.data()) % 32; }
 
 void warp_barrier(unsigned mask, bool orders_memory) {
-    if (!(mask >> lane() & 1)) fail("is not in the mask that it gives");
+    if (!(mask >> lane() & 1)) fail("is not in the mask that it passes");
     self->state = State::at_warp_barrier;
     self->mask = mask;
     self->orders_memory = orders_memory;
@@ -303,7 +303,7 @@ uint64_t exchange(unsigned mask, uint64_t value, int source) {
     size_t other = (self - fibers.data()) / 32 * 32 + source;
     unsigned count = block_extent.x * block_extent.y * block_extent.z;
     uint64_t got = other < count ? fibers[other].value : ~uint64_t(0);
-    if (other < count && !(mask >> source & 1)) fail("asks a lane that is not in the mask");
+    if (other < count && !(mask >> source & 1)) fail("reads from a lane that is not in the mask");
     warp_barrier(mask, false);
     return got;
 }
@@ -371,7 +371,7 @@ extern "C" void __ubsan_handle_type_mismatch_v1(SourcePlace* place, size_t point
     if (emulator::self) emulator::fail("an access %s, %s:%u", what, place->file, place->line);
 }
 extern "C" void __ubsan_handle_out_of_bounds(SourcePlace* place, size_t index) {
-    emulator::fail("index %zd lies outside of its array, %s:%u", index, place->file, place->line);
+    emulator::fail("index %zd is outside its array, %s:%u", index, place->file, place->line);
 }
 
 // Handlers of -fsanitize=thread.

@@ -1,4 +1,4 @@
-"""Kernels on the emulator, called with host arrays."""
+"""Runs kernels on the emulator with host arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.emulator.emulator import Emulator
 THREADS = 256
 
 SEEDS = (0, 1, 2)
-"""Orders in which kernels must give the same bits: threads and blocks in order, and two others."""
+"""Seeds of execution orders for which kernels must compute the same bits; 0 is in order."""
 
 
 def launch(
@@ -29,16 +29,16 @@ def launch(
     columns: int = 1,
     **defines: int,
 ) -> list[NDArray[Any]]:
-    """Run a kernel and return what its array arguments hold afterwards.
+    """Run a kernel and return its array arguments afterwards.
 
     Args:
-        file, name: of the kernel.
-        threads: how many must run, at least.
+        file, name: source file and name of the kernel.
+        threads: smallest number of threads.
         args: host arrays, which are uploaded, and NumPy scalars.
-        seed: of the order of threads.
-        block: threads of a block.
-        shared_bytes: of dynamic shared memory.
-        columns: of blocks: how many there are in y.
+        seed: seed of the execution order.
+        block: threads per block.
+        shared_bytes: bytes of dynamic shared memory.
+        columns: number of blocks in y.
         defines: macros.
     """
     device = Emulator(seed)
@@ -56,7 +56,7 @@ def launch(
 
 
 def launch_in_every_order(*args: Any, **options: Any) -> list[NDArray[Any]]:
-    """`launch`, with the same bits whatever the order."""
+    """Run `launch` for all `SEEDS`; the results must be bit-identical."""
     first, *others = (launch(*args, seed=seed, **options) for seed in SEEDS)
     for other in others:
         for one, another in zip(first, other, strict=True):
@@ -65,18 +65,18 @@ def launch_in_every_order(*args: Any, **options: Any) -> list[NDArray[Any]]:
 
 
 def ints(*numbers: Any) -> list[np.int32]:
-    """As kernels take them."""
+    """Return the numbers as kernel arguments."""
     return [np.int32(number) for number in numbers]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How kernels keep activations.
+    """Storage format of activations.
 
     Attributes:
-        precision: the macro.
-        unit: largest error of rounding to it, as a part of the number.
-        widths: of vectors.
+        precision: value of the macro PRECISION.
+        unit: largest relative error of rounding to this format.
+        widths: vector widths.
     """
 
     precision: int
@@ -84,7 +84,7 @@ class Kept:
     widths: tuple[int, int]
 
     def store(self, x: NDArray[Any]) -> NDArray[Any]:
-        """As memory holds it: float32, or the bits of bfloat16, to the nearest, ties to even."""
+        """Convert to the storage format: float32, or bfloat16 bits, rounded to nearest even."""
         x = np.asarray(x, np.float32)
         if self.precision == 0:
             return x
@@ -93,11 +93,11 @@ class Kept:
         return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
 
     def round(self, x: NDArray[Any]) -> NDArray[Any]:
-        """What memory holds, as float32."""
+        """Round to the storage format, as float32."""
         return as_numbers(self.store(x))
 
     def vectors(self, length: int) -> Iterator[int]:
-        """Widths of vectors that rows of this length may be cut into."""
+        """Return the vector widths that divide rows of this length."""
         return (width for width in self.widths if length % width == 0)
 
 

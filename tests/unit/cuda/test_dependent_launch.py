@@ -1,4 +1,4 @@
-"""Launches that begin while the kernel before ends: what the driver is handed, and by whom."""
+"""Programmatic dependent launch: where kernels wait, and the arguments for the driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KERNEL = re.compile(
 )
 
 
-def test_every_kernel_waits_for_those_before_it() -> None:
+def test_every_kernel_waits_for_its_predecessor() -> None:
     bodies = {
         (path.name, name): body
         for path in KERNELS.glob("*.cu")
@@ -41,8 +41,8 @@ def test_every_kernel_waits_for_those_before_it() -> None:
     assert first == set()
 
 
-def test_in_front_of_waiting_only_weights_are_read() -> None:
-    gemm, few = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
+def test_kernels_prefetch_only_weights_before_they_wait() -> None:
+    gemm, skinny = ((KERNELS / name).read_text() for name in ("gemm.cuh", "skinny_gemm.cu"))
     body = gemm[gemm.index("void multiply(") :]
     before = body[: body.index("    wait_for_previous_kernel();")]
     assert (
@@ -51,11 +51,11 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
     # This kernel waits at once unless it may prefetch weights.
     wait = r"wait_for_previous_kernel\(\);"
     between = rf"if \(!PREFETCH_WEIGHTS\) {wait}(.*?)if \(PREFETCH_WEIGHTS\) {wait}"
-    for ahead in re.findall(between, few, re.S):
+    for ahead in re.findall(between, skinny, re.S):
         assert re.fullmatch(r"\s*shared\.weights\.load_async\([^;]*\);\s*", ahead)
-    assert few.count("if (PREFETCH_WEIGHTS) wait_for_previous_kernel();") == 2
-    narrow = (KERNELS / "conv2d_forward_few_channels.cu").read_text()
-    before = narrow[narrow.index("    conv2d_forward_few_channels(") :]
+    assert skinny.count("if (PREFETCH_WEIGHTS) wait_for_previous_kernel();") == 2
+    few_channels = (KERNELS / "conv2d_forward_few_channels.cu").read_text()
+    before = few_channels[few_channels.index("    conv2d_forward_few_channels(") :]
     before = before[: before.index("    wait_for_previous_kernel();")]
     assert (
         before.count("read")
@@ -65,25 +65,25 @@ def test_in_front_of_waiting_only_weights_are_read() -> None:
     assert "load" not in before
 
 
-def test_older_gpus_launch_as_ever() -> None:
+def test_older_gpus_have_no_dependent_launch() -> None:
     assert dependent_launch.find_dependent_launch(89) is None
 
 
-def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_receives_the_kernel_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     class Array:
         class data:  # noqa: N801
             ptr = 0x7F00_0000_1000
 
-    def start(config: Any, kernel: int, places: Any, extra: Any) -> int:
+    def start(config: Any, kernel: int, pointers_to_values: Any, extra: Any) -> int:
         config = ctypes.cast(config, ctypes.POINTER(dependent_launch._Config)).contents
         seen["extents"] = [*config.grid], [*config.block], config.shared_bytes, config.stream
         attribute = config.attributes[0]
         seen["attribute"] = config.count, attribute.id, attribute.value
         seen["kernel"] = kernel
         types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_float)
-        pointers = ctypes.cast(places, ctypes.POINTER(ctypes.c_void_p))
+        pointers = ctypes.cast(pointers_to_values, ctypes.POINTER(ctypes.c_void_p))
         seen["args"] = [t.from_address(pointers[i]).value for i, t in enumerate(types)]
         return 0
 
@@ -101,8 +101,8 @@ def test_the_driver_is_handed_what_the_kernel_takes(monkeypatch: pytest.MonkeyPa
     assert (seen["kernel"], seen["args"]) == (99, [0x7F00_0000_1000, -5, 0.5])
 
 
-def test_structures_are_as_large_as_the_drivers() -> None:
+def test_structures_have_the_sizes_of_the_driver_api() -> None:
     # CUDA Driver API: CUlaunchAttribute is an id, its padding and a value of 64 bytes;
-    # CUlaunchConfig seven numbers, a stream, a pointer and a number, each at its alignment.
+    # CUlaunchConfig is seven integers, a stream, a pointer and an integer, each aligned.
     assert ctypes.sizeof(dependent_launch._Attribute) == 72
     assert ctypes.sizeof(dependent_launch._Config) == 56

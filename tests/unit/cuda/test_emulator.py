@@ -26,12 +26,12 @@ def numbers(count: int) -> Any:
     return np.arange(1, count + 1, dtype=np.float32)
 
 
-# What CUDA defines.
+# Behaviour that CUDA defines.
 
 
 @in_any_order
 @pytest.mark.parametrize("n", [1, 63, 64, 200])
-def test_threads_of_a_block_meet_at_barriers(seed: int, n: int) -> None:
+def test_barriers_synchronise_the_threads_of_a_block(seed: int, n: int) -> None:
     device = Emulator(seed, PLANTED)
     x, y = put(device, np.arange(n, dtype=np.int32)), device.zeros((5,), np.int32)
     device.function("features.cu", "barrier")((5, 1, 1), (64, 1, 1), [x, y, np.int32(n)])
@@ -40,7 +40,7 @@ def test_threads_of_a_block_meet_at_barriers(seed: int, n: int) -> None:
 
 
 @in_any_order
-def test_dynamic_shared_memory_has_the_size_asked_for(seed: int) -> None:
+def test_dynamic_shared_memory_has_the_requested_size(seed: int) -> None:
     device = Emulator(seed, PLANTED)
     x, y = put(device, numbers(50)), device.zeros((50,), np.float32)
     launch = device.function("features.cu", "dynamic")
@@ -69,7 +69,7 @@ def test_lanes_of_a_warp_exchange_values(seed: int) -> None:
 
 
 @in_any_order
-def test_atomics_lose_nothing(seed: int) -> None:
+def test_atomics_lose_no_update(seed: int) -> None:
     device = Emulator(seed, PLANTED)
     count, total = device.zeros((2,), np.int32), device.zeros((1,), np.float32)
     order = device.zeros((1025,), np.uint32)
@@ -80,36 +80,36 @@ def test_atomics_lose_nothing(seed: int) -> None:
 
 
 @in_any_order
-def test_every_thread_of_every_block_knows_its_place(seed: int) -> None:
+def test_every_thread_has_its_own_index(seed: int) -> None:
     device = Emulator(seed, PLANTED)
     y = device.zeros((2 * 3 * 2, 3 * 2 * 4), np.int32)
-    device.function("features.cu", "places", OFFSET=7)((2, 3, 2), (3, 2, 4), [y])
+    device.function("features.cu", "indices", OFFSET=7)((2, 3, 2), (3, 2, 4), [y])
     expected = 1000 * np.arange(12)[:, None] + np.arange(24) + 7
     np.testing.assert_array_equal(device.download(y), expected)
 
 
-def test_vectors_of_four_are_one_access() -> None:
+def test_vectors_of_four_are_supported() -> None:
     device = Emulator(folder=PLANTED)
     x, y = put(device, numbers(80)), device.zeros((80,), np.float32)
     device.function("features.cu", "double_vectors")((4, 1, 1), (5, 1, 1), [x, y])
     np.testing.assert_array_equal(device.download(y), 2.0 * numbers(80))
 
 
-def test_another_define_is_another_kernel() -> None:
+def test_macros_create_different_kernels() -> None:
     device = Emulator(folder=PLANTED)
     y = device.zeros((1,), np.int32)
     for offset in (3, 5, 3):
-        device.function("features.cu", "places", OFFSET=offset)((1, 1, 1), (1, 1, 1), [y])
+        device.function("features.cu", "indices", OFFSET=offset)((1, 1, 1), (1, 1, 1), [y])
         assert device.download(y)[0] == offset
 
 
-# What it leaves undefined.
+# Behaviour that CUDA leaves undefined.
 
 
 def launch(
     name: str, *, threads: int = 64, blocks: int = 1, seed: int = 0, kind: Any = np.float32
 ) -> Any:
-    """A kernel of ``mistakes.cu`` on one array of input, if it takes one, and one of output."""
+    """Run a kernel of ``mistakes.cu`` on an input array, if it has one, and an output array."""
     device = Emulator(seed, PLANTED)
     x, y = put(device, numbers(256)), device.zeros((256,), kind)
     one = name in ("blocks_share", "divergent_barriers", "beyond_the_tile", "unwritten_tile")
@@ -126,7 +126,7 @@ def test_a_missing_barrier_is_reported(name: str, seed: int) -> None:
 
 
 @in_any_order
-def test_blocks_that_write_to_one_place_are_reported(seed: int) -> None:
+def test_blocks_that_write_to_the_same_address_are_reported(seed: int) -> None:
     assert launch("blocks_share", seed=seed)[0] == 1.0
     with pytest.raises(EmulatorError, match=r"race: .* in global memory"):
         launch("blocks_share", blocks=2, seed=seed)
@@ -141,12 +141,12 @@ def test_a_barrier_of_the_warp_orders_its_lanes(seed: int) -> None:
 
 
 def test_threads_that_wait_at_different_barriers_are_reported() -> None:
-    with pytest.raises(EmulatorError, match="another __syncthreads than the others"):
+    with pytest.raises(EmulatorError, match="a different __syncthreads than other threads"):
         launch("divergent_barriers")
 
 
-def test_a_wait_without_end_is_reported() -> None:
-    with pytest.raises(EmulatorError, match="lanes of its warp that never come"):
+def test_a_deadlock_is_reported() -> None:
+    with pytest.raises(EmulatorError, match="lanes of its warp that never arrive"):
         launch("lonely_shuffle", threads=2, kind=np.int32)
 
 
@@ -157,7 +157,7 @@ def test_accesses_outside_of_memory_are_reported() -> None:
     run((5, 1, 1), (20, 1, 1), [x, y, np.int32(100)])
     with pytest.raises(EmulatorError, match=r"block \(5, 0, 0\), thread \(0, 0, 0\): reads 4 b"):
         run((6, 1, 1), (20, 1, 1), [x, y, np.int32(100)])
-    with pytest.raises(EmulatorError, match="index 32 lies outside of its array"):
+    with pytest.raises(EmulatorError, match="index 32 is outside its array"):
         launch("beyond_the_tile", threads=32)
 
 
@@ -182,7 +182,7 @@ def test_a_failed_launch_leaves_the_device_working() -> None:
 
 
 def test_orders_are_random_and_repeatable() -> None:
-    """What depends on the order differs from seed to seed; with one seed it is the same again."""
+    """Results that depend on the order differ between seeds and repeat with the same seed."""
 
     def turns(seed: int) -> list[int]:
         device = Emulator(seed, PLANTED)
@@ -195,7 +195,7 @@ def test_orders_are_random_and_repeatable() -> None:
     assert len({tuple(turns(seed)) for seed in range(4)}) == 4
 
 
-# What a launch must get.
+# Requirements of a launch.
 
 
 def test_launches_that_a_gpu_would_refuse_are_refused() -> None:
@@ -212,7 +212,7 @@ def test_launches_that_a_gpu_would_refuse_are_refused() -> None:
             run(grid, block, [x, y], shared_bytes=shared)
 
 
-def test_arguments_must_be_of_the_parameters_types() -> None:
+def test_arguments_must_match_the_parameter_types() -> None:
     device = Emulator(folder=PLANTED)
     x, y = put(device, np.arange(4, dtype=np.int32)), device.zeros((4,), np.int32)
     run = device.function("features.cu", "barrier")
@@ -229,7 +229,7 @@ def test_arguments_must_be_of_the_parameters_types() -> None:
             run((1, 1, 1), (64, 1, 1), args)
 
 
-def test_the_host_cannot_reach_device_memory() -> None:
+def test_the_host_cannot_access_device_memory() -> None:
     device = Emulator(folder=PLANTED)
     x = put(device, numbers(6))
     for attempt in (

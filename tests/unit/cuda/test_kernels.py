@@ -1,9 +1,9 @@
-"""Kernels of layers without parameters against the reference backend, at odd shapes.
+"""Kernels of layers without parameters, compared with the reference backend at odd shapes.
 
-Where nothing else is said, a bound is a few roundings of float32 (ε = 1.2e-7) of the largest number
-that takes part. Where activations are bfloat16, inputs are of that kind and arithmetic is float32,
-so results are off by 2⁻⁸ of themselves besides: they are rounded once, to 8 significant bits. Each
-kernel gives the same bits whatever the order of blocks and threads.
+Unless stated otherwise, an error bound is a few float32 roundings (ε = 1.2e-7) of the largest
+operand. With bfloat16 activations, inputs are bfloat16 and arithmetic is float32, so results have
+an additional relative error of 2⁻⁸: they are rounded once, to 8 significant bits. Each kernel
+computes the same bits in every order of blocks and threads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def node_of(layer: Layer, shape: tuple[int, ...]) -> Node:
 
 
 def spread(seed: int, *shape: int) -> NDArray[np.float32]:
-    """Distinct numbers between −1 and 1."""
+    """Return distinct numbers between −1 and 1."""
     size = math.prod(shape)
     numbers = np.random.default_rng(seed).permutation(2.0 * np.arange(size) + 1.0) / size - 1.0
     return numbers.reshape(shape).astype(np.float32)
 
 
 def first(x: Maps) -> Maps:
-    """(N, H, W, C) to (N, C, H, W), in float64."""
+    """Transpose (N, H, W, C) to (N, C, H, W), in float64."""
     return x.transpose(0, 3, 1, 2).astype(np.float64)
 
 
@@ -63,7 +63,7 @@ def last(x: Maps) -> Maps:
 
 
 def expected(layer: Layer, x: Maps, dy: Maps) -> tuple[Maps, Maps]:
-    """Y and dx by the reference backend; arrays are (N, H, W, C)."""
+    """Return y and dx of the reference backend; arrays are (N, H, W, C)."""
     n, h, w, c = x.shape
     node = node_of(layer, (c, h, w))
     operation = OPERATIONS[type(layer)]
@@ -80,7 +80,7 @@ def expected(layer: Layer, x: Maps, dy: Maps) -> tuple[Maps, Maps]:
 def assert_close(
     actual: Maps, wanted: Maps, roundings: float, kept: Kept, scale: float = 1.0
 ) -> None:
-    """`actual` is as memory holds it."""
+    """Compare; `actual` has the storage format of the kernel."""
     np.testing.assert_allclose(
         as_numbers(actual), wanted, rtol=kept.unit, atol=roundings * EPSILON * scale
     )
@@ -89,11 +89,11 @@ def assert_close(
 by_kept = pytest.mark.parametrize("kept", [FP32, BF16], ids=["fp32", "bf16"])
 
 
-# Numbers.
+# Storage formats.
 
 
 def test_bfloat16_is_float32_rounded_to_nearest_even() -> None:
-    """By its definition, over all signs and exponents, against PyTorch; every bfloat16 is kept."""
+    """Compare all signs and exponents with PyTorch; every bfloat16 is unchanged."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32)
     ties = (np.arange(1 << 16, dtype=np.uint32) << 16) + 0x8000
@@ -103,7 +103,7 @@ def test_bfloat16_is_float32_rounded_to_nearest_even() -> None:
     np.testing.assert_array_equal(BF16.store(finite), theirs)
 
 
-# Element by element.
+# Elementwise kernels.
 
 COUNTS = [1, 255, 4, 1028, 2056]
 by_count = pytest.mark.parametrize("count", COUNTS)
@@ -112,7 +112,7 @@ by_count = pytest.mark.parametrize("count", COUNTS)
 def elementwise(
     name: str, kept: Kept, count: int, *arrays: NDArray[Any], factor: float | None = None
 ) -> NDArray[Any]:
-    """Results of a kernel in its last array, in memory, whatever the vectors."""
+    """Run a kernel with each vector width; return its result, equal for all widths."""
     factors = [] if factor is None else [np.float32(factor)]
     last = 0 if name == "relu_dropout_backward" else -1
     results = [
@@ -144,7 +144,7 @@ def test_activations_equal_the_reference(layer: Layer, count: int, kept: Kept) -
 
 @by_kept
 @by_count
-def test_the_mask_of_relu_scales_what_is_kept(count: int, kept: Kept) -> None:
+def test_relu_dropout_backward_scales_kept_elements(count: int, kept: Kept) -> None:
     y, dy = kept.round(np.maximum(spread(1, count), 0)), kept.round(spread(2, count))
     masked = elementwise("relu_dropout_backward", kept, count, dy, y, factor=1.25)
     np.testing.assert_array_equal(masked, kept.store(np.where(y > 0, dy * np.float32(1.25), 0)))
@@ -152,13 +152,13 @@ def test_the_mask_of_relu_scales_what_is_kept(count: int, kept: Kept) -> None:
 
 @by_kept
 @by_count
-def test_a_copy_is_the_same(count: int, kept: Kept) -> None:
+def test_a_copy_is_equal(count: int, kept: Kept) -> None:
     x = spread(1, count)
     np.testing.assert_array_equal(elementwise("copy", kept, count, x, 0 * x), kept.store(x))
 
 
 @by_kept
-def test_extreme_numbers_pass_through(kept: Kept) -> None:
+def test_extreme_values_pass_through(kept: Kept) -> None:
     x = kept.round(np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38, 0, 1], np.float32))
     relu = elementwise("relu_forward", kept, 8, x, np.zeros_like(x))
     np.testing.assert_array_equal(as_numbers(relu), np.maximum(x, 0))
@@ -187,7 +187,7 @@ by_pooling = pytest.mark.parametrize(
 
 
 def numbers_of(layer: Any, shape: tuple[int, int, int, int]) -> tuple[list[np.int32], Any]:
-    """Arguments from the number of samples on, and the shape of y."""
+    """Return the arguments from the number of samples on, and the shape of y."""
     n, h, w, c = shape
     node = node_of(layer, (c, h, w))
     _, ho, wo = node.output_shape
@@ -195,7 +195,7 @@ def numbers_of(layer: Any, shape: tuple[int, int, int, int]) -> tuple[list[np.in
 
 
 def cells(layer: Any, shape: tuple[int, int, int, int]) -> int:
-    """Elements of threads that go backward, each over as many pixels as the strides say."""
+    """Return the number of cells times channels in backward; a cell has the size of the strides."""
     n, h, w, c = shape
     (top, _), (left, _) = layer.pads((c, h, w))
     down, across = layer.strides
@@ -239,8 +239,8 @@ def test_max_pooling_equals_the_reference(
 
 
 @by_kept
-def test_kernels_for_one_geometry_give_the_same_bits(kept: Kept) -> None:
-    """Compiled for a layer, loops and divisions are others, but no sum is."""
+def test_kernels_for_one_geometry_compute_the_same_bits(kept: Kept) -> None:
+    """Constants change loops and divisions but not the order of additions."""
     layer, shape = MaxPool2d(3, 2, "same"), (2, 6, 8, 24)
     numbers, pooled = numbers_of(layer, shape)
     fixed = {name: int(n) for name, n in zip(GEOMETRY_MACROS, numbers[1:], strict=True)}
@@ -258,8 +258,8 @@ def test_kernels_for_one_geometry_give_the_same_bits(kept: Kept) -> None:
 
 
 @by_kept
-def test_nobody_gets_the_gradient_of_what_is_rectified_or_dropped(kept: Kept) -> None:
-    """What is pooled is dropped out; the gradient is that of pooling where y is not 0."""
+def test_rectified_or_dropped_elements_have_no_gradient(kept: Kept) -> None:
+    """With dropout after pooling, the gradient is that of pooling where y is not 0."""
     layer, shape, rate, index = MaxPool2d(2), (3, 6, 4, 8), 0.4, 2
     numbers, pooled = numbers_of(layer, shape)
     x = kept.round(np.maximum(spread(3, *shape) - 0.6, 0.0))
@@ -312,7 +312,7 @@ def test_sum_and_average_pooling_equal_the_reference(
         assert_close(backward, dx, 9, kept)
 
 
-def test_the_first_of_equals_and_a_nan_win() -> None:
+def test_the_first_of_equal_maxima_and_nan_win() -> None:
     layer, shape = MaxPool2d(2), (1, 2, 4, 1)
     x = np.array([1, 1, 2, np.nan, 1, 1, 3, 4], np.float32).reshape(shape)
     numbers, pooled = numbers_of(layer, shape)
@@ -342,7 +342,7 @@ NORMS: list[tuple[str, tuple[int, int, int, int], LocalResponseNorm]] = [
 def normalise(
     name: str, kept: Kept, width: int, layer: LocalResponseNorm, *args: Any, **defines: int
 ) -> NDArray[Any]:
-    """Last array of a kernel of a normalisation alone; `args` begin with its arrays."""
+    """Run an LRN kernel and return its last array; `args` begin with its arrays."""
     arrays = [kept.store(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
     count, channels = args[0].size, args[0].shape[3]
     numbers = [np.float32(value) for value in (layer.bias, layer.alpha, layer.beta)]
@@ -372,7 +372,7 @@ def test_normalisation_equals_the_reference(
             assert_close(backward, np.where((x <= 0) & (rectified == 1), 0.0, dx), 60, kept)
 
 
-def test_normalisation_for_a_number_of_channels_gives_the_same_bits() -> None:
+def test_normalisation_for_fixed_channels_computes_the_same_bits() -> None:
     layer, x, dy = LocalResponseNorm(4, alpha=0.1), spread(5, 2, 3, 3, 64), spread(6, 2, 3, 3, 64)
     for args in (("lrn_forward", FP32, 4, layer, x, 0 * x),
                  ("lrn_backward", FP32, 4, layer, x, dy, 0 * x, *ints(0))):  # fmt: skip
@@ -396,7 +396,7 @@ def test_normalisation_and_pooling_in_one_equal_the_reference(
     band: int,
     kept: Kept,
 ) -> None:
-    """Where two of a window round to the same bfloat16, float32 still tells them apart."""
+    """Two elements of a window may round to the same bfloat16 but differ in float32."""
     numbers, pooled = numbers_of(pooling, shape)
     x, dy = kept.round(np.maximum(spread(5, *shape), 0.0)), kept.round(spread(6, *pooled))
     normal, _ = expected(layer, x, x)
@@ -429,7 +429,7 @@ SEED = 5 + (7 << 32)
 
 
 def drops(rate: float, layer: int, step: int, samples: NDArray[Any]) -> list[Any]:
-    """Arguments of the parameters `DROPOUT`."""
+    """Return the arguments of `DROPOUT_PARAMETERS`."""
     numbers = np.zeros(4, np.float32)
     numbers.view(np.uint32)[3] = step
     key = np.uint32(SEED & 0xFFFFFFFF), np.uint32(SEED >> 32)
@@ -443,7 +443,7 @@ def drops(rate: float, layer: int, step: int, samples: NDArray[Any]) -> list[Any
 def test_dropout_has_the_masks_of_the_published_generator(
     n: int, size: int, rate: float, kept: Kept
 ) -> None:
-    """Bit by bit, with identities and seeds above 32 bits."""
+    """Bit-identical, with sample indices and seeds above 32 bits."""
     step, layer = 3, 2
     samples = np.array([40, 2**33 + 5, 0, 907, 2**31])[:n]
     keep = dropout_keep(rate, size, seed=SEED, step=step, layer=layer, samples=samples)
@@ -466,14 +466,14 @@ def test_dropout_has_the_masks_of_the_published_generator(
         np.testing.assert_array_equal(dx, wanted)
 
 
-def test_dropout_lets_nan_through() -> None:
+def test_dropout_propagates_nan() -> None:
     x, mask = np.full((1, 4), np.nan, np.float32), np.zeros((1, 1), np.uint8)
     args = x, mask, np.zeros_like(x), *ints(1, 4), np.float32(2.0)
     assert np.isnan(launch("dropout.cu", "dropout_backward", 4, *args)[2]).all()
 
 
 def test_dropout_is_a_layer_of_the_reference() -> None:
-    """`dropout_keep`, which the kernel is compared with, is what the reference drops by."""
+    """`dropout_keep`, with which the kernel is compared, is also used by the reference."""
     layer, n, size = Dropout(0.3), 3, 13
     node = node_of(layer, (1, 1, size))
     x = np.ones((n, 1, 1, size))
@@ -484,16 +484,16 @@ def test_dropout_is_a_layer_of_the_reference() -> None:
     np.testing.assert_array_equal(arrays["y"].reshape(n, size) > 0, keep)
 
 
-# Layout.
+# Unpacking of staged batches.
 
 
 @by_kept
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 35), (2, 5, 64), (1, 130, 3)])
 @pytest.mark.parametrize(("loss", "always", "taken"), [(1.0, 0, 1), (np.nan, 0, 0), (np.nan, 1, 1)])
-def test_a_message_is_taken_apart(
+def test_a_staged_batch_is_unpacked(
     shape: tuple[int, int, int], loss: float, always: int, taken: int, kept: Kept
 ) -> None:
-    """Images are turned, words copied; all stays where the step before broke."""
+    """Images are transposed, words copied; nothing changes if the previous loss was not finite."""
     x, words = spread(1, *shape), np.arange(1, 11, dtype=np.uint32)
     blank = np.zeros((shape[0], shape[2], shape[1]), np.float32)
     results = launch_in_every_order(

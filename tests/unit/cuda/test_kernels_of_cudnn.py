@@ -1,4 +1,4 @@
-"""What cuDNN leaves to kernels of our own: bfloat16 and back, and gradients of biases."""
+"""Kernels of the cuDNN backend: conversion to and from bfloat16, and bias gradients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_ev
 
 @pytest.mark.parametrize("vector", [1, 4])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_narrow_rounds_to_the_nearest_and_widen_is_exact(vector: int, seed: int) -> None:
+def test_conversions_round_to_nearest_and_are_exact(vector: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(1000, dtype=np.float32)
     # Ties to even on both sides, the largest number, infinities and zeros.
     x[:8] = 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, np.inf, -np.inf, 0.0, -0.0, np.nan
-    narrowed = np.zeros(1000, np.uint16)
+    rounded = np.zeros(1000, np.uint16)
     sizes = {"VECTOR": vector, "seed": seed}
     threads = 1000 // vector
-    _, bits = launch("cast.cu", "float_to_bfloat16", threads, x, narrowed, np.int32(1000), **sizes)
+    _, bits = launch("cast.cu", "float_to_bfloat16", threads, x, rounded, np.int32(1000), **sizes)
     np.testing.assert_array_equal(np.delete(bits, 7), to_bfloat16(np.delete(x, 7)))
     _, wide = launch(
         "cast.cu", "bfloat16_to_float", threads, bits, np.zeros_like(x), np.int32(1000), **sizes
@@ -36,10 +36,10 @@ def test_narrow_rounds_to_the_nearest_and_widen_is_exact(vector: int, seed: int)
     ("channels", "vector", "lanes", "pixels", "part"),
     [(1, 1, 1, 700, 256), (3, 1, 4, 100, 100), (16, 4, 4, 1000, 256), (150, 1, 32, 37, 16)],
 )
-def test_channels_are_summed_in_one_order(
+def test_bias_gradients_are_reproducible(
     precision: int, channels: int, vector: int, lanes: int, pixels: int, part: int
 ) -> None:
-    """The same bits whatever runs first; each sum to float32's rounding of its terms."""
+    """Equal bits for every order of execution; each sum is within float32 rounding."""
     dy = np.random.default_rng(0).standard_normal((pixels, channels), dtype=np.float32)
     stored = to_bfloat16(dy) if precision == 2 else dy
     exact = (stored.astype(np.uint32) << 16).view(np.float32) if precision == 2 else dy
@@ -58,7 +58,7 @@ def test_channels_are_summed_in_one_order(
 
 @pytest.mark.parametrize("lanes", [1, 32])
 @pytest.mark.parametrize("precision", [0, 2])
-def test_sums_compile_for_every_width(lanes: int, precision: int) -> None:
+def test_bias_gradients_compile_for_every_width(lanes: int, precision: int) -> None:
     compiler: Compiler = find_compiler([12])
     defines = {"CHANNEL_VECTORS": lanes, "VECTOR": 4, "PRECISION": precision}
     assert compiler.compile(KERNELS / "backward_bias.cu", 90, defines).startswith(b"\x7fELF")

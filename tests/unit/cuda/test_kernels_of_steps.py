@@ -1,4 +1,4 @@
-"""Kernels of losses and update rules against PyTorch and the rules' equations, in float64."""
+"""Loss and optimizer kernels, compared with PyTorch and with their equations in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(
     lanes: int = 16,
     blocks: int = 1,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Gradient and sums by the kernel; the wish to stop is 1."""
+    """Return the gradient and the loss sums of the kernel; the stop request is 1."""
     blank, sums = np.full_like(z, 7.0), np.full(3, np.nan, np.float32)
     numbers, between = np.float32([0.0, 0.0, 1.0, 0.0]), np.zeros(1 + blocks, np.uint64)
     _, _, gradient, sums, _, between = launch_in_every_order(
@@ -46,7 +46,7 @@ def evaluate(
 
 
 def exact(name: str, z: NDArray[Any], target: NDArray[Any]) -> tuple[float, Any, int]:
-    """Sum of the losses, its gradient, and correct answers, by PyTorch."""
+    """Return the sum of losses, its gradient and the correct predictions, by PyTorch."""
     outputs = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     y = torch.tensor(target)
     functional = torch.nn.functional
@@ -86,9 +86,9 @@ def numbers(name: str, n: int, outputs: int, spread: float) -> tuple[Any, Any]:
 def test_losses_equal_pytorch(
     name: str, n: int, outputs: int, lanes: int, blocks: int, spread: float, kept: Kept
 ) -> None:
-    """A few roundings of numbers up to the largest loss of a sample, and of shares up to 1.
+    """Allow a few roundings of the largest loss of a sample, and of probabilities up to 1.
 
-    A gradient that is kept as bfloat16 is off by a rounding to that besides.
+    A gradient stored as bfloat16 has one more rounding error.
     """
     z, target = numbers(name, n, outputs, spread)
     z = kept.round(z)
@@ -104,7 +104,7 @@ def test_losses_equal_pytorch(
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_evaluation_leaves_the_gradient_alone(name: str) -> None:
+def test_evaluation_does_not_write_the_gradient(name: str) -> None:
     z, target = numbers(name, 5, 3, 1.0)
     gradient, sums = evaluate(name, z, target, 0.5, backward=False)
     assert (gradient == 7.0).all()
@@ -126,16 +126,16 @@ def test_a_nan_shows_in_the_loss(name: str) -> None:
     assert np.isnan(evaluate(name, z, target, 1.0)[1][0])
 
 
-def test_the_first_of_equal_outputs_is_the_answer() -> None:
+def test_the_first_of_equal_outputs_is_the_prediction() -> None:
     z = np.array([[2.0, 2.0], [2.0, 2.0]], np.float32)
     labels = np.array([0, 1], np.int32)
     assert evaluate("softmax_cross_entropy", z, labels, 1.0)[1][1] == 1.0
 
 
-# Updates.
+# Optimizers.
 
 STOPS, DECAYS = [16, 48, 304], [0.0, 0.3, 0.004]
-"""Runs as slots make them: multiples of 16 elements."""
+"""Ends of segments with the same weight decay: multiples of 16 elements."""
 
 
 def state(seed: int) -> NDArray[np.float32]:
@@ -151,10 +151,10 @@ def update(
     correction: float = 1.0,
     loss: float = 1.0,
 ) -> list[NDArray[Any]]:
-    """W and the state after an update; the first two arrays are w and g."""
+    """Return w and the state after an update; the first two arrays are w and g."""
     size, runs = STOPS[-1], [np.array(STOPS, np.int32), np.array(DECAYS, np.float32)]
-    told = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0])
-    arguments = *arrays, *told, *runs, *ints(len(DECAYS), size), *rest
+    values = np.float32([loss, 0, 0]), np.float32([rate, correction, 0, 0])
+    arguments = *arrays, *values, *runs, *ints(len(DECAYS), size), *rest
     results = launch_in_every_order(
         "optimizers.cu", name, size // vector, *arguments, VECTOR=vector
     )
@@ -168,7 +168,7 @@ def decayed(w: NDArray[Any], g: NDArray[Any]) -> NDArray[Any]:
 
 
 def assert_close(actual: NDArray[Any], wanted: NDArray[Any]) -> None:
-    """Four roundings of numbers of about this size."""
+    """Allow four roundings of numbers of this size."""
     np.testing.assert_allclose(actual, wanted, 4 * EPSILON, 8 * EPSILON)
 
 
@@ -176,7 +176,7 @@ by_vector = pytest.mark.parametrize("vector", [1, 4])
 
 
 @by_vector
-def test_sgd_is_its_equation(vector: int) -> None:
+def test_sgd_equals_its_equation(vector: int) -> None:
     w, g = state(1), state(2)
     [result] = update("sgd", vector, [w, g])
     assert_close(result, w - 0.1 * decayed(w, g))
@@ -184,7 +184,7 @@ def test_sgd_is_its_equation(vector: int) -> None:
 
 @by_vector
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_is_its_equation(vector: int, nesterov: bool) -> None:
+def test_momentum_equals_its_equation(vector: int, nesterov: bool) -> None:
     w, g, v = state(1), state(2), state(3)
     options = np.float32(0.9), np.int32(nesterov)
     result, velocity = update("sgd_momentum", vector, [w, g, v], *options)
@@ -196,7 +196,7 @@ def test_momentum_is_its_equation(vector: int, nesterov: bool) -> None:
 
 @by_vector
 @pytest.mark.parametrize("t", [1, 7])
-def test_adam_is_its_equation(vector: int, t: int) -> None:
+def test_adam_equals_its_equation(vector: int, t: int) -> None:
     w, g, m, v = state(1), state(2), state(3), np.abs(state(4))
     beta1, beta2, epsilon, rate = 0.8, 0.95, 1e-3, 0.1
     options = beta1, beta2, epsilon, 1 - beta1, 1 - beta2
@@ -212,7 +212,7 @@ def test_adam_is_its_equation(vector: int, t: int) -> None:
     np.testing.assert_allclose(result, w - rate * step, 8 * EPSILON, 32 * EPSILON)
 
 
-def test_state_that_fades_becomes_zero_and_nan_stays() -> None:
+def test_small_state_becomes_zero_and_nan_stays() -> None:
     w, g, v = state(1), np.zeros(STOPS[-1], np.float32), state(3)
     w[:] = 0.0
     v[:3] = 1e-30, -1e-30, np.nan
@@ -232,10 +232,10 @@ def test_state_that_fades_becomes_zero_and_nan_stays() -> None:
         ("adam", 2, list(np.float32([0.9, 0.99, 1e-8, 0.1, 0.01]))),
     ],
 )
-def test_nothing_is_updated_where_the_loss_is_not_finite(
+def test_nothing_is_updated_if_the_loss_is_not_finite(
     name: str, state_arrays: int, options: list[Any], loss: float
 ) -> None:
-    """What broke can be looked at."""
+    """The state before the failure remains available for inspection."""
     arrays = [state(seed) for seed in range(2 + state_arrays)]
     kept = update(name, 4, arrays, *options, loss=loss)
     for array, same in zip([arrays[0], *arrays[2:]], kept, strict=True):

@@ -1,6 +1,6 @@
-"""Every kernel compiles for every architecture; compiled kernels are kept; what is missing is said.
+"""Compilation by NVRTC: every kernel and architecture, the cache, and error messages.
 
-The compiler comes with the wheel ``nvidia-cuda-nvrtc-cu12`` of the extra ``test``.
+The wheel ``nvidia-cuda-nvrtc-cu12`` of the extra ``test`` contains the compiler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compiler() -> Compiler:
     return find_compiler([12])
 
 
-def test_kernels_are_there() -> None:
+def test_there_are_kernels() -> None:
     assert SOURCES
 
 
@@ -53,8 +53,8 @@ def test_every_kernel_compiles(file: str, architecture: int, compiler: Compiler)
 
 
 @pytest.mark.parametrize("file", SOURCES)
-def test_every_kernel_compiles_by_the_next_version(file: str) -> None:
-    """CUDA 13 takes what is not marked for the host's where 12 does not."""
+def test_every_kernel_compiles_with_cuda_13(file: str) -> None:
+    """CUDA 13 treats functions without annotations as host functions; CUDA 12 does not."""
     assert find_compiler([13]).compile(KERNELS / file, 90).startswith(b"\x7fELF")
 
 
@@ -74,7 +74,9 @@ def test_pooling_compiles_for_a_layer(kernel: str, compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize("architecture", [70, 90])
-def test_sums_compile_for_every_number_of_ranks(architecture: int, compiler: Compiler) -> None:
+def test_all_reduce_compiles_for_every_number_of_ranks(
+    architecture: int, compiler: Compiler
+) -> None:
     path = KERNELS / "all_reduce.cu"
     codes = {compiler.compile(path, architecture, {"RANKS": n}) for n in (2, 3, 8)}
     assert len(codes) == 3
@@ -93,7 +95,7 @@ PRODUCTS = [(0, 90, tile) for tile in THREAD_TILES] + [
 def test_every_tile_compiles_for_a_layer(
     kernel: str, precision: int, architecture: int, tile: GemmTile, compiler: Compiler
 ) -> None:
-    """With tensor cores from sm_80 on, without them before."""
+    """From sm_80 on with tensor cores, before without."""
     layer = dict(zip(GEOMETRY_MACROS, (16, 16, 5, 8, 8, 32, 3, 3, 2, 2, 1, 1), strict=True))
     steps = {"IN_VECTOR": 1, "OUT_VECTOR": 8 if precision == 2 else 4}
     epilogue = {"PRECISION": precision, "EPILOGUE": 2 if kernel == "forward" else 1}
@@ -103,9 +105,7 @@ def test_every_tile_compiles_for_a_layer(
 
 
 @pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (1, 80), (2, 70)])
-def test_layers_of_few_samples_compile(
-    precision: int, architecture: int, compiler: Compiler
-) -> None:
+def test_skinny_gemm_compiles(precision: int, architecture: int, compiler: Compiler) -> None:
     name = "tf32" if precision == 1 else "bf16"
     forward, backward = (
         skinny_gemm.select_forward_config(name, 32, 33856, 128).tile,
@@ -128,17 +128,17 @@ def test_layers_of_few_samples_compile(
     assert compiler.compile(path, architecture, {**steps, **gradient}).startswith(b"\x7fELF")
 
 
-# The second convolution of solar, and one of 32 filters that is not pooled.
+# The second convolution of solar, and one with 32 filters that is not pooled.
 WIDE = (48, 48, 32, 46, 46, 64, 3, 3, 1, 1, 0, 0), (12, 12, 64, 12, 12, 32, 5, 5, 1, 1, 2, 2)
 WINDOWS = [(1, 90), (2, 90), (2, 80), (1, 80), (2, 70)]
 
 
 @pytest.mark.parametrize("layer", WIDE, ids=["pooled", "plain"])
 @pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
-def test_windows_compile_for_a_layer(
+def test_halo_kernels_compile_for_a_layer(
     precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
 ) -> None:
-    """With wgmma and bulk copies for sm_90, mma.sync from sm_80 on, and neither before.
+    """sm_90 uses wgmma and TMA, GPUs from sm_80 on mma.sync, older ones neither.
 
     Dropout comes epilogue pooling.
     """
@@ -184,7 +184,7 @@ NARROW = (24, 24, 3, 24, 24, 64, 5, 5, 1, 1, 2, 2), (32, 32, 3, 32, 32, 16, 3, 3
 
 @pytest.mark.parametrize("layer", NARROW, ids=["plain", "pooled"])
 @pytest.mark.parametrize(("precision", "architecture"), WINDOWS)
-def test_narrow_maps_compile_for_a_layer(
+def test_few_channel_kernels_compile_for_a_layer(
     precision: int, architecture: int, layer: tuple[int, ...], compiler: Compiler
 ) -> None:
     name, size = ("tf32", 4) if precision == 1 else ("bf16", 2)
@@ -207,8 +207,8 @@ def test_narrow_maps_compile_for_a_layer(
 
 @pytest.mark.parametrize("layer", WIDE + NARROW, ids=str)
 @pytest.mark.parametrize("precision", [1, 2])
-def test_products_do_not_wait_for_each_other(precision: int, layer: tuple[int, ...]) -> None:
-    """Of gradients of weights, whose words compilers like to make between products."""
+def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int, ...]) -> None:
+    """Weight gradients, whose fragments compilers tend to compute between the products."""
     name, step = ("tf32", 4) if precision == 1 else ("bf16", 8)
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
@@ -224,13 +224,13 @@ def test_products_do_not_wait_for_each_other(precision: int, layer: tuple[int, .
     assert SERIALIZED not in compiler.log
 
 
-def test_a_kernel_is_kept_from_being_serialized(
+def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(
     monkeypatch: pytest.MonkeyPatch, compiler: Compiler
 ) -> None:
-    asked: list[Mapping[str, int]] = []
+    compiled_with: list[Mapping[str, int]] = []
 
     def compile_once(path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
-        asked.append(defines)
+        compiled_with.append(defines)
         compiler.log = (
             "" if "SCHEDULING_BARRIER" in defines else f"ptxas info : {SERIALIZED} due to it"
         )
@@ -238,14 +238,14 @@ def test_a_kernel_is_kept_from_being_serialized(
 
     monkeypatch.setattr(compiler, "_compile", compile_once)
     code = compiler.compile(KERNELS / "conv2d_backward_weight_halo.cu", 90, {"STRIP_LINES": 2})
-    assert asked == [{"STRIP_LINES": 2}, {"STRIP_LINES": 2, "SCHEDULING_BARRIER": 1}]
-    assert code == str(asked[1]).encode()
-    # Others know no tile out.
+    assert compiled_with == [{"STRIP_LINES": 2}, {"STRIP_LINES": 2, "SCHEDULING_BARRIER": 1}]
+    assert code == str(compiled_with[1]).encode()
+    # Other kernels have no scheduling barrier.
     compiler.compile(KERNELS / "conv2d_forward_halo.cu", 90)
-    assert asked[2:] == [{}]
+    assert compiled_with[2:] == [{}]
 
 
-def test_code_for_9_0_is_for_all_that_it_can(tmp_path: Path, compiler: Compiler) -> None:
+def test_compute_capability_9_0_compiles_for_sm_90a(tmp_path: Path, compiler: Compiler) -> None:
     """``wgmma`` exists for ``sm_90a`` only."""
     path = tmp_path / "own.cu"
     path.write_text("#ifndef __CUDA_ARCH_FEAT_SM90_ALL\n#error without\n#endif\n")
@@ -254,14 +254,14 @@ def test_code_for_9_0_is_for_all_that_it_can(tmp_path: Path, compiler: Compiler)
         compiler.compile(path, 89)
 
 
-def test_mistakes_are_told_by_file_and_line(tmp_path: Path, compiler: Compiler) -> None:
+def test_compile_errors_name_file_and_line(tmp_path: Path, compiler: Compiler) -> None:
     path = tmp_path / "wrong.cu"
     path.write_text("\n\n__global__ void f(float* y) { y[0] = nothing; }\n")
     with pytest.raises(CompileError, match=r'wrong.cu\(3\): error: identifier "nothing"'):
         compiler.compile(path, 90)
 
 
-def test_machine_code_is_kept_and_a_damaged_file_replaced(
+def test_machine_code_is_cached_and_a_damaged_file_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Compiler
 ) -> None:
     kernels = tmp_path / "kernels"
@@ -293,7 +293,7 @@ def test_machine_code_is_kept_and_a_damaged_file_replaced(
     assert len(times) == 4
 
 
-def test_a_cache_that_cannot_be_written_costs_time_only(
+def test_an_unwritable_cache_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Compiler
 ) -> None:
     monkeypatch.setattr(nvrtc, "writable_folder", lambda name: None)
@@ -302,7 +302,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     assert compile_cached(compiler, SOURCES[0], 90, {}).startswith(b"\x7fELF")
 
 
-def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_candidates", lambda major: ["libabsent.so"])
     with pytest.raises(
         UserError, match=r"libnvrtc.* was not found.*pip install 'dptrain\[cuda12\]'"
@@ -311,14 +311,14 @@ def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(e.value)
 
 
-def test_no_cupy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cupy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(UserError, match=r"needs CuPy.*pip install 'dptrain\[cuda13\]'") as e:
         GPU()
     assert "\n" not in str(e.value)
 
 
-def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class CUDARuntimeError(RuntimeError):
         pass
 
@@ -339,7 +339,7 @@ def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         GPU(2)
 
 
-def test_a_gpu_gets_code_of_its_own_generation() -> None:
+def test_a_gpu_runs_code_of_its_own_generation() -> None:
     known = (75, 80, 86, 89, 90, 100, 120)
     assert best_architecture(90, known) == 90
     assert best_architecture(87, known) == 86

@@ -1,4 +1,4 @@
-// One kernel for each thing that the emulator supplies.
+// One kernel for each feature of the emulator.
 
 #ifndef OFFSET
 #define OFFSET 0
@@ -47,7 +47,7 @@ extern "C" __global__ void atomics(int* count, float* sum, unsigned* order) {
     order[atomicAdd(order + 1024, 1u)] = blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-extern "C" __global__ void places(int* y) {
+extern "C" __global__ void indices(int* y) {
     int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
     int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     y[block * blockDim.x * blockDim.y * blockDim.z + thread] = 1000 * block + thread + OFFSET;

@@ -1,4 +1,4 @@
-// Kernels that are wrong, each in one way.
+// Incorrect kernels, each with one error.
 
 extern "C" __global__ void missing_barrier(const float* x, float* y) {
     __shared__ float tile[64];
@@ -6,7 +6,7 @@ extern "C" __global__ void missing_barrier(const float* x, float* y) {
     y[threadIdx.x] = tile[63 - threadIdx.x];
 }
 
-// The barrier before the next round's writing is missing.
+// The barrier before the writes of the next iteration is missing.
 extern "C" __global__ void early_reuse(const float* x, float* y) {
     __shared__ float tile[64];
     float sum = 0.0f;
@@ -70,7 +70,7 @@ extern "C" __global__ void unwritten_tile(float* y) {
 
 extern "C" __global__ void vectors(const float4* x, float4* y) { y[threadIdx.x] = x[threadIdx.x]; }
 
-// Right or wrong by who comes first, through atomics that order nothing.
+// The result depends on the order of execution, because atomics do not order threads.
 extern "C" __global__ void first_come(int* turn, int* y) {
     y[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(turn, 1);
 }
