@@ -73,6 +73,12 @@ class NamedArrays(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._layout.slots)
 
+    def __repr__(self) -> str:
+        """Return one line per array: its name, shape and type."""
+        shapes = {slot.name: slot.parameter.shape for slot in self._layout.slots}
+        width = max(map(len, shapes), default=0)
+        return "\n".join(f"{name:{width}}  {shapes[name]}  {self._flat.dtype}" for name in self)
+
 
 def _canonical(slot: Slot, stored: NDArray[Any]) -> NDArray[Any]:
     """Return a view of a parameter in canonical order, of shape `Storage.view`."""

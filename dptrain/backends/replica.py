@@ -169,6 +169,14 @@ class Replica:
         outside = (Phase.LOAD, Phase.UPDATE)
         return [(s, kernels[s.group, s.phase]) for s in plan.stages if s.phase not in outside]
 
+    def __repr__(self) -> str:
+        plan = self.plan
+        purpose = "training" if plan.training else "inference"
+        return (
+            f"<Replica of {plan.network.name}: {self.backend.name} {plan.precision}, {purpose}, "
+            f"batches of up to {plan.batch_size} samples, {self.updates} updates>"
+        )
+
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Allocated bytes by purpose: those of the plan, and what a backend allocates besides."""

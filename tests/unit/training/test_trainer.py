@@ -52,6 +52,17 @@ def test_five_lines_train_a_network_on_arrays() -> None:
     assert "train_loss" in repr(history)
 
 
+def test_objects_are_readable_in_a_notebook() -> None:
+    trainer = tiny()
+    assert repr(trainer.parameters).splitlines() == [
+        "dense1.weight  (3, 64)  float64",
+        "dense1.bias    (3,)  float64",
+    ]
+    assert "0x" not in repr(trainer.job.replica)
+    assert "linear" in repr(trainer.job.replica)
+    assert repr(trainer.data).startswith("<Dataset arrays: 60 training and 30 test samples")
+
+
 def test_predictions_are_made_from_raw_samples() -> None:
     trainer = tiny()
     trainer.fit()
