@@ -93,11 +93,11 @@ def bench(
     counts = None if threads is None else words.numbers(threads, "--threads")
     from dptrain.cli.printing import print_values
     from dptrain.experiments.bench import bench
-    from dptrain.experiments.cases import Question
+    from dptrain.experiments.cases import BenchSettings
     from dptrain.experiments.findings import View
     from dptrain.machine import available_cores
 
-    question = Question(
+    question = BenchSettings(
         networks=chosen,
         batch_sizes=numbers,
         samples=answered,

@@ -1,1 +1,1 @@
-"""Experiments of many cases: how long networks take, and what a change of a network brings."""
+"""Experiments with many cases: benchmarks of networks, and studies of variants of a network."""

@@ -1,4 +1,4 @@
-"""`dptrain bench`: every case once, kept as soon as it is known, then tables, files and plots."""
+"""`dptrain bench`: measures every case, stores each result at once, writes tables and plots."""
 
 from __future__ import annotations
 
@@ -11,53 +11,56 @@ from typing import Any
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
 from dptrain.comm.signals import StopRequest
-from dptrain.experiments.cases import Case, Question, list_cases
+from dptrain.experiments.cases import BenchSettings, Case, list_cases
 from dptrain.experiments.display import CaseDisplay
-from dptrain.experiments.findings import View, by_means, find, rows
+from dptrain.experiments.findings import View, by_configuration, find, rows
 from dptrain.experiments.ledger import Ledger, machine, write_csv
-from dptrain.experiments.measuring import Pace, Result, measure
+from dptrain.experiments.measuring import Result, TimeEstimator, measure
 from dptrain.experiments.tables import bench_tables, digits, duration
 from dptrain.measure.environment import environment
 from dptrain.network.network import Network
 
 NAME = "bench"
-"""Of the files."""
+"""Name of the files."""
 
 
-def bench(question: Question, view: View, folder: Path, *, verbose: bool = True) -> dict[str, Any]:
-    """Measure what is not yet in `folder`, show all that is, and write CSV and plots.
+def bench(
+    settings: BenchSettings, view: View, folder: Path, *, verbose: bool = True
+) -> dict[str, Any]:
+    """Measure the cases that `folder` does not contain, print all results, write CSV and plots.
 
     Args:
-        question: what is measured; decides whether `folder` can be gone on with.
-        view: what is asked of the times; may be another one each time.
-        folder: of the results.
-        verbose: whether tables and progress are printed.
+        settings: what is measured; it must equal that of the results in `folder`.
+        view: parameters of the evaluation; they may differ between calls.
+        folder: directory of the results.
+        verbose: True to print tables and progress.
 
     Returns:
-        What ``--json`` prints: question, view, environment, results and findings; and ``stopped``,
-        which says that a signal ended the measuring early.
+        The values that ``--json`` prints: settings, view, environment, results and findings; and
+        ``stopped``, True if a signal ended the measurement early.
 
     Raises:
-        UserError: an unknown name, a backend that cannot run here, or a folder of another bench.
+        UserError: a name does not exist, a backend cannot run here, or `folder` contains results of
+            other settings.
     """
-    cases, networks = list_cases(question)
-    backends = {name: load_backend(name) for name in question.backends}
+    cases, networks = list_cases(settings)
+    backends = {name: load_backend(name) for name in settings.backends}
     for backend in backends.values():
         backend.place(0)
-    surroundings = environment()
+    machine_facts = environment()
     ledger = Ledger.open(folder, NAME, {
-        **question.values(), "layers": _layers(networks), **machine(surroundings),
+        **settings.values(), "layers": _layers(networks), **machine(machine_facts),
     })  # fmt: skip
     left = [case for case in cases if case.key not in ledger.records]
-    stopped = _measure_all(left, len(cases), question, networks, backends, ledger, verbose=verbose)
+    stopped = _measure_all(left, len(cases), settings, networks, backends, ledger, verbose=verbose)
     kept = [ledger.records[case.key] for case in cases if case.key in ledger.records]
     results = [Result.from_record(record) for record in kept]
-    found = _conclude(question, view, surroundings, results, folder, verbose=verbose)
+    found = _conclude(settings, view, machine_facts, results, folder, verbose=verbose)
     return {**found, "stopped": stopped}
 
 
 def _layers(networks: Mapping[str, Network]) -> list[str]:
-    """Of networks that come from files, which may change under their names."""
+    """Return the layers of networks from files, whose content may change between calls."""
     files = (network for name, network in networks.items() if name.endswith(".toml"))
     return [repr(layer) for network in files for layer in network.layers]
 
@@ -65,70 +68,72 @@ def _layers(networks: Mapping[str, Network]) -> list[str]:
 def _measure_all(
     cases: Sequence[Case],
     total: int,
-    question: Question,
+    settings: BenchSettings,
     networks: Mapping[str, Network],
     backends: Mapping[str, Backend],
     ledger: Ledger,
     *,
     verbose: bool,
 ) -> bool:
-    """Measure all that are left; whether a signal ended that early."""
-    pace = Pace(networks, question.seconds_per_case)
+    """Measure the cases; return True if a signal ended the measurement early."""
+    estimator = TimeEstimator(networks, settings.seconds_per_case)
     for record in ledger.records.values():
-        pace.learn(Result.from_record(record))
+        estimator.learn(Result.from_record(record))
 
     def left_s(number: int) -> float:
-        # Estimates err on one side: what they were off by so far, they will be.
+        # Estimates have a systematic error, which is corrected by the error so far.
         expected, spent = sum(first_s[:number]), monotonic() - start
         factor = spent / expected if number else 1.0
-        return factor * sum(pace.case_s(case) for case in cases[number:])
+        return factor * sum(estimator.case_s(case) for case in cases[number:])
 
-    first_s = [pace.case_s(case) for case in cases]
+    first_s = [estimator.case_s(case) for case in cases]
     with StopRequest() as stop, CaseDisplay(verbose, first_s) as display:
         start = monotonic()
         display.say(_opening(len(cases), total, sum(first_s), ledger.folder))
         for number, case in enumerate(cases):
-            display.begin(_words(case), left_s(number))
+            display.begin(_case_text(case), left_s(number))
             result = measure(
-                case, networks[case.network], backends[case.backend], pace,
-                budget_s=question.seconds_per_case, memory=question.memory,
+                case, networks[case.network], backends[case.backend], estimator,
+                budget_s=settings.seconds_per_case, memory=settings.memory,
             )  # fmt: skip
-            pace.learn(result)
+            estimator.learn(result)
             ledger.append(case.key, asdict(result))
             display.end(_outcome(case, result), left_s(number + 1))
             if stop.requested and case is not cases[-1]:
-                display.say("stopped on request; the same command goes on")
+                display.say("stopped on request; repeat the command to continue")
                 return True
     return False
 
 
 def _opening(left: int, total: int, seconds: float, folder: Path) -> str:
     if not left:
-        return f"all {total} cases are in {folder} already; measure anew with another --output"
-    kept = f" ({total - left} of {total} are kept)" if left < total else ""
+        return f"{folder} contains all {total} cases; pass another --output to measure again"
+    kept = f" ({total - left} of {total} are measured already)" if left < total else ""
     cases = "1 case" if left == 1 else f"{left} cases"
-    return f"{cases} to measure{kept}, at most about {duration(seconds)}; results: {folder}"
+    return f"{cases} to measure{kept}, estimated {duration(seconds)} or less; results: {folder}"
 
 
-def _words(case: Case) -> str:
+def _case_text(case: Case) -> str:
     count = "" if case.searches else f" {case.samples:,}"
-    means = f"{case.backend} {case.precision}"
+    configuration = f"{case.backend} {case.precision}"
     threads = f" x{case.threads}" if case.threads > 1 else ""
-    return f"{case.network} {case.task}{count}, {means}{threads}"
+    return f"{case.network} {case.task}{count}, {configuration}{threads}"
 
 
 def _outcome(case: Case, result: Result) -> str:
     if case.searches:
-        return f"{_words(case)}: {result.samples:,}" + (f", {result.why}" if result.why else "")
+        return f"{_case_text(case)}: {result.samples:,}" + (f", {result.why}" if result.why else "")
     if result.timing is None:
-        return f"{_words(case)}: {result.why}"
-    return f"{_words(case)}: {digits(result.median_ms)} ms, {result.samples_per_s:,.0f} samples/s"
+        return f"{_case_text(case)}: {result.why}"
+    return (
+        f"{_case_text(case)}: {digits(result.median_ms)} ms, {result.samples_per_s:,.0f} samples/s"
+    )
 
 
 def _conclude(
-    question: Question,
+    settings: BenchSettings,
     view: View,
-    surroundings: Mapping[str, Any],
+    machine_facts: Mapping[str, Any],
     results: Sequence[Result],
     folder: Path,
     *,
@@ -139,20 +144,25 @@ def _conclude(
     written = [write_csv(folder / f"{NAME}.csv", rows(results, view))]
     written += plot_bench(results, folder)
     display = CaseDisplay(verbose, ())
-    display.say(f"\n{surroundings['cpu']}, {surroundings['cores']} cores")
+    display.say(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
     for table in bench_tables(results, view):
         display.say(table)
     for path in written:
         display.say(f"written: {path}")
     findings = [
-        {"backend": means[0], "precision": means[1], "threads": means[2], **asdict(finding)}
-        for means, own in by_means(results).items()
+        {
+            "backend": configuration[0],
+            "precision": configuration[1],
+            "threads": configuration[2],
+            **asdict(finding),
+        }
+        for configuration, own in by_configuration(results).items()
         for finding in find(own, view)
     ]
     return {
-        "question": question.values(),
+        "settings": settings.values(),
         "view": asdict(view),
-        "environment": dict(surroundings),
+        "environment": dict(machine_facts),
         "results": [asdict(result) for result in results],
         "findings": findings,
     }

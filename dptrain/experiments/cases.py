@@ -1,4 +1,4 @@
-"""Which cases a bench has: networks × batch sizes × backends × precisions × threads, in order."""
+"""The cases of a benchmark: networks × batch sizes × backends × precisions × threads."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS
 
 TRAINING, INFERENCE = "training", "inference"
-"""Tasks: how long a training step takes, and how long it takes until an answer is there."""
+"""Tasks: time of a training step, and time of a forward pass from host memory to host memory."""
 LARGEST = "largest "
-"""Before either of them: the largest batch that fits, and whether it does."""
+"""Prefix of a task that searches the largest batch which fits, and runs it once."""
 
 PERCEPTRONS = "perceptrons"
-"""Stands for all perceptrons of the zoo."""
+"""Name for all perceptrons of the zoo."""
 
 BATCH_SIZES = (32, 64, 128, 256, 512)
 STUDIED = {"mlp": (100, 500, 1000), "solar": (2, 8, 32, 64, 128, 256, 512, 1024)}
-"""Batch sizes where the user names none, by the first word of the network's name."""
+"""Default batch sizes by the first part of the network's name, as published studies used them."""
 SAMPLES = (2, 64, 512, 1024)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One measurement.
 
     Attributes:
-        network: as the user named it.
-        task: `TRAINING` or `INFERENCE`, perhaps behind `LARGEST`.
-        samples: of a training step, or that are answered at once; 0 where they are looked for.
+        network: name or path of the network.
+        task: `TRAINING` or `INFERENCE`, or one of them after the prefix `LARGEST`.
+        samples: number of samples in a step or a forward pass; 0 if the largest is searched.
+        backend, precision, threads: how it is computed.
     """
 
     network: str
@@ -45,37 +46,38 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Tells it from all other cases."""
+        """Text that identifies the case."""
         return " ".join(str(value) for value in asdict(self).values())
 
     @property
     def trains(self) -> bool:
-        """Whether it makes training steps."""
+        """True if the case runs training steps."""
         return self.task.endswith(TRAINING)
 
     @property
     def searches(self) -> bool:
-        """Whether it looks for the largest batch."""
+        """True if the case searches the largest batch."""
         return self.task.startswith(LARGEST)
 
     @property
-    def means(self) -> tuple[str, str, int]:
-        """What it is computed with: backend, precision and threads."""
+    def configuration(self) -> tuple[str, str, int]:
+        """Backend, precision and number of threads."""
         return self.backend, self.precision, self.threads
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a bench is to find out; what is left out follows the network, backend or machine.
+class BenchSettings:
+    """What a benchmark measures.
 
     Attributes:
-        networks: names, files ending in .toml, and `PERCEPTRONS`.
-        batch_sizes: of training; None for those that suit the network.
-        samples: answered at once, in inference.
-        backends, precisions, threads: combined, but for precisions that a backend does not have.
-        largest: look for the largest batch that fits, too.
-        seconds_per_case: budget.
-        memory: bytes that may be used at most.
+        networks: names, paths of .toml files, and `PERCEPTRONS`.
+        batch_sizes: batch sizes of training; None for the default of each network.
+        samples: batch sizes of inference.
+        backends, precisions, threads: all combinations that the backends support are measured; no
+            precisions means the default of each backend.
+        largest: True to search the largest batch that fits as well.
+        seconds_per_case: time limit of a case.
+        memory: limit of memory in bytes; None for the free memory.
     """
 
     networks: tuple[str, ...]
@@ -89,12 +91,12 @@ class Question:
     memory: int | None = None
 
     def values(self) -> dict[str, Any]:
-        """For a ledger."""
+        """Return the settings as values for JSON."""
         return asdict(self)
 
 
 def named_networks(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of networks, `PERCEPTRONS` spelt out, each once."""
+    """Return the names of networks, each once, with `PERCEPTRONS` expanded."""
     found: list[str] = []
     for name in names:
         group = name == PERCEPTRONS
@@ -102,57 +104,57 @@ def named_networks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def list_cases(question: Question) -> tuple[list[Case], dict[str, Network]]:
-    """Every case, what answers soonest first, and the networks by name.
+def list_cases(settings: BenchSettings) -> tuple[list[Case], dict[str, Network]]:
+    """Return all cases, the cheapest first, and the networks by name.
 
     Raises:
-        UserError: there is no such network, backend or precision, or a number is below 1.
+        UserError: a network, backend or precision does not exist, or a number is less than 1.
     """
-    networks = {name: get_network(name) for name in named_networks(question.networks)}
-    means = _means(question)
+    networks = {name: get_network(name) for name in named_networks(settings.networks)}
+    configurations = _configurations(settings)
     cases = []
     for name in networks:
-        sizes = question.batch_sizes
+        sizes = settings.batch_sizes
         if sizes is None:
             sizes = STUDIED.get(name.split("-")[0], BATCH_SIZES)
-        tasks = [(TRAINING, n) for n in sizes] + [(INFERENCE, n) for n in question.samples]
+        tasks = [(TRAINING, n) for n in sizes] + [(INFERENCE, n) for n in settings.samples]
         if any(n < 1 for _, n in tasks):
-            raise UserError(f"a batch of {min(n for _, n in tasks)} samples; expected at least 1")
-        if question.largest:
+            raise UserError(f"batch size is {min(n for _, n in tasks)}; expected at least 1")
+        if settings.largest:
             tasks += [(LARGEST + task, 0) for task in dict(tasks)]
-        cases += [Case(name, task, n, *mean) for task, n in tasks for mean in means]
+        cases += [Case(name, task, n, *c) for task, n in tasks for c in configurations]
     if not cases:
-        raise UserError("there is nothing to measure; name a batch size or a number of samples")
-    # A search confirms what it finds by a step of its own, whose time the others foretell.
+        raise UserError("nothing to measure; pass --batch-sizes or --samples")
+    # Searches are last: the time of their one step is estimated from the other cases.
     order = {case: (case.searches, flops(networks[case.network], case)) for case in cases}
     return sorted(order, key=order.__getitem__), networks
 
 
-def _means(question: Question) -> list[tuple[str, str, int]]:
+def _configurations(settings: BenchSettings) -> list[tuple[str, str, int]]:
     found = []
-    for name in question.backends:
+    for name in settings.backends:
         backend = load_backend(name)
         own = list(backend.precisions)
-        words = [p for p in question.precisions if p in own] if question.precisions else own[:1]
-        threads = question.threads if backend.threaded else (1,)
-        found += [(name, word, count) for word in words for count in threads]
-    known = {word for name in question.backends for word in load_backend(name).precisions}
-    for word in question.precisions:
-        if word not in known:
+        names = [p for p in settings.precisions if p in own] if settings.precisions else own[:1]
+        threads = settings.threads if backend.threaded else (1,)
+        found += [(name, precision, count) for precision in names for count in threads]
+    known = {p for name in settings.backends for p in load_backend(name).precisions}
+    for precision in settings.precisions:
+        if precision not in known:
             raise UserError(
-                f"no precision '{word}' with {', '.join(question.backends)}; "
+                f"no precision '{precision}' with {', '.join(settings.backends)}; "
                 f"expected {', '.join(sorted(known))}"
             )
-    if any(count < 1 for count in question.threads):
-        raise UserError(f"threads is {min(question.threads)}; expected at least 1")
+    if any(count < 1 for count in settings.threads):
+        raise UserError(f"threads is {min(settings.threads)}; expected at least 1")
     return list(dict.fromkeys(found))
 
 
 def flops(network: Network, case: Case) -> float:
-    """Operations of one run, about."""
+    """Return the approximate number of operations of one run."""
     forward = sum(node.flops.forward for node in network.nodes)
     if not case.trains:
         return float(forward * case.samples)
     backward = sum(n.flops.backward_input + n.flops.backward_weight for n in network.nodes)
-    # The update touches every parameter, whatever the batch: some ten operations with Adam.
+    # The update needs about ten operations for each parameter with Adam.
     return float((forward + backward) * case.samples + 10 * network.num_parameters)

@@ -1,4 +1,4 @@
-"""What a person sees while an experiment runs: a line a case, and how much is left."""
+"""Progress of an experiment: one line for each case, and the estimated time left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class CaseDisplay(Voice):
-    """Rank 0's voice, or nobody's.
+    """Prints progress.
 
     Args:
-        verbose: whether progress is printed.
-        costs_s: estimates of all cases that are left, in order.
+        verbose: False prints nothing.
+        costs_s: estimated seconds of the cases that are left, in order.
     """
 
     def __init__(self, verbose: bool, costs_s: Sequence[float]) -> None:
@@ -40,18 +40,18 @@ class CaseDisplay(Voice):
         return bar.add_task("", total=self._total, left="")
 
     def begin(self, what: str, left_s: float) -> None:
-        """A case begins.
+        """Show that a case begins.
 
         Args:
-            what: case.
-            left_s: seconds until all are done, about.
+            what: description of the case.
+            left_s: estimated seconds until all cases are done.
         """
         if self._bar is not None:
             left = f"{duration(max(left_s, 1))} left"
             self._bar.update(self._task, description=what, left=left, refresh=True)
 
     def end(self, what: str, left_s: float) -> None:
-        """A case is done; `what` was found."""
+        """Print the result `what` of a case, and the estimated time left."""
         self._done += 1
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, refresh=True)

@@ -1,4 +1,4 @@
-"""What the times of a bench say: where they are flat, what answers in time, how long it takes."""
+"""Conclusions from a benchmark: saturation of the batch size, latency limits, time of training."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from dptrain.experiments.cases import INFERENCE, TRAINING
 from dptrain.experiments.measuring import Result
 
-FLAT = 0.1
-"""The time a sample counts as flat where it is less than this part above the least."""
+SATURATION_TOLERANCE = 0.1
+"""Training is saturated if the time per sample is at most this share above its minimum."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is asked of the times; it decides nothing about how they are measured.
+    """Parameters of the evaluation of measured times; they do not affect the measurement.
 
     Attributes:
-        within_s: an answer is in time if its median is at most this.
-        epoch_samples, epochs: training whose time is computed from the time of a step.
+        within_s: limit for the median time of inference in seconds.
+        epoch_samples: number of samples in an epoch, for the time of training.
+        epochs: number of epochs, for the time of training.
     """
 
     within_s: float = 1.0
@@ -27,53 +28,54 @@ class View:
     epochs: int = 1
 
     def training_s(self, result: Result) -> float:
-        """Epochs × steps × step time, as if the last step of an epoch were full."""
+        """Return epochs × steps × time of a step; the last step of an epoch counts as full."""
         return self.epochs * math.ceil(self.epoch_samples / result.samples) * result.median_ms / 1e3
 
     def in_time(self, result: Result) -> bool:
-        """Whether the answer is there in time."""
+        """Return True if the median time of inference is within the limit."""
         return result.timing is not None and result.median_ms <= 1e3 * self.within_s
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the results of one network, by the same means, say together.
+    """Summary of the results of one network in one configuration.
 
     Attributes:
-        network, parameters: which.
-        batches: how many batch sizes of training were measured.
-        flat_from: smallest batch size from which on the time a sample of training is flat; None
-            where it still falls at the largest one, or where fewer than two were measured.
-        samples_per_s: most of training.
-        in_time, late: numbers of samples whose answer is there in time, and those that are not.
-        largest_training, largest_inference: batches that fit; None where they were not looked for.
+        network: name of the network.
+        parameters: number of its parameters.
+        batches: number of batch sizes of training that were measured.
+        saturation_batch_size: batch size beyond which the time per sample no longer falls; None if
+            it still falls at the largest one, or if fewer than two were measured.
+        samples_per_s: highest throughput of training.
+        in_time, too_slow: batch sizes of inference within the time limit, and beyond it.
+        largest_training, largest_inference: largest batches that fit; None if not searched.
     """
 
     network: str
     parameters: int
     batches: int
-    flat_from: int | None
+    saturation_batch_size: int | None
     samples_per_s: float
     in_time: tuple[int, ...]
-    late: tuple[int, ...]
+    too_slow: tuple[int, ...]
     largest_training: int | None
     largest_inference: int | None
 
 
-def by_means(results: Sequence[Result]) -> dict[tuple[str, str, int], list[Result]]:
-    """Results by backend, precision and threads."""
+def by_configuration(results: Sequence[Result]) -> dict[tuple[str, str, int], list[Result]]:
+    """Return the results by backend, precision and threads."""
     groups: dict[tuple[str, str, int], list[Result]] = {}
     for result in results:
-        groups.setdefault(result.case.means, []).append(result)
+        groups.setdefault(result.case.configuration, []).append(result)
     return groups
 
 
 def find(results: Sequence[Result], view: View) -> list[Finding]:
-    """One finding a network, smallest network first.
+    """Return one summary for each network, the smallest network first.
 
     Args:
-        results: by the same means.
-        view: what is asked of them.
+        results: results of one configuration.
+        view: parameters of the evaluation.
     """
     networks: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda r: (r.parameters, r.samples)):
@@ -86,43 +88,48 @@ def _finding(network: str, results: Sequence[Result], view: View) -> Finding:
         return [result for result in results if result.task == task]
 
     trained = [result for result in of(TRAINING) if result.timing is not None]
-    answers = of(INFERENCE)
+    inference = of(INFERENCE)
     searched = {r.case.trains: r.samples if r.fits else 0 for r in results if r.case.searches}
     return Finding(
         network=network,
         parameters=results[0].parameters,
         batches=len(trained),
-        flat_from=flat_from({r.samples: r.median_ms / r.samples for r in trained}),
+        saturation_batch_size=saturation_batch_size(
+            {r.samples: r.median_ms / r.samples for r in trained}
+        ),
         samples_per_s=max((r.samples_per_s for r in trained), default=0.0),
-        in_time=tuple(r.samples for r in answers if view.in_time(r)),
-        late=tuple(r.samples for r in answers if not view.in_time(r)),
+        in_time=tuple(r.samples for r in inference if view.in_time(r)),
+        too_slow=tuple(r.samples for r in inference if not view.in_time(r)),
         largest_training=searched.get(True),
         largest_inference=searched.get(False),
     )
 
 
-def flat_from(sample_ms: dict[int, float]) -> int | None:
-    """Smallest batch size from which on every time a sample is within `FLAT` of the least.
+def saturation_batch_size(sample_ms: dict[int, float]) -> int | None:
+    """Return the batch size beyond which the time per sample no longer falls.
+
+    It is the smallest batch size such that for it and all larger ones the time per sample is at
+    most `SATURATION_TOLERANCE` above the minimum.
 
     Args:
-        sample_ms: milliseconds a sample by batch size.
+        sample_ms: milliseconds per sample by batch size.
 
     Returns:
-        None where only the largest would do, or there are fewer than two.
+        None if only the largest batch size qualifies, or if there are fewer than two.
     """
     sizes = sorted(sample_ms)
     least = min(sample_ms.values(), default=0.0)
-    flat = [n for i, n in enumerate(sizes)
-            if all(sample_ms[m] <= (1 + FLAT) * least for m in sizes[i:])]  # fmt: skip
-    return flat[0] if flat and len(sizes) > 1 and flat[0] != sizes[-1] else None
+    limit = (1 + SATURATION_TOLERANCE) * least
+    saturated = [n for i, n in enumerate(sizes) if all(sample_ms[m] <= limit for m in sizes[i:])]
+    found = saturated[0] if saturated and len(sizes) > 1 else None
+    return None if found in sizes[-1:] else found
 
 
 def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
-    """Flat records for a table of a spreadsheet, with units in the names."""
+    """Return the results as flat records for CSV, with units in the names."""
     found = []
     for r in results:
         times = None if r.timing is None else r.timing.time_ms
-        answers = r.task == INFERENCE
         found.append({
             "network": r.network, "parameters": r.parameters, "task": r.task,
             "samples": r.samples, "backend": r.backend, "precision": r.precision,
@@ -134,8 +141,9 @@ def rows(results: Sequence[Result], view: View) -> list[dict[str, object]]:
             "first_ms": r.timing and r.timing.first_ms, "setup_s": r.setup_s,
             "samples_per_s": r.samples_per_s, "gflops": r.gflops,
             "training_s": view.training_s(r) if times and r.task == TRAINING else None,
-            "in_time": view.in_time(r) if answers else None,
-            "need_bytes": r.need_bytes, "room_bytes": r.room_bytes, "taken_bytes": r.taken_bytes,
+            "in_time": view.in_time(r) if r.task == INFERENCE else None,
+            "needed_bytes": r.needed_bytes, "available_bytes": r.available_bytes,
+            "allocated_bytes": r.allocated_bytes,
             "next_bytes": None if r.largest is None else r.largest.next_bytes,
         })  # fmt: skip
     return found

@@ -1,7 +1,7 @@
-"""What an experiment has measured so far, in files that let the same command go on.
+"""Results of an experiment in files, so that the same command continues where it stopped.
 
-NAME.json     what was asked for, on which machine; another question is refused
-NAME.jsonl    one record a case, appended as soon as it is known
+NAME.json     settings and machine; a command with other settings is refused
+NAME.jsonl    one record for each case, appended when the case is done
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dptrain.files import dump_json, parse_json, write_whole, writing
 from dptrain.measure.metrics import MetricsFile
 
 OUTPUT = "--output"
-"""The flag that names the folder."""
+"""Flag of the directory with the results."""
 
 KEY = "case"
-"""Of a record: which case it is of."""
+"""Key of a record that identifies the case."""
 
 
 class Ledger:
-    """Records of an experiment, one a case. Made by `open`.
+    """Records of an experiment, one for each case; `open` returns one.
 
     Attributes:
-        folder: where the files lie.
-        records: by the key of their case, in the order in which they were made.
+        folder: directory of the files.
+        records: records by the key of their case, in the order in which they were appended.
     """
 
     def __init__(self, folder: Path, file: MetricsFile) -> None:
@@ -37,47 +37,46 @@ class Ledger:
         self.records: dict[str, dict[str, Any]] = {r[KEY]: r for r in file.read()}
 
     @classmethod
-    def open(cls, folder: Path, name: str, question: Mapping[str, Any]) -> Ledger:
-        """Begin an experiment in `folder`, or go on with the one that is there.
+    def open(cls, folder: Path, name: str, settings: Mapping[str, Any]) -> Ledger:
+        """Start an experiment in `folder`, or continue the experiment there.
 
         Args:
-            folder: made where it is not there.
-            name: of the files.
-            question: all that decides what is measured; what only decides how it is shown is left
-                out.
+            folder: directory of the files; it is created if it does not exist.
+            name: name of the files.
+            settings: all settings that affect the measurement, and the machine.
 
         Raises:
-            UserError: another question is being answered there, and the message says what differs;
-                or `folder` holds something else.
+            UserError: `folder` contains an experiment with other settings (the message names the
+                difference), or other files.
         """
         path = folder / f"{name}.json"
-        # As JSON has it: lists, no tuples.
-        asked = parse_json(dump_json(question))
+        # A round trip through JSON turns tuples into lists, as in the file.
+        current = parse_json(dump_json(settings))
         with writing(folder, OUTPUT):
             folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _refuse_other(path, asked)
+            _refuse_other(path, current)
         else:
             with writing(folder, OUTPUT):
                 _refuse_foreign(folder, name)
-            write_whole(path, dump_json(asked, indent=1) + "\n", OUTPUT)
+            write_whole(path, dump_json(current, indent=1) + "\n", OUTPUT)
         return cls(folder, MetricsFile(folder / f"{name}.jsonl"))
 
     def append(self, key: str, record: Mapping[str, Any]) -> None:
-        """Keep what is now known of a case."""
+        """Append the record of a case to the file."""
         whole = {KEY: key, **record}
         self._file.append(whole)
         self.records[key] = parse_json(dump_json(whole))
 
 
-def machine(surroundings: Mapping[str, Any]) -> dict[str, Any]:
-    """What else decides how long something takes; results of two machines are not mixed."""
-    return {"processor": surroundings["cpu"], "cores": surroundings["cores"],
+def machine(machine_facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about the machine that affect times, so that machines are not mixed."""
+    return {"processor": machine_facts["cpu"], "cores": machine_facts["cores"],
             "dptrain": __version__}  # fmt: skip
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    """Write records that all have the same keys, and give `path` back."""
+    """Write records that have the same keys to a CSV file; return `path`."""
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(records[0]), lineterminator="\n")
     writer.writeheader()
@@ -87,28 +86,29 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def _refuse_foreign(folder: Path, name: str) -> None:
-    """Hidden files do not count: network disks leave some."""
+    """Raise a `UserError` if there are files other than hidden ones, which network disks create."""
     if any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(
-            f"{folder} is not empty and has no {name}.json; nothing is overwritten: choose another "
-            f"{OUTPUT}"
+            f"{folder} is not empty and contains no {name}.json; nothing was overwritten; choose "
+            f"another {OUTPUT}"
         )
 
 
-def _refuse_other(path: Path, asked: Mapping[str, Any]) -> None:
+def _refuse_other(path: Path, current: Mapping[str, Any]) -> None:
     try:
         found = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}); choose another --output") from None
-    for name in dict.fromkeys([*asked, *found]):
-        was, now = found.get(name), asked.get(name)
+    for name in dict.fromkeys([*current, *found]):
+        was, now = found.get(name), current.get(name)
         if was != now:
             raise UserError(
-                f"{path} is of {name.replace('_', ' ')} {_words(was)}, this command asks for "
-                f"{_words(now)}; repeat that command to go on, or choose another --output"
+                f"{path} was measured with {name.replace('_', ' ')} {_text(was)}, but this command "
+                f"has {_text(now)}; repeat the former command to continue, or choose another "
+                f"{OUTPUT}"
             )
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

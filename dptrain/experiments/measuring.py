@@ -1,4 +1,4 @@
-"""Measuring the cases of a bench, one after another, each in memory of its own."""
+"""Measurement of the cases of a benchmark, one after another, each with a new replica."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from dptrain.data.loader import Batch
 from dptrain.describe import plan_for
 from dptrain.errors import UserError
 from dptrain.experiments.cases import Case, flops
-from dptrain.experiments.room import CROWDED, Largest, Room, largest_batch, room_of
+from dptrain.experiments.memory_budget import (
+    HOST_TOO_SMALL,
+    Largest,
+    MemoryBudget,
+    largest_batch,
+    memory_budget,
+)
 from dptrain.experiments.timing import Timing, time_runs
 from dptrain.measure.profile import Spread
 from dptrain.measure.recorder import StepRecorder
@@ -31,31 +37,31 @@ from dptrain.plan.plan import Plan
 from dptrain.training.engines import make_engine
 
 POOL = 256
-"""Different samples in a batch; a larger one repeats them."""
+"""Number of different samples in a batch; a larger batch repeats them."""
 
 LONGEST_STEP_S = 60.0
-"""The largest batch is tried out unless its step should take longer than this."""
+"""The largest batch is run once unless the estimated time of its step is longer than this."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of a case.
+    """Result of a case.
 
     Attributes:
         network, task, samples, backend, precision, threads: as in `Case`; `samples` of a search
-            are those that it found.
-        parameters: of the network.
-        fits: whether it fitted, by plan and, where it was tried, indeed.
-        why: what a reader should know: why it was not measured, or not as asked for.
-        need_bytes, room_bytes: memory by plan, and at hand.
-        taken_bytes: what the replica took, all told; 0 where there was none.
-        device: kind of GPU; empty where the processor computes.
-        batch_size: of the plan; below `samples` where inference goes piece by piece.
-        setup_s: of planning, compiling, allocating, and drawing parameters.
-        timing: None where nothing was timed. Of a search: of its only step.
-        samples_per_s: samples over the median time.
-        gflops: operations by plan over the median time, 10⁹ a second.
-        largest: what a search found by plan.
+            is the batch size that it found.
+        parameters: number of parameters of the network.
+        fits: True if it fits into memory according to the plan and, if it ran, in fact.
+        why: the reason why it was not measured, or a remark; empty otherwise.
+        needed_bytes, available_bytes: memory according to the plan, and memory budget.
+        allocated_bytes: memory that the replica allocated; 0 without a replica.
+        device: name of the GPU; empty on a CPU.
+        batch_size: batch size of the plan; less than `samples` if inference runs in parts.
+        setup_s: seconds for planning, compiling, allocating and drawing parameters.
+        timing: times of the runs; None if nothing was timed. A search has one run.
+        samples_per_s: samples divided by the median time.
+        gflops: operations of the plan divided by the median time, in 10⁹ per second.
+        largest: result of a search according to plans.
     """
 
     network: str
@@ -67,10 +73,10 @@ class Result:
     parameters: int
     fits: bool
     why: str
-    need_bytes: int
-    room_bytes: int
+    needed_bytes: int
+    available_bytes: int
     batch_size: int
-    taken_bytes: int = 0
+    allocated_bytes: int = 0
     device: str = ""
     setup_s: float = 0.0
     timing: Timing | None = None
@@ -80,20 +86,20 @@ class Result:
 
     @property
     def case(self) -> Case:
-        """What it is of; of a search, with the batch that was found."""
+        """The case; for a search, with the batch size that was found."""
         return Case(
             self.network, self.task, self.samples, self.backend, self.precision, self.threads
         )
 
     @property
     def median_ms(self) -> float:
-        """Median time; only of what was timed."""
+        """Median time in ms; only valid if `timing` is not None."""
         assert self.timing is not None
         return self.timing.time_ms.median
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Result:
-        """Bring back what `asdict` has taken apart."""
+        """Return the result from the values that `asdict` made of it."""
         values = {name: record[name] for name in cls.__dataclass_fields__}
         timing, largest = values["timing"], values["largest"]
         if timing is not None:
@@ -101,97 +107,98 @@ class Result:
         return cls(**{**values, "largest": None if largest is None else Largest(**largest)})
 
 
-class Pace:
-    """How long cases should take, from how long those before took.
+class TimeEstimator:
+    """Estimates the time of cases from the times of earlier ones.
 
     Args:
-        networks: by name.
-        seconds_per_case: budget of the timing.
+        networks: networks by name.
+        seconds_per_case: time limit of the timed runs of a case.
     """
 
     START_RATE = 2e10
-    """Operations a second and thread, before anything is known."""
-    TELLING = 1e8
-    """Operations; the time of less is that of starting them."""
+    """Assumed operations per second and thread before the first measurement."""
+    MIN_OPERATIONS = 1e8
+    """Cases with fewer operations are ignored, since overhead dominates their time."""
     SETUP_S = 0.5
     DRAWN_PER_S = 3e7
-    """Parameters a second."""
+    """Number of initial parameters drawn per second."""
 
     def __init__(self, networks: Mapping[str, Network], seconds_per_case: float) -> None:
         self._networks, self._budget_s = networks, seconds_per_case
         self._rates: dict[tuple[Any, ...], float] = {}
 
     def learn(self, result: Result) -> None:
-        """Cases grow, so the last of a kind says most of the next; very small ones say nothing."""
+        """Record the rate of a case for the following cases of its kind, which are larger."""
         work = flops(self._networks[result.network], result.case)
-        if result.timing is not None and work >= self.TELLING and not result.case.searches:
+        if result.timing is not None and work >= self.MIN_OPERATIONS and not result.case.searches:
             self._rates[self._kind(result.case)] = work / result.median_ms * 1e3
 
     def run_s(self, case: Case) -> float:
-        """Seconds of one run."""
+        """Return the estimated seconds of one run."""
         start = self.START_RATE * case.threads
         rate = self._rates.get(self._kind(case), start)
         return flops(self._networks[case.network], case) / rate
 
     def case_s(self, case: Case) -> float:
-        """Seconds of the whole case, about, and rather too many."""
+        """Return the estimated seconds of a whole case, rather too many than too few."""
         setup = self.SETUP_S + self._networks[case.network].num_parameters / self.DRAWN_PER_S
         return setup + max(self._budget_s, 2 * self.run_s(case))
 
     @staticmethod
     def _kind(case: Case) -> tuple[Any, ...]:
-        return (*case.means, case.trains)
+        return (*case.configuration, case.trains)
 
 
 def measure(
     case: Case,
     network: Network,
     backend: Backend,
-    pace: Pace,
+    estimator: TimeEstimator,
     *,
     budget_s: float,
     memory: int | None,
 ) -> Result:
-    """Measure a case, or say why it cannot be.
+    """Measure a case; the result states the reason if that is not possible.
 
     Args:
-        case: what to measure.
-        network, backend: that it names.
-        pace: says whether a step at the largest batch is worth its time.
-        budget_s: seconds of timing.
-        memory: bytes that may be used at most; None for what is free.
+        case: the case.
+        network, backend: the network and the backend of the case.
+        estimator: estimates the time of a step with the largest batch.
+        budget_s: time limit of the timed runs in seconds.
+        memory: limit of memory in bytes; None for the free memory.
     """
-    gc.collect()  # A replica and its stages know each other: the last one's memory is still taken.
-    room = room_of(backend, memory)
+    # A replica and its stages refer to each other, so only the collector frees the previous one.
+    gc.collect()
+    budget = memory_budget(backend, memory)
     make = partial(_plan, case, network)
     empty = Result(**asdict(case), parameters=network.num_parameters, fits=False, why="",
-                   need_bytes=0, room_bytes=room.nbytes, batch_size=0)  # fmt: skip
+                   needed_bytes=0, available_bytes=budget.nbytes, batch_size=0)  # fmt: skip
     try:
         if case.searches:
-            return _search(empty, backend, make, room, pace)
-        # An answer may be computed piece by piece; a step of training may not.
-        plan = make(case.samples) if case.trains else make_fitting(make, case.samples, room)
+            return _search(empty, backend, make, budget, estimator)
+        # Inference may run in parts; a training step may not.
+        plan = make(case.samples) if case.trains else make_fitting(make, case.samples, budget)
     except UserError as error:
         return replace(empty, why=str(error))
-    found = replace(empty, need_bytes=room.need(plan), batch_size=plan.batch_size)
-    if room.crowds_host(plan):
-        return replace(found, why=CROWDED)
-    if not room.holds(plan):
-        needs = f"needs {size_words(found.need_bytes)} of {size_words(room.nbytes)}"
+    found = replace(empty, needed_bytes=budget.needed_bytes(plan), batch_size=plan.batch_size)
+    if budget.exceeds_host(plan):
+        return replace(found, why=HOST_TOO_SMALL)
+    if not budget.fits(plan):
+        needs = f"needs {size_text(found.needed_bytes)} of {size_text(budget.nbytes)}"
         return replace(found, why=needs)
     if plan.batch_size < case.samples:
-        found = replace(found, why=f"in pieces of {plan.batch_size:,}")
+        found = replace(found, why=f"in parts of {plan.batch_size:,} samples")
     return _timed(found, backend, plan, case.samples, budget_s)
 
 
-def make_fitting(make: Callable[[int], Plan], samples: int, room: Room) -> Plan:
-    """The plan for so many samples, or for as many of them as fit; one at least."""
+def make_fitting(make: Callable[[int], Plan], samples: int, budget: MemoryBudget) -> Plan:
+    """Return the plan for `samples` samples, or for the largest number that fits, at least one."""
     try:
         plan = make(samples)
     except UserError:
-        # More than kernels can count, unless a single sample is refused as well.
-        return make(largest_batch(make, room).batch_size or 1)
-    return plan if room.holds(plan) else make(largest_batch(make, room).batch_size or 1)
+        # More elements than kernels can index, unless one sample is refused as well.
+        return make(largest_batch(make, budget).batch_size or 1)
+    return plan if budget.fits(plan) else make(largest_batch(make, budget).batch_size or 1)
 
 
 def _plan(case: Case, network: Network, batch_size: int) -> Plan:
@@ -213,13 +220,13 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
         setup_s = time.perf_counter() - start
         timing = time_runs(run, budget_s)
     except MemoryError:
-        return replace(result, why="fits by plan, but could not be allocated")
+        return replace(result, why="fits according to the plan, but the allocation failed")
     seconds = timing.time_ms.median / 1e3
     work = sum(stage.flops for stage in plan.stages) * samples / plan.batch_size
     return replace(
         result,
         fits=True,
-        taken_bytes=sum(replica.memory_bytes.values()),
+        allocated_bytes=sum(replica.memory_bytes.values()),
         device=replica.memory.name,
         setup_s=setup_s,
         timing=timing,
@@ -229,30 +236,33 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
 
 
 def _search(
-    result: Result, backend: Backend, make: Callable[[int], Plan], room: Room, pace: Pace
+    result: Result,
+    backend: Backend,
+    make: Callable[[int], Plan],
+    budget: MemoryBudget,
+    estimator: TimeEstimator,
 ) -> Result:
-    """Find the largest batch by plan, then try one step of it."""
-    largest = largest_batch(make, room)
+    """Find the largest batch from plans, then run one step with it."""
+    largest = largest_batch(make, budget)
     n = largest.batch_size
     result = replace(
-        result, samples=n, batch_size=n, need_bytes=largest.need_bytes, largest=largest
+        result, samples=n, batch_size=n, needed_bytes=largest.needed_bytes, largest=largest
     )
     if not n:
-        return replace(result, why=f"needs {size_words(largest.need_bytes)} of "
-                                   f"{size_words(room.nbytes)} for one sample")  # fmt: skip
-    expected_s = pace.run_s(result.case)
+        return replace(result, why=f"needs {size_text(largest.needed_bytes)} of "
+                                   f"{size_text(budget.nbytes)} for one sample")  # fmt: skip
+    expected_s = estimator.run_s(result.case)
     if expected_s > LONGEST_STEP_S:
-        return replace(result, fits=True, why=f"by plan alone: a step takes some {expected_s:.0f} "
-                                              "s; try less with --memory")  # fmt: skip
-    # No budget: one run to warm up, one that is timed.
+        return replace(result, fits=True, why=f"not run: a step would take about "
+                                              f"{expected_s:.0f} s; limit --memory")  # fmt: skip
+    # A time limit of 0 means one warm-up run and one timed run.
     return _timed(result, backend, make(n), n, 0.0)
 
 
 def training_run(replica: Replica, samples: int) -> Callable[[], float]:
-    """Steps of training, by the very code that trains; the parameters stay what they are.
+    """Return a function that runs a training step and returns its time in milliseconds.
 
-    Returns:
-        What makes a step and gives its milliseconds.
+    The step runs in the engine that trains, with learning rate 0, so that parameters do not change.
     """
     plan = replica.plan
     x, y = random_batch(plan.network, samples)
@@ -261,7 +271,7 @@ def training_run(replica: Replica, samples: int) -> Callable[[], float]:
     alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
     engine = make_engine(replica, alone, buckets, recorder)
     if replica.memory.asynchronous:
-        # A step that is timed stage by stage takes longer than others there.
+        # On a GPU a step whose stages are timed takes longer than other steps.
         engine.time_stages(None)
     batches = itertools.repeat(batch)
 
@@ -275,10 +285,9 @@ def training_run(replica: Replica, samples: int) -> Callable[[], float]:
 
 
 def inference_run(replica: Replica, samples: int) -> Callable[[], float]:
-    """Answers to `samples` samples that lie in the host's memory, as arrays in the host's memory.
+    """Return a function that runs a forward pass and returns its time in milliseconds.
 
-    Returns:
-        What computes them and gives its milliseconds.
+    Inputs and outputs are arrays in host memory, so the time contains the transfers to a GPU.
     """
     x, _ = random_batch(replica.plan.network, samples)
 
@@ -291,7 +300,7 @@ def inference_run(replica: Replica, samples: int) -> Callable[[], float]:
 
 
 def random_batch(network: Network, n: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Inputs of unit variance and targets that suit the loss, at most `POOL` different ones."""
+    """Return inputs of unit variance and targets for the loss, at most `POOL` different samples."""
     random, pool, width = np.random.default_rng(0), min(n, POOL), network.num_outputs
     x = random.standard_normal((pool, *network.input_shape), np.float32)
     y: NDArray[Any]
@@ -303,8 +312,8 @@ def random_batch(network: Network, n: int) -> tuple[NDArray[np.float32], NDArray
     return x[order], y[order]
 
 
-def size_words(nbytes: float) -> str:
-    """Bytes as people read them."""
+def size_text(nbytes: float) -> str:
+    """Return a size with a decimal unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:,.2f} {unit}"

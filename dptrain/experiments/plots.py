@@ -1,4 +1,4 @@
-"""Plots of an experiment, each as SVG and PNG. Matplotlib is imported when one is drawn."""
+"""Plots of experiments as SVG and PNG. Matplotlib is imported when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
-from dptrain.experiments.findings import by_means
+from dptrain.experiments.findings import by_configuration
 from dptrain.experiments.measuring import Result
 
 if TYPE_CHECKING:
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from dptrain.experiments.study import VariantResult
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""That people with any colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colours that are distinguishable with any colour vision (Okabe and Ito, 2008)."""
 MARKERS = "osD^vP*"
-MOST_LINES = len(COLOURS)
-"""More networks than this go by shades of one colour, and are named by their parameters."""
+MAX_LINES = len(COLOURS)
+"""Above this number of networks, lines have shades of one colour, by number of parameters."""
 
 
 def plot_bench(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Time a sample against batch size, and time against parameters, where there is a line of them.
+    """Plot time per sample against batch size, and time against the number of parameters.
+
+    A plot is omitted if there are too few results for a line.
 
     Returns:
-        The files written.
+        The files that were written.
     """
     timed = [result for result in results if result.timing is not None and not result.case.searches]
     written = []
-    for task, noun in ((TRAINING, "a step"), (INFERENCE, "an answer")):
+    for task, noun in ((TRAINING, "a training step"), (INFERENCE, "a forward pass")):
         own = [result for result in timed if result.task == task]
         if len({result.samples for result in own}) > 1:
             written += _plot_by_samples(own, task, noun, folder)
@@ -44,8 +46,8 @@ def plot_bench(results: Sequence[Result], folder: Path) -> list[Path]:
 
 @contextmanager
 def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> Iterator[Axes]:
-    """Axes in the project's style; they become ``path.svg`` and ``path.png``."""
-    # Not pyplot, which keeps state and looks for a screen.
+    """Yield axes in the style of the project; write ``path.svg`` and ``path.png`` at the end."""
+    # pyplot is not used because it has global state and looks for a display.
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -70,10 +72,10 @@ def figure(path: Path, written: list[Path], *, x: str, y: str, title: str) -> It
 
 def _plot_by_samples(results: Sequence[Result], task: str, noun: str, folder: Path) -> list[Path]:
     written: list[Path] = []
-    size = "batch size" if task == TRAINING else "samples answered at once"
+    size = "batch size"
     lines = _lines(results)
-    with figure(folder / f"{task}-by-batch", written, x=size, y="time a sample, ms",
-                title=f"{task.capitalize()}: time of {noun} over its samples") as axes:  # fmt: skip
+    with figure(folder / f"{task}-by-batch", written, x=size, y="time per sample, ms",
+                title=f"{task.capitalize()}: time of {noun} per sample") as axes:  # fmt: skip
         for label, own, colour, marker in _styled(lines, axes):
             own = sorted(own, key=lambda r: r.samples)
             centres = [r.median_ms / r.samples for r in own]
@@ -92,13 +94,13 @@ def _plot_by_parameters(
     results: Sequence[Result], task: str, noun: str, folder: Path
 ) -> list[Path]:
     written: list[Path] = []
-    several = len(by_means(results)) > 1
-    word = "batch" if task == TRAINING else "samples"
+    several = len(by_configuration(results)) > 1
+    word = "batch size"
     lines: dict[tuple[str, int], list[Result]] = {}
     for r in sorted(results, key=lambda r: (r.samples, r.parameters)):
-        means = " ".join(map(str, r.case.means)) + ", " if several else ""
-        lines.setdefault((f"{means}{word} {r.samples:,}", r.samples), []).append(r)
-    title = f"{task.capitalize()}: time of {noun} by size of the network"
+        configuration = " ".join(map(str, r.case.configuration)) + ", " if several else ""
+        lines.setdefault((f"{configuration}{word} {r.samples:,}", r.samples), []).append(r)
+    title = f"{task.capitalize()}: time of {noun} by number of parameters"
     with figure(folder / f"{task}-by-parameters", written, x="parameters",
                 y=f"time of {noun}, ms", title=title) as axes:  # fmt: skip
         for i, ((label, _), own) in enumerate(lines.items()):
@@ -110,12 +112,12 @@ def _plot_by_parameters(
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        _legend_beside(axes)
+        _legend_outside(axes)
     return written
 
 
 def _bars(results: Sequence[Result], *, per_sample: bool) -> list[list[float]]:
-    """Distances of the quartiles from the medians, below and above."""
+    """Return the distances of the quartiles from the medians, below and above."""
     below, above = [], []
     for r in results:
         assert r.timing is not None
@@ -126,20 +128,20 @@ def _bars(results: Sequence[Result], *, per_sample: bool) -> list[list[float]]:
 
 
 def _lines(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by what a line is of, smallest network first."""
-    several = len(by_means(results)) > 1
+    """Return the results of each line by its label, the smallest network first."""
+    several = len(by_configuration(results)) > 1
     lines: dict[str, list[Result]] = {}
     for r in sorted(results, key=lambda r: r.parameters):
-        backend, precision, threads = r.case.means
-        means = f", {backend} {precision}" + (f" x{threads}" if threads > 1 else "")
-        lines.setdefault(r.network + (means if several else ""), []).append(r)
+        backend, precision, threads = r.case.configuration
+        configuration = f", {backend} {precision}" + (f" x{threads}" if threads > 1 else "")
+        lines.setdefault(r.network + (configuration if several else ""), []).append(r)
     return lines
 
 
 def _styled(
     lines: dict[str, list[Result]], axes: Axes
 ) -> Iterator[tuple[str, list[Result], Any, str]]:
-    if len(lines) <= MOST_LINES:
+    if len(lines) <= MAX_LINES:
         for i, (label, own) in enumerate(lines.items()):
             yield label, own, COLOURS[i], MARKERS[i]
         return
@@ -156,34 +158,34 @@ def _styled(
 
 
 def _legend(axes: Axes, lines: dict[str, list[Result]]) -> None:
-    if len(lines) <= MOST_LINES:
-        _legend_beside(axes)
+    if len(lines) <= MAX_LINES:
+        _legend_outside(axes)
 
 
-def _legend_beside(axes: Axes) -> None:
-    """Where no line can lie behind it."""
+def _legend_outside(axes: Axes) -> None:
+    """Draw the legend to the right of the axes, where no line can be hidden."""
     axes.legend(frameon=False, bbox_to_anchor=(1.01, 1.0), loc="upper left")
 
 
 def _name_ticks(axes: Axes, sizes: Sequence[int]) -> None:
-    """Name every batch size that was measured, and no other."""
+    """Label exactly the batch sizes that were measured."""
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
 
 
 def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) -> list[Path]:
-    """Accuracy, or the test loss, against the time of a step.
+    """Plot the test accuracy, or the test loss, against the time per step.
 
     Returns:
-        The files written; none where fewer than two variants have been trained.
+        The files that were written; none if fewer than two variants were trained.
     """
     trained = [result for result in results if result.possible]
     if len(trained) < 2:
         return []
-    answers = all(result.accuracy is not None for result in trained)
+    classifies = all(result.accuracy is not None for result in trained)
     written: list[Path] = []
-    with figure(folder / "accuracy-by-time", written, x="time of a training step, ms",
-                y="test accuracy, %" if answers else "test loss",
+    with figure(folder / "accuracy-by-time", written, x="time per step, ms",
+                y="test accuracy, %" if classifies else "test loss",
                 title=f"Variants of {network}") as axes:  # fmt: skip
         for i, result in enumerate(trained):
             score = result.test_loss if result.accuracy is None else 100 * result.accuracy
@@ -194,13 +196,13 @@ def plot_variants(network: str, results: Sequence[VariantResult], folder: Path) 
                 label=result.variant,
             )  # fmt: skip
         axes.set_xscale("log")
-        _plain_decades(axes)
-        _legend_beside(axes)
+        _label_decades(axes)
+        _legend_outside(axes)
     return written
 
 
-def _plain_decades(axes: Axes) -> None:
-    """Numbers as people write them on a logarithmic axis that spans little."""
+def _label_decades(axes: Axes) -> None:
+    """Label a logarithmic axis with plain numbers, 1, 2 and 5 in each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,4 +1,4 @@
-"""`dptrain study variants`: each variant trained by the ordinary code, evaluated and timed."""
+"""`dptrain study variants`: trains, evaluates and times variants of a network."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from dptrain.training.settings import Settings
 from dptrain.training.trainer import Trainer
 
 NAME = "variants"
-"""Of the files."""
+"""Name of the files."""
 
 MANY_STEPS = 100_000
-"""Whose time is forecast, for it is the study's."""
+"""Number of steps for which the training time is estimated."""
 
 
 @dataclass(frozen=True)
 class KindTime:
-    """Time of all stages of one kind.
+    """Time of all stages of one kind of operation.
 
     Attributes:
-        kind: layers that are computed together, ``conv+relu+pool``; or ``loss``, ``update``.
-        forward_ms, backward_ms: sums of the stages' medians over steps, each the mean of ranks.
-        share, cumulative_share: of the forward pass, the kind that takes longest first.
-        forward_bytes: read and written by a forward pass.
+        kind: layers that are computed together, ``conv+relu+pool``, or ``loss`` or ``update``.
+        forward_ms, backward_ms: sums over stages of the median over steps of the mean over ranks.
+        share, cumulative_share: share of the forward pass; the slowest kind is first.
+        forward_bytes: bytes that a forward pass reads and writes.
     """
 
     kind: str
@@ -57,26 +57,26 @@ class KindTime:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """What became of a variant.
+    """Result of a variant.
 
     Attributes:
-        variant: its name.
-        changes: by axis.
-        possible: there is such a network, and its training came to an end.
-        why: not.
-        parameters: of the network.
-        memory_bytes: of a rank, by plan.
-        steps: made.
-        accuracy: on the test data; None where answers are values.
-        test_loss: mean there.
-        step_ms: median, with its quartiles.
-        samples_per_s: of all ranks.
+        variant: name of the variant.
+        changes: values by axis.
+        possible: True if the network exists and its training was completed.
+        why: the reason if it is not possible.
+        parameters: number of parameters of the network.
+        memory_bytes: memory of a rank according to the plan.
+        steps: number of training steps.
+        accuracy: accuracy on the test data; None for regression.
+        test_loss: mean loss on the test data.
+        step_ms, step_q1_ms, step_q3_ms: median and quartiles of the time per step.
+        samples_per_s: throughput of all ranks.
         conv_forward_ms, conv_forward_share: time of the stages with a convolution in a forward
-            pass, as in `KindTime`, and their share of the time of its stages.
-        conv_step_ms, conv_step_share: the same in a whole step, backward and update included.
-        training_s: steps × step time.
-        many_steps_s: the same of `MANY_STEPS`.
-        kinds: the one that takes longest first.
+            pass, as in `KindTime`, and their share of the forward pass.
+        conv_step_ms, conv_step_share: the same for a whole step, with backward and update.
+        training_s: number of steps × time per step.
+        many_steps_s: `MANY_STEPS` × time per step.
+        kinds: times by kind of operation, the slowest first.
     """
 
     variant: str
@@ -102,7 +102,7 @@ class VariantResult:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> VariantResult:
-        """Bring back what `asdict` has taken apart."""
+        """Return the result from the values that `asdict` made of it."""
         values = {name: record[name] for name in cls.__dataclass_fields__}
         return cls(**{**values, "kinds": tuple(KindTime(**kind) for kind in values["kinds"])})
 
@@ -116,29 +116,29 @@ def study_variants(
     cross: bool = False,
     verbose: bool = True,
 ) -> dict[str, Any]:
-    """Train what is not yet in `folder`, show all that is, and write CSV and a plot.
+    """Train the variants that `folder` does not contain, print all results, write CSV and a plot.
 
     Args:
-        config: of the training; its network is what is changed.
+        config: settings of the training, with the original network.
         axes, cross: see `list_variants`.
-        folder: of the results; a run directory a variant lies in it.
+        folder: directory of the results; each variant has a run directory in it.
         world: the ranks; every rank calls this.
-        verbose: whether rank 0 prints.
+        verbose: True to print on rank 0.
 
     Returns:
-        On rank 0 what ``--json`` prints: question, environment, results; and ``stopped``, on every
-        rank, which says that a signal ended the study early.
+        On rank 0 the values that ``--json`` prints: settings, environment and results; on every
+        rank ``stopped``, True if a signal ended the study early.
 
     Raises:
-        UserError: something the user can mend; the same on every rank. What is wrong with a later
-            variant alone is kept as its result.
+        UserError: a mistake that the user can correct; the same on every rank. An error of a later
+            variant alone becomes its result.
     """
     network = call_on_all_ranks(world, config.load_network)
     variants = call_on_all_ranks(world, lambda: list_variants(network, axes, cross=cross))
     config = replace(config, baseline_steps=0, evaluate_every=0)
-    surroundings = environment(world)
-    question = _question(config, network, variants, surroundings)
-    ledger = call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, question))
+    machine_facts = environment(world)
+    settings = _settings(config, network, variants, machine_facts)
+    ledger = call_on_rank_zero(world, lambda: Ledger.open(folder, NAME, settings))
     done = set(world.broadcast_json(None if ledger is None else list(ledger.records)))
     left = [variant for variant in variants if variant.name not in done]
     with StopRequest() as stop:
@@ -149,18 +149,18 @@ def study_variants(
     found = [VariantResult.from_record(r) for r in ledger.records.values()]
     conclude(network, config, found, folder, verbose=verbose)
     return {
-        "question": question,
-        "environment": surroundings,
+        "settings": settings,
+        "environment": machine_facts,
         "results": [asdict(result) for result in found],
         "stopped": stopped,
     }
 
 
-def _question(
+def _settings(
     config: Settings,
     network: Network,
     variants: Sequence[Variant],
-    surroundings: Mapping[str, Any],
+    machine_facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     settings = config.to_toml_values()
     return {
@@ -168,18 +168,18 @@ def _question(
         "network": network.name,
         "layers": [repr(layer) for layer in network.layers],
         "variants": [variant.name for variant in variants],
-        "ranks": surroundings["size"],
-        **machine(surroundings),
+        "ranks": machine_facts["size"],
+        **machine(machine_facts),
     }
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """Trains variants, each in a run directory of its own.
+    """Trains variants, each in its own run directory.
 
     Attributes:
-        ledger: None except on rank 0.
-        stop: heard by all of them, and between them.
+        ledger: the results on rank 0; None on other ranks.
+        stop: stop request, for the running variant and between variants.
     """
 
     config: Settings
@@ -189,18 +189,20 @@ class _Runs:
     stop: StopRequest
 
     def train(self, variant: Variant) -> dict[str, Any]:
-        """Train a variant, or go on with it; its summary, the same on every rank.
+        """Train a variant, or resume its training; return the summary, the same on every rank.
 
-        What is gone on with too near its end to time its layers is trained anew.
+        If a resumed run has too few steps left to time its layers, the variant is trained again.
         """
-        summary = self._train(variant, anew=False)
+        summary = self._train(variant, from_start=False)
         if not summary["stages"] and not summary["stopped"]:
-            summary = self._train(variant, anew=True)
+            summary = self._train(variant, from_start=True)
         return summary
 
-    def _train(self, variant: Variant, *, anew: bool) -> dict[str, Any]:
+    def _train(self, variant: Variant, *, from_start: bool) -> dict[str, Any]:
         gc.collect()
-        found = call_on_rank_zero(self.world, lambda: self._places(variant, anew=anew))
+        found = call_on_rank_zero(
+            self.world, lambda: self._locate_run(variant, from_start=from_start)
+        )
         file, run_dir, resumes = self.world.broadcast_json(found)
         config = replace(
             self.config,
@@ -214,8 +216,8 @@ class _Runs:
         assert trainer.summary is not None
         return dict(trainer.summary)
 
-    def _places(self, variant: Variant, *, anew: bool) -> tuple[str, str, bool]:
-        """Network file and run directory, and whether to go on with what lies there."""
+    def _locate_run(self, variant: Variant, *, from_start: bool) -> tuple[str, str, bool]:
+        """Return network file, run directory, and True if the run there is to be resumed."""
         assert variant.network is not None
         runs = self.folder.absolute() / "runs"
         runs.mkdir(exist_ok=True)
@@ -223,15 +225,15 @@ class _Runs:
         write_network(variant.network, file)
         path, number = runs / variant.slug, 1
         while path.exists():
-            if not anew and RunDirectory(path).checkpoints.steps():
+            if not from_start and RunDirectory(path).checkpoints.steps():
                 return str(file), str(path), True
-            # Killed before there was anything to go on with.
+            # The run was killed before its first checkpoint.
             number += 1
             path = runs / f"{variant.slug}-{number}"
         return str(file), str(path), False
 
     def keep(self, result: VariantResult) -> None:
-        """Write it down, on rank 0."""
+        """Append the result to the ledger, on rank 0."""
         if self.ledger is not None:
             self.ledger.append(result.variant, asdict(result))
 
@@ -239,7 +241,7 @@ class _Runs:
 def _train_all(
     left: Sequence[Variant], total: int, runs: _Runs, folder: Path, *, verbose: bool
 ) -> bool:
-    """Train all that are left; whether a signal ended that early."""
+    """Train the variants; return True if a signal ended the study early."""
     display = CaseDisplay(verbose and runs.world.is_rank_zero, ())
     display.say(_opening(len(left), total, runs.config, folder))
     start, work_done = monotonic(), 0
@@ -252,12 +254,12 @@ def _train_all(
         try:
             summary = runs.train(variant)
             if summary["stopped"]:
-                display.say("stopped on request; the same command goes on")
+                display.say("stopped on request; repeat the command to continue")
                 return True
             result = result_of(variant, summary)
         except UserError as error:
             if first:
-                # What is wrong here is wrong with all of them.
+                # An error of the first variant concerns all variants.
                 raise
             result = VariantResult(variant.name, variant.changes, False, str(error))
         first = False
@@ -270,11 +272,11 @@ def _train_all(
 
 def _opening(left: int, total: int, config: Settings, folder: Path) -> str:
     if not left:
-        return f"all {total} variants are in {folder} already; train anew with another {OUTPUT}"
+        return f"{folder} contains all {total} variants; pass another {OUTPUT} to train again"
     length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:,} epochs"
-    kept = f" ({total - left} of {total} are kept)" if left < total else ""
+    kept = f" ({total - left} of {total} are trained already)" if left < total else ""
     return (
-        f"{left} variants to train{kept}, {length} of minibatches of {config.batch_size} on "
+        f"{left} variants to train{kept}, {length} with batch size {config.batch_size} on "
         f"{config.data}; results: {folder}"
     )
 
@@ -285,7 +287,7 @@ def _outcome(result: VariantResult) -> str:
     loss = f"loss {result.test_loss:.4g}"
     score = loss if result.accuracy is None else f"{result.accuracy:.1%}"
     return (
-        f"{result.variant}: {result.step_ms:.3f} ms a step, convolutions "
+        f"{result.variant}: {result.step_ms:.3f} ms per step, convolutions "
         f"{result.conv_step_share:.0%} of it, {score}"
     )
 
@@ -295,22 +297,22 @@ def _left(seconds: float) -> str:
 
 
 def _work(variant: Variant) -> int:
-    """Operations for a sample of training; 0 of what is not possible."""
+    """Return the operations of training with one sample; 0 for an impossible network."""
     nodes = () if variant.network is None else variant.network.nodes
     return sum(n.flops.forward + n.flops.backward_input + n.flops.backward_weight for n in nodes)
 
 
 def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
-    """From the summary of a run to a row of the study.
+    """Return the result of a variant from the summary of its run.
 
     Raises:
-        UserError: none of its steps was timed layer by layer; the same on every rank.
+        UserError: no step was timed layer by layer; the same on every rank.
     """
     stages, step = summary["stages"], summary["step_ms"]
     if not stages:
         raise UserError(
-            f"{variant.name}: none of {summary['steps']} steps was timed layer by layer; on a GPU "
-            f"the {FIRST_TIMED + 1}th of a process is the first, try --steps {2 * FIRST_TIMED}"
+            f"{variant.name}: none of the {summary['steps']} steps was timed by layer; on a GPU "
+            f"the first timed step is step {FIRST_TIMED + 1}; use --steps {2 * FIRST_TIMED}"
         )
     forward = [stage for stage in stages if stage["phase"] == Phase.FORWARD.value]
     step_ms = float(step["median"])
@@ -338,13 +340,13 @@ def result_of(variant: Variant, summary: Mapping[str, Any]) -> VariantResult:
 
 
 def _time(stages: Sequence[Mapping[str, Any]], kind: str | None = None) -> float:
-    """Milliseconds of all stages, or of those that hold layers of a kind."""
+    """Return the time in ms of all stages, or of the stages that contain a kind of layer."""
     chosen = [s for s in stages if kind is None or kind in s["kind"].split("+")]
     return float(sum(stage["time_ms"]["median"] for stage in chosen))
 
 
 def kind_times(stages: Sequence[Mapping[str, Any]]) -> tuple[KindTime, ...]:
-    """Stages of a summary by kind, the one first that takes longest in a forward pass."""
+    """Return the times of the stages by kind, the slowest in a forward pass first."""
     forward: dict[str, list[Mapping[str, Any]]] = {}
     for stage in stages:
         if stage["phase"] == Phase.FORWARD.value:
@@ -368,7 +370,7 @@ def conclude(
     *,
     verbose: bool,
 ) -> None:
-    """Print the tables and write the files of what is known."""
+    """Print the tables and write the CSV files and the plot."""
     if not results:
         return
     from dptrain.experiments.plots import plot_variants

@@ -1,11 +1,11 @@
-"""What a study of variants has found, as people read it."""
+"""Tables of a study of variants."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.experiments.measuring import size_words
+from dptrain.experiments.measuring import size_text
 from dptrain.experiments.tables import digits, duration
 from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def study_report(
     network: Network, config: Settings, results: Sequence[VariantResult]
 ) -> Iterator[Table | str]:
-    """The variants side by side, why some are not possible, and the time of every kind."""
+    """Yield the table of variants, the impossible ones with reasons, and the times by operation."""
     yield variants_table(network, config, results)
     refused = [f"{result.variant}: {result.why}" for result in results if not result.possible]
     if refused:
@@ -30,13 +30,13 @@ def study_report(
 
 
 def variants_table(network: Network, config: Settings, results: Sequence[VariantResult]) -> Table:
-    """A row a variant: time of convolutions, of a step, of training; memory, and the score."""
-    has_answers = any(result.accuracy is not None for result in results)
+    """Return accuracy, time per step and memory, a row for each variant."""
+    classifies = any(result.accuracy is not None for result in results)
     table = plain_table(f"{network.name} on {config.data}")
     table.collapse_padding = True
     table.add_column("variant", no_wrap=True, overflow="ellipsis")
-    score = "accuracy" if has_answers else "test loss"
-    for column in ("conv ms", "share", "step ms", score, "100k steps", "memory"):
+    score = "accuracy" if classifies else "test loss"
+    for column in (score, "time per step", "conv forward", "share", "100k steps", "memory"):
         table.add_column(column, justify="right")
     for r in results:
         if not r.possible:
@@ -45,29 +45,31 @@ def variants_table(network: Network, config: Settings, results: Sequence[Variant
         score = f"{r.test_loss:.4g}" if r.accuracy is None else f"{r.accuracy:.1%}"
         spread = f"±{(r.step_q3_ms - r.step_q1_ms) / 2 / r.step_ms:.0%}"
         table.add_row(
-            r.variant, digits(r.conv_forward_ms), f"{r.conv_forward_share:.0%}",
-            f"{digits(r.step_ms)} {spread}", score,
-            duration(r.many_steps_s), size_words(r.memory_bytes),
+            r.variant, score, f"{digits(r.step_ms)} ms {spread}",
+            f"{digits(r.conv_forward_ms)} ms", f"{r.conv_forward_share:.0%}",
+            duration(r.many_steps_s), size_text(r.memory_bytes),
         )  # fmt: skip
     steps = max((r.steps for r in results), default=0)
-    table.caption = f"conv: stages with a convolution, in a forward pass; {steps:,} steps made\n"
+    table.caption = (
+        f"conv forward, share: stages with a convolution in a forward pass; {steps:,} steps\n"
+    )
     table.caption_justify = "left"
     return table
 
 
 def kinds_table(results: Sequence[VariantResult]) -> Table:
-    """A row a variant and kind of operation, in a forward pass."""
+    """Return the times of a forward pass, a row for each variant and kind of operation."""
     table = plain_table("A forward pass by kind of operation")
     table.add_column("variant", no_wrap=True, overflow="ellipsis")
     table.add_column("kind", no_wrap=True)
-    for column in ("ms", "share", "cumulative", "touched"):
+    for column in ("time ms", "share", "cumulative", "read + written"):
         table.add_column(column, justify="right")
     for result in results:
         for i, kind in enumerate(result.kinds):
             table.add_row(
                 "" if i else result.variant, kind.kind, f"{kind.forward_ms:.3f}",
                 f"{kind.share:.1%}", f"{kind.cumulative_share:.1%}",
-                size_words(kind.forward_bytes),
+                size_text(kind.forward_bytes),
             )  # fmt: skip
         if result.kinds:
             table.add_section()

@@ -1,4 +1,4 @@
-"""What a bench has found, as people read it."""
+"""Tables of the results of a benchmark."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.experiments.cases import INFERENCE, TRAINING
-from dptrain.experiments.findings import FLAT, Finding, View, by_means, find
-from dptrain.experiments.measuring import Result, size_words
-from dptrain.experiments.room import CROWDED
+from dptrain.experiments.findings import SATURATION_TOLERANCE, Finding, View, by_configuration, find
+from dptrain.experiments.measuring import Result, size_text
+from dptrain.experiments.memory_budget import HOST_TOO_SMALL
 from dptrain.measure.tables import plain_table
 
 if TYPE_CHECKING:
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
-    """Times of training, times of answers, largest batches and what follows, by means."""
+    """Return tables of training, inference, largest batches and a summary, by configuration."""
     tables = []
-    for (backend, precision, threads), own in by_means(results).items():
+    for (backend, precision, threads), own in by_configuration(results).items():
         device = next((r.device for r in own if r.device), "")
-        means = f"{backend} {precision}, " + (device or _threads(threads))
+        configuration = f"{backend} {precision}, " + (device or _threads(threads))
         ordered = sorted(own, key=lambda r: (r.parameters, r.network, r.samples))
         training = [r for r in ordered if r.task == TRAINING]
-        answers = [r for r in ordered if r.task == INFERENCE]
+        inference = [r for r in ordered if r.task == INFERENCE]
         searches = [r for r in ordered if r.case.searches]
         if training:
-            tables.append(training_table(training, view, means))
-        if answers:
-            tables.append(answers_table(answers, view, means))
+            tables.append(training_table(training, view, configuration))
+        if inference:
+            tables.append(inference_table(inference, view, configuration))
         if searches:
-            tables.append(largest_table(searches, means))
-        tables.append(findings_table(find(own, view), view, means))
+            tables.append(largest_table(searches, configuration))
+        tables.append(findings_table(find(own, view), view, configuration))
     return tables + comparison_tables(results)
 
 
@@ -40,19 +40,19 @@ def _threads(count: int) -> str:
 
 
 def comparison_tables(results: Sequence[Result]) -> list[Table]:
-    """Medians by all means side by side, for training and for answers; none for one alone."""
-    groups = list(by_means(results))
+    """Return tables that compare the medians of all configurations; none for a single one."""
+    groups = list(by_configuration(results))
     if len(groups) < 2:
         return []
     tables = []
-    for task, noun in ((TRAINING, "a step"), (INFERENCE, "an answer")):
+    for task, noun in ((TRAINING, "training step"), (INFERENCE, "forward pass")):
         rows: dict[tuple[int, str, int], dict[tuple[str, str, int], float]] = {}
         for r in results:
             if r.task == task and r.timing is not None:
                 row = rows.setdefault((r.parameters, r.network, r.samples), {})
-                row[r.case.means] = r.median_ms
+                row[r.case.configuration] = r.median_ms
         if rows:
-            tables.append(_comparison(rows, groups, f"Side by side: {noun}, ms"))
+            tables.append(_comparison(rows, groups, f"Comparison: {noun}, ms"))
     return tables
 
 
@@ -64,23 +64,26 @@ def _comparison(
     table = plain_table(title)
     names = [f"{backend} {precision}" + (f" x{threads}" if threads > 1 else "")
              for backend, precision, threads in groups]  # fmt: skip
-    _columns(table, "network", "samples", *names, "fastest")
+    _columns(table, "network", "batch", *names, "fastest")
     before = ""
     for (_, network, samples), times in sorted(rows.items()):
         fastest = min(times, key=times.__getitem__)
         slowest = max(times.values())
-        cells = [digits(times[means]) if means in times else "" for means in groups]
+        cells = [
+            digits(times[configuration]) if configuration in times else ""
+            for configuration in groups
+        ]
         name = names[groups.index(fastest)]
-        gain = f"{name}, {slowest / times[fastest]:.1f} times" if len(times) > 1 else ""
+        gain = f"{name}, {slowest / times[fastest]:.1f}×" if len(times) > 1 else ""
         table.add_row(network if network != before else "", f"{samples:,}", *cells, gain)
         before = network
-    _explain(table, "times: as fast as the slowest of the row")
+    _explain(table, "×: speed relative to the slowest in the row")
     return table
 
 
-def training_table(results: Sequence[Result], view: View, means: str) -> Table:
-    """A row a network and batch size."""
-    table = plain_table(f"Training, {means}")
+def training_table(results: Sequence[Result], view: View, configuration: str) -> Table:
+    """Return the times of training steps, a row for each network and batch size."""
+    table = plain_table(f"Training, {configuration}")
     epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
     _columns(table, "network", "batch", "step ms", "outliers", "samples/s", epochs)
     for r, name in zip(results, _names(results), strict=True):
@@ -89,90 +92,96 @@ def training_table(results: Sequence[Result], view: View, means: str) -> Table:
             continue
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
                       duration(view.training_s(r)))  # fmt: skip
-    room = size_words(min(r.room_bytes for r in results))
-    _explain(table, f"an epoch: {view.epoch_samples:,} samples, by the time of a step; "
-                    f"memory: {room}")  # fmt: skip
+    budget = size_text(min(r.available_bytes for r in results))
+    _explain(table, f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; "
+                    f"memory budget: {budget}")  # fmt: skip
     return table
 
 
-def answers_table(results: Sequence[Result], view: View, means: str) -> Table:
-    """A row a network and number of samples."""
-    table = plain_table(f"Answers, {means}")
+def inference_table(results: Sequence[Result], view: View, configuration: str) -> Table:
+    """Return the times of forward passes, a row for each network and batch size."""
+    table = plain_table(f"Inference, {configuration}")
     limit = f"within {duration(view.within_s)}"
-    _columns(table, "network", "samples", "answer ms", "outliers", "samples/s", limit)
+    _columns(table, "network", "batch", "time ms", "outliers", "samples/s", limit)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
             _refused(table, r, name, 4)
             continue
-        said = "yes" if view.in_time(r) else "no"
+        verdict = "yes" if view.in_time(r) else "no"
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
-                      f"{said}, {r.why}" if r.why else said)  # fmt: skip
+                      f"{verdict}, {r.why}" if r.why else verdict)  # fmt: skip
     return table
 
 
-def largest_table(results: Sequence[Result], means: str) -> Table:
-    """A row a network, for training and for answers."""
-    room = size_words(min(r.room_bytes for r in results))
-    table = plain_table(f"Largest batch in {room}, {means}")
-    _columns(table, "network", "for", "batch", "needs", "one more is", "one step of it")
+def largest_table(results: Sequence[Result], configuration: str) -> Table:
+    """Return the largest batches, a row for each network and task."""
+    budget = size_text(min(r.available_bytes for r in results))
+    table = plain_table(f"Largest batch in {budget}, {configuration}")
+    _columns(table, "network", "task", "batch", "memory", "next batch", "time of a run")
     for r, name in zip(results, _names(results), strict=True):
         task = TRAINING if r.case.trains else INFERENCE
         if r.largest is None or not r.fits:
             table.add_row(name, task, "none" if r.largest is not None else "", "", "", r.why)
             continue
-        over = r.largest.next_bytes - r.room_bytes
-        beyond = f"{size_words(over)} too much" if over > 0 else _short(r.largest.why)
+        over = r.largest.next_bytes - r.available_bytes
+        beyond = f"{size_text(over)} too large" if over > 0 else _short(r.largest.why)
         tried = r.why if r.timing is None else f"{r.median_ms:,.0f} ms"
-        needs = size_words(r.largest.need_bytes)
+        needs = size_text(r.largest.needed_bytes)
         table.add_row(name, task, f"{r.samples:,}", needs, beyond, tried)
     return table
 
 
-def findings_table(findings: Sequence[Finding], view: View, means: str) -> Table:
-    """A row a network: what its times say together."""
-    table = plain_table(f"What follows, {means}")
+def findings_table(findings: Sequence[Finding], view: View, configuration: str) -> Table:
+    """Return a summary of the times, a row for each network."""
+    table = plain_table(f"Summary, {configuration}")
     table.add_column("network", no_wrap=True)
     within = f"within {duration(view.within_s)}"
-    for column in ("parameters", "flat from", "best samples/s", within):
+    for column in ("parameters", "saturates at", "best samples/s", within):
         table.add_column(column, justify="right")
     for f in findings:
-        flat = "not yet" if f.flat_from is None else f"{f.flat_from:,}"
-        late = f", not {_list(f.late)}" if f.late else ""
-        answers = f"{_list(f.in_time) or 'none'}{late}" if f.in_time or f.late else ""
+        size = f.saturation_batch_size
+        saturation = "not reached" if size is None else f"{size:,}"
+        too_slow = f", not {_list(f.too_slow)}" if f.too_slow else ""
+        in_time = f"{_list(f.in_time) or 'none'}{too_slow}" if f.in_time or f.too_slow else ""
         best = f"{f.samples_per_s:,.0f}" if f.samples_per_s else ""
-        table.add_row(f.network, f"{f.parameters:,}", flat if f.batches > 1 else "", best, answers)
-    _explain(table, f"flat from: the batch from which on the time a sample is within {FLAT:.0%} of "
-                    "the least")  # fmt: skip
+        table.add_row(
+            f.network, f"{f.parameters:,}", saturation if f.batches > 1 else "", best, in_time
+        )  # fmt: skip
+    _explain(
+        table,
+        "saturates at: batch size beyond which the time per sample no longer falls by more than "
+        f"{SATURATION_TOLERANCE:.0%}",
+    )
     return table
 
 
 def _short(why: str) -> str:
-    return "beyond the host" if why == CROWDED else "beyond counting"
+    return "exceeds host memory" if why == HOST_TOO_SMALL else "exceeds index range"
 
 
 def _explain(table: Table, text: str) -> None:
-    # A table without a caption ends in an empty line of its own.
+    # A table without a caption ends with an empty line; one with a caption needs its own.
     table.caption, table.caption_justify = f"{text}\n", "left"
 
 
 def _time(result: Result) -> tuple[str, str]:
-    """Median and half of the distance of the quartiles; share of outliers."""
+    """Return the median with half the interquartile range, and the share of outliers."""
     assert result.timing is not None
     times, outliers = result.timing.time_ms, result.timing.outliers
     share = f"{outliers / times.n:.0%}" if outliers >= times.n / 100 else "< 1%"
     if times.n == 1:
-        return f"{digits(times.median)} once", ""
+        return f"{digits(times.median)} (1 run)", ""
     around = f"{digits(times.median)} ±{(times.q3 - times.q1) / 2 / times.median:.0%}"
     return around, share if outliers else ""
 
 
 def digits(value: float) -> str:
-    """A number with three digits or more that count."""
+    """Return a number with at least three significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{3 if value < 10 else 1}f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Return a duration with a unit."""
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 120:
@@ -185,7 +194,7 @@ def _list(numbers: Sequence[int]) -> str:
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Of the networks; empty where the row above says it already."""
+    """Return the names of the networks; empty if the row above has the same name."""
     names = [r.network for r in results]
     return [name if name != before else ""
             for name, before in zip(names, ["", *names], strict=False)]  # fmt: skip
@@ -196,12 +205,12 @@ def _columns(table: Table, name: str, *columns: str) -> None:
     table.collapse_padding = True
     table.add_column(name, no_wrap=True, overflow="ellipsis")
     for column in columns:
-        words = column in ("for", "one step of it", "fastest") or column.startswith("within")
-        table.add_column(column, justify="left" if words else "right")
+        is_text = column in ("task", "time of a run", "fastest") or column.startswith("within")
+        table.add_column(column, justify="left" if is_text else "right")
 
 
 def _refused(table: Table, result: Result, name: str, cells: int) -> None:
-    if result.need_bytes > result.room_bytes:
-        table.add_row(name, f"{result.samples:,}", f"needs {size_words(result.need_bytes)}")
+    if result.needed_bytes > result.available_bytes:
+        table.add_row(name, f"{result.samples:,}", f"needs {size_text(result.needed_bytes)}")
     else:
         table.add_row(name, f"{result.samples:,}", *[""] * (cells - 1), result.why)

@@ -1,4 +1,4 @@
-"""Timing one thing as often as it takes to know it, within a budget."""
+"""Repeated timing of a function until its median is certain, within a time limit."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.measure.analysis import spread
 from dptrain.measure.profile import Spread
 
-MOST_MADS = 3.0
-"""Distance from the median, in median absolute deviations, beyond which a value is an outlier."""
+MAX_MADS = 3.0
+"""A value further from the median than this many median absolute deviations is an outlier."""
 NORMAL = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of standard deviation and median absolute deviation of a normal distribution."""
 WARM_UP = 5
-"""Runs before the clock counts: the first ones touch memory, and on a GPU two programs take turns,
-each of which is run as it is once and then captured."""
-FEWEST, MOST = 5, 20000
-"""Timed runs: fewer only of what takes longer than the budget."""
-CERTAIN = 0.005
-"""Where the median is known to this part of itself, timing ends before the budget does."""
+"""Number of runs before timing starts. The first runs touch memory, and on a GPU two alternating
+programs each run once before they are captured as CUDA graphs."""
+MIN_RUNS, MAX_RUNS = 5, 20000
+"""Least and largest number of timed runs; there are fewer only if the time limit is exceeded."""
+TARGET_UNCERTAINTY = 0.005
+"""Timing ends early if the relative uncertainty of the median is at most this."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one thing.
+    """Times of repeated runs.
 
     Attributes:
-        time_ms: over all timed runs, outliers included.
-        outliers: how many of them lie more than `MOST_MADS` deviations from the median.
-        warm_up: runs before them.
-        first_ms: of the very first run.
+        time_ms: distribution over all timed runs, outliers included.
+        outliers: number of runs further than `MAX_MADS` deviations from the median.
+        warm_up: number of runs before the timed ones.
+        first_ms: time of the first run.
     """
 
     time_ms: Spread
@@ -43,9 +43,9 @@ class Timing:
 
 
 def find_outliers(values: ArrayLike) -> NDArray[np.bool_]:
-    """Which values lie further than `MOST_MADS` scaled deviations from the median.
+    """Return True for values further than `MAX_MADS` scaled deviations from the median.
 
-    A deviation below a thousandth of the median counts as that much: a clock ticks.
+    The deviation is at least a thousandth of the median, because of the resolution of the clock.
 
     Source: Leys et al., "Detecting outliers: do not use standard deviation around the mean, use
     absolute deviation around the median", J. Experimental Social Psychology 49, 2013.
@@ -54,7 +54,7 @@ def find_outliers(values: ArrayLike) -> NDArray[np.bool_]:
     middle = np.median(array)
     distance = np.abs(array - middle)
     deviation = max(NORMAL * float(np.median(distance)), 1e-3 * abs(float(middle)))
-    return np.asarray(distance > MOST_MADS * deviation)
+    return np.asarray(distance > MAX_MADS * deviation)
 
 
 def time_runs(
@@ -62,12 +62,12 @@ def time_runs(
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Timing:
-    """Call `run` until its median is known, or the budget is spent.
+    """Call `run` until its median is certain or the time limit is reached.
 
     Args:
-        run: does the work and gives its milliseconds.
-        budget_s: for all of it. What takes longer than that is timed once, behind one warm-up.
-        clock: for the budget.
+        run: runs once and returns its time in milliseconds.
+        budget_s: time limit in seconds. A run that takes longer is timed once, after one warm-up.
+        clock: clock for the time limit.
     """
     start = clock()
     first = run()
@@ -77,20 +77,20 @@ def time_runs(
         warm_up += 1
     values: list[float] = []
     look = 20
-    while len(values) < MOST:
+    while len(values) < MAX_RUNS:
         values.append(run())
         spent = clock() - start
-        if spent >= 2 * budget_s or (len(values) >= FEWEST and spent >= budget_s):
+        if spent >= 2 * budget_s or (len(values) >= MIN_RUNS and spent >= budget_s):
             break
         if len(values) >= look:
             look = len(values) * 5 // 4
-            if spent >= budget_s / 5 and uncertainty(values) <= CERTAIN:
+            if spent >= budget_s / 5 and uncertainty(values) <= TARGET_UNCERTAINTY:
                 break
     return Timing(spread(np.array(values)), int(find_outliers(values).sum()), warm_up, first)
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Half width of the median's 95% interval, as a part of the median: 1.57 IQR / √n.
+    """Return the half width of the 95% interval of the median, relative to it: 1.57 IQR / √n.
 
     Source: McGill, Tukey and Larsen, "Variations of box plots", American Statistician 32, 1978.
     """

@@ -1,4 +1,4 @@
-"""Variants of a network: the same layers with other strides, filters, kernels or poolings."""
+"""Variants of a network: the same layers with other strides, filters, kernels or pooling."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.network.layers import AveragePool2d, Conv2d, Layer, MaxPool2d, SumPool2d
 from dptrain.network.network import Network
 
 POOLINGS = (MaxPool2d, AveragePool2d, SumPool2d)
-AS_IT_IS = "as it is"
-"""The network that the others are variants of."""
+UNCHANGED = "unchanged"
+"""Name of the original network among the variants."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Variant:
     """One variant.
 
     Attributes:
-        name: ``stride 2``; several changes with commas between them.
-        changes: by axis, as the user wrote them.
-        network: None where no such network is possible.
-        why: it is not.
+        name: changes separated by commas, such as ``stride 2``.
+        changes: values by axis, as the user wrote them.
+        network: the network; None if it is not possible.
+        why: the reason why it is not possible.
     """
 
     name: str
@@ -35,25 +35,25 @@ class Variant:
 
     @property
     def slug(self) -> str:
-        """The name as a part of file names."""
+        """The name in a form for file names."""
         return re.sub(r"[^a-z0-9.]+", "-", self.name.lower())
 
 
 def list_variants(
     network: Network, axes: Mapping[str, Sequence[str]], *, cross: bool = False
 ) -> list[Variant]:
-    """The network as it is, then each change alone, or all combinations.
+    """Return the original network, then each change alone or all combinations of changes.
 
     Args:
-        network: what is changed.
+        network: the original network.
         axes: values by names of `AXES`.
-        cross: combine the axes.
+        cross: True to combine the axes.
 
     Returns:
-        Variants, each network once; a value that changes nothing makes none.
+        The variants, each network once; a value that changes nothing adds none.
 
     Raises:
-        UserError: a value that no layer could have, or nothing that it could change.
+        UserError: a value is not valid, or the network has no layer that it changes.
     """
     choices: list[dict[str, str]] = [{}]
     if cross:
@@ -75,7 +75,7 @@ def list_variants(
 
 
 def _variant(network: Network, choice: Mapping[str, str], layers: Sequence[Layer]) -> Variant:
-    name = ", ".join(f"{axis} {value}" for axis, value in choice.items()) or AS_IT_IS
+    name = ", ".join(f"{axis} {value}" for axis, value in choice.items()) or UNCHANGED
     variant = Variant(name, choice, None)
     title = f"{network.name}-{variant.slug}" if choice else network.name
     try:
@@ -86,30 +86,31 @@ def _variant(network: Network, choice: Mapping[str, str], layers: Sequence[Layer
 
 def _changed(layers: Sequence[Layer], name: str, value: str) -> list[Layer]:
     axis = AXES[name]
-    places = [i for i, layer in enumerate(layers) if isinstance(layer, axis.kinds)][: axis.most]
-    if not places:
+    positions = [i for i, layer in enumerate(layers) if isinstance(layer, axis.kinds)]
+    positions = positions[: axis.max_layers]
+    if not positions:
         raise UserError(f"--{name} {value}: the network has no {axis.what}")
     result = list(layers)
-    for place in places:
-        result[place] = axis.change(layers[place], name, value)
+    for i in positions:
+        result[i] = axis.change(layers[i], name, value)
     return result
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A way of changing layers.
+    """A property of layers that variants change.
 
     Attributes:
-        kinds: classes of the layers that it changes.
-        what: those, in words.
-        change: makes the changed layer of one, the axis's name and a value.
-        most: how many it changes at most, from the input on; None for all.
+        kinds: classes of the layers that are changed.
+        what: name of these layers in messages.
+        change: returns the changed layer, from a layer, the name of the axis and a value.
+        max_layers: largest number of layers that are changed, from the input on; None for all.
     """
 
     kinds: tuple[type[Layer], ...]
     what: str
     change: Callable[[Any, str, str], Layer]
-    most: int | None = None
+    max_layers: int | None = None
 
 
 def _convolution(field: str) -> Callable[[Any, str, str], Layer]:
@@ -132,8 +133,8 @@ def _number(name: str, value: str) -> int:
     if not (value.isdecimal() and int(value) > 0):
         form = ", or window/stride such as 3/2" if name.endswith("pool") else ""
         raise UserError(
-            f"--{name} has '{value}'; expected whole numbers of at least 1 with commas between "
-            f"them{form}"
+            f"--{name} has the value '{shown(value)}'; expected whole numbers of at least 1, "
+            f"separated by commas{form}"
         )
     return int(value)
 
@@ -143,6 +144,6 @@ AXES: Mapping[str, Axis] = {
     "filters": Axis((Conv2d,), "convolution", _convolution("filters")),
     "kernel": Axis((Conv2d,), "convolution", _convolution("kernel")),
     "pool": Axis(POOLINGS, "pooling", _pooling),
-    "first-pool": Axis(POOLINGS, "pooling", _pooling, most=1),
+    "first-pool": Axis(POOLINGS, "pooling", _pooling, max_layers=1),
 }
-"""By the flag's name without its dashes, in the order in which changes are made."""
+"""Axes by the name of the flag without dashes, in the order in which changes are applied."""

@@ -40,7 +40,7 @@ def test_bench_is_killed_and_gone_on_with(tmp_path: Path) -> None:
     by_task = {(r["network"], r["task"]): r for r in found["results"]}
     largest = by_task["solar", "largest training"]
     assert largest["timing"]["time_ms"]["n"] == 1
-    assert largest["need_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
+    assert largest["needed_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
     assert by_task["solar", "training"]["samples_per_s"] > 0
     other = dptrain_command(*BENCH, str(folder), "--threads", "2")
     assert other.returncode == 2
@@ -68,5 +68,5 @@ def test_a_study_on_two_ranks(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     results = json.loads(again.stdout)["results"]
     assert [(r["variant"], r["possible"], r["steps"]) for r in results] == [
-        ("as it is", True, 6), ("stride 2", False, 0), ("filters 4", True, 6),
+        ("unchanged", True, 6), ("stride 2", False, 0), ("filters 4", True, 6),
     ]  # fmt: skip

@@ -18,33 +18,33 @@ from dptrain.backends import load_backend
 from dptrain.errors import UserError
 from dptrain.experiments import bench as module
 from dptrain.experiments.bench import bench
-from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, Case, Question
-from dptrain.experiments.findings import View, find, flat_from, rows
+from dptrain.experiments.cases import INFERENCE, LARGEST, TRAINING, BenchSettings, Case
+from dptrain.experiments.findings import View, find, rows, saturation_batch_size
 from dptrain.experiments.measuring import (
-    Pace,
     Result,
+    TimeEstimator,
     inference_run,
     measure,
     random_batch,
     training_run,
 )
-from dptrain.experiments.room import Largest
+from dptrain.experiments.memory_budget import Largest
 from dptrain.experiments.tables import comparison_tables
 from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread
 from dptrain.measure.console import make_console
 
-QUESTION = Question(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
+SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
                     seconds_per_case=0.02, memory=2_000_000)  # fmt: skip
 
 
 def measured(task: str, samples: int, memory: int | None = None, backend: str = "numba") -> Result:
     network = dptrain.get_network("model-small")
     case = Case("model-small", task, samples, backend, "fp32", 1)
-    pace = Pace({"model-small": network}, 0.02)
+    estimator = TimeEstimator({"model-small": network}, 0.02)
     chosen = load_backend(backend)
-    return measure(case, network, chosen, pace, budget_s=0.02, memory=memory)
+    return measure(case, network, chosen, estimator, budget_s=0.02, memory=memory)
 
 
 @pytest.mark.parametrize("backend", ["numba", "cuda"])
@@ -80,7 +80,7 @@ def test_a_figure_has_its_rate(backend: str) -> None:
     flops = sum(n.flops.forward for n in dptrain.get_network("model-small").nodes) * 2
     assert result.gflops * result.median_ms * 1e6 > 2 * flops
     # Beside the plan, a batch lies on the host.
-    assert 0 <= result.need_bytes - result.taken_bytes <= 2 * (4 * 3 * 16 * 16 + 12)
+    assert 0 <= result.needed_bytes - result.allocated_bytes <= 2 * (4 * 3 * 16 * 16 + 12)
     assert Result.from_record(parse_json(dump_json(asdict(result)))) == result
 
 
@@ -88,16 +88,16 @@ def test_what_does_not_fit_says_so() -> None:
     result = measured(TRAINING, 1000, memory=1_000_000)
     assert not result.fits
     assert result.timing is None
-    assert result.need_bytes > result.room_bytes == 1_000_000
+    assert result.needed_bytes > result.available_bytes == 1_000_000
     assert "of 1.00 MB" in result.why
 
 
-def test_answers_that_do_not_fit_come_in_pieces() -> None:
+def test_inference_that_does_not_fit_runs_in_parts() -> None:
     result = measured(INFERENCE, 1000, memory=1_000_000)
     assert result.fits
     assert 1 <= result.batch_size < 1000
-    assert result.why == f"in pieces of {result.batch_size}"
-    assert result.need_bytes <= 1_000_000
+    assert result.why == f"in parts of {result.batch_size} samples"
+    assert result.needed_bytes <= 1_000_000
 
 
 def test_the_largest_batch_is_tried() -> None:
@@ -110,14 +110,14 @@ def test_the_largest_batch_is_tried() -> None:
     assert not measured(TRAINING, result.samples + 1, memory=1_000_000).fits
 
 
-def test_a_largest_batch_that_takes_too_long_is_left_to_the_plan(
+def test_a_largest_batch_whose_step_would_take_too_long_is_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Pace, "START_RATE", 1.0)
+    monkeypatch.setattr(TimeEstimator, "START_RATE", 1.0)
     result = measured(LARGEST + TRAINING, 0, memory=1_000_000)
     assert result.fits
     assert result.timing is None
-    assert "by plan alone" in result.why
+    assert "not run: a step would take" in result.why
 
 
 def test_no_sample_fits() -> None:
@@ -127,54 +127,54 @@ def test_no_sample_fits() -> None:
     assert "for one sample" in result.why
 
 
-def test_memory_that_is_not_there_after_all_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(type(load_backend("numba")), "allocate", refuse)
     result = measured(TRAINING, 2)
     assert not result.fits
-    assert "could not be allocated" in result.why
+    assert "the allocation failed" in result.why
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_bench_that_is_stopped_goes_on(
+def test_a_stopped_benchmark_continues(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    measured_cases: list[str] = []
     monkeypatch.setattr("dptrain.experiments.plots.plot_bench", lambda *_: [])
 
-    def told_to_stop(case: Case, *arguments: Any, **options: Any) -> Result:
-        asked.append(case.key)
-        if len(asked) == 2:
+    def measure_and_stop(case: Case, *arguments: Any, **options: Any) -> Result:
+        measured_cases.append(case.key)
+        if len(measured_cases) == 2:
             signal.raise_signal(number)
         return measure(case, *arguments, **options)
 
-    monkeypatch.setattr(module, "measure", told_to_stop)
-    stopped = bench(QUESTION, View(), tmp_path, verbose=False)
+    monkeypatch.setattr(module, "measure", measure_and_stop)
+    stopped = bench(SETTINGS, View(), tmp_path, verbose=False)
     assert stopped["stopped"]
     assert len(stopped["results"]) == 2
     kept = (tmp_path / "bench.jsonl").read_text()
 
-    def counted(case: Case, *arguments: Any, **options: Any) -> Result:
-        asked.append(case.key)
+    def measure_and_count(case: Case, *arguments: Any, **options: Any) -> Result:
+        measured_cases.append(case.key)
         return measure(case, *arguments, **options)
 
-    monkeypatch.setattr(module, "measure", counted)
-    found = bench(QUESTION, View(), tmp_path, verbose=False)
+    monkeypatch.setattr(module, "measure", measure_and_count)
+    found = bench(SETTINGS, View(), tmp_path, verbose=False)
     assert not found["stopped"]
-    assert len(asked) == len(set(asked)) == len(found["results"]) == 5
+    assert len(measured_cases) == len(set(measured_cases)) == len(found["results"]) == 5
     assert (tmp_path / "bench.jsonl").read_text().startswith(kept)
-    again = bench(QUESTION, View(within_s=1e-9), tmp_path, verbose=False)
-    assert len(asked) == 5
+    again = bench(SETTINGS, View(within_s=1e-9), tmp_path, verbose=False)
+    assert len(measured_cases) == 5
     assert again["results"] == found["results"]
-    assert again["findings"][0]["late"] == (3,)
-    with pytest.raises(UserError, match="is of batch sizes 2,8, this command asks for 2;"):
-        bench(replace(QUESTION, batch_sizes=(2,)), View(), tmp_path, verbose=False)
+    assert again["findings"][0]["too_slow"] == (3,)
+    with pytest.raises(UserError, match="measured with batch sizes 2,8, but this command has 2;"):
+        bench(replace(SETTINGS, batch_sizes=(2,)), View(), tmp_path, verbose=False)
 
 
-def test_files_hold_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench(QUESTION, View(epoch_samples=100), tmp_path)
+def test_files_contain_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(SETTINGS, View(epoch_samples=100), tmp_path)
     rows = list(csv.DictReader((tmp_path / "bench.csv").read_text().splitlines()))
     assert len(rows) == len(found["results"])
     steps = {8: 13, 2: 50}
@@ -186,8 +186,8 @@ def test_files_hold_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "training-by-batch.svg").read_text().count("<svg") == 1
     assert (tmp_path / "training-by-batch.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
-    assert "5 cases to measure, at most about" in text
-    assert "flat from" in text
+    assert "5 cases to measure, estimated" in text
+    assert "saturates at" in text
     json.dumps(found)
 
 
@@ -197,15 +197,15 @@ def result_of(task: str, samples: int, ms: float, network: str = "net") -> Resul
                   timing=timing, samples_per_s=samples / ms * 1e3)  # fmt: skip
 
 
-def test_flat_is_where_all_larger_batches_are_within_a_tenth_of_the_least() -> None:
-    assert flat_from({2: 10.0, 8: 1.05, 32: 1.2, 64: 1.05, 128: 1.0}) == 64
-    assert flat_from({2: 10.0, 8: 5.0, 32: 1.0}) is None
-    assert flat_from({2: 1.0, 8: 1.0}) == 2
-    assert flat_from({2: 1.0}) is None
-    assert flat_from({}) is None
+def test_time_per_sample_stays_near_its_minimum_beyond_saturation() -> None:
+    assert saturation_batch_size({2: 10.0, 8: 1.05, 32: 1.2, 64: 1.05, 128: 1.0}) == 64
+    assert saturation_batch_size({2: 10.0, 8: 5.0, 32: 1.0}) is None
+    assert saturation_batch_size({2: 1.0, 8: 1.0}) == 2
+    assert saturation_batch_size({2: 1.0}) is None
+    assert saturation_batch_size({}) is None
 
 
-def test_findings_answer_the_questions() -> None:
+def test_findings_summarise_the_results() -> None:
     results = [
         result_of(TRAINING, 2, 20.0),
         result_of(TRAINING, 64, 65.0),
@@ -217,24 +217,24 @@ def test_findings_answer_the_questions() -> None:
     ]  # fmt: skip
     view = View(within_s=1.0, epoch_samples=1000, epochs=5)
     (finding,) = find(results, view)
-    assert finding.flat_from == 64
+    assert finding.saturation_batch_size == 64
     assert finding.samples_per_s == 1000.0
-    assert (finding.in_time, finding.late) == ((2, 512), (1024,))
+    assert (finding.in_time, finding.too_slow) == ((2, 512), (1024,))
     assert (finding.largest_training, finding.largest_inference) == (700, None)
     # 5 epochs of 16 steps of 65 ms.
     assert view.training_s(results[1]) == pytest.approx(5.2)
 
 
-def test_means_are_put_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configurations_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     slow, fast = result_of(TRAINING, 2, 20.0), result_of(TRAINING, 2, 4.0)
     alone = result_of(TRAINING, 64, 30.0)
     results = [replace(slow, backend="reference"), fast, alone]
     for table in comparison_tables(results):
         make_console().print(table)
     text = capsys.readouterr().out
-    assert "numba fp32, 5.0 times" in text
+    assert "numba fp32, 5.0×" in text
     assert text.count("numba fp32, ") == 1
-    assert "Side by side: an answer" not in text
+    assert "Comparison: forward pass" not in text
     assert not comparison_tables([fast, alone])
 
 

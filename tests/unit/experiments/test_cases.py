@@ -13,14 +13,14 @@ from dptrain.experiments.cases import (
     PERCEPTRONS,
     SAMPLES,
     TRAINING,
-    Question,
+    BenchSettings,
     flops,
     list_cases,
 )
 
 
 def test_the_perceptrons_are_30_with_the_batches_of_the_study() -> None:
-    cases, networks = list_cases(Question((PERCEPTRONS,)))
+    cases, networks = list_cases(BenchSettings((PERCEPTRONS,)))
     assert len(networks) == 30
     widest = (50, 25600, 12800, 6656, 1)
     parameters = sum((a + 1) * b for a, b in itertools.pairwise(widest))
@@ -32,12 +32,12 @@ def test_the_perceptrons_are_30_with_the_batches_of_the_study() -> None:
 
 
 def test_solar_has_the_batches_of_the_study() -> None:
-    cases, _ = list_cases(Question(("solar",)))
+    cases, _ = list_cases(BenchSettings(("solar",)))
     assert [c.samples for c in cases if c.task == TRAINING] == [2, 8, 32, 64, 128, 256, 512, 1024]
 
 
 def test_what_answers_soonest_comes_first_and_searches_come_last() -> None:
-    cases, networks = list_cases(Question(("solar", "model0", PERCEPTRONS), largest=True))
+    cases, networks = list_cases(BenchSettings(("solar", "model0", PERCEPTRONS), largest=True))
     timed = [case for case in cases if not case.searches]
     work = [flops(networks[case.network], case) for case in timed]
     assert work == sorted(work)
@@ -47,17 +47,17 @@ def test_what_answers_soonest_comes_first_and_searches_come_last() -> None:
 
 
 def test_keys_tell_cases_apart() -> None:
-    question = Question(
+    settings = BenchSettings(
         ("solar", "model0"),
         backends=("numba", "reference"),
         precisions=("fp32", "fp64"),
         threads=(1, 2),
         largest=True,
     )
-    cases, _ = list_cases(question)
+    cases, _ = list_cases(settings)
     assert len({case.key for case in cases}) == len(cases)
     # fp64 is the reference's alone, and threads are numba's alone.
-    assert {case.means for case in cases} == {
+    assert {case.configuration for case in cases} == {
         ("numba", "fp32", 1),
         ("numba", "fp32", 2),
         ("reference", "fp32", 1),
@@ -66,8 +66,8 @@ def test_keys_tell_cases_apart() -> None:
 
 
 def test_each_backend_has_a_precision_of_its_own_where_none_is_named() -> None:
-    cases, _ = list_cases(Question(("model0",), backends=("numba", "reference", "cuda")))
-    assert {case.means[:2] for case in cases} == {
+    cases, _ = list_cases(BenchSettings(("model0",), backends=("numba", "reference", "cuda")))
+    assert {case.configuration[:2] for case in cases} == {
         ("numba", "fp32"),
         ("reference", "fp64"),
         ("cuda", "fp32"),
@@ -75,15 +75,21 @@ def test_each_backend_has_a_precision_of_its_own_where_none_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "message"),
+    ("settings", "message"),
     [
-        (Question(("model9",)), "no network 'model9'"),
-        (Question(("model0",), precisions=("fp8",)), "no precision 'fp8' with numba; expected"),
-        (Question(("model0",), backends=("cuda9",)), "no backend 'cuda9'"),
-        (Question(("model0",), batch_sizes=(0,)), "a batch of 0 samples"),
-        (Question(("model0",), batch_sizes=(), samples=()), "there is nothing to measure"),
+        (BenchSettings(("model9",)), "no network 'model9'"),
+        (
+            BenchSettings(("model0",), precisions=("fp8",)),
+            "no precision 'fp8' with numba; expected",
+        ),
+        (BenchSettings(("model0",), backends=("cuda9",)), "no backend 'cuda9'"),
+        (BenchSettings(("model0",), batch_sizes=(0,)), "batch size is 0; expected at least 1"),
+        (
+            BenchSettings(("model0",), batch_sizes=(), samples=()),
+            "nothing to measure; pass --batch-sizes",
+        ),
     ],
 )
-def test_what_cannot_be_asked(question: Question, message: str) -> None:
+def test_mistakes_are_refused_in_one_line(settings: BenchSettings, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        list_cases(question)
+        list_cases(settings)

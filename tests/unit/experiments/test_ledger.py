@@ -32,21 +32,21 @@ def test_a_record_torn_by_a_crash_is_made_again(tmp_path: Path) -> None:
     assert list(Ledger.open(tmp_path, "bench", QUESTION).records) == ["a", "b"]
 
 
-def test_another_question_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_other_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     Ledger.open(tmp_path, "bench", QUESTION)
     with pytest.raises(UserError) as caught:
         Ledger.open(tmp_path, "bench", {**QUESTION, "networks": ("model0",)})
     message = str(caught.value)
-    assert "is of networks model0,cifar, this command asks for model0;" in message
+    assert "was measured with networks model0,cifar, but this command has model0;" in message
     assert "--output" in message
     assert "\n" not in message
-    with pytest.raises(UserError, match="is of memory None, this command asks for 5;"):
+    with pytest.raises(UserError, match="measured with memory None, but this command has 5;"):
         Ledger.open(tmp_path, "bench", {**QUESTION, "memory": 5})
 
 
-def test_what_no_experiment_has_left_is_not_overwritten(tmp_path: Path) -> None:
+def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bench.csv").write_text("mine")
-    with pytest.raises(UserError, match=r"not empty and has no bench.json.* --output"):
+    with pytest.raises(UserError, match=r"not empty and contains no bench.json.* --output"):
         Ledger.open(tmp_path, "bench", QUESTION)
     assert [path.name for path in tmp_path.iterdir()] == ["bench.csv"]
 

@@ -16,9 +16,10 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.experiments import study as module
 from dptrain.experiments.study import kind_times, study_variants
-from dptrain.experiments.variants import AS_IT_IS, list_variants
+from dptrain.experiments.variants import UNCHANGED, list_variants
 from dptrain.network import Conv2d, MaxPool2d, Network
-from dptrain.training import loop
+from dptrain.training import trainer
+from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
 
 CONFIG = Settings(network="model-small", data="digits", steps=4, batch_size=8).with_recipe()
@@ -45,11 +46,11 @@ def test_each_change_alone() -> None:
     variants = list_variants(cifar, axes)
     # 64 filters, kernel 5, stride 1 and windows of 3 are what the network has.
     assert [v.name for v in variants] == [
-        AS_IT_IS, "stride 2", "stride 3", "stride 5", "filters 32", "kernel 3", "pool 5",
+        UNCHANGED, "stride 2", "stride 3", "stride 5", "filters 32", "kernel 3", "pool 5",
         "first-pool 5/4",
     ]  # fmt: skip
     by_name = {v.name: v.network for v in variants}
-    assert by_name[AS_IT_IS] == cifar
+    assert by_name[UNCHANGED] == cifar
     assert [conv.stride for conv in layers_of(by_name["stride 3"], Conv2d)] == [3, 3]
     assert [conv.filters for conv in layers_of(by_name["filters 32"], Conv2d)] == [32, 32]
     pools = layers_of(by_name["pool 5"], MaxPool2d)
@@ -66,7 +67,7 @@ def test_changes_combined() -> None:
         dptrain.get_network("cifar"), {"filters": ("64", "32"), "stride": ("1", "2")}, cross=True
     )
     names = [v.name for v in variants]
-    assert names == [AS_IT_IS, "stride 1, filters 32", "stride 2, filters 64",
+    assert names == [UNCHANGED, "stride 1, filters 32", "stride 2, filters 64",
                      "stride 2, filters 32"]  # fmt: skip
     assert len({v.slug for v in variants}) == 4
 
@@ -82,12 +83,12 @@ def test_what_is_not_possible_is_said() -> None:
 @pytest.mark.parametrize(
     ("network", "axes", "message"),
     [
-        ("model0", {"stride": ("0",)}, "--stride has '0'; expected whole numbers"),
-        ("model0", {"pool": ("3/x",)}, "--pool has 'x'; expected .* window/stride"),
+        ("model0", {"stride": ("0",)}, "--stride has the value '0'; expected whole numbers"),
+        ("model0", {"pool": ("3/x",)}, "--pool has the value 'x'; expected .* window/stride"),
         ("mlp-50", {"kernel": ("3",)}, "--kernel 3: the network has no convolution"),
     ],
 )
-def test_what_cannot_be_asked(network: str, axes: dict[str, tuple[str, ...]], message: str) -> None:
+def test_mistakes_are_refused_in_one_line(network: str, axes: dict[str, tuple[str, ...]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         list_variants(dptrain.get_network(network), axes)
 
@@ -118,22 +119,22 @@ def test_kinds_are_sorted_by_time_and_add_up() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
+def test_a_stopped_study_continues(
     number: signal.Signals,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    set_up, jobs = loop.set_up, []
+    assemble, jobs = trainer.assemble, []
 
-    def told_to_stop(*arguments: Any) -> Any:
-        # In the middle of the second variant, but before its first step.
-        jobs.append(set_up(*arguments))
+    def assemble_and_stop(*arguments: Any, **options: Any) -> Any:
+        # The signal comes before the first step of the second variant.
+        jobs.append(assemble(*arguments, **options))
         if len(jobs) == 2:
             signal.raise_signal(number)
         return jobs[-1]
 
-    monkeypatch.setattr(loop, "set_up", told_to_stop)
+    monkeypatch.setattr(trainer, "assemble", assemble_and_stop)
     stopped = study_variants(CONFIG, AXES, tmp_path, World.single())
     assert stopped["stopped"]
     assert [result["possible"] for result in stopped["results"]] == [True, False]
@@ -141,16 +142,16 @@ def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
     assert not found["stopped"]
     assert [job.first_step for job in jobs] == [0, 0, 1]
     results = {result["variant"]: result for result in found["results"]}
-    assert list(results) == [AS_IT_IS, "stride 2", "first-pool 3/1"]
+    assert list(results) == [UNCHANGED, "stride 2", "first-pool 3/1"]
     assert not results["stride 2"]["possible"]
-    for name in (AS_IT_IS, "first-pool 3/1"):
+    for name in (UNCHANGED, "first-pool 3/1"):
         result = results[name]
         assert result["steps"] == 4
         assert 0.0 <= result["accuracy"] <= 1.0
         assert 0.0 < result["conv_forward_ms"] < result["conv_step_ms"]
         assert 0.0 < result["conv_step_share"] < 1.0
-    # A larger map behind the first pooling: more parameters in the first dense layer, more memory.
-    base, larger = results[AS_IT_IS], results["first-pool 3/1"]
+    # A larger map after the first pooling: more parameters in the first dense layer, more memory.
+    base, larger = results[UNCHANGED], results["first-pool 3/1"]
     assert larger["parameters"] > base["parameters"]
     assert larger["memory_bytes"] > base["memory_bytes"]
     again = study_variants(CONFIG, AXES, tmp_path, World.single())
@@ -165,18 +166,16 @@ def test_a_study_that_is_stopped_is_kept_and_gone_on_with(
     assert (tmp_path / "accuracy-by-time.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in text
-    assert "all 3 variants are in" in text
-    # Training shows how far it is, and leaves the telling to the study.
+    assert "contains all 3 variants" in text
+    # Training prints its progress; the study prints the results.
     assert "Where a step goes" not in text
     assert "summary.json" not in text
     longer = Settings(network="model-small", data="digits", steps=5, batch_size=8).with_recipe()
-    with pytest.raises(UserError, match="is of steps 4, this command asks for 5;"):
+    with pytest.raises(UserError, match="measured with steps 4, but this command has 5;"):
         study_variants(longer, AXES, tmp_path, World.single())
 
 
-def test_a_training_that_was_killed_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Settings(
         network="model-small", data="digits", steps=4, batch_size=8, checkpoint_every=2
     ).with_recipe()
@@ -186,34 +185,34 @@ def test_a_training_that_was_killed_goes_on_where_it_was(
     class KilledError(Exception):
         pass
 
-    save = loop.save_checkpoint
+    save = RunDirectory.save_checkpoint
 
-    def save_and_die(job: Any, step: int) -> None:
-        save(job, step)
+    def save_and_die(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
         raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", save_and_die)
+        patch.setattr(RunDirectory, "save_checkpoint", save_and_die)
         with pytest.raises(KilledError):
             study_variants(config, {}, tmp_path / "killed", world, verbose=False)
     resumed = study_variants(config, {}, tmp_path / "killed", world, verbose=False)
     assert [run.name for run in (tmp_path / "killed/runs").iterdir() if run.is_dir()] == [
-        "as-it-is"
+        "unchanged"
     ]
     assert resumed["results"][0]["steps"] == 4
     assert resumed["results"][0]["test_loss"] == whole["results"][0]["test_loss"]
 
 
 def test_a_variant_whose_training_fails_does_not_end_the_study(tmp_path: Path) -> None:
-    train_until = module.train_until
+    train = module._Runs.train
 
-    def broken(*arguments: Any, brief: str) -> dict[str, Any]:
-        if brief != AS_IT_IS:
+    def train_or_fail(runs: Any, variant: Any) -> dict[str, Any]:
+        if variant.name != UNCHANGED:
             raise UserError("the loss is nan at step 3")
-        return train_until(*arguments, brief=brief)
+        return train(runs, variant)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "train_until", broken)
+        patch.setattr(module._Runs, "train", train_or_fail)
         found = study_variants(CONFIG, {"filters": ("2",)}, tmp_path, World.single(), verbose=False)
     assert [r["possible"] for r in found["results"]] == [True, False]
     assert found["results"][1]["why"] == "the loss is nan at step 3"
@@ -232,29 +231,29 @@ def on_an_emulated_gpu(**changes: Any) -> Settings:
     ).with_recipe()
 
 
-def test_a_study_says_so_where_no_step_was_timed_layer_by_layer(tmp_path: Path) -> None:
-    """On a device only some are, and none of the first."""
-    problem = r"none of 10 steps was timed layer by layer.* try --steps 20"
+def test_a_study_without_steps_timed_by_layer_is_refused(tmp_path: Path) -> None:
+    """On a device only some steps are timed by layer, and none of the first."""
+    problem = r"none of the 10 steps was timed by layer.* use --steps 20"
     with pytest.raises(UserError, match=problem):
         study_variants(on_an_emulated_gpu(steps=10), {}, tmp_path, World.single(), verbose=False)
 
 
-def test_what_is_gone_on_with_too_late_to_time_its_layers_is_trained_anew(
+def test_a_run_with_too_few_steps_left_to_time_its_layers_is_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = on_an_emulated_gpu(steps=24, checkpoint_every=20)
-    save, world = loop.save_checkpoint, World.single()
+    save, world = RunDirectory.save_checkpoint, World.single()
 
-    def save_and_die(job: Any, step: int) -> None:
-        save(job, step)
-        raise KeyError(step)
+    def save_and_die(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
+        raise KeyError
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", save_and_die)
+        patch.setattr(RunDirectory, "save_checkpoint", save_and_die)
         with pytest.raises(KeyError):
             study_variants(config, {}, tmp_path, world, verbose=False)
     (found,) = study_variants(config, {}, tmp_path, world, verbose=False)["results"]
     assert (found["possible"], found["steps"]) == (True, 24)
     assert found["step_ms"] > 0
     names = sorted(run.name for run in (tmp_path / "runs").iterdir() if run.is_dir())
-    assert names == ["as-it-is", "as-it-is-2"]
+    assert names == ["unchanged", "unchanged-2"]
