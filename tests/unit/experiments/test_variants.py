@@ -88,7 +88,9 @@ def test_what_is_not_possible_is_said() -> None:
         ("mlp-50", {"kernel": ("3",)}, "--kernel 3: the network has no convolution"),
     ],
 )
-def test_mistakes_are_refused_in_one_line(network: str, axes: dict[str, tuple[str, ...]], message: str) -> None:
+def test_mistakes_are_refused_in_one_line(
+    network: str, axes: dict[str, tuple[str, ...]], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         list_variants(dptrain.get_network(network), axes)
 
