@@ -39,7 +39,7 @@ def keep_freed_memory() -> bool:
 
 def about(**settings: Any) -> dict[str, Any]:
     """Machine, versions and date, followed by the run's own settings."""
-    from dptrain.backends.numba import tiles
+    from dptrain.backends.numba import amx
     from dptrain.backends.numba.vector import compiled_registers
 
     here = environment()
@@ -49,7 +49,7 @@ def about(**settings: Any) -> dict[str, Any]:
         "cores": here["cores"],
         "caches": caches(CACHES),
         "vectors": f"{32 * compiled_registers().width} bits",
-        "matrix tiles": "AMX, bfloat16" if tiles.available() else "none",
+        "matrix tiles": "AMX, bfloat16" if amx.available() else "none",
         "memory": f"{here['memory_bytes'] / 2**30:.0f} GiB",
         # Not the build, which is a name of somebody's.
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",

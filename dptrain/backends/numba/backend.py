@@ -65,7 +65,11 @@ class NumbaBackend(Backend):
     """Float32 on the CPU, activations (N, H, W, C)."""
 
     name = "numba"
-    precisions: ClassVar[Mapping[str, Precision]] = {"fp32": Precision("float32", "float32")}
+    precisions: ClassVar[Mapping[str, Precision]] = {
+        "fp32": Precision("float32", "float32"),
+        operations.DIRECT: Precision("float32", "float32"),
+    }
+    """Float32 with all algorithms, and without the Winograd algorithms (docs/numerics.md)."""
     channels_last = True
     threaded = True
     fusions = (
@@ -92,7 +96,9 @@ class NumbaBackend(Backend):
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, NumbaReplica)
         operation = OPERATIONS[type(group.head.layer)]
-        return operation(group, arrays, replica.team, replica.context.seed).kernels()
+        return operation(
+            group, arrays, replica.team, replica.context.seed, replica.plan.setting.precision
+        ).kernels()
 
     def bind_loss(
         self,

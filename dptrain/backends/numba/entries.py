@@ -34,8 +34,8 @@ ENTRY = ir.FunctionType(ir.IntType(32), [I64, I64, I64, I64.as_pointer()])
 
 
 def kind(value: Any) -> Any:
-    """Numba's type of an argument: an array, int64, float64 or boolean."""
-    if isinstance(value, np.ndarray):
+    """Return Numba's type of an argument: array, named tuple of integers, int64, float64, bool."""
+    if isinstance(value, np.ndarray | tuple):
         return numba.typeof(value)
     if isinstance(value, bool | np.bool_):
         return types.boolean
@@ -43,7 +43,9 @@ def kind(value: Any) -> Any:
 
 
 def words(value: Any) -> int:
-    """How many words of a record an argument takes."""
+    """Return the number of 64-bit words of a record that an argument occupies."""
+    if isinstance(value, tuple):
+        return len(value)
     return 1 + 2 * value.ndim if isinstance(value, np.ndarray) else 1
 
 
@@ -81,11 +83,15 @@ class Record:
             words_[place] = value
 
     def _words(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray | tuple):
             return self
         return self._floats if kind(value) == types.float64 else self._integers
 
-    def __setitem__(self, start: int, array: NDArray[Any]) -> None:
+    def __setitem__(self, start: int, array: NDArray[Any] | tuple[int, ...]) -> None:
+        if isinstance(array, tuple):
+            for place, value in enumerate(array, start):
+                self._integers[place] = int(value)
+            return
         before = self._arrays.get(start)
         self._arrays[start] = array
         self._integers[start] = address_of(array)
@@ -106,6 +112,14 @@ def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir
         return builder.bitcast(word(0), ir.DoubleType())
     if kind == types.boolean:
         return builder.icmp_signed("!=", word(0), I64(0))
+    if isinstance(kind, types.BaseTuple):
+        values = [
+            builder.trunc(word(i), context.get_value_type(element))
+            if element != types.int64
+            else word(i)
+            for i, element in enumerate(kind)
+        ]
+        return context.make_tuple(builder, kind, values)
     array, rank = context.make_array(kind)(context, builder), kind.ndim
     shape = [word(1 + i) for i in range(rank)]
     size = I64(1)
@@ -122,6 +136,12 @@ def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir
     return array._getvalue()
 
 
+def _words_of(kind: Any) -> int:
+    if isinstance(kind, types.BaseTuple):
+        return len(kind)
+    return 1 + 2 * kind.ndim if isinstance(kind, types.Array) else 1
+
+
 class _EntryLower(Lower):  # type: ignore[misc]
     """Writes the entry where Numba would write a C function with all the arguments."""
 
@@ -136,7 +156,7 @@ class _EntryLower(Lower):  # type: ignore[misc]
         offset = 0
         for argument in descriptor.argtypes[len(args) :]:
             args.append(_load(context, builder, argument, builder.gep(record, [I64(offset)])))
-            offset += 1 + 2 * argument.ndim if isinstance(argument, types.Array) else 1
+            offset += _words_of(argument)
         status, _ = context.call_conv.call_function(
             builder, kernel, descriptor.restype, descriptor.argtypes, args, attrs=("noinline",)
         )

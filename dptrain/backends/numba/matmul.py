@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dptrain.backends.numba.gemv import fits_registers, multiply_row
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply, multiply_ahead
 from dptrain.backends.numba.vector import copy, transpose
-from dptrain.backends.numba.vector_product import few_vectors, multiply_row
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
@@ -52,10 +52,10 @@ def _even(total, most):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _forward_few(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
+def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
     """As `dense_forward`, for too few samples to fill tiles: then reading w is all that counts."""
     inputs, outputs = w.shape
-    if few_vectors(outputs):
+    if fits_registers(outputs):
         floor = np.float32(0) if relu else NOTHING
         for n in range(start, stop):
             x_start, y_start = n * inputs, n * outputs
@@ -96,7 +96,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
     inputs, outputs = w.shape
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     if stop - start < 4:
-        _forward_few(start, stop, x, w, b, y, relu)
+        _forward_small_batch(start, stop, x, w, b, y, relu)
         return
     # Blocks of w that fit the second cache. For few samples they are whole rows, so that w is read
     # as it lies; for many, sums that stay long in registers count for more.

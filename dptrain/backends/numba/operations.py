@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import dropout, elementwise, normalization, patches, pooling
+from dptrain.backends.numba import dropout, elementwise, im2col, normalization, pooling
 from dptrain.backends.numba.threads import Launch, Team
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import (
@@ -26,22 +26,27 @@ from dptrain.plan.random import threshold
 
 Kernels = Mapping[Phase, Kernel]
 
+DIRECT = "fp32-direct"
+"""Name of the precision without Winograd convolutions."""
+
 WORD = 2**32 - 1
 """Largest of the random words."""
 
 
 class Operation(ABC):
-    """A group bound to arrays.
+    """A group of layers bound to arrays.
 
     Args:
         group: the layers.
-        arrays: memory by local name; what no stage of the plan touches is not there.
-        team: runs the kernels.
+        arrays: memory by local name, without arrays that no stage of the plan uses.
+        team: the threads that run the kernels.
         seed: key of the dropout masks.
+        precision: name of the precision; `DIRECT` excludes the Winograd algorithms.
     """
 
-    def __init__(self, group: Group, arrays: Arrays, team: Team, seed: int) -> None:
+    def __init__(self, group: Group, arrays: Arrays, team: Team, seed: int, precision: str) -> None:
         self.group, self.arrays, self.team, self.seed = group, arrays, team, seed
+        self.precision = precision
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
 
@@ -229,16 +234,16 @@ class Drop(_Single):
         return self._mask().backward(self.rows("dy"), self.rows("dx"))
 
 
-def pool_geometry(node: Node) -> NDArray[np.int64]:
-    """What pooling kernels want to know of a layer."""
+def pool_geometry(node: Node) -> im2col.PoolGeometry:
+    """Return the geometry of a pooling layer."""
     layer: Any = node.layer
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, height, width = node.input_shape
-    return patches.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
+    return im2col.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
 
 
 class _Pooling(_Single):
-    def geometry(self) -> NDArray[np.int64]:
+    def geometry(self) -> im2col.PoolGeometry:
         return pool_geometry(self.group.head)
 
 

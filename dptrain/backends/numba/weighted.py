@@ -8,15 +8,16 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import convolution, elementwise, matmul, tile_matmul
+from dptrain.backends.numba import amx_matmul, direct_convolution, elementwise, matmul
+from dptrain.backends.numba.algorithms import Algorithm, Shape, select_algorithms
 from dptrain.backends.numba.operations import (
+    DIRECT,
     DropoutMask,
     Kernels,
     Operation,
     each,
     pool_geometry,
 )
-from dptrain.backends.numba.ways import Shape, ways
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
@@ -39,8 +40,8 @@ class Convolution(Operation):
         rows = setting.threads
         pooled = ("argmax",) if pools else ()
         buffers = {
-            _SCRATCH[phase]: BufferSpec((rows, way.scratch), "float32")
-            for phase, way in ways(_shape(group)).items()
+            _SCRATCH[phase]: BufferSpec((rows, algorithm.scratch), "float32")
+            for phase, algorithm in _select(group, setting.precision).items()
         }
         if pools:
             buffers["argmax"] = BufferSpec((setting.batch_size, *group.tail.output_maps), "uint8")
@@ -67,12 +68,12 @@ class Convolution(Operation):
 
     def _operands(self, phase: Phase, *operands: Any) -> tuple[Any, ...]:
         """Kernel of a phase and its arguments: besides `operands` geometry and scratch."""
-        way = ways(_shape(self.group))[phase]
+        algorithm = _select(self.group, self.precision)[phase]
         pool = (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
         relu = ReLU in self.group.kinds
         rectify = (relu,) if phase is Phase.FORWARD and not pool else ()
         scratch = self.arrays[_SCRATCH[phase]]
-        return way.kernel, *operands, way.geometry, *pool, *rectify, scratch
+        return algorithm.kernel, *operands, algorithm.geometry, *pool, *rectify, scratch
 
     def _forward(self) -> Kernel:
         a = self.arrays
@@ -94,7 +95,7 @@ class Convolution(Operation):
         operands = self._operands(Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), partial)
         accumulate = self.team.bind(*operands)
         reduce = self.team.bind(
-            convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
+            direct_convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
         )
 
         def run(context: Context) -> None:
@@ -107,6 +108,10 @@ class Convolution(Operation):
         a = self.arrays
         operands = self._operands(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
         return each(self.team.bind(*operands), 1)
+
+
+def _select(group: Group, precision: str) -> Mapping[Phase, Algorithm]:
+    return select_algorithms(_shape(group), winograd=precision != DIRECT)
 
 
 def _shape(group: Group) -> Shape:
@@ -140,7 +145,9 @@ class FullyConnected(Operation):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         buffers = {
             _SCRATCH[phase]: BufferSpec((setting.threads, count), "float32")
-            for phase, (_, count) in _ways(group, setting.batch_size, setting.threads).items()
+            for phase, (_, count) in _select_kernels(
+                group, setting.batch_size, setting.threads
+            ).items()
             if setting.training or phase is Phase.FORWARD
         }
         phases = {Phase.FORWARD: Access(("x",), ("y", "forward_scratch"))}
@@ -169,13 +176,13 @@ class FullyConnected(Operation):
     def _weight(self, name: str) -> NDArray[Any]:
         return self.arrays[name].reshape(-1, self.size)
 
-    def _way(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
+    def _kernel_and_scratch(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
         """Kernel of a phase, and its scratch."""
-        kernel, _ = _ways(self.group, len(self.arrays["x"]), self.team.threads)[phase]
+        kernel, _ = _select_kernels(self.group, len(self.arrays["x"]), self.team.threads)[phase]
         return kernel, self.arrays[_SCRATCH[phase]]
 
     def _forward(self) -> Kernel:
-        kernel, scratch = self._way(Phase.FORWARD)
+        kernel, scratch = self._kernel_and_scratch(Phase.FORWARD)
         dense = self.team.bind(
             kernel,
             self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
@@ -203,7 +210,7 @@ class FullyConnected(Operation):
 
     def _backward_weight(self) -> Kernel:
         dw, db = self._weight("dweight"), self.arrays["dbias"]
-        kernel, scratch = self._way(Phase.BACKWARD_WEIGHT)
+        kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_WEIGHT)
         launch = self.team.bind(
             kernel, self.rows("x"), self.rows("dy"), dw, db, scratch, varying=(0,)
         )
@@ -214,7 +221,7 @@ class FullyConnected(Operation):
         return run
 
     def _backward_input(self) -> Kernel:
-        kernel, scratch = self._way(Phase.BACKWARD_INPUT)
+        kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_INPUT)
         weight = self._weight("weight")
         launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), scratch)
         return each(launch, 1)
@@ -228,7 +235,7 @@ _SCRATCH = {
 """Names of buffers, each of which lives for one stage."""
 
 
-def _ways(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
+def _select_kernels(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
     """Kernels of a dense layer, each with the elements of scratch that a thread needs."""
     inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
     forward, weight, backward = matmul.dense_scratch(samples, inputs, outputs)
@@ -237,4 +244,4 @@ def _ways(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any,
         Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, weight),
         Phase.BACKWARD_INPUT: (matmul.dense_backward_input, backward),
     }
-    return {**vectors, **tile_matmul.choose(samples, threads, inputs, outputs)}
+    return {**vectors, **amx_matmul.choose(samples, threads, inputs, outputs)}

@@ -6,14 +6,15 @@ geometry. Small samples go together, so that the 36 matrix products have enough 
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
+import numpy as np
+
+from dptrain.backends.numba.im2col import NOTHING, pool_row, unpool
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import multiply
-from dptrain.backends.numba.patches import NOTHING, pool_row, unpool
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose
-from dptrain.backends.numba.winograd import (
+from dptrain.backends.numba.winograd_transforms import (
     FEWEST,
     INTEGERS,
     MATRICES,
@@ -33,14 +34,14 @@ LINE = 16
 """Float32 elements of a cache line."""
 
 
-def suits(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
+def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Whether a convolution can be computed so: channels must fill vectors."""
     width = compiled_registers().width
     fits = c % width == 0 and k % width == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
     return fits and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
-def wins(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
+def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
     """Whether stages with filters of 3 by 3 take less time than on the tile unit.
 
     Measured: forward below 32 channels (16 → 32, 16 × 16 maps: 291 against 384 µs; 32 → 64,
@@ -56,9 +57,65 @@ def wins(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
     return close and (fewest < 32 or not forward)
 
 
-def walk(
+class WinogradGeometry(NamedTuple):
+    """Sizes of a Winograd convolution from x (N, H, W, C) to y (N, Ho, Wo, K).
+
+    Attributes:
+        height: rows of x.
+        width: columns of x.
+        c: channels of x.
+        h_out: rows of y.
+        w_out: columns of y.
+        k: channels of y.
+        pad_top: rows of zeros above x.
+        pad_left: columns of zeros to the left of x.
+        padded_width: columns of padded x.
+        tiles_across: tiles in a row.
+        num_tiles: tiles of a sample.
+        block_samples: samples that are transformed together.
+        block_tiles: tiles that are transformed together.
+        v_stride: distance of the matrices of V.
+        m_stride: distance of the matrices of M.
+        u_offset: start of U (transformed weights, or sums of their gradient) in scratch.
+        v_offset: start of V (transformed inputs) in scratch.
+        m_offset: start of M (products) in scratch.
+        padded_offset: start of padded x in scratch.
+        y_offset: start of one sample's y in scratch.
+        work_offset: start of temporary memory in scratch.
+        taps: rows and columns of a filter.
+        tile_side: rows and columns of an output tile.
+        scratch_size: float32 elements of scratch that a thread needs.
+    """
+
+    height: int
+    width: int
+    c: int
+    h_out: int
+    w_out: int
+    k: int
+    pad_top: int
+    pad_left: int
+    padded_width: int
+    tiles_across: int
+    num_tiles: int
+    block_samples: int
+    block_tiles: int
+    v_stride: int
+    m_stride: int
+    u_offset: int
+    v_offset: int
+    m_offset: int
+    padded_offset: int
+    y_offset: int
+    work_offset: int
+    taps: int
+    tile_side: int
+    scratch_size: int
+
+
+def make_geometry(
     maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int], taps: int = 3
-) -> NDArray[np.integer]:
+) -> WinogradGeometry:
     """How to walk over a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
     Backward by the input it goes from dy to dx. Filters have `taps` rows and columns.
@@ -89,50 +146,104 @@ def walk(
     rest = y + h_out * w_out * k
     # The flipped weights, or a sample's dz and sums over it.
     more = -(-max(taps**2 * c * k, maps[0] * maps[1] * c + c, h_out * w_out * k + k) // LINE) * LINE
-    return np.array(
-        [*maps, *out, *pads, columns, across, down * across, samples, together, v_matrix,
-         m_matrix, 0, v, m, padded, y, rest, taps, side, rest + more + LINE],
-        INTEGERS[taps],
-    )  # fmt: skip
+    sizes = (
+        *maps,
+        *out,
+        *pads,
+        columns,
+        across,
+        down * across,
+        samples,
+        together,
+        v_matrix,
+        m_matrix,
+        0,
+        v,
+        m,
+        padded,
+        y,
+        rest,
+        taps,
+        side,
+        rest + more + LINE,
+    )
+    return WinogradGeometry._make(map(INTEGERS[taps], sizes))
 
 
 @inlined
-def _pad(walk, x, start, scratch):  # type: ignore[no-untyped-def]
+def _pad(geo, x, start, scratch):  # type: ignore[no-untyped-def]
     """One sample's maps, in zeros."""
     height, width, c, above, before, columns = (
-        walk[0], walk[1], walk[2], walk[6], walk[7], walk[8],
-    )  # fmt: skip
+        geo.height,
+        geo.width,
+        geo.c,
+        geo.pad_top,
+        geo.pad_left,
+        geo.padded_width,
+    )
     for i in range(height):
-        row = walk[18] + ((i + above) * columns + before) * c
+        row = geo.padded_offset + ((i + above) * columns + before) * c
         copy(x, start + i * width * c, scratch, row, width * c)
 
 
 @inlined
-def _inputs(walk, scratch, first, few, place):  # type: ignore[no-untyped-def]
+def _inputs(geo, scratch, first, few, place):  # type: ignore[no-untyped-def]
     """Transform tiles of the padded sample, as tiles from `place` on."""
-    c = walk[2]
+    c = geo.c
     transform_inputs(
-        scratch, walk[18], walk[8] * c, c, walk[22], walk[9], first, few,
-        scratch, walk[16] + place * c, walk[13],
-    )  # fmt: skip
+        scratch,
+        geo.padded_offset,
+        geo.padded_width * c,
+        c,
+        geo.tile_side,
+        geo.tiles_across,
+        first,
+        few,
+        scratch,
+        geo.v_offset + place * c,
+        geo.v_stride,
+    )
 
 
 @inlined
-def _products(walk, scratch, count):  # type: ignore[no-untyped-def]
+def _products(geo, scratch, count):  # type: ignore[no-untyped-def]
     multiply_matrices(
-        scratch, walk[16], walk[13], walk[2], scratch, walk[15], walk[5],
-        scratch, walk[17], walk[14], count,
-    )  # fmt: skip
+        scratch,
+        geo.v_offset,
+        geo.v_stride,
+        geo.c,
+        scratch,
+        geo.u_offset,
+        geo.k,
+        scratch,
+        geo.m_offset,
+        geo.m_stride,
+        count,
+    )
 
 
 @inlined
-def _outputs(walk, scratch, first, few, place, y, start, bias, biased, floor):  # type: ignore[no-untyped-def]
+def _outputs(geo, scratch, first, few, place, y, start, bias, biased, floor):  # type: ignore[no-untyped-def]
     """Transform tiles from `place` on back, into a sample's output."""
-    k = walk[5]
+    k = geo.k
     transform_outputs(
-        scratch, walk[17] + place * k, walk[14], k, walk[21], walk[22], walk[9], first, few,
-        y, start, walk[3], walk[4], bias, biased, floor,
-    )  # fmt: skip
+        scratch,
+        geo.m_offset + place * k,
+        geo.m_stride,
+        k,
+        geo.taps,
+        geo.tile_side,
+        geo.tiles_across,
+        first,
+        few,
+        y,
+        start,
+        geo.h_out,
+        geo.w_out,
+        bias,
+        biased,
+        floor,
+    )
 
 
 @inlined
@@ -142,100 +253,110 @@ def _clear(scratch, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, walk, relu, scratch):  # type: ignore[no-untyped-def]
+def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_forward`."""
     mine, floor = scratch[thread], np.float32(0) if relu else NOTHING
-    x_size, y_size = walk[0] * walk[1] * walk[2], walk[3] * walk[4] * walk[5]
-    tiles, samples, together = walk[10], walk[11], walk[12]
-    transform_weights(w, 0, walk[21], walk[2], walk[5], mine, 0)
-    _clear(mine, walk[18], walk[19])
+    x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
+    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
+    transform_weights(w, 0, geo.taps, geo.c, geo.k, mine, 0)
+    _clear(mine, geo.padded_offset, geo.y_offset)
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
             few = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
-                    _pad(walk, x, (n + g) * x_size, mine)
-                _inputs(walk, mine, first, few, g * few)
-            _products(walk, mine, count * few)
+                    _pad(geo, x, (n + g) * x_size, mine)
+                _inputs(geo, mine, first, few, g * few)
+            _products(geo, mine, count * few)
             for g in range(count):
-                _outputs(walk, mine, first, few, g * few, y, (n + g) * y_size, b, True, floor)
+                _outputs(geo, mine, first, few, g * few, y, (n + g) * y_size, b, True, floor)
 
 
 @kernel
-def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, walk, pool, scratch):  # type: ignore[no-untyped-def]
+def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
     """As `pooled_convolution.conv2d_relu_pool_forward`."""
-    mine, x_size = scratch[thread], walk[0] * walk[1] * walk[2]
-    h_out, w_out, k, band = walk[3], walk[4], walk[5], walk[19]
-    tiles, samples, together = walk[10], walk[11], walk[12]
+    mine, x_size = scratch[thread], geo.height * geo.width * geo.c
+    h_out, w_out, k, band = geo.h_out, geo.w_out, geo.k, geo.y_offset
+    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
     h_pool, w_pool = y.shape[1], y.shape[2]
-    transform_weights(w, 0, walk[21], walk[2], k, mine, 0)
-    _clear(mine, walk[18], walk[19])
+    transform_weights(w, 0, geo.taps, geo.c, k, mine, 0)
+    _clear(mine, geo.padded_offset, geo.y_offset)
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
             few = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
-                    _pad(walk, x, (n + g) * x_size, mine)
-                _inputs(walk, mine, first, few, g * few)
-            _products(walk, mine, count * few)
+                    _pad(geo, x, (n + g) * x_size, mine)
+                _inputs(geo, mine, first, few, g * few)
+            _products(geo, mine, count * few)
             for g in range(count):
-                _outputs(walk, mine, first, few, g * few, mine, band, b, True, np.float32(0))
+                _outputs(geo, mine, first, few, g * few, mine, band, b, True, np.float32(0))
                 if first + few < tiles:
                     continue
                 for i in range(h_pool):
-                    above = i * pool[2] - pool[0]
-                    top, bottom = max(0, above), min(h_out, above + pool[4])
+                    above = i * pool.stride_v - pool.pad_top
+                    top, bottom = max(0, above), min(h_out, above + pool.window_v)
                     pool_row(
-                        mine, band + above * w_out * k, top - above, bottom - above, w_out, w_out,
-                        w_pool, k, pool, y, argmax, ((n + g) * h_pool + i) * w_pool * k,
-                    )  # fmt: skip
+                        mine,
+                        band + above * w_out * k,
+                        top - above,
+                        bottom - above,
+                        w_out,
+                        w_out,
+                        w_pool,
+                        k,
+                        pool,
+                        y,
+                        argmax,
+                        ((n + g) * h_pool + i) * w_pool * k,
+                    )
 
 
 @inlined
-def _flip(walk, w, scratch):  # type: ignore[no-untyped-def]
+def _flip(geo, w, scratch):  # type: ignore[no-untyped-def]
     """Weights as backward by the input meets them, transformed."""
-    k, c, flipped, taps = walk[2], walk[5], walk[20], walk[21] * walk[21]
+    k, c, flipped, taps = geo.c, geo.k, geo.work_offset, geo.taps * geo.taps
     for tap in range(taps):
         transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
-    transform_weights(scratch, flipped, walk[21], k, c, scratch, 0)
+    transform_weights(scratch, flipped, geo.taps, k, c, scratch, 0)
 
 
 @kernel
-def conv2d_backward_input(start, stop, thread, dy, w, dx, walk, scratch):  # type: ignore[no-untyped-def]
+def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_input`; `walk` goes from dy to dx."""
     mine = scratch[thread]
-    dy_size, dx_size = walk[0] * walk[1] * walk[2], walk[3] * walk[4] * walk[5]
-    tiles, samples, together = walk[10], walk[11], walk[12]
-    _flip(walk, w.reshape(-1), mine)
-    _clear(mine, walk[18], walk[19])
+    dy_size, dx_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
+    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
+    _flip(geo, w.reshape(-1), mine)
+    _clear(mine, geo.padded_offset, geo.y_offset)
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
             few = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
-                    _pad(walk, dy, (n + g) * dy_size, mine)
-                _inputs(walk, mine, first, few, g * few)
-            _products(walk, mine, count * few)
+                    _pad(geo, dy, (n + g) * dy_size, mine)
+                _inputs(geo, mine, first, few, g * few)
+            _products(geo, mine, count * few)
             for g in range(count):
                 _outputs(
-                    walk, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
+                    geo, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
                 )
 
 
 @kernel
 def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
-    start, stop, thread, dy, argmax, w, dx, walk, pool, scratch
+    start, stop, thread, dy, argmax, w, dx, geo, pool, scratch
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_input`."""
-    mine, dx_size = scratch[thread], walk[3] * walk[4] * walk[5]
-    tiles, samples, together, k = walk[10], walk[11], walk[12], walk[2]
+    mine, dx_size = scratch[thread], geo.h_out * geo.w_out * geo.k
+    tiles, samples, together, k = geo.num_tiles, geo.block_samples, geo.block_tiles, geo.c
     h_pool, w_pool = dy.shape[1], dy.shape[2]
-    padded, sums = mine[walk[18] : walk[19]], mine[walk[20] :]
-    _flip(walk, w.reshape(-1), mine)
-    _clear(mine, walk[18], walk[19])
+    padded, sums = mine[geo.padded_offset : geo.y_offset], mine[geo.work_offset :]
+    _flip(geo, w.reshape(-1), mine)
+    _clear(mine, geo.padded_offset, geo.y_offset)
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
@@ -243,47 +364,77 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
             for g in range(count):
                 if first == 0:
                     unpool(
-                        dy, argmax, (n + g) * h_pool * w_pool * k, h_pool, w_pool, k, pool,
-                        padded, walk[8], walk[6], walk[7], sums,
-                    )  # fmt: skip
-                _inputs(walk, mine, first, few, g * few)
-            _products(walk, mine, count * few)
+                        dy,
+                        argmax,
+                        (n + g) * h_pool * w_pool * k,
+                        h_pool,
+                        w_pool,
+                        k,
+                        pool,
+                        padded,
+                        geo.padded_width,
+                        geo.pad_top,
+                        geo.pad_left,
+                        sums,
+                    )
+                _inputs(geo, mine, first, few, g * few)
+            _products(geo, mine, count * few)
             for g in range(count):
                 _outputs(
-                    walk, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
+                    geo, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
                 )
 
 
 @inlined
-def _gradients(walk, dz, start, scratch, first, few, place):  # type: ignore[no-untyped-def]
+def _gradients(geo, dz, start, scratch, first, few, place):  # type: ignore[no-untyped-def]
     """Transform tiles of a sample's dz, as tiles from `place` on."""
-    k = walk[5]
+    k = geo.k
     transform_gradients(
-        dz, start, walk[3], walk[4], k, walk[21], walk[22], walk[9], first, few,
-        scratch, walk[17] + place * k, walk[14],
-    )  # fmt: skip
+        dz,
+        start,
+        geo.h_out,
+        geo.w_out,
+        k,
+        geo.taps,
+        geo.tile_side,
+        geo.tiles_across,
+        first,
+        few,
+        scratch,
+        geo.m_offset + place * k,
+        geo.m_stride,
+    )
 
 
 @inlined
-def _add(walk, scratch, count):  # type: ignore[no-untyped-def]
+def _add(geo, scratch, count):  # type: ignore[no-untyped-def]
     """Add products to the sums, which lie where weights lie forward."""
     add_products(
-        scratch, walk[16], walk[13], walk[2], scratch, walk[17], walk[14], walk[5],
-        scratch, walk[15], count,
-    )  # fmt: skip
+        scratch,
+        geo.v_offset,
+        geo.v_stride,
+        geo.c,
+        scratch,
+        geo.m_offset,
+        geo.m_stride,
+        geo.k,
+        scratch,
+        geo.u_offset,
+        count,
+    )
 
 
 @kernel
-def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch):  # type: ignore[no-untyped-def]
+def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  # type: ignore[no-untyped-def]
     """As `convolution.conv2d_backward_weight`."""
-    c, k, pixels = walk[2], walk[5], walk[3] * walk[4]
+    c, k, pixels = geo.c, geo.k, geo.h_out * geo.w_out
     mine, sums, one = scratch[thread], partial[thread], len(scratch[thread]) - LINE
-    tiles, samples, together = walk[10], walk[11], walk[12]
-    patch = walk[21] * walk[21] * c
+    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
+    patch = geo.taps * geo.taps * c
     ramp = mine.view(np.int32)
     sums[:] = 0
-    _clear(mine, 0, walk[16])
-    _clear(mine, walk[18], walk[19])
+    _clear(mine, 0, geo.v_offset)
+    _clear(mine, geo.padded_offset, geo.y_offset)
     mine[one], mine[one + 1] = 1, 0
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
@@ -291,44 +442,60 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, walk, scratch): 
             few = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
-                    _pad(walk, x, (n + g) * walk[0] * walk[1] * c, mine)
-                _inputs(walk, mine, first, few, g * few)
-                _gradients(walk, dy, (n + g) * pixels * k, mine, first, few, g * few)
-            _add(walk, mine, count * few)
+                    _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
+                _inputs(geo, mine, first, few, g * few)
+                _gradients(geo, dy, (n + g) * pixels * k, mine, first, few, g * few)
+            _add(geo, mine, count * few)
         # db is the product of dy with ones.
         multiply(
-            (mine, one), (ramp, one + 1, 0), (ramp, one + 1, 0), (dy, n * pixels * k, k),
-            (sums, patch * k, 0), (sums, patch * k), (ramp, one + 1, 0), (1, count * pixels, k),
+            (mine, one),
+            (ramp, one + 1, 0),
+            (ramp, one + 1, 0),
+            (dy, n * pixels * k, k),
+            (sums, patch * k, 0),
+            (sums, patch * k),
+            (ramp, one + 1, 0),
+            (1, count * pixels, k),
             NOTHING,
-        )  # fmt: skip
-    finish_weight_gradient(mine, 0, walk[21], c, k, sums)
+        )
+    finish_weight_gradient(mine, 0, geo.taps, c, k, sums)
 
 
 @kernel
 def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, dy, argmax, partial, walk, pool, scratch
+    start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
 ):
     """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
-    c, k, w_out = walk[2], walk[5], walk[4]
+    c, k, w_out = geo.c, geo.k, geo.w_out
     mine, sums = scratch[thread], partial[thread]
-    tiles, samples, together = walk[10], walk[11], walk[12]
+    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
     h_pool, w_pool = dy.shape[1], dy.shape[2]
-    dz, db = mine[walk[20] :], sums[walk[21] * walk[21] * c * k :]
+    dz, db = mine[geo.work_offset :], sums[geo.taps * geo.taps * c * k :]
     sums[:] = 0
-    _clear(mine, 0, walk[16])
-    _clear(mine, walk[18], len(mine))
+    _clear(mine, 0, geo.v_offset)
+    _clear(mine, geo.padded_offset, len(mine))
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
             few = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
-                    _pad(walk, x, (n + g) * walk[0] * walk[1] * c, mine)
+                    _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
                     unpool(
-                        dy, argmax, (n + g) * h_pool * w_pool * k, h_pool, w_pool, k, pool,
-                        dz, w_out, 0, 0, db,
-                    )  # fmt: skip
-                _inputs(walk, mine, first, few, g * few)
-                _gradients(walk, dz, 0, mine, first, few, g * few)
-            _add(walk, mine, count * few)
-    finish_weight_gradient(mine, 0, walk[21], c, k, sums)
+                        dy,
+                        argmax,
+                        (n + g) * h_pool * w_pool * k,
+                        h_pool,
+                        w_pool,
+                        k,
+                        pool,
+                        dz,
+                        w_out,
+                        0,
+                        0,
+                        db,
+                    )
+                _inputs(geo, mine, first, few, g * few)
+                _gradients(geo, dz, 0, mine, first, few, g * few)
+            _add(geo, mine, count * few)
+    finish_weight_gradient(mine, 0, geo.taps, c, k, sums)

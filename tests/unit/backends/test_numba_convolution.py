@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dptrain.backends.numba import convolution as conv
-from dptrain.backends.numba import pooled_convolution as pooled
-from dptrain.backends.numba.patches import conv_geometry, conv_scratch, pool_geometry
-from dptrain.backends.numba.windows import NO_GRADIENT
+from dptrain.backends.numba import direct_convolution as conv
+from dptrain.backends.numba import direct_convolution_pool as pooled
+from dptrain.backends.numba.im2col import conv_geometry, conv_scratch, pool_geometry
+from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 
 EPSILON = float(np.finfo(np.float32).eps)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends.numba import normalization, pooling
-from dptrain.backends.numba.patches import pool_geometry
+from dptrain.backends.numba.im2col import pool_geometry
 
 EPSILON = float(np.finfo(np.float32).eps)
 PIXELS, FIRST, LAST = 37, 3, 35

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import matmul, tile_matmul
-from dptrain.backends.numba.tiles import available
+from dptrain.backends.numba import amx_matmul, matmul
+from dptrain.backends.numba.amx import available
 from dptrain.plan.lowering import Phase
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -48,14 +48,14 @@ class Vectors:
 
 
 class Tiles:
-    """Kernels of `tile_matmul`."""
+    """Kernels of `amx_matmul`."""
 
-    forward, backward_input = tile_matmul.dense_forward, tile_matmul.dense_backward_input
-    backward_weight = tile_matmul.dense_backward_weight
+    forward, backward_input = amx_matmul.dense_forward, amx_matmul.dense_backward_input
+    backward_weight = amx_matmul.dense_backward_weight
 
     @staticmethod
     def sizes(*shape):
-        return tile_matmul.scratch(*shape)
+        return amx_matmul.scratch(*shape)
 
 
 @pytest.fixture(params=[Vectors, Tiles], ids=["vectors", "tiles"])
@@ -167,5 +167,5 @@ def test_not_a_number_passes(kernels):
 )
 def test_tiles_take_what_has_enough_samples_a_thread(shape, phases, monkeypatch):
     """Weights are split for every thread that multiplies with them: few samples do not pay it."""
-    monkeypatch.setattr(tile_matmul, "available", lambda: True)
-    assert set(tile_matmul.choose(*shape)) == phases
+    monkeypatch.setattr(amx_matmul, "available", lambda: True)
+    assert set(amx_matmul.choose(*shape)) == phases

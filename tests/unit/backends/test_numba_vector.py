@@ -47,11 +47,11 @@ def test_kernels_are_right_on(processor, tmp_path):
         "NUMBA_CPU_FEATURES": features,
         "DPTRAIN_CACHE_DIR": str(tmp_path),
     }
-    parts = ("convolution", "colour_convolution", "ways", "matmul", "memory", "maps")
+    parts = ("convolution", "winograd_rgb", "algorithms", "matmul", "memory", "maps")
     files = [str(HERE / f"test_numba_{part}.py") for part in parts]
     chosen = (
         "(pooled and 2/2) or (pooled and 3/2 and wide) or (few and even) or (input and 32 and 129)"
-        " or (colour_convolution and odd) or memory or (numba_maps and (33 or 37 or alone))"
+        " or (winograd_rgb_convolution and odd) or memory or (numba_maps and (33 or 37 or alone))"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-k", chosen, "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import tile_convolution, tiles, winograd_convolution
-from dptrain.backends.numba import ways as choice
-from dptrain.backends.numba.ways import Shape, ways
-from dptrain.backends.numba.windows import NO_GRADIENT
+from dptrain.backends.numba import algorithms as choice
+from dptrain.backends.numba import amx, amx_convolution, winograd_convolution
+from dptrain.backends.numba.algorithms import Shape, select_algorithms
+from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors
 
 needs_tiles = pytest.mark.skipif(
-    not tiles.available(),
+    not amx.available(),
     reason="this processor has no tile unit (Intel AMX), or it is not granted",
 )
 
@@ -33,7 +33,7 @@ TILED |= {
 FEW = {
     name: case
     for name, case in TILED.items()
-    if winograd_convolution.suits(case[3], case[4], case[1][2], case[2])
+    if winograd_convolution.supports(case[3], case[4], case[1][2], case[2])
 }
 FEW |= {
     "one tile": (5, (4, 4, 16), 16, (3, 3), (1, 1), ((1, 1), (1, 1))),
@@ -61,18 +61,20 @@ class Case(vectors.Case):
         taps, pixels = window[0] * window[1], n * out[0] * out[1]
         self.lengths = {"y": taps * maps[2], "dx": taps * k, "dw": pixels}
         if way == "tiles":
-            self.kernels = tile_convolution
-            self.forward = tile_convolution.correlation(maps, out, window, corner)
-            self.weight = tile_convolution.accumulation(maps, out, window, corner)
-            self.input = tile_convolution.correlation(out, maps, window, around)
+            self.kernels = amx_convolution
+            self.forward = amx_convolution.make_correlation_geometry(maps, out, window, corner)
+            self.weight = amx_convolution.make_weight_gradient_geometry(maps, out, window, corner)
+            self.input = amx_convolution.make_correlation_geometry(out, maps, window, around)
         else:
             self.kernels = winograd_convolution
-            self.forward = self.weight = winograd_convolution.walk(maps, out, corner, window[0])
-            self.input = winograd_convolution.walk(out, maps, around, window[0])
+            self.forward = self.weight = winograd_convolution.make_geometry(
+                maps, out, corner, window[0]
+            )
+            self.input = winograd_convolution.make_geometry(out, maps, around, window[0])
             # Both forms are 3 times as far off as a direct sum (docs/kernels.md): as far as one
             # of 9 times as many products.
             self.lengths = {name: 9 * length for name, length in self.lengths.items()}
-        sizes = [int(walk[-1]) for walk in (self.forward, self.weight, self.input)]
+        sizes = [walk.scratch_size for walk in (self.forward, self.weight, self.input)]
         self.memory = [np.full(2 * size + 64, np.nan, np.float32) for size in sizes]
         self.scratch = [
             m[: 2 * size].reshape(2, size) for m, size in zip(self.memory, sizes, strict=True)
@@ -191,7 +193,7 @@ def test_not_a_number_passes():
 
 def chosen(shape):
     """Names of the modules that compute forward, by the weights, by the input."""
-    found = ways(shape)
+    found = select_algorithms(shape)
     modules = (found[phase].kernel.py_func.__module__.rpartition(".")[2] for phase in found)
     return [name.removesuffix("convolution").rstrip("_") for name in modules]
 
@@ -236,5 +238,5 @@ def test_vectors_where_there_is_no_tile_unit(monkeypatch):
 
 
 def test_scratch_is_as_long_as_the_walk_says():
-    found = ways(Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)))
-    assert found[Phase.FORWARD].scratch == found[Phase.FORWARD].geometry[-1]
+    found = select_algorithms(Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)))
+    assert found[Phase.FORWARD].scratch == found[Phase.FORWARD].geometry.scratch_size

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.microkernels import Tile
+from dptrain.backends.numba.pooling_windows import larger, nothing, store_maximum
 from dptrain.backends.numba.vector import (
     F32P,
     I8P,
@@ -26,7 +27,6 @@ from dptrain.backends.numba.vector import (
     compiled_registers,
     flatten_arguments,
 )
-from dptrain.backends.numba.windows import larger, nothing, store_maximum
 
 SIDE = 2
 """Height and width of the windows."""

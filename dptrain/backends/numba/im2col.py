@@ -6,13 +6,14 @@ A *pixel table* says where the pixel's patch starts in a map, a *filter table* w
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import expanded, inlined
 from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
+from dptrain.backends.numba.pooling_windows import maximum_of_windows, scatter_to_windows
 from dptrain.backends.numba.vector import copy, transpose
-from dptrain.backends.numba.windows import maximum_of_windows, scatter_to_windows
 
 NOTHING = np.float32(-np.inf)
 """The floor that changes nothing."""
@@ -21,11 +22,35 @@ BAND = 36 * 1024
 """Bytes of x and dz that backward by the weights takes at a time, so that they stay in L1."""
 
 
+class ConvGeometry(NamedTuple):
+    """Padding, strides and filter size of a convolution."""
+
+    pad_top: int
+    pad_left: int
+    stride_v: int
+    stride_h: int
+    r: int
+    s: int
+
+
+class PoolGeometry(NamedTuple):
+    """Padding, strides and window size of pooling, and the size (H, W) of its input."""
+
+    pad_top: int
+    pad_left: int
+    stride_v: int
+    stride_h: int
+    window_v: int
+    window_h: int
+    height: int
+    width: int
+
+
 def conv_geometry(
     pads: tuple[int, int], strides: tuple[int, int], window: tuple[int, int]
-) -> NDArray[np.int64]:
-    """What kernels ask of a convolution: (top, left, vertical, horizontal, R, S)."""
-    return np.array([*pads, *strides, *window], np.int64)
+) -> ConvGeometry:
+    """Return the geometry of a convolution; every pair is (vertical, horizontal)."""
+    return ConvGeometry(*pads, *strides, *window)
 
 
 def pool_geometry(
@@ -33,9 +58,9 @@ def pool_geometry(
     strides: tuple[int, int],
     window: tuple[int, int],
     maps: tuple[int, int],
-) -> NDArray[np.int64]:
-    """What they ask of pooling: (top, left, vertical, horizontal, R, S, height, width pooled)."""
-    return np.array([*pads, *strides, *window, *maps], np.int64)
+) -> PoolGeometry:
+    """Return the geometry of pooling; every pair is (vertical, horizontal)."""
+    return PoolGeometry(*pads, *strides, *window, *maps)
 
 
 def conv_scratch(
@@ -120,7 +145,7 @@ def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-unty
 @expanded
 def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-def]
     """Whether all (rows, columns) that the patches cover lie in the maps, so need no copy."""
-    return geometry[0] == 0 and geometry[1] == 0 and rows <= h_in and columns <= w_in
+    return geometry.pad_top == 0 and geometry.pad_left == 0 and rows <= h_in and columns <= w_in
 
 
 @inlined
@@ -161,26 +186,26 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
 
     Elements that no window holds are left as they are, and sums (K,) grows by what was given.
     """
-    high, wide, h_out, w_out = pool[4], pool[5], pool[6], pool[7]
-    overlap = pool[2] < high or pool[3] < wide
+    high, wide, h_out, w_out = pool.window_v, pool.window_h, pool.height, pool.width
+    overlap = pool.stride_v < high or pool.stride_h < wide
     if overlap:
         for i in range(h_out):
             row = ((i + top) * columns + left) * k
             target[row : row + w_out * k] = 0
     for i in range(h_pool):
-        row = i * pool[2] - pool[0]
+        row = i * pool.stride_v - pool.pad_top
         j = 0
         while j < w_pool:
-            column = j * pool[3] - pool[1]
+            column = j * pool.stride_h - pool.pad_left
             begin, end, count = max(0, -column), min(wide, w_out - column), 1
             if begin == 0 and end == wide:
                 # All windows up to the last whole one.
-                count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
+                count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
             place = start + (i * w_pool + j) * k
             scatter_to_windows(
                 *(target, ((row + top) * columns + column + left) * k, dy, place, argmax, place),
                 *(sums, 0, overlap, max(0, -row), min(high, h_out - row), begin, end),
-                *(wide, columns * k, pool[3], k, count),
+                *(wide, columns * k, pool.stride_h, k, count),
             )
             j += count
 
@@ -191,17 +216,17 @@ def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax
 
     Their first row starts at band[origin], whether it exists or not; rows are `pitch` pixels apart.
     """
-    wide = pool[5]
+    wide = pool.window_h
     j = 0
     while j < w_pool:
-        column = j * pool[3] - pool[1]
+        column = j * pool.stride_h - pool.pad_left
         begin, end, count = max(0, -column), min(wide, w_out - column), 1
         if begin == 0 and end == wide:
             # All windows up to the last whole one.
-            count = max(1, min(w_pool, (w_out - wide + pool[1]) // pool[3] + 1) - j)
+            count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
         maximum_of_windows(
             *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
-            *(first, last, begin, end, wide, pitch * k, pool[3], k, count),
+            *(first, last, begin, end, wide, pitch * k, pool.stride_h, k, count),
         )
         j += count
 
@@ -245,7 +270,7 @@ def add_weight_gradient(  # type: ignore[no-untyped-def]
 def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
     """Weights as backward by the input meets them: by phase, flipped, (…, K, C)."""
     r, s, c, k = shape
-    down, across = geometry[2], geometry[3]
+    down, across = geometry.stride_v, geometry.stride_h
     place = 0
     for f in range(down):
         for g in range(across):

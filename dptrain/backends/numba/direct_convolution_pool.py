@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.microkernels import multiply_spaced
-from dptrain.backends.numba.patches import (
+from dptrain.backends.numba.im2col import (
     add_weight_gradient,
     band_rows,
     copy_padded,
@@ -27,7 +25,9 @@ from dptrain.backends.numba.patches import (
     pool_row,
     unpool,
 )
-from dptrain.backends.numba.pooled_tiles import fewest_windows, multiply_pooled
+from dptrain.backends.numba.jit import kernel
+from dptrain.backends.numba.microkernels import multiply_spaced
+from dptrain.backends.numba.pooled_microkernels import fewest_windows, multiply_pooled
 from dptrain.backends.numba.vector import vector_width
 
 
@@ -44,8 +44,13 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     _, h_in, w_in, c = x.shape
     r, s, _, k = w.shape
     _, h_pool, w_pool, _ = y.shape
-    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
-    high, h_out, w_out = pool[4], pool[6], pool[7]
+    top, left, down, across = (
+        geometry.pad_top,
+        geometry.pad_left,
+        geometry.stride_v,
+        geometry.stride_h,
+    )
+    high, h_out, w_out = pool.window_v, pool.height, pool.width
     rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
@@ -66,8 +71,8 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     if not inside:
         padded[:] = 0
     # Whole 2 by 2 windows side by side are pooled where the sums are.
-    direct = pool[0] == 0 and pool[1] == 0 and pool[2] == 2 and pool[3] == 2
-    direct = direct and high == 2 and pool[5] == 2
+    direct = pool.pad_top == 0 and pool.pad_left == 0 and pool.stride_v == 2 and pool.stride_h == 2
+    direct = direct and high == 2 and pool.window_h == 2
     direct = direct and 2 * h_pool <= h_out and 2 * w_pool <= w_out
     direct = direct and w_pool >= fewest_windows() and k % vector_width() == 0
     for n in range(start, stop):
@@ -91,11 +96,11 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
         ready = 0
         for i in range(h_pool):
             # `band` holds the rows that this row of windows meets, from row `above` on.
-            above = i * pool[2] - pool[0]
+            above = i * pool.stride_v - pool.pad_top
             last = min(h_out, above + high)
             first = max(0, above)
             if first < ready:
-                shift = pool[2] * w_out * k
+                shift = pool.stride_v * w_out * k
                 for p in range((first - above) * w_out * k, (ready - above) * w_out * k):
                     band[p] = band[p + shift]
             ready = max(ready, first)
@@ -136,7 +141,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     _, h_in, w_in, c = x.shape
     _, h_pool, w_pool, k = dy.shape
     top, left, down, across, r, s = geometry
-    high, h_out, w_out = pool[4], pool[6], pool[7]
+    high, h_out, w_out = pool.window_v, pool.height, pool.width
     rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine, sums = scratch[thread], partial[thread]
@@ -150,7 +155,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
     # Of windows side by side few rows are unpooled at a time, so that dz stays in L1.
     step = h_pool
-    if pool[2] == high and pool[0] == 0 and h_pool * high <= h_out:
+    if pool.stride_v == high and pool.pad_top == 0 and h_pool * high <= h_out:
         step = max(1, band_rows(w_out, c, k) // high)
     sums[:] = 0
     dz[:] = 0
@@ -177,8 +182,8 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
                 0,
                 sums[patch * k :],
             )
-            first = i * pool[4] * w_out if step < h_pool else 0
-            height = count * pool[4] if step < h_pool else h_out
+            first = i * pool.window_v * w_out if step < h_pool else 0
+            height = count * pool.window_v if step < h_pool else h_out
             add_weight_gradient(a, a_start, dz, 0, tables, first, height, w_out, r, s, c, k, sums)
 
 
@@ -190,8 +195,8 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
     _, h_pool, w_pool, _ = dy.shape
-    h_out, w_out = pool[6], pool[7]
-    down, across = geometry[2], geometry[3]
+    h_out, w_out = pool.height, pool.width
+    down, across = geometry.stride_v, geometry.stride_h
     above, before = (r - 1) // down, (s - 1) // across
     rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in

@@ -23,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.tiles import SIDE, Unit, emit, split
+from dptrain.backends.numba.amx import SIDE, Unit, emit, split
 from dptrain.backends.numba.vector import F32P, I32, I32P, I64, Writer
 
 PAIRS = 3

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.tile_operands import pack_columns, pack_rows
-from dptrain.backends.numba.tiles import (
+from dptrain.backends.numba.amx import (
     PANEL,
     PARTS,
     SIDE,
@@ -17,6 +15,8 @@ from dptrain.backends.numba.tiles import (
     split_pairs,
     split_rows,
 )
+from dptrain.backends.numba.amx_operands import pack_columns, pack_rows
+from dptrain.backends.numba.jit import kernel
 
 EPSILON = float(np.finfo(np.float32).eps)
 PART = PANEL // PARTS

@@ -27,6 +27,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -38,8 +39,7 @@ from dptrain.backends.numba.vector import (
     compiled_registers,
     flatten_arguments,
 )
-from dptrain.backends.numba.windows import NO_GRADIENT
-from dptrain.backends.numba.winograd import (
+from dptrain.backends.numba.winograd_transforms import (
     MATRICES,
     SIDE,
     gradient_transform,

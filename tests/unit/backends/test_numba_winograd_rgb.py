@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import colour_convolution
-from dptrain.backends.numba.windows import NO_GRADIENT
+from dptrain.backends.numba import winograd_rgb_convolution
+from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from tests.unit.backends import test_numba_convolution as vectors
 
 SAME, NONE = ((1, 1), (1, 1)), ((0, 0), (0, 0))
@@ -24,14 +24,14 @@ CASES = {
 
 
 class Case(vectors.Case):
-    """With a walk instead of geometry."""
+    """Cases with the geometry of this algorithm."""
 
     def __init__(self, name):
         n, maps, k, pads = CASES[name]
         super().__init__((n, maps, k, (3, 3), (1, 1), pads), pool=vectors.POOLS["2/2"])
         out = *(maps[i] + sum(pads[i]) - 2 for i in range(2)), k
-        self.walk = colour_convolution.walk(maps, out, (pads[0][0], pads[1][0]))
-        size = int(self.walk[-1])
+        self.geometry = winograd_rgb_convolution.make_geometry(maps, out, (pads[0][0], pads[1][0]))
+        size = self.geometry.scratch_size
         self.memory = [np.full(2 * size + 64, np.nan, np.float32)]
         self.scratch = self.memory[0][: 2 * size].reshape(2, size)
         self.y = np.full(self.dy.shape, np.nan, np.float32)
@@ -44,11 +44,11 @@ class Case(vectors.Case):
         """Forward and backward, of two threads in turn; returns the sums of both."""
         n, partial = len(self.x), self.partial()
         for part in ((0, n // 2, 0), (n // 2, n, 1)):
-            rest = self.walk, self.pool_geometry, self.scratch
+            rest = self.geometry, self.pool_geometry, self.scratch
             operands = self.x, self.w, self.b, self.y, self.argmax
-            colour_convolution.conv2d_relu_pool_forward(*part, *operands, *rest)
+            winograd_rgb_convolution.conv2d_relu_pool_forward(*part, *operands, *rest)
             operands = self.x, self.dy, self.argmax, partial
-            colour_convolution.conv2d_relu_pool_backward_weight(*part, *operands, *rest)
+            winograd_rgb_convolution.conv2d_relu_pool_backward_weight(*part, *operands, *rest)
         assert self.memory_behind_scratch_is_untouched()
         return partial
 

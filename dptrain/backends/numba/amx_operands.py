@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.tiles import I16P, PANEL, PARTS, SIDE, STEPS, emit, split
+from dptrain.backends.numba.amx import I16P, PANEL, PARTS, SIDE, STEPS, emit, split
 from dptrain.backends.numba.vector import F32P, I32, I64, Writer
 
 

@@ -81,7 +81,7 @@ class _Row(Writer):
 
 
 @intrinsic
-def few_vectors(typingctx, outputs):  # type: ignore[no-untyped-def]
+def fits_registers(typingctx, outputs):  # type: ignore[no-untyped-def]
     """Whether this is faster than sums in memory: half of the registers' vectors or more."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -98,7 +98,7 @@ def few_vectors(typingctx, outputs):  # type: ignore[no-untyped-def]
 def multiply_row(typingctx, x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor):  # type: ignore[no-untyped-def]
     """Y = max(floor, b + x w); x, w (inputs, outputs), b and y are float32 in contiguous arrays.
 
-    There are no more outputs than `few_vectors` allows.
+    There are no more outputs than `fits_registers` allows.
     """
     sig = types.none(
         x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.backends.numba.amx import PANEL, PARTS, SIDE, STEPS, available, multiply_tiles
+from dptrain.backends.numba.amx_operands import pack_columns, pack_rows
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.matmul import sum_rows
-from dptrain.backends.numba.tile_operands import pack_columns, pack_rows
-from dptrain.backends.numba.tiles import PANEL, PARTS, SIDE, STEPS, available, multiply_tiles
 from dptrain.backends.numba.vector import transpose
 from dptrain.plan.lowering import Phase
 
@@ -46,16 +46,16 @@ def choose(samples: int, threads: int, inputs: int, outputs: int) -> Mapping[Pha
     if not available() or min(inputs, outputs) < 2 * SIDE:
         return {}
     forward, weight, backward = scratch(samples, inputs, outputs)
-    ways = {}
+    chosen = {}
     if samples >= _SAMPLES:
-        ways[Phase.BACKWARD_WEIGHT] = dense_backward_weight, weight
+        chosen[Phase.BACKWARD_WEIGHT] = dense_backward_weight, weight
     # Every thread splits all of w for its samples.
     if samples >= _SAMPLES * threads:
-        ways[Phase.BACKWARD_INPUT] = dense_backward_input, backward
+        chosen[Phase.BACKWARD_INPUT] = dense_backward_input, backward
         # A sum of few steps costs more to store.
         if inputs >= 4 * STEPS:
-            ways[Phase.FORWARD] = dense_forward, forward
-    return ways
+            chosen[Phase.FORWARD] = dense_forward, forward
+    return chosen
 
 
 def scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:

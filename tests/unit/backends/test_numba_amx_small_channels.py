@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from dptrain.backends.memory import aligned_zeros
-from dptrain.backends.numba import narrow_convolution as narrow
-from dptrain.backends.numba import tiles
-from dptrain.backends.numba.windows import NO_GRADIENT
+from dptrain.backends.numba import amx
+from dptrain.backends.numba import amx_small_channel_convolution as narrow
+from dptrain.backends.numba.pooling_windows import NO_GRADIENT
 from tests.unit.backends import test_numba_convolution as vectors
 
 pytestmark = pytest.mark.skipif(
-    not tiles.available(),
+    not amx.available(),
     reason="this processor has no tile unit (Intel AMX), or it is not granted",
 )
 
@@ -28,7 +28,7 @@ CASES = {
 
 
 class Case(vectors.Case):
-    """With a walk instead of geometry."""
+    """Cases with the geometry of this algorithm."""
 
     def __init__(self, name, pool=None):
         case = CASES[name]
@@ -36,8 +36,8 @@ class Case(vectors.Case):
         _, maps, k, window, strides, pads = case
         out = [maps[i] + sum(pads[i]) - window[i] + 1 for i in range(2)]
         corner, height = (pads[0][0], pads[1][0]), pool[0][0] if pool else 0
-        self.walk = narrow.forward_walk(maps, (*out, k), window, strides, corner, height)
-        size = int(self.walk[-1])
+        self.geometry = narrow.make_geometry(maps, (*out, k), window, strides, corner, height)
+        size = self.geometry.scratch_size
         memory = aligned_zeros(2 * size + 64, "float32")
         # Kernels must not count on what scratch holds, nor touch what lies behind it.
         memory[:] = np.nan
@@ -56,7 +56,7 @@ class Case(vectors.Case):
 def test_forward(name, relu):
     case = Case(name)
     y = np.full(case.dy.shape, np.nan, np.float32)
-    case.run(narrow.conv2d_forward, y, case.walk, relu)
+    case.run(narrow.conv2d_forward, y, case.geometry, relu)
     expected = vectors.nhwc(torch.relu(case.ty) if relu else case.ty)
     vectors.close(y, expected, case.lengths["y"])
 
@@ -67,7 +67,7 @@ def test_pooled(name, pool):
     case = Case(name, vectors.POOLS[pool])
     y = np.full(case.dy.shape, np.nan, np.float32)
     argmax = np.full(y.shape, 77, np.uint8)
-    case.run(narrow.conv2d_relu_pool_forward, y, argmax, case.walk, case.pool_geometry)
+    case.run(narrow.conv2d_relu_pool_forward, y, argmax, case.geometry, case.pool_geometry)
     vectors.close(y, vectors.nhwc(case.ty), case.lengths["y"])
     np.testing.assert_array_equal(argmax == NO_GRADIENT, y == 0)
 
@@ -76,7 +76,7 @@ def test_not_a_number_stays_in_its_patches():
     case = Case("first layer", vectors.POOLS["2/2"])
     case.x[0, 4, 4, 1] = np.nan
     y, argmax = np.zeros(case.dy.shape, np.float32), np.zeros(case.dy.shape, np.uint8)
-    case.run(narrow.conv2d_relu_pool_forward, y, argmax, case.walk, case.pool_geometry)
+    case.run(narrow.conv2d_relu_pool_forward, y, argmax, case.geometry, case.pool_geometry)
     assert np.isnan(y[0, 1:3, 1:3]).all()
     y[0, 1:3, 1:3] = 0
     assert not np.isnan(y).any()

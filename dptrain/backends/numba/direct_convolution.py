@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.microkernels import multiply, multiply_spaced
-from dptrain.backends.numba.patches import (
+from dptrain.backends.numba.im2col import (
     NOTHING,
     add_weight_gradient,
     copy_padded,
@@ -30,6 +28,8 @@ from dptrain.backends.numba.patches import (
     padded_maps,
     rows_alike,
 )
+from dptrain.backends.numba.jit import kernel
+from dptrain.backends.numba.microkernels import multiply, multiply_spaced
 
 
 @kernel
@@ -46,7 +46,12 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     _, h_in, w_in, c = x.shape
     r, s, _, k = w.shape
     _, h_out, w_out, _ = y.shape
-    top, left, down, across = geometry[0], geometry[1], geometry[2], geometry[3]
+    top, left, down, across = (
+        geometry.pad_top,
+        geometry.pad_left,
+        geometry.stride_v,
+        geometry.stride_h,
+    )
     rows, columns = padded_maps(h_out, w_out, geometry)
     pixels, size, patch = h_out * w_out, rows * columns * c, r * s * c
     mine = scratch[thread]
@@ -161,7 +166,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geometry, scratch):  #
     _, h_in, w_in, c = dx.shape
     r, s, _, k = w.shape
     _, h_out, w_out, _ = dy.shape
-    down, across = geometry[2], geometry[3]
+    down, across = geometry.stride_v, geometry.stride_h
     above, before = (r - 1) // down, (s - 1) // across
     rows, columns = padded_gradient(h_in, w_in, h_out, w_out, geometry)
     size, weights, pixels = rows * columns * k, r * s * c * k, h_in * w_in
