@@ -1,4 +1,6 @@
-"""What threads need to work side by side without the interpreter, on words of memory by address."""
+"""Atomic operations on 64-bit words of memory, given by address, for threads outside the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ VOID = ir.FunctionType(ir.VoidType(), [])
 
 
 def _codegen(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's code generator of an intrinsic, from one that only needs the builder."""
+    """Return Numba's code generator for an intrinsic that needs only the builder."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         result = write(builder, *args)
@@ -30,7 +32,7 @@ def _codegen(write: Callable[..., Any]) -> Callable[..., Any]:
 
 @intrinsic
 def load(typingctx, address):  # type: ignore[no-untyped-def]
-    """The word at `address`, and with it what was written before it was."""
+    """Load the word at `address` with acquire ordering."""
 
     def write(b, address):  # type: ignore[no-untyped-def]
         return b.load_atomic(b.inttoptr(address, WORD), "acquire", 8)
@@ -40,7 +42,7 @@ def load(typingctx, address):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def store(typingctx, address, value):  # type: ignore[no-untyped-def]
-    """Write a word; who sees it sees all that was written before."""
+    """Store a word with release ordering."""
 
     def write(b, address, value):  # type: ignore[no-untyped-def]
         b.store_atomic(value, b.inttoptr(address, WORD), "release", 8)
@@ -50,7 +52,7 @@ def store(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-def]
-    """Write `value` if the word is `expected`; returns what the word was."""
+    """Write `value` if the word is `expected`; return the word's previous value."""
 
     def write(b, address, expected, value):  # type: ignore[no-untyped-def]
         place = b.inttoptr(address, WORD)
@@ -61,7 +63,7 @@ def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-de
 
 @intrinsic
 def pause(typingctx):  # type: ignore[no-untyped-def]
-    """Tell the processor that this is a loop that waits; nothing where it has no word for that."""
+    """Execute the processor's spin-wait hint, if it has one."""
 
     def write(b):  # type: ignore[no-untyped-def]
         machine = platform.machine().lower()
@@ -77,7 +79,7 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def give_way(typingctx):  # type: ignore[no-untyped-def]
-    """Let another thread have this core, if one wants it."""
+    """Yield this core to another runnable thread."""
 
     def write(b):  # type: ignore[no-untyped-def]
         name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
@@ -89,7 +91,7 @@ def give_way(typingctx):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def call(typingctx, entry, start, stop, thread, record):  # type: ignore[no-untyped-def]
-    """Call a kernel by the address of its entry (`entries`); not 0 if it failed."""
+    """Call a kernel by the address of its entry (`entries`); the result is nonzero if it failed."""
 
     def write(b, entry, start, stop, thread, record):  # type: ignore[no-untyped-def]
         function = b.inttoptr(entry, ENTRY.as_pointer())

@@ -52,7 +52,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Dropout: operations.Drop,
     LocalResponseNorm: operations.ResponseNorm,
 }
-"""By the first layer of a group, which says what may follow in it."""
+"""The operation of a group of layers, by the type of its first layer."""
 
 LOSSES = {
     "classes": losses.softmax_cross_entropy,
@@ -83,7 +83,9 @@ class NumbaBackend(Backend):
         return weighted.fuses_convolution(nodes)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """Weights as (R, S, C, K) and (H·W·C, out): what is summed together lies together."""
+        """Store weights as (R, S, C, K) and (H·W·C, out), so that the summed dimensions come
+        first.
+        """
         if len(parameter.shape) == 1:
             return canonical_storage(parameter)
         if isinstance(node.layer, Conv2d):
@@ -108,7 +110,7 @@ class NumbaBackend(Backend):
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
-        # One thread: a few microseconds, and the sum over samples keeps its order.
+        # One thread takes a few microseconds, and the order of the sum over samples stays fixed.
         kernel = LOSSES[replica.plan.network.loss.targets]
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
         classes = kernel is losses.softmax_cross_entropy
@@ -149,12 +151,12 @@ class NumbaBackend(Backend):
         return NumbaReplica(self, plan, seed=seed)
 
     def prepare(self, plan: Plan) -> None:
-        # Binding compiles. Memory that nobody writes to costs nothing, whatever the plan's size.
+        # Binding compiles. Memory that is never written has no cost, whatever the plan's size.
         self.allocate(plan, seed=0)
 
 
 class NumbaReplica(Replica):
-    """A replica with a team of threads, and its own way of bringing images in."""
+    """A replica with a team of threads and a transposing kernel for input images."""
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
         self.team = Team(plan.setting.threads)
@@ -166,7 +168,7 @@ class NumbaReplica(Replica):
         self._transpose = self.team.bind(elementwise.channels_last, self._input, varying=(staged,))
 
     def _load_input(self, x: NDArray[Any]) -> None:
-        # The kernel has one signature; what does not fit it goes through NumPy's slower copy.
+        # The kernel has one signature; other inputs are copied by NumPy, which is slower.
         if x.dtype == self._input.dtype and x.flags.c_contiguous and x.flags.aligned:
             n, (_, pixels, channels) = len(x), self._input.shape
             self._transpose(n, x.reshape(n, channels, pixels))

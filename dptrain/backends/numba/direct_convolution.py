@@ -1,12 +1,12 @@
-"""Convolution, forward and backward, as loops over register tiles.
+"""Direct convolution: implicit GEMM with register tiles, forward and backward.
 
-Layouts: activations (N, H, W, C), weights (R, S, C, K), all float32 and contiguous. Nothing is
-unrolled into a matrix: tables of offsets (`patches`) let `multiply` find its operands in the maps,
-of which each sample is copied into scratch, zeros around it, where it has padding.
+Activations are (N, H, W, C), weights (R, S, C, K), all float32 and contiguous. Tables of offsets
+(`im2col`) locate the operands of `multiply` in the maps. With padding, each sample is first copied
+into zero-padded scratch.
 
-Every kernel takes ``(start, stop, thread)`` first: a range of samples and the number of the thread
-that computes it. `scratch` has one row of float32 for each thread, at least as long as
-`conv_scratch` says; `geometry` comes from `conv_geometry`.
+The first arguments of every kernel are ``(start, stop, thread)``: a range of samples and the number
+of the computing thread. `scratch` has one row of float32 per thread, with the length from
+`conv_scratch`; `geometry` is made by `conv_geometry`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
         add_weight_gradient(
             a, a_start, dy_flat, dz_start, tables, 0, h_out, w_out, r, s, c, k, sums
         )
-        # db is the product of dy with ones.
+        # db is the product of ones with dy.
         multiply(
             (one, 0),
             (tables, 0, 0),
@@ -142,7 +142,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
 
 @kernel
 def reduce_partials(start, stop, thread, partial, dw, db):  # type: ignore[no-untyped-def]
-    """Dw and db as the sums of every thread's row of `partial`, over elements start to stop."""
+    """Sum the threads' rows of `partial` into dw and db, for elements start to stop."""
     size = len(dw)
     for i in range(start, stop):
         total = partial[0, i]

@@ -1,8 +1,8 @@
-"""Convolution, ReLU and max pooling in one, forward and backward.
+"""Direct convolution fused with ReLU and max pooling, forward and backward.
 
-Neither the convolution's own output nor its gradient is ever stored whole: forward keeps the pooled
-maps and the place of each maximum, `NO_GRADIENT` where it is not above 0. Arguments are those of
-`convolution`, with `pool` from `pool_geometry`.
+Neither the convolution's output nor its gradient is stored as a whole. Forward stores the pooled
+maps and the position of each maximum, `NO_GRADIENT` if it is not positive. Arguments are those of
+`direct_convolution`, and `pool` from `pool_geometry`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dptrain.backends.numba.vector import vector_width
 
 @kernel
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, pool, scratch):  # type: ignore[no-untyped-def]
-    """Convolution, ReLU and max pooling in one; the convolution's own output is never stored.
+    """Compute convolution, ReLU and max pooling without storing the convolution's output.
 
     Args:
         x, w, b: as in `conv2d_forward`.
-        y: (N, Hp, Wp, K) the pooled maps, written.
-        argmax: uint8 like y, written: which element of its window each maximum is, counted along
-            the window's rows, the first among equals; `NO_GRADIENT` where it is not above 0.
+        y: (N, Hp, Wp, K) pooled maps, written.
+        argmax: uint8 like y, written: the position of each maximum in its window, counted row by
+            row, the first among equals; `NO_GRADIENT` if the maximum is not positive.
     """
     _, h_in, w_in, c = x.shape
     r, s, _, k = w.shape
@@ -70,7 +70,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
-    # Whole 2 by 2 windows side by side are pooled where the sums are.
+    # Adjacent complete 2 × 2 windows are pooled in registers.
     direct = pool.pad_top == 0 and pool.pad_left == 0 and pool.stride_v == 2 and pool.stride_h == 2
     direct = direct and high == 2 and pool.window_h == 2
     direct = direct and 2 * h_pool <= h_out and 2 * w_pool <= w_out
@@ -95,7 +95,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geometry, 
             continue
         ready = 0
         for i in range(h_pool):
-            # `band` holds the rows that this row of windows meets, from row `above` on.
+            # `band` holds the rows that this row of windows needs, from row `above` on.
             above = i * pool.stride_v - pool.pad_top
             last = min(h_out, above + high)
             first = max(0, above)
@@ -153,7 +153,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     fill_filter(r, s * c, width * c, tables[:patch])
     fill_ramp(k, tables[patch : 2 * patch])
     fill_pixels(h_out, w_out, down * width * c, across * c, tables[2 * patch :])
-    # Of windows side by side few rows are unpooled at a time, so that dz stays in L1.
+    # If windows do not overlap, few rows are unpooled at a time, so that dz stays in the L1 cache.
     step = h_pool
     if pool.stride_v == high and pool.pad_top == 0 and h_pool * high <= h_out:
         step = max(1, band_rows(w_out, c, k) // high)

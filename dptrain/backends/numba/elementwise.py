@@ -1,4 +1,4 @@
-"""Kernels that treat every element alike. Items are elements, except where a docstring says more.
+"""Elementwise kernels. Items are elements unless a docstring states otherwise.
 
 Arrays are flat, so that the compiler sees one long loop. NaN passes through all of them.
 """
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 @kernel
 def channels_last(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
-    """Target (N, H·W, C) from source (N, C, H·W); items are samples."""
+    """Transpose source (N, C, H·W) to target (N, H·W, C); items are samples."""
     channels, pixels = source.shape[1], source.shape[2]
     size = channels * pixels
     if channels == 1 or pixels == 1:
@@ -51,9 +51,10 @@ def relu_backward(start: int, stop: int, thread: int, dy: Array, y: Array, dx: A
 
 @kernel
 def relu_mask(start: int, stop: int, thread: int, dy: Array, y: Array, factor: float) -> None:
-    """In place: dy · factor where y > 0, else 0.
+    """Multiply dy in place by `factor` if y > 0, else by 0.
 
-    With y rectified and then dropped out this is the gradient of both: what was dropped is 0.
+    If y is the output of ReLU and dropout, this is the gradient of both, because dropped outputs
+    are 0.
     """
     scale = np.float32(factor)
     for i in range(np.uintp(start), np.uintp(stop)):

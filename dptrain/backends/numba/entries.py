@@ -1,13 +1,13 @@
-"""How compiled kernels are called: by address, with their arguments in a record.
+"""Calling compiled kernels by address, with their arguments in a record.
 
-Numba's own way takes every argument apart at every call and allocates for each array. Here that
-happens once, when a kernel is bound: its arguments are written into a record, an array of 64-bit
-words, and the compiled kernel gets an entry that any thread can call without the interpreter,
+Numba's own call unpacks every argument in every call and allocates memory for each array. Here this
+happens once, when a kernel is bound: the arguments are written into a record, an array of 64-bit
+words, and the compiled kernel gets an entry that any thread can call without the interpreter:
 
     int entry(int64 start, int64 stop, int64 thread, int64 *record)
 
-which is not 0 if the kernel raised an exception. An array takes the words data, shape …, strides …;
-a number takes one.
+The result is nonzero if the kernel raised an exception. An array occupies the words data, shape …,
+strides …; a number occupies one word, a named tuple of integers one word for each field.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def words(value: Any) -> int:
 
 
 def address_of(array: Any) -> int:
-    """Where an array's elements are: what ``array.ctypes.data`` says, in a quarter of its time."""
+    """Return the address of an array's elements, in a quarter of the time of
+    ``array.ctypes.data``.
+    """
     try:
         return ctypes.addressof(_NOTHING.from_buffer(array))
     except (TypeError, ValueError):  # read-only, or not contiguous
@@ -58,15 +60,15 @@ def address_of(array: Any) -> int:
 
 
 class Record:
-    """Arguments of a kernel. Whoever uses its address holds it, and it holds the arrays.
+    """Arguments of a kernel. The record must outlive its address; it keeps the arrays alive.
 
     Args:
-        values: of the kinds that the kernel was compiled for.
+        values: arguments of the types that the kernel was compiled for.
 
     Attributes:
-        address: of the first word.
-        places: for each argument (words, place): ``words[place] = value`` gives it another value of
-            its kind.
+        address: address of the first word.
+        places: for each argument a pair (words, index); ``words[index] = value`` replaces the value
+            by another one of the same type.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -74,7 +76,7 @@ class Record:
         memory = np.zeros(max(1, size), np.int64)
         self.address = address_of(memory)
         self._arrays: dict[int, NDArray[Any]] = {}
-        # Writing through these takes a third of the time that writing to an array takes.
+        # Writing through memoryviews takes a third of the time of writing to an array.
         self._integers, self._floats = memory.data, memory.view(np.float64).data
         self.places = [
             (self._words(value), start) for value, start in zip(values, starts, strict=True)
@@ -101,7 +103,9 @@ class Record:
 
 
 def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir.Value:
-    """The argument of this kind whose words start at `place`, as Numba's code wants it."""
+    """Load the argument of this type from the words at `place`, in the form that Numba's code
+    expects.
+    """
 
     def word(i: int) -> ir.Value:
         return builder.load(builder.gep(place, [I64(i)]))
@@ -126,7 +130,7 @@ def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir
     for extent in shape:
         size = builder.mul(size, extent)
     itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-    # No owner is known to the kernel, so it counts no references.
+    # The array has no owner in the kernel, which therefore counts no references.
     array.meminfo = cgutils.get_null_value(array.meminfo.type)
     array.parent = cgutils.get_null_value(array.parent.type)
     array.nitems, array.itemsize = size, I64(itemsize)
@@ -143,7 +147,7 @@ def _words_of(kind: Any) -> int:
 
 
 class _EntryLower(Lower):  # type: ignore[misc]
-    """Writes the entry where Numba would write a C function with all the arguments."""
+    """Generates the entry in place of Numba's C wrapper with all arguments."""
 
     def create_cfunc_wrapper(self) -> None:
         context, descriptor = self.context, self.fndesc
@@ -174,7 +178,7 @@ class _EntryLowering(BaseNativeLowering):  # type: ignore[misc]
 
 
 class EntryCompiler(CompilerBase):  # type: ignore[misc]
-    """Numba's compiler of functions that never call the interpreter, but for the entry."""
+    """Numba's compiler for functions that never call the interpreter, with `_EntryLowering`."""
 
     def define_pipelines(self) -> list[PassManager]:
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
@@ -187,7 +191,7 @@ class EntryCompiler(CompilerBase):  # type: ignore[misc]
 
 
 def entry_address(compiled: Any) -> int:
-    """Address of the entry of what `EntryCompiler` compiled."""
+    """Return the address of the entry of a function compiled by `EntryCompiler`."""
     name = compiled.fndesc.llvm_cfunc_wrapper_name
     address: int = compiled.library.get_pointer_to_function(name)
     return address

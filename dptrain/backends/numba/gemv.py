@@ -1,8 +1,8 @@
-"""A vector times a matrix that is read once: what a dense layer computes for one sample.
+"""GEMV: one vector times a matrix, the forward pass of a dense layer for a single sample.
 
-Nothing is used twice, so that how fast the matrix comes is all that counts. It is read row by row,
-as it lies, sums stay in registers, and lines are asked for ahead: 36864 inputs and 128 outputs take
-0.35 ms instead of 0.69 (EPYC, the matrix in the third cache).
+Each matrix element is used once, so memory bandwidth limits the speed. Rows are read sequentially
+with prefetches, and the sums stay in registers. 36864 inputs and 128 outputs take 0.35 instead of
+0.69 ms (EPYC, matrix in the L3 cache).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dptrain.backends.numba.vector import (
 )
 
 VECTORS = 8
-"""Of sums, which suffices to hide how long a multiply-add takes."""
+"""Vectors of sums, enough to hide the latency of a multiply-add."""
 AHEAD = 1024
-"""Elements from what is read to what is asked for."""
+"""Distance in elements from the current reads to the prefetches."""
 LINE = 16
 """Elements of a cache line."""
 
 
 class _Row(Writer):
-    """y = max(floor, b + x w) for w of (inputs, outputs), outputs in `VECTORS` vectors at most."""
+    """y = max(floor, b + x w) for w (inputs, outputs) with at most `VECTORS` vectors of outputs."""
 
     ARGUMENTS: ClassVar[dict[str, ir.Type]] = {
         "x": F32P,
@@ -75,14 +75,16 @@ class _Row(Writer):
         sums = self.loop(I64(0), args["inputs"], vectors(args["b"]), row)
         floor = self.splat(args["floor"])
         for v, (total, self.mask) in enumerate(zip(sums, masks, strict=True)):
-            # Written so that a NaN passes: it must reach the loss to be noticed.
+            # This comparison passes NaN through, so that the loss reveals it.
             value = b.select(b.fcmp_ordered("<", total, floor), floor, total)
             self.store(value, self.at(args["y"], I64(v * self.width)), masked=True)
 
 
 @intrinsic
 def fits_registers(typingctx, outputs):  # type: ignore[no-untyped-def]
-    """Whether this is faster than sums in memory: half of the registers' vectors or more."""
+    """Return whether GEMV with sums in registers is faster: outputs fill at least half of the
+    vectors.
+    """
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         most = I64(VECTORS * compiled_registers().width)
@@ -98,7 +100,7 @@ def fits_registers(typingctx, outputs):  # type: ignore[no-untyped-def]
 def multiply_row(typingctx, x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor):  # type: ignore[no-untyped-def]
     """Y = max(floor, b + x w); x, w (inputs, outputs), b and y are float32 in contiguous arrays.
 
-    There are no more outputs than `fits_registers` allows.
+    `fits_registers` limits the number of outputs.
     """
     sig = types.none(
         x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor

@@ -1,7 +1,8 @@
-"""What the convolution kernels share: geometry, scratch, tables of offsets, one sample's work.
+"""Implicit im2col: geometry, scratch, offset tables, and the work for one sample.
 
-A *pixel table* says where the pixel's patch starts in a map, a *filter table* where element
-(r, s, c) lies in a patch. Distances are in elements.
+Convolution kernels do not copy patches into a matrix. A *pixel table* has the offset of each
+pixel's patch in a map, a *filter table* the offset of element (r, s, c) in a patch. Distances are
+in elements.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dptrain.backends.numba.pooling_windows import maximum_of_windows, scatter_t
 from dptrain.backends.numba.vector import copy, transpose
 
 NOTHING = np.float32(-np.inf)
-"""The floor that changes nothing."""
+"""A lower bound of the output that changes nothing."""
 
 BAND = 36 * 1024
-"""Bytes of x and dz that backward by the weights takes at a time, so that they stay in L1."""
+"""Bytes of x and dz that the weight gradient processes at a time, so that they stay in the L1
+cache."""
 
 
 class ConvGeometry(NamedTuple):
@@ -71,15 +73,15 @@ def conv_scratch(
     y_maps: tuple[int, int, int],
     pool_height: int = 0,
 ) -> tuple[int, int, int]:
-    """Elements of scratch for each thread: forward, backward by weights, backward by input.
+    """Return scratch elements per thread for forward, weight gradient and input gradient.
 
     Args:
-        pads: top and left.
-        strides: vertical and horizontal.
+        pads: (top, left).
+        strides: (vertical, horizontal).
         window: (R, S).
         x_maps: (H, W, C).
         y_maps: (Ho, Wo, K) of the convolution, before pooling.
-        pool_height: height of the window of fused pooling; 0 where there is none.
+        pool_height: height of the window of fused pooling; 0 without pooling.
     """
     (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
     pixels, patch = h_out * w_out, window[0] * window[1] * c
@@ -106,7 +108,7 @@ def copy_padded(source, start, maps, target, rows, columns, top, left):  # type:
 
 @expanded
 def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-def]
-    """Pixel table of a map whose patches are `down` and `across` from each other."""
+    """Fill the pixel table of a map; patches are `down` and `across` elements from each other."""
     for i in range(height):
         for j in range(width):
             table[i * width + j] = i * down + j * across
@@ -114,7 +116,9 @@ def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-
 
 @expanded
 def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
-    """Filter table: r rows `down` from each other, of s elements side by side."""
+    """Fill the filter table: r rows of s adjacent elements; rows are `down` elements from each
+    other.
+    """
     for i in range(r):
         for j in range(s):
             table[i * s + j] = i * down + j
@@ -122,21 +126,21 @@ def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
 
 @expanded
 def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
-    """Table of equal distances."""
+    """Fill a table with multiples of `scale`."""
     for i in range(len(table)):
         table[i] = i * scale
 
 
 @expanded
 def padded_maps(h_out, w_out, geometry):  # type: ignore[no-untyped-def]
-    """Height and width that the patches cover."""
+    """Return the height and width that the patches cover."""
     _, _, down, across, r, s = geometry
     return (h_out - 1) * down + r, (w_out - 1) * across + s
 
 
 @expanded
 def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-untyped-def]
-    """Height and width of dy with zeros around it, as backward by the input reads it."""
+    """Return the height and width of zero-padded dy for the input gradient."""
     top, left, down, across, r, s = geometry
     rows = max((h_in - 1 + top) // down + 1, h_out) + (r - 1) // down
     return rows, max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
@@ -144,25 +148,27 @@ def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-unty
 
 @expanded
 def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-def]
-    """Whether all (rows, columns) that the patches cover lie in the maps, so need no copy."""
+    """Return whether the map contains all rows and columns of the patches, so that no copy is
+    needed.
+    """
     return geometry.pad_top == 0 and geometry.pad_left == 0 and rows <= h_in and columns <= w_in
 
 
 @inlined
 def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-def]
-    """Filter rows first to last that row i of the output meets the map with, and which rows alike.
+    """Return the filter rows that meet the map at row i of the output, and the range of such rows.
 
-    Products with rows of padding are left out, 10% of a 5 by 5 filter's on 12 rows.
+    Skipping products with rows of padding saves 10% for a 5 × 5 filter on 12 rows.
 
     Args:
         i, rows: row and number of rows of the output.
-        stride: vertical.
-        above: the row of the map that the filter's first meets.
+        stride: vertical stride.
+        above: row of the map under the filter's first row.
         r: rows of the filter.
-        height: of the map.
+        height: rows of the map.
 
     Returns:
-        first, last and the first row of the output where they differ.
+        First and last filter row, and the first output row for which they differ.
     """
     first, last = min(r, max(0, -above)), min(r, height - above)
     stop = i
@@ -176,15 +182,16 @@ def rows_alike(i, rows, stride, above, r, height):  # type: ignore[no-untyped-de
 
 @inlined
 def taps(size, phase, stride):  # type: ignore[no-untyped-def]
-    """How many of range(size) leave remainder `phase`."""
+    """Return how many numbers of range(size) have the remainder `phase` modulo `stride`."""
     return (size - phase + stride - 1) // stride if phase < size else 0
 
 
 @expanded
 def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, left, sums):  # type: ignore[no-untyped-def]
-    """Give dy of one sample to the maxima, in `target` (…, columns, K) shifted by (top, left).
+    """Write dy of one sample to the positions of the maxima, in `target` (…, columns, K), at (top,
+    left).
 
-    Elements that no window holds are left as they are, and sums (K,) grows by what was given.
+    Elements outside all windows are unchanged. The gradients are also added to sums (K,).
     """
     high, wide, h_out, w_out = pool.window_v, pool.window_h, pool.height, pool.width
     overlap = pool.stride_v < high or pool.stride_h < wide
@@ -199,7 +206,7 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
             column = j * pool.stride_h - pool.pad_left
             begin, end, count = max(0, -column), min(wide, w_out - column), 1
             if begin == 0 and end == wide:
-                # All windows up to the last whole one.
+                # Process all windows up to the last complete one together.
                 count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
             place = start + (i * w_pool + j) * k
             scatter_to_windows(
@@ -212,9 +219,9 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
 
 @expanded
 def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
-    """Maxima of one row of windows, whose rows `first` to `last` exist.
+    """Compute the maxima of one row of windows, of which rows `first` to `last` exist.
 
-    Their first row starts at band[origin], whether it exists or not; rows are `pitch` pixels apart.
+    The first row starts at band[origin], even if it does not exist; rows are `pitch` pixels apart.
     """
     wide = pool.window_h
     j = 0
@@ -222,7 +229,7 @@ def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax
         column = j * pool.stride_h - pool.pad_left
         begin, end, count = max(0, -column), min(wide, w_out - column), 1
         if begin == 0 and end == wide:
-            # All windows up to the last whole one.
+            # Process all windows up to the last complete one together.
             count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
         maximum_of_windows(
             *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
@@ -233,8 +240,8 @@ def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax
 
 @inlined
 def band_rows(w_out, c, k):  # type: ignore[no-untyped-def]
-    """How many rows of x and dz stay in L1 while backward by the weights takes them."""
-    # A tile reads one cache line of x and two of dz for each pixel, if there are so many channels.
+    """Return the rows of x and dz that fit the L1 cache during the weight gradient."""
+    # For each pixel a tile reads one cache line of x and two of dz, if there are enough channels.
     pixel = min(64, 4 * c) + min(128, 4 * k)
     return max(1, BAND // pixel // w_out)
 
@@ -243,11 +250,11 @@ def band_rows(w_out, c, k):  # type: ignore[no-untyped-def]
 def add_weight_gradient(  # type: ignore[no-untyped-def]
     a, a_start, dz, dz_start, tables, first, height, w_out, r, s, c, k, sums
 ):
-    """Add what `height` rows of a sample's dz give to dw, to sums (R·S·C, K).
+    """Add the contribution of `height` rows of a sample's dz to dw, in sums (R·S·C, K).
 
     Args:
-        tables: filter table, table of dw's rows and pixel table, one behind the other.
-        first: number of the pixel of the map that dz begins with.
+        tables: filter table, row table of dw and pixel table, one after another.
+        first: number of the first pixel of dz in the map.
     """
     patch = r * s * c
     step = band_rows(w_out, c, k) * w_out
@@ -268,7 +275,7 @@ def add_weight_gradient(  # type: ignore[no-untyped-def]
 
 @inlined
 def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
-    """Weights as backward by the input meets them: by phase, flipped, (…, K, C)."""
+    """Pack the weights for the input gradient: by phase, flipped, as (…, K, C)."""
     r, s, c, k = shape
     down, across = geometry.stride_v, geometry.stride_h
     place = 0
@@ -283,16 +290,16 @@ def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
 
 @inlined
 def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
-    """Pixels of the input by phase, where each starts in padded dz and in dx; and filter tables.
+    """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
-    Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride.
-    So each phase (f, g) is a correlation of stride 1 of its own.
+    Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
+    each phase (f, g) is a correlation of stride 1.
     """
     top, left, down, across, r, s = geometry
     pixel, step = 0, 0
     for f in range(down):
         for g in range(across):
-            # Padded dz has (r − 1) // down rows above: as many as the phase with most taps needs.
+            # Padded dz has (r − 1) // down rows above, as the phase with the most taps requires.
             row_taps, column_taps = taps(r, f, down), taps(s, g, across)
             for h in range((f - top) % down, h_in, down):
                 row = (h + top - f) // down - row_taps + 1 + (r - 1) // down
@@ -310,10 +317,10 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
 def correlate_phases(  # type: ignore[no-untyped-def]
     dz, h_out, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start
 ):
-    """Dx of one sample from its padded dz."""
+    """Compute dx of one sample from its padded dz."""
     top, left, down, across, r, s = geometry
     pixel, step = 0, 0
-    # Pixels of a phase are neighbours only where it is the only one.
+    # Pixels of a phase are adjacent only if it is the only phase.
     run = w_in if down * across == 1 else 1
     for f in range(down):
         for g in range(across):

@@ -1,10 +1,11 @@
-"""Compiling kernels, and keeping them on disk so that the next process need not.
+"""Compile kernels and cache them on disk.
 
-Nearly every kernel has one signature, so its cache holds one entry and processes that compile it
-at the same time write the same file: whichever comes last wins, and all are right. Of a kernel
-with two an entry may be lost so, and is compiled again when it is needed. Files are written beside
-their place and renamed into it, and carry a checksum: a damaged one is compiled again. The folder's
-name is a digest of all that machine code depends on, so nothing in it is ever out of date.
+Nearly every kernel has one signature, so its cache has one entry. If several processes compile a
+kernel at the same time, each writes the same file and the last one wins; all files are valid. A
+kernel with two signatures may lose an entry in this way; it is compiled again when needed. Files
+are written next to their final path, renamed, and carry a checksum; a damaged file is compiled
+again. The folder name is a digest of everything that the machine code depends on, so entries are
+never stale.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from dptrain.backends.numba.entries import EntryCompiler, Record, entry_address,
 
 
 class KernelError(RuntimeError):
-    """A kernel raised an exception: what its arrays are does not fit."""
+    """A kernel raised an exception, because its arrays do not match."""
 
 
 class Kernel:
-    """A function over a range of items, compiled for the arguments that it is bound to.
+    """A function over a range of items, compiled for the types of the arguments that it is bound
+    to.
 
     Attributes:
-        py_func: the function in Python.
-        dispatcher: Numba's.
+        py_func: the Python function.
+        dispatcher: Numba's dispatcher.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -50,17 +52,18 @@ class Kernel:
         self.dispatcher._cache = _Cache(function)
 
     def compile(self, *args: Any) -> int:
-        """Address of the entry for arguments like `args`, compiled or from the cache.
+        """Return the address of the entry for arguments like `args`; compile it or load it from the
+        cache.
 
         Args:
-            args: what comes after ``start, stop, thread``; only kinds count.
+            args: arguments after ``start, stop, thread``; only their types matter.
         """
         signature = (*(numba.int64,) * 3, *map(kind, args))
         self.dispatcher.compile(signature)
         return entry_address(self.dispatcher.overloads[signature])
 
     def __call__(self, start: int, stop: int, thread: int, *args: Any) -> None:
-        """Run on a range in this thread. For a steady step there is `Team.bind`."""
+        """Run on a range in this thread. `Team.bind` is faster for repeated launches."""
         entry = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_int64,) * 4)(self.compile(*args))
         record = Record(args)
         if entry(start, stop, thread, record.address):
@@ -70,23 +73,23 @@ class Kernel:
 def kernel(function: Callable[..., None]) -> Kernel:
     """Make `function` a kernel.
 
-    The first three arguments are ``start, stop, thread``. Products and sums may be contracted to
-    fused multiply-adds; NaN and infinity keep their meaning.
+    Its first three arguments are ``start, stop, thread``. The compiler may contract products and
+    sums to fused multiply-adds; NaN and infinity keep their meaning.
     """
     return Kernel(function)
 
 
 def native(function: Callable[..., int]) -> Any:
-    """Compile `function`, from and to integers; `interpreted` makes it callable."""
+    """Compile a function of integers that returns an integer; `interpreted` makes it callable."""
     dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
     dispatcher._cache = _Cache(function)
     return dispatcher
 
 
 def interpreted(dispatcher: Any, arguments: int) -> Callable[..., int]:
-    """A `native` function for the interpreter, whose lock it does not hold while it runs.
+    """Return a `native` function that Python can call and that releases the interpreter's lock.
 
-    Nothing is looked up by the kinds of the arguments, which costs 0.1 µs a call otherwise.
+    The call does no dispatch by argument types, which saves 0.1 µs.
     """
     signature = (numba.int64,) * arguments
     dispatcher.compile(signature)
@@ -99,25 +102,27 @@ def inlined(function: Callable[..., Any]) -> Any:
     return numba.njit(
         error_model="numpy",
         fastmath={"contract"},
-        # Nobody calls it from outside: two functions less to compile.
+        # It is never called from Python, so two wrappers need not be compiled.
         no_cpython_wrapper=True,
         no_cfunc_wrapper=True,
     )(function)
 
 
 def expanded(function: Callable[..., Any]) -> Any:
-    """As `inlined`, before any other optimisation: for what LLVM finds too long to inline."""
+    """Inline `function` before LLVM's optimisations, for functions that LLVM considers too long."""
     return numba.njit(inline="always", error_model="numpy")(function)
 
 
 def cache_folder() -> Path | None:
-    """Folder of compiled kernels; None where nothing can be written."""
+    """Return the folder of compiled kernels; None if no folder is writable."""
     return writable_folder(f"kernels-{_digest()}")
 
 
 @functools.cache
 def _digest() -> str:
-    """Of everything that compiled kernels depend on: sources, compiler, interpreter, processor."""
+    """Return a digest of sources, compiler, interpreter and processor, on which compiled kernels
+    depend.
+    """
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -134,7 +139,7 @@ def _digest() -> str:
 
 
 class _Locator:
-    """Answers numba's question where a function's cache lies and what it was compiled from."""
+    """Tells Numba in which folder a function's cache is, and what it was compiled from."""
 
     folder: Path
 
@@ -143,7 +148,7 @@ class _Locator:
         return cls()
 
     def ensure_cache_path(self) -> None:
-        """`cache_folder` made it."""
+        """Do nothing: `cache_folder` created the folder."""
 
     def get_cache_path(self) -> str:
         return str(self.folder)
@@ -156,7 +161,9 @@ class _Locator:
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """Files that end in the SHA-256 of what comes before; those where it differs do not count."""
+    """Cache files that end in the SHA-256 of their content; files with another digest are
+    ignored.
+    """
 
     def _dump(self, value: Any) -> bytes:
         return sealed(super()._dump(value))
@@ -174,7 +181,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
 
 
 class _FunctionCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache of a function, in a folder of ours."""
+    """Numba's cache of a function, in the project's folder."""
 
     def __init__(self, function: Any, folder: Path) -> None:
         locator = type("_Locator", (_Locator,), {"folder": folder})
@@ -185,9 +192,9 @@ class _FunctionCache(FunctionCache):  # type: ignore[misc]
 
 
 class _Cache(NullCache):  # type: ignore[misc]
-    """A cache that may always fail: then the function is compiled, or not kept.
+    """A cache whose failures are ignored: the function is then compiled, or not stored.
 
-    It looks for its folder when it is first asked: importing kernels touches no files.
+    The folder is determined at the first use, so that importing kernels touches no files.
     """
 
     def __init__(self, function: Any) -> None:
@@ -205,6 +212,6 @@ class _Cache(NullCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
-        # A full or read-only disk costs the next process its time, not this one its run.
+        # A full or read-only disk must not stop the run; the next process compiles again.
         with contextlib.suppress(Exception):
             self._files.save_overload(signature, data)

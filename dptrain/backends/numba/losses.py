@@ -1,7 +1,7 @@
-"""Loss kernels: one call adds up the whole batch, in double precision and in order.
+"""Loss kernels: one call sums over the whole batch, in double precision and in a fixed order.
 
-Each writes loss · scale and the number of correct answers to sums[0] and sums[1], and, where
-`gradient` has rows, the gradient of the loss by z.
+Each kernel writes loss · scale and the number of correct predictions to sums[0] and sums[1]. If
+`gradient` has rows, it also writes the gradient of the loss with respect to z.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from dptrain.backends.numba.vector import I64
 Array = NDArray[Any]
 
 ROUNDING = 1.5 * 2.0**52
-"""Added to a small number, leaves it as a whole number in the lowest bits."""
+"""Adding this to a small number rounds it to an integer in the lowest bits."""
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-"""The first has zeros at its end, so that whole numbers times it are exact."""
+"""The first has trailing zeros, so that integer multiples of it are exact."""
 SMALLEST = -708.0
-"""Where exp comes near the smallest normal number; what is less counts as this."""
+"""Smallest argument of exp; smaller ones are replaced by it, because exp is near the smallest
+normal number."""
 
 
 @intrinsic
 def _power_of_two(typingctx, value):  # type: ignore[no-untyped-def]
-    """2ᵏ, for a value k + `ROUNDING`."""
+    """2ᵏ for a value k + `ROUNDING`."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         exponent = builder.add(builder.bitcast(args[0], I64), I64(1023))
@@ -41,9 +42,10 @@ def _power_of_two(typingctx, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def _exp(x: float) -> Any:
-    """exp(x) for x ≤ 0 to two units in the last place; unlike the C library's, by vectors.
+    """exp(x) for x ≤ 0 within two units in the last place; unlike the C library's, it is
+    vectorised.
 
-    x = k ln 2 + r with |r| ≤ ln 2 / 2, and Taylor's series for r: its next term is below 5e-18.
+    x = k ln 2 + r with |r| ≤ ln 2 / 2, and a Taylor series in r whose next term is below 5e-18.
     """
     x = SMALLEST if x < SMALLEST else x
     shifted = x * LOG2_E + ROUNDING
@@ -68,7 +70,7 @@ def _exp(x: float) -> Any:
 
 @inlined
 def _largest(z: Array, n: int) -> Any:
-    """Place of the first of the largest elements of row n."""
+    """Return the index of the first of the largest elements of row n."""
     best, largest = 0, z[n, 0]
     for k in range(1, z.shape[1]):
         value = z[n, k]
@@ -86,8 +88,8 @@ def softmax_cross_entropy(
     """Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale.
 
     Args:
-        scratch: float64 (rows, F), as many samples as are treated at a time: exponentials of all
-            of them are one loop of vectors.
+        scratch: float64 (rows, F) for as many samples as are processed at a time, so that their
+            exponentials are computed in one vectorised loop.
     """
     loss, correct = 0.0, 0
     classes = z.shape[1]
@@ -119,7 +121,7 @@ def softmax_cross_entropy(
 
 
 def softmax_scratch(classes: int) -> NDArray[np.float64]:
-    """Scratch of 2 KB at the most, or of one sample."""
+    """Return scratch of at most 2 KB, or for one sample."""
     return np.zeros((max(256 // classes, 1), classes))
 
 
@@ -135,7 +137,7 @@ def sigmoid_cross_entropy(
         right = True
         for k in range(outputs):
             value, y = np.float64(z[n, k]), np.float64(target[n, k])
-            # max(z, 0) is written so that a NaN stays.
+            # max(z, 0) in this form preserves NaN.
             positive = 0.0 if value <= 0.0 else value
             power = _exp(-abs(value))
             loss += positive - value * y + np.log1p(power)

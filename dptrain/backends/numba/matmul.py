@@ -1,11 +1,11 @@
-"""Fully connected layers as loops over register tiles.
+"""Dense layers with register tiles.
 
-Activations (N, features), weights (I, O), all float32 and contiguous.
+Activations are (N, features), weights (I, O), all float32 and contiguous.
 
-A large matrix of weights comes from beyond the second cache, and at the batch sizes of training no
-part of it is used for long. So every kernel reads or writes it in the order in which it lies, in
-blocks whose height gives the products enough to do, asks for the next block while it multiplies
-with this one, and brings together what it uses again and again (docs/kernels.md has figures).
+A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
+briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
+efficient products, prefetches the next block during the current one, and packs the operands that it
+reuses (see docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from dptrain.backends.numba.vector import copy, transpose
 
 NOTHING = np.float32(-np.inf)
 _BLOCK = 384
-"""Rows of a product at most."""
+"""Maximum rows of a product."""
 _STEPS = 256
-"""Steps of a product at most: a panel of B with so many stays in the first cache."""
+"""Maximum steps of a product: a panel of B with this many steps stays in the L1 cache."""
 _WIDE = 640
-"""Columns of a product with many rows: with `_STEPS` of them B stays in the second cache."""
+"""Columns of a product with many rows: with `_STEPS` of them, B stays in the L2 cache."""
 _ALIASED = 512
-"""Elements: of rows that are a multiple of them apart, all lie in two sets of the first cache."""
+"""Elements: rows whose distance is a multiple of this map to two sets of the L1 cache."""
 _PITCH = _STEPS + 16
-"""Distance of such rows when they have been brought together."""
+"""Distance of such rows after packing."""
 _PANEL = 32
-"""Columns that lie together; a multiple of two vectors of any processor."""
+"""Columns of a packed panel; a multiple of two vectors of any processor."""
 _GATHERED = 144
-"""Features of x that `dense_backward_weight` brings together at a time."""
+"""Features of x that `dense_backward_weight` packs at a time."""
 _FEW = 64
-"""Samples below which reading weights takes longer than computing with them."""
+"""Number of samples below which reading the weights takes longer than computing with them."""
 _ONE = np.ones(1, np.float32)
 _RAMP = np.arange(_BLOCK, dtype=np.int32)
 
 
 def dense_scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Elements of scratch for each thread: forward, backward by the weights, by the input."""
+    """Return scratch elements per thread for forward, weight gradient and input gradient."""
     backward = samples * (outputs + _GATHERED)
     forward = min(samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
     return forward, backward, backward
@@ -47,13 +47,13 @@ def dense_scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, in
 
 @inlined
 def _even(total, most):  # type: ignore[no-untyped-def]
-    """A length of at most `most` that splits `total` without a short rest."""
+    """Return a block length of at most `most` that divides `total` without a short last block."""
     return -(-total // -(-total // most))
 
 
 @inlined
 def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
-    """As `dense_forward`, for too few samples to fill tiles: then reading w is all that counts."""
+    """Compute `dense_forward` for fewer samples than fill tiles; reading w limits the speed."""
     inputs, outputs = w.shape
     if fits_registers(outputs):
         floor = np.float32(0) if relu else NOTHING
@@ -82,24 +82,24 @@ def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-unty
 
 @inlined
 def _gather(source, start, row, target, target_start, rows, columns, pitch):  # type: ignore[no-untyped-def]
-    """Copy a block so that its rows lie `pitch` apart."""
+    """Copy a block so that its rows are `pitch` apart."""
     for n in range(rows):
         copy(source, start + n * row, target, target_start + n * pitch, columns)
 
 
 @kernel
 def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: ignore[no-untyped-def]
-    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], or max(y, 0) of that; items are samples.
+    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); items are samples.
 
-    Rows of x that would push each other out of the first cache are brought together.
+    Rows of x that would evict each other from the L1 cache are packed.
     """
     inputs, outputs = w.shape
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
     if stop - start < 4:
         _forward_small_batch(start, stop, x, w, b, y, relu)
         return
-    # Blocks of w that fit the second cache. For few samples they are whole rows, so that w is read
-    # as it lies; for many, sums that stay long in registers count for more.
+    # Blocks of w that fit the L2 cache. For few samples they are whole rows, so that w is read
+    # sequentially; for many samples, sums that stay in registers matter more.
     wide = outputs if stop - start <= _FEW else min(outputs, _WIDE)
     deep = _even(inputs, max(32, min(_STEPS, 98304 // wide)))
     mine, aliased = scratch[thread], inputs % _ALIASED == 0
@@ -133,7 +133,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
 def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: ignore[no-untyped-def]
     """dx[n, i] = Σ dy[n, o] · w[i, o]; items are samples.
 
-    The tiles compute its transpose, so that w is read once and as it lies.
+    The tiles compute the transpose of dx, so that w is read once and sequentially.
     """
     inputs, outputs = w.shape
     samples = stop - start
@@ -163,7 +163,7 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
 
 @inlined
 def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
-    """sums[c] = Σ_r source[r, c]: the product with ones."""
+    """sums[c] = Σ_r source[r, c], computed as a product with ones."""
     columns = len(sums)
     sums[:] = 0
     for r in range(0, rows, _BLOCK):
@@ -186,7 +186,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
 ):
     """dw[i, o] = Σ x[n, i] · dy[n, o]; db[o] = Σ dy[n, o]; items are inputs i.
 
-    The range with the first input also writes db; more than one may start there, the others empty.
+    The nonempty range that starts at input 0 also writes db.
     """
     inputs, outputs = dw.shape
     x_flat, dy_flat, dw_flat = x.reshape(-1), dy.reshape(-1), dw.reshape(-1)
@@ -196,7 +196,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
         dw[start:stop] = 0
     mine = scratch[thread]
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
-    # dy is read once for every 48 inputs: with few of them as it lies, else panel by panel.
+    # dy is read once for every 48 inputs: directly if there are few, else from packed panels.
     packed = stop - start > 4 * 48
     if packed:
         for o in range(0, outputs, _PANEL):
@@ -208,7 +208,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
         gathered = min(_GATHERED, stop - first)
         _gather(x_flat, first, inputs, block, 0, samples, gathered, gathered)
         for i in range(0, gathered, 48):
-            # Few rows at a time, so that dw is written as it lies.
+            # Few rows at a time, so that dw is written sequentially.
             rows = min(48, gathered - i)
             for o in range(0, outputs, _PANEL):
                 columns = min(_PANEL, outputs - o)

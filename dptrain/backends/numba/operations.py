@@ -1,6 +1,6 @@
-"""Groups of layers bound to arrays: which kernels each phase launches, and on what.
+"""Operations: groups of layers bound to arrays, with the kernels that each phase launches.
 
-Activations are (N, H, W, C) and contiguous, so they may be seen flat, as rows or as pixels.
+Activations are (N, H, W, C) and contiguous, so they can be viewed as flat, as rows or as pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIRECT = "fp32-direct"
 """Name of the precision without Winograd convolutions."""
 
 WORD = 2**32 - 1
-"""Largest of the random words."""
+"""Largest random word."""
 
 
 class Operation(ABC):
@@ -53,29 +53,29 @@ class Operation(ABC):
     @classmethod
     @abstractmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
-        """What the group takes."""
+        """Return the phases and buffers that the group needs."""
 
     @abstractmethod
     def kernels(self) -> Kernels:
-        """Compiled kernels of every phase that the plan may run."""
+        """Return compiled kernels for every phase that the plan may run."""
 
     def flat(self, name: str) -> NDArray[Any]:
-        """An array as one long row."""
+        """Return an array in one dimension."""
         return self.arrays[name].reshape(-1)
 
     def rows(self, name: str) -> NDArray[Any]:
-        """An array as (N, elements of a sample)."""
+        """Return an array as (N, elements per sample)."""
         array = self.arrays[name]
         return array.reshape(len(array), -1)
 
     def pixels(self, name: str) -> NDArray[Any]:
-        """An array as (N·H·W, C)."""
+        """Return an array as (N·H·W, C)."""
         array = self.arrays[name]
         return array.reshape(-1, array.shape[-1])
 
 
 def each(launch: Launch, items: int) -> Kernel:
-    """A stage of one launch, over `items` items a sample."""
+    """Return a stage with one launch over `items` items per sample."""
 
     def run(context: Context) -> None:
         launch(context.n * items)
@@ -84,14 +84,14 @@ def each(launch: Launch, items: int) -> Kernel:
 
 
 class _Single(Operation):
-    """One layer without parameters: y from x, dx from dy and what `reads` names."""
+    """One layer without parameters: y is computed from x, dx from dy and the arrays in `reads`."""
 
     reads: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[bool] = False
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        """Memory, besides x and y, for an output of `shape`, batch included."""
+        """Return the buffers besides x and y for an output of `shape`, which includes the batch."""
         return {}
 
     @classmethod
@@ -111,11 +111,11 @@ class _Single(Operation):
 
     @abstractmethod
     def forward(self) -> Kernel:
-        """Stage that writes y."""
+        """Return the stage that writes y."""
 
     @abstractmethod
     def backward(self) -> Kernel:
-        """Stage that writes dx."""
+        """Return the stage that writes dx."""
 
 
 class Alias(Operation):
@@ -158,10 +158,10 @@ class Logistic(_Single):
 
 
 class DropoutMask:
-    """Dropout of the samples of a step, and of their gradients by the same mask.
+    """Dropout of the samples of a step, and of their gradients with the same mask.
 
     Args:
-        layer: its rate.
+        layer: the layer, which has the dropout rate.
         index: position of the layer in the network.
         bits: uint8 (N, `dropout.mask_bytes`).
     """
@@ -179,11 +179,13 @@ class DropoutMask:
 
     @staticmethod
     def spec(shape: tuple[int, ...]) -> BufferSpec:
-        """Memory of the mask of activations of `shape`, batch included."""
+        """Return the buffer of the mask for activations of `shape`, which includes the batch."""
         return BufferSpec((shape[0], dropout.mask_bytes(math.prod(shape[1:]))), "uint8")
 
     def forward(self, x: NDArray[Any], y: NDArray[Any]) -> Kernel:
-        """A mask is drawn, and y written from x, which may be the same; both (N, elements)."""
+        """Return the stage that draws a mask and writes y from x, both (N, elements) and possibly
+        the same.
+        """
         launch = self._team.bind(
             dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,)
         )
@@ -195,13 +197,13 @@ class DropoutMask:
         return run
 
     def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> Kernel:
-        """Dx is written from dy by the mask that is there."""
+        """Return the stage that writes dx from dy with the stored mask."""
         bind = self._team.bind
         return each(bind(dropout.dropout_backward, dy, dx, self._bits, self._factor), 1)
 
 
 class Drop(_Single):
-    """Dropout by `dptrain.plan.random`, in place if possible; without training it passes x on."""
+    """Dropout by `dptrain.plan.random`, in place if possible. Outside training the output is x."""
 
     in_place: ClassVar[bool] = True
 
@@ -248,7 +250,7 @@ class _Pooling(_Single):
 
 
 class MaxPooling(_Pooling):
-    """Largest of each window; the gradient goes to it alone."""
+    """Maximum of each window; its gradient goes to the maximum only."""
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
@@ -280,7 +282,7 @@ class SumPooling(_Pooling):
 
 
 class AveragePooling(SumPooling):
-    """Mean of each window over what lies inside the map."""
+    """Mean of each window over the elements inside the map."""
 
     average: ClassVar[bool] = True
 
@@ -293,7 +295,7 @@ class ResponseNorm(_Single):
         layer, (channels, *_) = group.head.layer, group.head.output_maps
         assert isinstance(layer, LocalResponseNorm)
         shape = normalization.scratch_shape(setting.threads, channels, layer.radius)
-        # Two buffers of which each lives for one stage only.
+        # Two buffers, each of which is needed in one stage only.
         buffers = {"scratch": BufferSpec(shape, "float32")}
         phases = {Phase.FORWARD: Access(("x",), ("y", "scratch"))}
         if setting.training:

@@ -1,4 +1,4 @@
-"""Moving and mirroring of pictures on their way out of the array that holds them."""
+"""Random crops and horizontal flips of images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Array = NDArray[Any]
 
 @kernel
 def shift(start: int, stop: int, thread: int, source: Array, moves: Array, target: Array) -> None:
-    """Target n, (C, H, W), is a window of a picture of source, (M, C, H', W'), zero beyond it.
+    """Crop target n, (C, H, W), from an image of source, (M, C, H', W'), with zeros outside the
+    image.
 
-    Items are targets. Row n of `moves`, int64 (N, 4), is the number of the picture, the row and
-    the column in it where the window begins, which may be outside, and whether it is mirrored.
+    Items are targets. Row n of `moves`, int64 (N, 4), contains the image's number, the first row
+    and column of the crop, which may be outside the image, and whether it is flipped.
     """
     _, channels, rows, columns = source.shape
     height, width = target.shape[2], target.shape[3]

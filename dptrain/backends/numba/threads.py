@@ -1,15 +1,15 @@
-"""A team of threads that run kernels side by side, without the interpreter.
+"""A team of threads that run kernels in parallel, outside the interpreter.
 
-Each thread but the caller's has a word that says what it is at:
+Each thread except the caller's has a state word:
 
     ASLEEP ── the thread ──▶ IDLE ── a caller ──▶ POSTED ── the thread ──▶ IDLE
-    IDLE ── the thread, when nothing comes ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
+    IDLE ── the thread, after `spin_limit` polls ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
 
-An idle thread polls its word, for at most `SPIN_LIMIT` polls; then it sleeps in the interpreter
-until its queue has a token. What leads away from IDLE is an atomic exchange, so nobody posts to a
-thread that has just fallen asleep: what that one should do, the caller does in its name. So a
-launch needs nobody to wake up, and is over when it returns: no signal can leave a kernel running on
-memory that is freed.
+An idle thread polls its state word; after `spin_limit` polls it sleeps in the interpreter until its
+queue has a token. Every transition out of IDLE is an atomic exchange, so a caller cannot post to a
+thread that has just fallen asleep; the caller then does that thread's work itself. Therefore a
+launch never waits for a sleeping thread, and it has ended when it returns: no signal can leave a
+kernel running on memory that is freed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 
 Launch = Callable[..., None]
-"""A kernel bound to arrays: called with the number of items, and what changes from call to call."""
+"""A kernel bound to arrays. Its arguments are the number of items and the varying arguments."""
 
 _Tokens = SimpleQueue[bool]
 
 ASLEEP, IDLE, POSTED, GONE = range(4)
 BUSY, RECORD, COUNT, FAILED = range(0, 32, 8)
-"""Bytes from the start of a team's memory to the words of the present launch."""
+"""Offsets in bytes of the current launch's words from the start of a team's memory."""
 DISMISSED = 8
-"""Bytes from a thread's word to the one that tells it to go as soon as it is idle."""
+"""Offset in bytes, from a thread's state word, of the word that requests its end."""
 LINE = 128
-"""Bytes between slots: two cache lines, for processors fetch them in pairs."""
+"""Distance in bytes of the slots of two threads: two cache lines, which processors fetch in
+pairs."""
 ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
-"""Bytes from the start of a launch's record to its words: what runs, on which team, with what."""
+"""Offsets in bytes of the words in a launch's record: kernel entry, team memory, threads,
+arguments."""
 DONE, ERROR, SLEEPERS = range(3)
-"""What `_run` returns."""
+"""Return values of `_run`."""
 SPIN_LIMIT = 500_000
 """Polls after which an idle thread sleeps if each thread has its own core: 5 to 25 milliseconds."""
 OVERSUBSCRIBED_SPIN_LIMIT = 2000
@@ -62,7 +64,7 @@ _LOCAL_RANKS = (
 
 @inlined
 def _wait(turns):  # type: ignore[no-untyped-def]
-    """A short time; now and then one in which others may have this core."""
+    """Pause briefly; every 64th turn, yield the core to other threads."""
     if turns % 64 == 63:
         give_way()
     else:
@@ -71,7 +73,9 @@ def _wait(turns):  # type: ignore[no-untyped-def]
 
 @inlined
 def _post(slot, patience):  # type: ignore[no-untyped-def]
-    """Whether the thread of this slot will work: it is idle, or was woken and soon is."""
+    """Post to a thread; return whether it will work, that is, whether it was idle before `patience`
+    turns.
+    """
     turns = 0
     while True:
         state = exchange(slot, IDLE, POSTED)
@@ -85,7 +89,7 @@ def _post(slot, patience):  # type: ignore[no-untyped-def]
 
 @inlined
 def _work(memory, thread, threads):  # type: ignore[no-untyped-def]
-    """A thread's part of the present launch."""
+    """Run one thread's part of the current launch."""
     record, count = load(memory + RECORD), load(memory + COUNT)
     start, stop = count * thread // threads, count * (thread + 1) // threads
     if call(load(record + ENTRY), start, stop, thread, record + ARGUMENTS):
@@ -94,13 +98,13 @@ def _work(memory, thread, threads):  # type: ignore[no-untyped-def]
 
 @native
 def _run(record: int, count: int, patience: int) -> int:
-    """Run a kernel on ranges that cover [0, count), one for each thread, some perhaps empty.
+    """Run a kernel on ranges that cover [0, count), one range for each thread; ranges may be empty.
 
     Args:
-        record: address of what to run.
+        record: address of the launch's record.
         count: number of items.
-        patience: turns to wait for threads that were woken. 0: return `SLEEPERS`, and do nothing,
-            where a thread is asleep.
+        patience: turns to wait for threads that were woken. With 0, return `SLEEPERS` and run
+            nothing if a thread is asleep.
     """
     memory, threads = load(record + MEMORY), load(record + THREADS)
     if threads == 1:
@@ -152,8 +156,8 @@ def _serve(memory: int, threads: int, thread: int, spin_limit: int) -> int:
 class Team:
     """Threads that live as long as the team.
 
-    Item i of a kernel is always computed as the same thread's, so the same number of threads gives
-    the same bits. After `close`, and in a forked process, the caller does the work of all.
+    The same thread always computes item i of a kernel, so the same number of threads gives the same
+    bits. After `close`, and in a forked process, the caller does all of the work.
 
     Args:
         threads: number of threads that compute, including the caller's.
@@ -175,7 +179,7 @@ class Team:
         ]
         for thread in self._threads:
             thread.start()
-        # The threads know memory and queues but not the team, so the team can be collected.
+        # The threads have no reference to the team, so that the team can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
             self, _dismiss, self._memory, self._tokens, self._threads
         )
@@ -184,26 +188,26 @@ class Team:
             os.register_at_fork(after_in_child=lambda: _forget(memory()))
 
     def bind(self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = ()) -> Launch:
-        """Compile `kernel` for `args` and return a call that runs it on them.
+        """Compile `kernel` for `args` and return a function that runs it on them.
 
-        The call returns when all threads are done, and raises `KernelError` where the kernel
-        raised anything.
+        The function returns after all threads have finished. It raises `KernelError` if the kernel
+        raised an exception.
 
         Args:
-            kernel: made by `dptrain.backends.numba.jit.kernel`.
-            args: arrays and numbers that stay.
-            varying: examples of what the call will be given after the number of items.
+            kernel: a kernel made by `dptrain.backends.numba.jit.kernel`.
+            args: arrays and numbers that are the same in every launch.
+            varying: examples of the arguments that follow the number of items in every launch.
         """
         head = kernel.compile(*args, *varying), address_of(self._memory), self.threads
         record = Record((*head, *args, *varying))
         run, first = interpreted(_run, 3), len(head) + len(args)
-        # Code that only some stages run is in no cache: `zip` here took 3 µs in a step.
+        # `zip` in the launch took 3 µs in a step, because its code is not cached between stages.
         places = [(*place, i) for i, place in enumerate(record.places[first:])]
 
         def launch(count: int, *rest: Any) -> None:
             for words, place, i in places:
                 words[place] = rest[i]
-            # The record lives as long as the launch that reads its address here.
+            # The record outlives the launch that reads it.
             status = run(record.address, count, 0)
             if status == SLEEPERS:
                 self._wake()
@@ -259,13 +263,13 @@ def _dismiss(
     for queue in tokens:
         queue.put(False)
     for thread in threads:
-        # The last reference to a team may end in any thread, one of its own included.
+        # Any thread may drop the last reference to a team, including one of the team's own.
         if thread is not threading.current_thread():
             thread.join()
 
 
 def _forget(memory: NDArray[np.int64] | None) -> None:
-    """A forked process has only the thread that forked."""
+    """Mark all threads as gone: a forked process has only the thread that forked."""
     if memory is not None:
         memory[1:, 0] = GONE
         memory[0] = 0

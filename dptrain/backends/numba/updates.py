@@ -1,7 +1,7 @@
 """Update kernels: one pass over the flat arrays; items are elements.
 
-Runs of elements that share a weight decay λ come as int64 `bounds`, (segments + 1,), and float32
-`decays`, (segments,).
+Ranges of elements with the same weight decay λ are given by int64 `bounds`, (segments + 1,), and
+float32 `decays`, (segments,).
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ Array = NDArray[Any]
 
 
 TINY = np.float32(1e-30)
-"""State below this counts as zero. A momentum without gradient decays into denormal numbers, on
-which processors are slow: model0's update took 33 times as long once two thirds of it were."""
+"""State below this value is set to zero. Without gradients, momentum decays into denormal numbers,
+on which processors are slow: model0's update took 33 times as long when two thirds were
+denormal."""
 
 
 @inlined
 def _flushed(value: Any) -> Any:
-    """Zero for a tiny value; NaN stays NaN."""
+    """Return zero for a tiny value; NaN stays NaN."""
     return np.float32(0.0) if abs(value) < TINY else value
 
 
 @inlined
 def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
-    """What segment k has in common with [start, stop), empty or not, as unsigned numbers."""
+    """Return the intersection of segment k with [start, stop), possibly empty, as unsigned
+    numbers.
+    """
     first = max(start, bounds[k])
     return np.uintp(first), np.uintp(max(first, min(stop, bounds[k + 1])))
 

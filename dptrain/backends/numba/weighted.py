@@ -1,4 +1,4 @@
-"""Convolution and dense layers bound to arrays, alone or with what is fused behind them."""
+"""Convolution and dense layers bound to arrays, with their fused epilogues."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, 
 
 
 class Convolution(Operation):
-    """Conv2d, perhaps with ReLU, perhaps with ReLU and MaxPool2d.
+    """Conv2d, optionally fused with ReLU, or with ReLU and MaxPool2d.
 
-    Pooled, neither the convolution's own output nor its gradient is ever stored: forward leaves
-    the pooled maps and the place of each maximum, from which backward finds its way sample by
-    sample. That costs the two backward stages a few percent and saves a pass over the largest
-    array of the step (solar, batch 32: 17 MB and 1 to 2.4 ms).
+    With pooling, neither the output of the convolution nor its gradient is stored. Forward stores
+    the pooled maps and the position of each maximum; backward recomputes dz from them, sample by
+    sample. This costs the two backward stages a few percent and saves one pass over the largest
+    array of the step (solar, batch size 32: 17 MB, 1 to 2.4 ms).
     """
 
     @classmethod
@@ -67,7 +67,7 @@ class Convolution(Operation):
         return kernels
 
     def _operands(self, phase: Phase, *operands: Any) -> tuple[Any, ...]:
-        """Kernel of a phase and its arguments: besides `operands` geometry and scratch."""
+        """Return the kernel of a phase and its arguments: `operands`, geometry and scratch."""
         algorithm = _select(self.group, self.precision)[phase]
         pool = (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
         relu = ReLU in self.group.kinds
@@ -86,7 +86,7 @@ class Convolution(Operation):
         return each(self.team.bind(elementwise.relu_mask, dy, y, 1.0), self.size)
 
     def _gradient(self) -> tuple[NDArray[Any], ...]:
-        """What backward finds dz in."""
+        """Return the arrays from which backward computes dz."""
         a = self.arrays
         return (a["dy"], a["argmax"]) if "argmax" in a else (a["dy"],)
 
@@ -130,15 +130,15 @@ def _shape(group: Group) -> Shape:
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
-    """Whether places in the pooling window, if there is one, fit the mask's uint8."""
+    """Return whether positions in the pooling window, if there is one, fit the mask's uint8."""
     tail = nodes[-1].layer
     return not isinstance(tail, MaxPool2d) or tail.windows[0] * tail.windows[1] < 255
 
 
 class FullyConnected(Operation):
-    """Dense, perhaps with ReLU, perhaps with ReLU and Dropout.
+    """Dense, optionally fused with ReLU, or with ReLU and Dropout.
 
-    An output that was dropped or rectified is 0, so backward needs no mask but the output.
+    An output that was dropped or rectified is 0, so backward needs only the output as its mask.
     """
 
     @classmethod
@@ -177,7 +177,7 @@ class FullyConnected(Operation):
         return self.arrays[name].reshape(-1, self.size)
 
     def _kernel_and_scratch(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
-        """Kernel of a phase, and its scratch."""
+        """Return the kernel of a phase and its scratch."""
         kernel, _ = _select_kernels(self.group, len(self.arrays["x"]), self.team.threads)[phase]
         return kernel, self.arrays[_SCRATCH[phase]]
 
@@ -232,11 +232,11 @@ _SCRATCH = {
     Phase.BACKWARD_WEIGHT: "weight_scratch",
     Phase.BACKWARD_INPUT: "input_scratch",
 }
-"""Names of buffers, each of which lives for one stage."""
+"""Names of scratch buffers, each of which is needed in one stage."""
 
 
 def _select_kernels(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
-    """Kernels of a dense layer, each with the elements of scratch that a thread needs."""
+    """Return the kernels of a dense layer, each with its scratch elements per thread."""
     inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
     forward, weight, backward = matmul.dense_scratch(samples, inputs, outputs)
     vectors = {

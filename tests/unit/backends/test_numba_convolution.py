@@ -60,10 +60,12 @@ def nhwc(x):
 class Case:
     """Arrays of a case, and float64 results of PyTorch from them."""
 
-    def __init__(self, case, seed=0, pool=None):
+    def __init__(self, case, seed=0, pool=None, positive=False):
         n, (h, w, c), k, (r, s), strides, pads = case
         rng = np.random.default_rng(seed)
         self.x = rng.standard_normal((n, h, w, c), np.float32)
+        if positive:
+            self.x = np.maximum(self.x, np.float32(0))
         self.w = rng.standard_normal((r, s, c, k), np.float32)
         self.b = rng.standard_normal(k, np.float32)
         ho = (h + sum(pads[0]) - r) // strides[0] + 1
