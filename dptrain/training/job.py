@@ -146,6 +146,8 @@ def assemble(
     )
     call_on_all_ranks(world, lambda: check_memory(backend, plan, len(dataset.train), world))
     augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen))
+    if augmentation is not None:
+        augmentation.check(network.input_shape)
     epoch_steps = steps_per_epoch(len(dataset.train), chosen.batch_size)
     schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
     run = (
