@@ -41,7 +41,7 @@ def read() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
 
 @pytest.fixture
 def cifar(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
-    """A directory in the binary format of CIFAR-10; training pictures and labels."""
+    """A directory in the binary format of CIFAR-10; training images and labels."""
     rng = np.random.default_rng(1)
     folder = tmp_path / "cifar"
     folder.mkdir()
@@ -89,12 +89,12 @@ def images(tmp_path: Path) -> Path:
     from PIL import Image
 
     rng = np.random.default_rng(3)
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
         for i, suffix in enumerate(("png", "jpg", "bmp", "png", "png")):
             size = (9 + i, 12 - i, 3)
             array = rng.integers(0, 256, size, dtype=np.uint8)
             Image.fromarray(array).save(folder / name / f"{i}.{suffix}")
-        (folder / name / "notes.txt").write_text("not a picture")
+        (folder / name / "notes.txt").write_text("not an image")
     return folder

@@ -1,4 +1,4 @@
-"""Random changes to pictures: what they are, and on what they depend."""
+"""Random changes of images, and their dependence on seed, epoch and sample."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from dptrain.errors import UserError
 EVERYTHING = Augmentation(crop=3, flip=True, brightness=0.3, contrast=0.5)
 
 
-def pictures(n, channels=2, height=7, width=9):
+def random_images(n, channels=2, height=7, width=9):
     return np.random.default_rng(0).normal(size=(n, channels, height, width)).astype(np.float32)
 
 
@@ -24,15 +24,15 @@ def changed(augmentation, x, samples=None, *, seed=1, epoch=2, source=None):
 
 @settings(deadline=None)  # The first call compiles a kernel.
 @given(st.lists(st.integers(0, 39), max_size=12), st.integers(0, 2**62), st.integers(0, 99))
-def test_a_picture_depends_on_seed_epoch_and_sample_alone(samples, seed, epoch):
-    x = pictures(40)
+def test_an_image_depends_on_seed_epoch_and_sample_alone(samples, seed, epoch):
+    x = random_images(40)
     whole = changed(EVERYTHING, x, seed=seed, epoch=epoch)
     part = changed(EVERYTHING, x[samples], samples, seed=seed, epoch=epoch)
     np.testing.assert_array_equal(part, whole[samples])
 
 
 def test_seed_epoch_and_sample_all_matter():
-    x = np.repeat(pictures(1), 2, axis=0)
+    x = np.repeat(random_images(1), 2, axis=0)
     first, second = changed(EVERYTHING, x)
     assert (first != second).any()
     assert (changed(EVERYTHING, x, seed=2)[0] != first).any()
@@ -41,12 +41,12 @@ def test_seed_epoch_and_sample_all_matter():
 
 
 def test_nothing_asked_for_changes_nothing():
-    x = pictures(5)
+    x = random_images(5)
     np.testing.assert_array_equal(changed(Augmentation(), x), x)
 
 
-def test_half_of_the_pictures_are_flipped():
-    x = pictures(400)
+def test_half_of_the_images_are_flipped():
+    x = random_images(400)
     y = changed(Augmentation(flip=True), x)
     flipped = (y == x[..., ::-1]).all(axis=(1, 2, 3))
     same = (y == x).all(axis=(1, 2, 3))
@@ -55,8 +55,8 @@ def test_half_of_the_pictures_are_flipped():
     assert 150 < flipped.sum() < 250
 
 
-def test_crops_are_windows_of_the_picture_with_zeros_around():
-    x = pictures(300)
+def test_crops_are_windows_of_the_image_with_zeros_around():
+    x = random_images(300)
     padded = np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)))
     y = changed(Augmentation(crop=2), x)
     places = set()
@@ -73,7 +73,7 @@ def test_crops_are_windows_of_the_picture_with_zeros_around():
 
 
 def test_crops_take_what_lies_around_where_it_is_known():
-    source = pictures(20, height=11, width=13)
+    source = random_images(20, height=11, width=13)
     x = np.full((20, 2, 7, 9), np.nan, np.float32)
     y = changed(Augmentation(crop=2), x, source=source)
     inside = np.lib.stride_tricks.sliding_window_view(source, (7, 9), axis=(2, 3))
@@ -83,7 +83,7 @@ def test_crops_take_what_lies_around_where_it_is_known():
 
 @pytest.mark.parametrize("size", [(3, 5), (7, 9), (6, 10), (16, 4)])
 def test_windows_far_over_the_edge_show_what_there_is_and_zeros(size):
-    source = pictures(60, height=size[0], width=size[1])
+    source = random_images(60, height=size[0], width=size[1])
     around = np.pad(source, ((0, 0), (0, 0), (40, 40), (40, 40)))
     augmentation = Augmentation(crop=12, flip=True)
     x = np.full((60, 2, 7, 9), np.nan, np.float32)
@@ -100,8 +100,8 @@ def test_windows_far_over_the_edge_show_what_there_is_and_zeros(size):
         np.testing.assert_array_equal(x[i], mirrored)
 
 
-def test_brightness_adds_one_number_to_a_picture():
-    x = pictures(200)
+def test_brightness_adds_one_number_to_an_image():
+    x = random_images(200)
     added = (changed(Augmentation(brightness=0.3), x) - x).reshape(200, -1)
     np.testing.assert_allclose(added, added[:, :1].repeat(added.shape[1], 1), atol=1e-5)
     assert abs(added).max() <= 0.3 + 1e-5
@@ -110,7 +110,7 @@ def test_brightness_adds_one_number_to_a_picture():
 
 
 def test_contrast_keeps_means_and_scales_distances():
-    x = pictures(200)
+    x = random_images(200)
     y = changed(Augmentation(contrast=0.5), x)
     np.testing.assert_allclose(y.mean(axis=(2, 3)), x.mean(axis=(2, 3)), atol=1e-5)
     factors = y.std(axis=(2, 3)) / x.std(axis=(2, 3))
@@ -120,7 +120,7 @@ def test_contrast_keeps_means_and_scales_distances():
 
 
 def test_an_empty_batch_is_no_trouble():
-    assert changed(EVERYTHING, pictures(0)).shape == (0, 2, 7, 9)
+    assert changed(EVERYTHING, random_images(0)).shape == (0, 2, 7, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whatever a user can get wrong gives one line that names it and says what was expected."""
+"""Every mistake of a user leads to one line that names it and what was expected."""
 
 import gzip
 import shutil
@@ -278,7 +278,7 @@ def test_folders(net, refuse, images, tmp_path):
     refuse(f"folder:{root}", network, root / "test", "dog", "cat")
 
 
-def test_a_damaged_picture_is_named_when_it_is_read(net, read, images):
+def test_a_damaged_image_is_named_when_it_is_read(net, read, images):
     path = images / "cat" / "0.png"
     content = path.read_bytes()
     for bad in (content[: len(content) // 2], b"junk", b""):
@@ -289,7 +289,7 @@ def test_a_damaged_picture_is_named_when_it_is_read(net, read, images):
         assert "\n" not in str(error.value)
 
 
-def test_a_picture_of_16_bits_is_refused_rather_than_clipped(tmp_path):
+def test_an_image_of_16_bits_is_refused_rather_than_clipped(tmp_path):
     from PIL import Image
 
     path = tmp_path / "deep.png"

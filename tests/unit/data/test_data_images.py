@@ -1,4 +1,4 @@
-"""Bringing pictures to the network's input shape."""
+"""Conversion of images to the network's input shape."""
 
 import numpy as np
 import pytest

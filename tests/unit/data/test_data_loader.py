@@ -1,4 +1,4 @@
-"""Batches read ahead: the right ones, in memory that is used again, by a thread that ends."""
+"""Batches read ahead: their samples, the reuse of memory, and the end of the thread."""
 
 import threading
 import time
@@ -88,38 +88,38 @@ def test_windows_contain_the_pixels_that_the_other_loader_reads(shape, crop, tog
     samples = CachedSamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
     change = Augmentation(crop=crop) if crop else None
     settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
-    with loader(samples, **settings) as read, loader(samples, windows=True, **settings) as told:
-        for one, other in zip(read, told, strict=True):
+    with loader(samples, **settings) as read, loader(samples, windows=True, **settings) as others:
+        for one, other in zip(read, others, strict=True):
             assert other.x is None
             np.testing.assert_array_equal(one.y, other.y)
             np.testing.assert_array_equal(one.samples, other.samples)
-            for picture, (row, top, left, mirrored) in zip(one.x, other.crop_windows, strict=True):
+            for image, (row, top, left, mirrored) in zip(one.x, other.crop_windows, strict=True):
                 padded = np.pad(
                     x[row].reshape(shape[0], *(shape[1:] or (1, 1))), ((0, 0), (2, 2), (2, 2))
                 )
                 height, width = shape[1:] or (1, 1)
                 seen = padded[:, 2 + top : 2 + top + height, 2 + left : 2 + left + width]
-                np.testing.assert_array_equal(picture, seen.reshape(shape))
+                np.testing.assert_array_equal(image, seen.reshape(shape))
                 assert not mirrored
     assert not threads()
 
 
 def test_windows_are_computed_on_a_thread_until_the_loader_is_closed():
     samples = CachedSamples(np.zeros((9, 2, 4, 5), np.float32), np.zeros(9, np.int32))
-    told = loader(samples, input_shape=(2, 4, 5), windows=True, last_step=40)
-    assert [next(told).step for _ in range(5)] == list(range(5))
+    batches = loader(samples, input_shape=(2, 4, 5), windows=True, last_step=40)
+    assert [next(batches).step for _ in range(5)] == list(range(5))
     assert len(threads()) == 1
-    told.close()
-    told.close()
+    batches.close()
+    batches.close()
     assert not threads()
     with pytest.raises(StopIteration):
-        next(told)
+        next(batches)
 
 
 @pytest.mark.parametrize(
     ("together", "first", "second"),
-    # Nine samples are two minibatches of four and a smaller one, which is used in no time: alone
-    # it would not last until the next piece is made.
+    # Nine samples are two minibatches of four and a smaller one. The use of the smaller one
+    # alone would take less time than the computation of the next piece.
     [(1 << 16, (0, range(3)), (1, range(3, 6))), (8, (0, range(2)), (0, range(2, 3)))],
 )
 def test_the_next_windows_are_computed_while_the_present_ones_are_used(
@@ -134,8 +134,8 @@ def test_the_next_windows_are_computed_while_the_present_ones_are_used(
 
     monkeypatch.setattr(CropWindowLoader, "_make_pieces", noted)
     samples = CachedSamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
-    with loader(samples, input_shape=(3,), windows=True, last_step=40) as told:
-        next(told)
+    with loader(samples, input_shape=(3,), windows=True, last_step=40) as batches:
+        next(batches)
         deadline = time.monotonic() + 10
         while len(made) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -146,8 +146,8 @@ def test_pieces_of_an_epoch_are_about_equally_large(monkeypatch):
     """22 minibatches, of which 21 could be made together."""
     monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", 21 * 4)
     samples = CachedSamples(np.zeros((86, 3), np.float32), np.zeros(86, np.int32))
-    with loader(samples, input_shape=(3,), windows=True, last_step=44) as told:
-        pieces = list(told._spans())
+    with loader(samples, input_shape=(3,), windows=True, last_step=44) as batches:
+        pieces = list(batches._spans())
     assert pieces == [(0, range(11)), (0, range(11, 22)), (1, range(22, 33)), (1, range(33, 44))]
 
 
@@ -162,19 +162,19 @@ def test_without_reading_ahead_batches_are_the_same_and_no_thread_reads(count):
     assert seen[0] == seen[1]
 
 
-def test_without_reading_ahead_a_batch_is_read_when_it_is_asked_for():
+def test_without_reading_ahead_a_batch_is_read_when_it_is_requested():
     samples = Numbers(50)
     with loader(samples, depth=0, last_step=40) as batches:
-        for asked in range(1, 20):
+        for count in range(1, 20):
             batch = next(batches)
-            assert samples.reads == asked
+            assert samples.reads == count
             np.testing.assert_array_equal(batch.x[:, 0], batch.samples)
     with pytest.raises(StopIteration):
         next(batches)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_batch_keeps_its_numbers_until_depth_further_ones_are_asked_for(depth):
+def test_a_batch_is_unchanged_until_depth_further_ones_are_requested(depth):
     with loader(Numbers(50), depth=depth, last_step=40) as batches:
         kept = []
         for batch in batches:
@@ -184,10 +184,10 @@ def test_a_batch_keeps_its_numbers_until_depth_further_ones_are_asked_for(depth)
                 np.testing.assert_array_equal(old.x[:, 0], old.samples)
 
 
-def test_memory_is_used_again():
+def test_memory_is_reused():
     with loader(Numbers(50), last_step=40) as batches:
-        places = {batch.x.ctypes.data for batch in batches}
-    assert len(places) <= 4
+        addresses = {batch.x.ctypes.data for batch in batches}
+    assert len(addresses) <= 4
 
 
 def test_no_more_than_the_buffers_are_read_ahead():
@@ -223,10 +223,10 @@ def test_the_thread_ends_with_the_steps():
             next(batches)
 
 
-@pytest.mark.parametrize("asked", [0, 1, 5])
-def test_the_thread_ends_when_the_loader_is_closed_early(asked):
+@pytest.mark.parametrize("requested", [0, 1, 5])
+def test_the_thread_ends_when_the_loader_is_closed_early(requested):
     batches = loader(Numbers(10), last_step=10**9)
-    for _ in range(asked):
+    for _ in range(requested):
         next(batches)
     batches.close()
     batches.close()
@@ -266,7 +266,7 @@ def test_closing_wakes_a_consumer_that_waits():
     assert not threads()
 
 
-def test_closing_waits_for_no_more_than_the_read_under_way():
+def test_closing_waits_only_for_the_present_read():
     gate = threading.Event()
     samples = Numbers(10, gate=gate)
     batches = loader(samples)
@@ -280,7 +280,7 @@ def test_closing_waits_for_no_more_than_the_read_under_way():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_comes_in_place_of_its_batch(depth):
+def test_an_error_is_raised_instead_of_its_batch(depth):
     bad = int(minibatch(20, 4, 3, 3)[1])
     with loader(Numbers(20, fail_at=bad), depth=depth, last_step=5) as batches:
         for step in range(3):
@@ -313,12 +313,12 @@ def test_targets_have_the_type_of_the_loss(net):
 
 @pytest.mark.parametrize("moves", [{"crop": 3}, {"crop": 3, "flip": True}, {"flip": True}, {}])
 @pytest.mark.parametrize("shape", [(3, 24, 24), (3, 29, 27), (3, 32, 32)])
-def test_pictures_from_files_and_from_memory_are_changed_alike(net, cifar, shape, moves):
+def test_images_from_files_and_from_memory_are_changed_alike(net, cifar, shape, moves):
     data = open_data(f"cifar10:{cifar[0]}?fit=crop", net(shape))
     assert isinstance(data.train, CachedSamples)
 
     class Files(Samples):
-        """The same samples, which nobody knows to be in memory."""
+        """The same samples without the type of cached samples."""
 
         readable_shape = data.train.readable_shape
 
@@ -345,13 +345,13 @@ def test_augmented_batches_are_the_same_for_any_number_of_ranks(net, cifar, fit,
     augmentation = Augmentation(crop=3, flip=True, brightness=0.1, contrast=0.2)
     seen = []
     for size in (1, 3):
-        pictures = {}
+        images = {}
         for rank in range(size):
             changes = {"input_shape": shape, "rank": rank, "size": size, "batch_size": 7}
             with loader(data.train, augmentation=augmentation, last_step=3, **changes) as batches:
                 for batch in batches:
-                    pictures |= dict(zip(batch.samples.tolist(), batch.x.copy(), strict=True))
-        seen.append(pictures)
+                    images |= dict(zip(batch.samples.tolist(), batch.x.copy(), strict=True))
+        seen.append(images)
     assert set(seen[0]) == set(range(20))
     for sample in range(20):
         np.testing.assert_array_equal(seen[0][sample], seen[1][sample])
@@ -369,7 +369,7 @@ def test_random_crops_show_true_pixels_around_the_centre(net, read, cifar):
 
 
 @pytest.mark.parametrize(("size", "crop"), [(24, 4), (27, 1), (27, 9), (32, 2)])
-def test_the_middle_crop_is_what_evaluation_sees(net, read, cifar, monkeypatch, size, crop):
+def test_the_centre_crop_equals_the_input_of_evaluation(net, read, cifar, monkeypatch, size, crop):
     shape = (3, size, size)
     data = open_data(f"cifar10:{cifar[0]}?fit=crop", net(shape))
     plain, _ = read(data)

@@ -51,7 +51,7 @@ def test_orders_differ_between_epochs_and_seeds():
     assert len(orders) == 16
 
 
-def test_the_first_place_is_uniform_over_samples():
+def test_the_first_sample_is_uniform():
     # 2,000 draws from 10: each count is binomial with mean 200 and deviation 13.4; five of those.
     counts = np.bincount([epoch_order(10, 7, epoch)[0] for epoch in range(2000)], minlength=10)
     assert abs(counts - 200).max() < 67

@@ -65,7 +65,7 @@ def test_digits_for_colour_networks_are_resized_and_repeated(net, read):
     np.testing.assert_array_equal(y, labels)
     assert y.dtype == np.int32
     np.testing.assert_array_equal(x[:, 0], x[:, 2])
-    # Enlarging four times keeps a picture's mean but for its border pixels' weight.
+    # Enlarging four times keeps an image's mean but for its border pixels' weight.
     np.testing.assert_allclose(x[:, 0].mean(axis=(1, 2)), small.mean(axis=(1, 2, 3)), atol=0.02)
     assert x.min() >= -1.0
     assert x.max() <= 1.0
@@ -75,7 +75,7 @@ def test_digits_for_colour_networks_are_resized_and_repeated(net, read):
 # cifar10
 
 
-def test_cifar10_gives_the_pixels_and_labels_of_its_files(net, read, cifar):
+def test_cifar10_returns_the_pixels_and_labels_of_its_files(net, read, cifar):
     folder, images, labels = cifar
     before = digest(folder)
     data = open_data(f"cifar10:{folder}", net((3, 32, 32)))
@@ -113,7 +113,7 @@ def test_cropping_cuts_out_the_centre_and_keeps_the_rest_within_reach(net, read,
     assert "central crop" in data.description
 
 
-def test_what_is_read_when_asked_for_equals_what_is_kept_in_memory(net, read, cifar, monkeypatch):
+def test_lazy_samples_equal_cached_ones(net, read, cifar, monkeypatch):
     from dptrain.data import stored
 
     for spec, shape in ((f"cifar10:{cifar[0]}", (3, 40, 40)), ("digits", (3, 32, 32))):
@@ -185,7 +185,7 @@ def test_npz_without_one_is_split_the_same_for_every_seed(net, read, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(10, 4, 4), (10, 4, 4, 1), (10, 1, 4, 4)])
-def test_pictures_in_arrays_may_lie_in_any_usual_order(net, read, tmp_path, shape):
+def test_images_in_arrays_may_have_any_usual_order_of_axes(net, read, tmp_path, shape):
     x = np.arange(160, dtype=np.float32)
     np.savez(tmp_path / "a.npz", x=x.reshape(shape), y=np.arange(10))
     data = open_data(f"npz:{tmp_path / 'a.npz'}", net((1, 4, 4)))
@@ -222,7 +222,7 @@ def test_npy_is_mapped_and_reads_only_rows(net, read, tmp_path):
         ("values", 2, np.arange(20).reshape(10, 2)),
     ],
 )
-def test_targets_come_as_the_loss_wants_them(net, read, tmp_path, targets, outputs, y):
+def test_targets_have_the_type_of_the_loss(net, read, tmp_path, targets, outputs, y):
     x = np.arange(10.0)[:, None]
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     data = open_data(f"npz:{tmp_path / 'a.npz'}", net((1,), outputs, targets))

@@ -1,4 +1,4 @@
-"""New samples reach a trained network exactly as the data it was trained on did."""
+"""New samples are preprocessed exactly like the data that the network was trained on."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def save(path, array):
     return path
 
 
-# The same samples give the same x, whichever door they come through.
+# Equal samples become equal inputs, from arrays, archives and image files.
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (64,)])
@@ -160,7 +160,7 @@ def test_folder(net, read, images, tmp_path):
     paths = [str(p.relative_to(images)) for s in (data.train, data.test) for p in s.paths]
     (images / ".hidden").mkdir()
     for hidden in (images / ".hidden" / "a.png", images / "cat" / "._0.png"):
-        hidden.write_bytes(b"no picture")
+        hidden.write_bytes(b"no image")
     inputs = inputs_of(images, network, spec)
     assert list(inputs.names) == sorted(paths)
     order = [paths.index(name) for name in inputs.names]
@@ -187,7 +187,7 @@ def test_irradiance(net, read, tmp_path, shape):
     network = net(shape, 1, "values")
     spec = "irradiance?samples=5"
     expected, _ = read(open_data(spec, network, seed=4))
-    # The simulation of another length is another one; the same length gives the same table.
+    # The simulation depends on its length; the same length results in the same table.
     table = simulate((5 + WINDOW - 1 + 10) + 1 + WINDOW - 1 + 10, 4)
     rows = [table[i + WINDOW - 1] if shape == (50,) else table[i : i + WINDOW] for i in range(5)]
     inputs = inputs_of(save(tmp_path / "x.npy", np.stack(rows)), network, spec)
@@ -274,7 +274,7 @@ def test_files_that_are_none(net, refuse, tmp_path, images):
     refuse(tmp_path / "one.npz", network, "digits", "one.npz", "single array")
     (tmp_path / "empty").mkdir()
     refuse(tmp_path / "empty", network, "digits", tmp_path / "empty", "no images", ".png")
-    (images / "dog" / "3.png").write_bytes(b"no picture")
+    (images / "dog" / "3.png").write_bytes(b"no image")
     refuse(images, network, "digits", "3.png", "replace or remove")
 
 
@@ -321,12 +321,12 @@ def test_pixels_for_a_network_that_was_trained_on_other_numbers(net, refuse, tmp
     refuse(images, values, "irradiance", images, "irradiance")
 
 
-def test_pictures_for_a_network_that_takes_none(net, refuse, images, table):
+def test_images_for_a_network_that_takes_none(net, refuse, images, table):
     refuse(images, net((3,), 1, "values"), table[2], images, "numbers of csv")
     refuse(images, net((50,)), "synthetic", images, "numbers of synthetic")
 
 
-def test_pictures_too_small_to_crop(net, refuse, cifar, images):
+def test_images_too_small_to_crop(net, refuse, cifar, images):
     refuse(images, net((3, 24, 24)), f"cifar10:{cifar[0]}?fit=crop", "cat/0.png", "larger")
 
 

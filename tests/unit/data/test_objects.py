@@ -47,7 +47,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_all_forms_give_the_samples_of_an_npz_file(net, read, tmp_path, form):
+def test_all_forms_have_the_samples_of_an_npz_file(net, read, tmp_path, form):
     network = net((3, 6, 5), 4)
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     expected = open_data(f"npz:{tmp_path / 'a.npz'}", network)

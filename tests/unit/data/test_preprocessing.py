@@ -87,8 +87,8 @@ def test_apply_converts_images_as_training_does(net, read, cifar):
         np.testing.assert_array_equal(apply(stored), expected)
         np.testing.assert_allclose(apply(stored.transpose(0, 2, 3, 1)), expected, atol=1e-6)
         np.testing.assert_array_equal(apply(stored[0]), expected[:1])
-        pictures = [Image.fromarray(image.transpose(1, 2, 0)) for image in stored[:3]]
-        np.testing.assert_allclose(apply(pictures), expected[:3], atol=1e-6)
+        files = [Image.fromarray(image.transpose(1, 2, 0)) for image in stored[:3]]
+        np.testing.assert_allclose(apply(files), expected[:3], atol=1e-6)
 
 
 def test_apply_takes_images_of_different_sizes_and_without_channels(net):
