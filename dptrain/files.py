@@ -7,7 +7,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,19 +29,27 @@ _SPECIAL = {
 
 
 @contextmanager
-def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
+def writing(
+    path: Path, flag: str = "--run-dir", check: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Convert an `OSError` inside the block to a one-line error about `path`.
 
     Args:
         path: file or directory that the block writes.
         flag: the flag that selects another location.
+        check: called before the block and again after an `OSError`; it may raise a more precise
+            error, for example that the directory was moved in the meantime.
 
     Raises:
         UserError: no space is left, a permission is missing, or the disk is read-only.
     """
+    if check is not None:
+        check()
     try:
         yield
     except OSError as error:
+        if check is not None:
+            check()
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; "
             f"free some space or correct its permissions, or choose another {flag}"
@@ -57,19 +65,25 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str | bytes, flag: str = "--run-dir") -> None:
+def write_whole(
+    path: Path,
+    text: str | bytes,
+    flag: str = "--run-dir",
+    check: Callable[[], None] | None = None,
+) -> None:
     """Write a file atomically: after a power failure the old or the new file is complete.
 
     Args:
         path: file to write.
         text: contents; text is encoded as UTF-8.
         flag: the flag that selects another location, for the error message.
+        check: see `writing`.
 
     Raises:
         UserError: the file cannot be written; an old file is unchanged.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with writing(path, flag):
+    with writing(path, flag, check):
         try:
             partial.write_bytes(text.encode() if isinstance(text, str) else text)
             sync(partial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,11 @@ class Request:
             raise UserError(
                 f"{self.name}: {key} is '{shown(text)}'; expected a whole number of at least "
                 f"{minimum}"
+            )
+        if value > sys.maxsize:
+            raise UserError(
+                f"{self.name}: {key} is {shown(text)}; expected a whole number of at most "
+                f"{sys.maxsize}"
             )
         return value
 

@@ -36,10 +36,8 @@ class MetricsFile:
         Raises:
             UserError: the line cannot be written, for example because the disk is full.
         """
-        if self._before_write is not None:
-            self._before_write()
         line = f"{dump_json(record)}\n".encode()
-        with writing(self.path):
+        with writing(self.path, check=self._before_write):
             try:
                 descriptor = self._open()
                 while line:
@@ -75,7 +73,7 @@ class MetricsFile:
         records = (self._parse(number, line) for number, line in enumerate(lines, 1))
         kept = [line for line, r in zip(lines, records, strict=True) if r.get("step", 0) <= step]
         if len(kept) < len(lines):
-            write_whole(self.path, b"".join(kept))
+            write_whole(self.path, b"".join(kept), check=self._before_write)
 
     def close(self) -> None:
         """Close the file; the next `append` opens it again."""

@@ -236,10 +236,8 @@ class CheckpointStore:
                 written; earlier checkpoints are unchanged.
         """
         self._check_finite(step, arrays)
-        if self._before_save is not None:
-            self._before_save()
         path = self._path(step)
-        with writing(path):
+        with writing(path, check=self._before_save):
             self.folder.mkdir(exist_ok=True)
             sync(self.folder.parent)
             self._clean()

@@ -212,7 +212,7 @@ class RunDirectory:
         path = self.checkpoints.save(step, arrays, facts)
         marker = self.path / LAST_CHECKPOINT
         # Written after the checkpoint: a run that is killed in between is still resumed.
-        with writing(marker):
+        with writing(marker, check=self.check_present):
             partial = marker.with_name(f"{marker.name}.partial")
             partial.write_text(f"{step}\n")
             partial.replace(marker)
@@ -257,10 +257,9 @@ class RunDirectory:
         Returns:
             The value of `network` in `config.toml`.
         """
-        self.check_present()
         path = self.path / NETWORK
         partial = path.with_name(f".{NETWORK}.partial")
-        with writing(path):
+        with writing(path, check=self.check_present):
             try:
                 write_network(network, partial)
                 sync(partial)
@@ -288,8 +287,7 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Delete `summary.json`, because the run continues and the results will be others."""
-        self.check_present()
-        with writing(self.path / SUMMARY):
+        with writing(self.path / SUMMARY, check=self.check_present):
             (self.path / SUMMARY).unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any]:
@@ -320,8 +318,7 @@ class RunDirectory:
         return summary if summary.get("steps") == step else None
 
     def _write(self, name: str, text: str) -> None:
-        self.check_present()
-        write_whole(self.path / name, text)
+        write_whole(self.path / name, text, check=self.check_present)
 
 
 def _close_all(*descriptors: int) -> None:

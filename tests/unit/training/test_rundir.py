@@ -243,6 +243,22 @@ def test_a_directory_that_is_lost_during_training_ends_the_run(
     assert files_below(run.path) == {}
 
 
+def test_a_directory_that_is_moved_within_a_write_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path / "run")
+
+    def move(*_: object) -> None:
+        monkeypatch.undo()
+        run.path.rename(tmp_path / "moved")
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr("dptrain.training.checkpoints.sync", move)
+    with pytest.raises(RunDirectoryLostError, match="was moved to"):
+        run.save_checkpoint(1, ARRAYS, {})
+    assert not run.path.exists()
+
+
 def files_below(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
