@@ -57,7 +57,7 @@ def find_machine(wanted: Sequence[str]) -> Machine:
     for name in wanted:
         # The libraries of a backend can fail to load with any exception.
         try:
-            load_backend(name).place(0)
+            load_backend(name).choose_device(0)
             backends.append(name)
         except UserError as error:
             missing.append(f"backend {name}: {error}")

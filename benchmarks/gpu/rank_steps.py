@@ -42,7 +42,7 @@ def time_steps(
 ) -> float:
     """Return the time of a step in µs: the median over blocks that all ranks start together."""
     backend = load_backend("cuda")
-    backend.place(world.local_rank)
+    backend.choose_device(world.local_rank)
     plan = make_plan(network, backend, batch_size, precision=precision, optimizer=SGD())
     replica = backend.make_replica(plan)
     carrier = choose_transport(world, replica, transport) if world.size > 1 else "none"

@@ -1,7 +1,8 @@
-"""What a backend supplies.
+"""The interface of a backend.
 
 A backend is small: how it groups layers and stores parameters (`dptrain.plan.lowering.Lowering`),
-one operation for each kind of layer, a loss, an update. What is the same for all is the replica.
+one operation for each type of layer, the losses and the update rules. `Replica` has what all
+backends have in common.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from dptrain.plan.plan import Plan
 
 
 class Backend(ABC):
-    """One way of computing. Subclasses are stateless; `create` in each backend's package makes one.
+    """Binds the stages of a plan to kernels; `create` in each backend's package makes one.
 
     Class attributes:
-        name: the word users say.
-        precisions: supported precisions by the user's word for them, the default first.
-        fusions: runs of layer classes that are computed as one group, tried longest first.
-        channels_last: activations lie as (N, H, W, C) instead of (N, C, H, W).
-        concurrent_weight_gradients: stages of `BACKWARD_WEIGHT` may run beside those that follow.
-        max_elements: largest number of elements of a buffer that kernels can count; None for any.
-        threaded: more threads compute faster.
+        name: the name that users pass.
+        precisions: supported precisions by name, the default first.
+        fusions: sequences of layer classes that are computed as one group, tried longest first.
+        channels_last: True stores activations as (N, H, W, C) instead of (N, C, H, W).
+        concurrent_weight_gradients: True if stages of `BACKWARD_WEIGHT` may overlap with those that
+            follow.
+        most_elements: largest number of elements of a buffer that kernels can count; None for any.
+        threaded: True if the backend computes with several threads.
     """
 
     name: ClassVar[str]
@@ -53,33 +55,33 @@ class Backend(ABC):
     threaded: ClassVar[bool] = False
 
     def precision(self, name: str) -> Precision:
-        """How numbers are kept under the precision called `name`."""
+        """Return the data types of the precision called `name`."""
         if name not in self.precisions:
             raise UserError(
                 f"backend {self.name} has no precision '{name}'; "
-                f"it has {', '.join(self.precisions)}"
+                f"expected one of {', '.join(self.precisions)}"
             )
         return self.precisions[name]
 
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
-        """Whether these layers, which match one of `fusions`, are computed as one group."""
+        """Return whether these layers, which match one of `fusions`, are computed as one group."""
         return True
 
     def staging_shape(self, network: Network, setting: Setting) -> Shape:
-        """Messages to steps that may be under way, and bytes of each; () where steps get none."""
+        """Return (staging slots, bytes of each) on the device; () if there are none."""
         return ()
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
-        """How a parameter is stored; canonical unless a backend says otherwise."""
+        """Return how a parameter is stored; the default is the canonical layout."""
         return canonical_storage(parameter)
 
     @abstractmethod
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
-        """What computing `group` takes."""
+        """Return the phases, buffers, FLOPs and bytes of computing `group`."""
 
     @abstractmethod
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        """Kernels for every phase in this group's needs, bound to `arrays`."""
+        """Return a kernel for every phase of this group's needs, bound to `arrays`."""
 
     @abstractmethod
     def bind_loss(
@@ -90,53 +92,53 @@ class Backend(ABC):
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
-        """Kernel that writes the gradient of the loss and adds to ``sums[:2]``.
+        """Return the kernel that computes the loss and its gradient.
 
         Args:
-            replica: its network names the loss.
-            output: (N, F) what the network gave.
+            replica: its network has the loss.
+            output: (N, F), the network's output.
             target: int32 (N,) or (N, F), see `Loss.targets`.
             gradient: (N, F), or None in a plan without training.
-            sums: loss · (samples / global samples) and number of correct answers are written to
-                its first two elements. Correct: arg-max (first, among equals) equals the label;
-                for ``binary``, samples whose every output is on the right side of ½; for
-                ``values``, 0.
+            sums: the kernel writes loss · (samples / global samples) and the number of correct
+                predictions to its first two elements. A prediction is correct if the arg-max (the
+                first of equal ones) is the label; for ``binary``, if every output is on the right
+                side of ½; for ``values`` the number is 0.
         """
 
     @abstractmethod
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
-        """Update rule; `Replica.updates` counts the coming update already.
+        """Return the kernel of the update rule. `Replica.updates` includes the present update.
 
         Args:
-            replica: whose parameters.
-            elements: of the flat arrays, whole slots.
+            replica: has the parameters.
+            elements: of the flat arrays; start and stop are multiples of 16.
         """
 
-    def place(self, local_rank: int) -> str:
-        """Choose the device of this rank, the `local_rank`-th of its node.
+    def choose_device(self, local_rank: int) -> str:
+        """Choose the device of this rank, number `local_rank` on its node.
 
         Returns:
-            What tells the device from others of the node; empty where ranks may share it.
+            The identity of the device on its node; empty if ranks may share it.
         """
         return ""
 
     def free_bytes(self) -> int | None:
-        """Bytes that replicas may still take on the device; None where they lie in host memory."""
+        """Return the free bytes of the device; None if replicas use host memory."""
         return None
 
     def allocate(self, plan: Plan, *, seed: int) -> Replica:
-        """Memory for `plan`, with its stages bound to it; parameters are 0."""
+        """Allocate memory for `plan` and bind its stages to it; parameters are 0."""
         return Replica(self, plan, seed=seed)
 
     def prepare(self, plan: Plan) -> None:
-        """Have ready on disk what binding `plan` needs, such as compiled kernels.
+        """Store on disk what binding `plan` needs, such as compiled kernels.
 
-        Where several processes are about to compile the same plan on one machine, one of them
-        calls this first, so that the others find the work done.
+        If several processes of a machine need the same plan, one of them calls this first, and the
+        others find the compiled kernels in the cache.
         """
 
     def make_replica(self, plan: Plan, *, seed: int = 0) -> Replica:
-        """Allocate memory for `plan`, bind its stages, draw the initial parameters."""
+        """Allocate memory for `plan`, bind its stages, and draw the initial parameters."""
         require_memory(
             sum(plan.memory.values()),
             f"network {plan.network.name} with batch size {plan.batch_size:,}",

@@ -1,4 +1,4 @@
-"""Targets: what users may pass, and the order in which a backend stores them."""
+"""Targets: the forms that users may pass, and the order in which a backend stores them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from dptrain.network.targets import class_labels
 
 
 def checked_targets(network: Network, y: ArrayLike) -> NDArray[Any]:
-    """What a loss may be given: class numbers (n,), also from one-hot rows, or values (n, F).
+    """Return targets as the loss takes them: class indices (n,), or values (n, F).
+
+    Args:
+        network: has the loss.
+        y: class indices (n,), one-hot rows (n, F), or values (n, F).
 
     Raises:
-        UserError: wrong shape, or labels that are no class numbers of this network.
+        UserError: wrong shape, or labels that are not class indices of this network.
     """
     array = np.asarray(y)
     loss, width = network.loss, network.num_outputs
     if loss.targets != "classes":
         if array.size != len(array) * width:
-            raise UserError(f"y has shape {array.shape}; this network gives {width} values")
+            raise UserError(f"y has shape {array.shape}; expected {width} values per sample")
         return array.reshape(len(array), width)
     return class_labels(array, network, "y")
 
 
 def channels_last_targets(network: Network, y: NDArray[Any]) -> NDArray[Any]:
-    """Targets in the order H, W, C of the outputs, which matters if these are flattened maps."""
+    """Return targets in the order H, W, C of the outputs, if these are flattened maps."""
     channels, height, width = network.nodes[-1].output_maps
     if channels == 1 or height * width == 1:
         return y

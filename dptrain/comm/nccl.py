@@ -1,4 +1,4 @@
-"""Sums over GPUs by NVIDIA's library of collectives.
+"""Sums over GPUs by NCCL, NVIDIA's library of collectives.
 
 Source: NVIDIA NCCL user guide, https://docs.nvidia.com/deeplearning/nccl.
 """
@@ -16,7 +16,7 @@ from dptrain.errors import UserError
 
 
 class Nccl(Carrier):
-    """One communicator of all ranks, for any array; counts are elements."""
+    """A communicator of all ranks, for any array. NCCL decides the order of summation."""
 
     transport: ClassVar[str] = "nccl"
 
@@ -48,15 +48,15 @@ class Nccl(Carrier):
         )  # fmt: skip
 
     def close(self) -> None:
-        # Waits for graphs that were captured with it, for ever if there are any left.
+        # This waits forever if a graph that was captured with the communicator still exists.
         self.communicator.destroy()
 
 
 def import_nccl() -> Any:
-    """CuPy's binding of NCCL.
+    """Return CuPy's binding of NCCL.
 
     Raises:
-        UserError: it is not there, or finds no library.
+        UserError: the binding is not installed, or does not find the library.
     """
     try:
         from cupy.cuda import nccl
@@ -65,22 +65,22 @@ def import_nccl() -> Any:
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"NCCL cannot be used ({reason}); pip install 'dptrain[cuda13]' or 'dptrain[cuda12]' "
-            "brings it, --transport host sums through the host's memory"
+            f"NCCL cannot be used ({reason}); install it with pip install 'dptrain[cuda13]' or "
+            "'dptrain[cuda12]', or use --transport host"
         ) from None
     return nccl
 
 
 def connect(world: World, nccl: Any) -> Any:
-    """One communicator of all ranks.
+    """Return a communicator of all ranks.
 
-    The call waits for all ranks and holds the interpreter's lock, so a watch of its own ends the
-    process if they do not come.
+    The call waits for all ranks and holds the global interpreter lock, so a timer in another thread
+    ends the process if a rank does not arrive in time.
     """
-    number = world.broadcast_json(list(nccl.get_unique_id()) if world.is_rank_zero else None)
+    identifier = world.broadcast_json(list(nccl.get_unique_id()) if world.is_rank_zero else None)
     world.barrier()
     faulthandler.dump_traceback_later(world.timeout, exit=True)
     try:
-        return nccl.NcclCommunicator(world.size, bytes(number), world.rank)
+        return nccl.NcclCommunicator(world.size, bytes(identifier), world.rank)
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -1,118 +1,112 @@
-"""Sums over the GPUs of one node, which write into each other's memory."""
+"""Sums over the GPUs of one node by kernels that write to each other's memory.
+
+Numbers are added in the order of the ranks, so all ranks compute the same bits.
+"""
 
 from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.replica import Replica
+from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.enqueued import Carrier, Shared
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.plan.flat import SUMS
 
-T = TypeVar("T")
-
-WORD = 4
-"""Numbers that ``all_reduce.cu`` sends by one instruction."""
+VECTOR = 4
+"""Numbers that ``all_reduce.cu`` sends by one instruction: 16 bytes."""
+VECTOR_BYTES = 4 * VECTOR
 
 EMPTY = 0xFFFFFFFF
-"""As ``all_reduce.cu`` has it."""
+"""Bits of a number that has not arrived, as in ``all_reduce.cu``."""
 
 BLOCKS, THREADS = 64, 512
-"""Most blocks of a sum, and threads of a block. 132 blocks sum 16 MB in 80 µs instead of 86, but
-take from the stages beside them: cifar's step of 148 µs became 149."""
+"""Largest number of blocks of a sum, and threads of a block. With 132 blocks a sum of 16 MB takes
+80 µs instead of 86 µs, but slows down the stages that overlap with it: a step of cifar took 149 µs
+instead of 148 µs (H200)."""
 
-TRIAL_S = 10.0
-"""How long numbers may travel when nothing else does."""
+TEST_TIMEOUT_S = 10.0
+"""Time limit of the test sum."""
 
-SHARES_BYTES = 768 << 10
-"""Where each rank would have more to send, it adds a share of all instead: H200s, 4 ranks, at once
-and by shares: 256 KB 6.8 and 7.2 µs, 0.8 MB 12.6 and 9.8, 4.3 MB 48 and 26. Two ranks send as much
-either way, and wait once or twice."""
+TWO_SHOT_BYTES = 768 << 10
+"""A two-shot all-reduce is used if each rank would send more than this in a one-shot all-reduce.
+Four H200s, one-shot and two-shot: 256 KB 6.8 and 7.2 µs, 0.8 MB 12.6 and 9.8 µs, 4.3 MB 48 and
+26 µs. Two ranks send equally much with both, and one-shot waits once instead of twice."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What sums of one array use.
+    """The part of the receive buffers that sums of one array use.
 
     Attributes:
-        start: int64, of its part of an inbox, in words of 16 bytes.
-        count: words of the array.
-        share: words that each rank adds up, where not every rank adds up all; else 0.
-        turns: uint32, counts the sums of every block.
+        start: int64, offset in the receive buffer, in vectors of 16 bytes.
+        count: vectors of the array.
+        share: vectors that each rank sums in a two-shot all-reduce; 0 for a one-shot one.
+        counters: uint32, the number of sums that each block has made.
     """
 
     start: np.int64
     count: int
     share: int
-    turns: Array
+    counters: Array
 
     @property
     def blocks(self) -> int:
-        """Of a sum."""
+        """Number of blocks of a sum."""
         return min(math.ceil((self.share or self.count) / THREADS), BLOCKS)
 
 
-class Inboxes:
-    """Memory of each rank's GPU that the other ranks' GPUs write into, all words EMPTY.
+class ReceiveBuffers:
+    """Memory of each rank's GPU to which the other ranks' GPUs write, initially EMPTY.
 
     Args:
-        world: the ranks, of one node.
+        world: the ranks, all on one node.
         device: of this rank.
-        words: of this rank's, 16 bytes each.
+        vectors: size of this rank's buffer, in vectors of 16 bytes.
 
     Attributes:
-        addresses: uint64 (ranks,) where they begin, as kernels of this rank reach them.
+        addresses: uint64 (ranks,), where the buffers begin, for kernels of this rank.
 
     Raises:
-        UserError: a GPU does not reach another's memory; on every rank.
+        UserError: a GPU cannot access another's memory; the same error on every rank.
     """
 
-    def __init__(self, world: World, device: Device, words: int) -> None:
+    def __init__(self, world: World, device: Device, vectors: int) -> None:
         self._world, self._device = world, device
         self._own: Array | None = None
         self._others: list[int] = []
-        handles = world.all_gather_json(self._agreed(lambda: self._make(words)).hex())
-        self._agreed(lambda: self._reach(handles))
+        try:
+            handle = call_on_all_ranks(world, lambda: self._allocate(vectors))
+            handles = world.all_gather_json(handle.hex())
+            call_on_all_ranks(world, lambda: self._open(handles))
+        except UserError:
+            self.close()
+            raise
         self.addresses = device.zeros((world.size,), "uint64")
         addresses = [*self._others]
         addresses.insert(world.rank, device.address(self._own))
         device.upload(self.addresses, np.array(addresses, np.uint64))
 
-    def _make(self, words: int) -> bytes:
-        self._own, handle = self._device.share(words * 4 * WORD)
-        self._device.upload(self._own.view("uint32"), np.full(words * WORD, EMPTY, np.uint32))
+    def _allocate(self, vectors: int) -> bytes:
+        self._own, handle = self._device.share(vectors * VECTOR_BYTES)
+        self._device.upload(self._own.view("uint32"), np.full(vectors * VECTOR, EMPTY, np.uint32))
         self._device.synchronize()
         return handle
 
-    def _reach(self, handles: list[str]) -> None:
+    def _open(self, handles: list[str]) -> None:
         for rank, handle in enumerate(handles):
             if rank != self._world.rank:
                 self._others.append(self._device.open_shared(bytes.fromhex(handle)))
 
-    def _agreed(self, action: Callable[[], T]) -> T:
-        """What the action gives, if every rank's does."""
-        result, error = [], None
-        try:
-            result.append(action())
-        except UserError as caught:
-            error = caught
-        try:
-            self._world.agree(error)
-        except UserError:
-            self.close()
-            raise
-        return result[0]
-
     def close(self) -> None:
-        """Give the memory back when no rank's kernels use it any more; all ranks call it."""
+        """Free the memory when no rank's kernels use it any more; all ranks call this."""
         for address in self._others:
             self._device.close_shared(address)
         self._others = []
@@ -123,105 +117,115 @@ class Inboxes:
 
 
 class Peers(Carrier):
-    """Sums by kernels that send numbers to where the others' kernels wait for them.
+    """Sums by kernels that write to the receive buffers of the other ranks and wait for theirs.
 
     Args:
-        world: the ranks, of one node.
-        replica: whose arrays they are.
-        shared: the arrays.
-        patience_s: how long a kernel waits for another rank's numbers; the world's timeout where
-            left out. Behind that, the replica's shared sums are NaN.
+        world: the ranks, all on one node.
+        replica: has the loss sums.
+        shared: the arrays that are summed and broadcast.
+        timeout_s: how long a kernel waits for another rank; the world's timeout by default. After
+            that it sets the replica's loss sums to NaN.
 
     Raises:
-        UserError: a GPU does not reach another's memory; on every rank.
+        UserError: a GPU cannot access another's memory; the same error on every rank.
     """
 
     transport: ClassVar[str] = "peer"
 
     def __init__(
-        self, world: World, replica: Replica, shared: Shared, patience_s: float | None = None
+        self, world: World, replica: Replica, shared: Shared, timeout_s: float | None = None
     ) -> None:
         assert isinstance(replica.memory, Device)
         self.size, self.rank, self.device = world.size, np.int32(world.rank), replica.memory
         first = replica.plan.layout.size
-        self._sums = replica.flat_gradients[first : first + len(SUMS)]
-        self._patience_ns = np.uint64(1e9 * (world.timeout if patience_s is None else patience_s))
+        self._loss_sums = replica.flat_gradients[first : first + len(SUMS)]
+        self._timeout_ns = np.uint64(1e9 * (world.timeout if timeout_s is None else timeout_s))
         self._gave_up = self.device.zeros((1,), "uint32")
-        self._at_once = self.device.function(
+        self._one_shot = self.device.function(
             "all_reduce.cu", "one_shot_all_reduce", RANKS=world.size
         )
-        self._by_shares = self.device.function(
+        self._two_shot = self.device.function(
             "all_reduce.cu", "two_shot_all_reduce", RANKS=world.size
         )
         self._channels: dict[int, Channel] = {}
-        words = 0
+        vectors = 0
         for array in shared.all_reduced:
-            shares = self.size > 2 and (self.size - 1) * array.nbytes > SHARES_BYTES
-            words = self._add(array, words, givers=self.size, shares=shares)
+            two_shot = self.size > 2 and (self.size - 1) * array.nbytes > TWO_SHOT_BYTES
+            vectors = self._add_channel(array, vectors, senders=self.size, two_shot=two_shot)
         for array in shared.broadcast:
-            words = self._add(array, words, givers=1)
-        own = words
+            vectors = self._add_channel(array, vectors, senders=1)
+        # Other ranks send nothing to a rank other than 0 in a reduction.
+        received = vectors
         for array in shared.reduced:
-            words = self._add(array, words, givers=self.size)
-        words = words if world.is_rank_zero else own
-        self._inboxes = Inboxes(world, self.device, words)
-        self.memory_bytes = words * 4 * WORD
+            vectors = self._add_channel(array, vectors, senders=self.size)
+        vectors = vectors if world.is_rank_zero else received
+        self._buffers = ReceiveBuffers(world, self.device, vectors)
+        self.memory_bytes = vectors * VECTOR_BYTES
 
-    def _add(self, array: Array, start: int, *, givers: int, shares: bool = False) -> int:
-        """Make an array's channel at a place of the inboxes; where the next one begins."""
-        count = array.size // WORD
-        assert array.size == count * WORD
-        share = math.ceil(count / self.size) if shares else 0
-        turns = self.device.zeros((BLOCKS,), "uint32")
-        self._channels[self.device.address(array)] = Channel(np.int64(start), count, share, turns)
-        return start + 2 * (2 * self.size * share or givers * count)
+    def _add_channel(
+        self, array: Array, start: int, *, senders: int, two_shot: bool = False
+    ) -> int:
+        """Add a channel that begins at `start`, and return where the next one begins."""
+        count = array.size // VECTOR
+        assert array.size == count * VECTOR
+        share = math.ceil(count / self.size) if two_shot else 0
+        counters = self.device.zeros((BLOCKS,), "uint32")
+        channel = Channel(np.int64(start), count, share, counters)
+        self._channels[self.device.address(array)] = channel
+        # Double buffering: a sum writes to one half while the other is still read.
+        return start + 2 * (2 * self.size * share or senders * count)
 
     def all_reduce(self, array: Array) -> None:
         channel = self._channels[self.device.address(array)]
         if channel.share:
-            self._start(self._by_shares, array, channel.share)
+            self._launch(self._two_shot, array, channel.share)
         else:
-            self._start(self._at_once, array, self.size, self.size)
+            self._launch(self._one_shot, array, self.size, self.size)
 
     def reduce(self, array: Array) -> None:
-        self._start(self._at_once, array, self.size, 1)
+        self._launch(self._one_shot, array, self.size, 1)
 
     def broadcast(self, array: Array) -> None:
-        self._start(self._at_once, array, 1, self.size)
+        self._launch(self._one_shot, array, 1, self.size)
 
-    def _start(self, function: Function, array: Array, *numbers: int) -> None:
+    def _launch(self, kernel: Function, array: Array, *numbers: int) -> None:
         channel = self._channels[self.device.address(array)]
-        elements = np.int32(channel.count), *map(np.int32, numbers)
-        state = self.rank, channel.turns, self._gave_up, self._sums, self._patience_ns
-        addresses = self._inboxes.addresses
-        function(
+        counts = np.int32(channel.count), *map(np.int32, numbers)
+        state = self.rank, channel.counters, self._gave_up, self._loss_sums, self._timeout_ns
+        kernel(
             (channel.blocks, 1, 1),
             (THREADS, 1, 1),
-            [array.view("uint32"), *elements, addresses, channel.start, *state],
+            [array.view("uint32"), *counts, self._buffers.addresses, channel.start, *state],
         )
 
     def close(self) -> None:
-        self._inboxes.close()
+        self._buffers.close()
 
 
 def peer_error(world: World, replica: Replica) -> str | None:
-    """Why the ranks' GPUs cannot write into each other's memory; None where they can, and did."""
-    places = world.all_gather_json([socket.gethostname(), replica.memory.identity])
-    if any(host != places[0][0] for host, _ in places):
-        return "ranks of several nodes have no memory in common; use --transport nccl"
-    if any(places.count(place) > 1 for place in places):
-        return "GPUs sum by themselves with one rank each; use --transport host"
+    """Return why peer-to-peer memory is not available; None after a successful test sum."""
+    devices = world.all_gather_json([socket.gethostname(), replica.memory.identity])
+    if any(host != devices[0][0] for host, _ in devices):
+        return "peer-to-peer memory needs all ranks on one node; use --transport nccl"
+    if any(devices.count(device) > 1 for device in devices):
+        return (
+            "peer-to-peer memory needs a GPU for every rank, but some ranks share one; use "
+            "--transport host, or start one rank per GPU"
+        )
     memory = replica.memory
-    array = memory.zeros((WORD,), "float32")
+    array = memory.zeros((VECTOR,), "float32")
     memory.upload(array, np.array([1, world.rank, 0, 0], np.float32))
     try:
-        peers = Peers(world, replica, Shared([array]), TRIAL_S)
+        peers = Peers(world, replica, Shared([array]), TEST_TIMEOUT_S)
     except UserError as error:
         return str(error)
     peers.all_reduce(array)
-    got = memory.download(array).tolist()
+    found = memory.download(array).tolist()
     peers.close()
-    right = got == [world.size, world.size * (world.size - 1) / 2, 0, 0]
-    if all(world.all_gather_json(right)):
+    is_right = found == [world.size, world.size * (world.size - 1) / 2, 0, 0]
+    if all(world.all_gather_json(is_right)):
         return None
-    return "what one GPU wrote into another's memory did not arrive; use --transport nccl"
+    return (
+        "a test sum through peer-to-peer memory has the wrong result on some rank; use "
+        "--transport nccl"
+    )

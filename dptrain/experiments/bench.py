@@ -46,7 +46,7 @@ def bench(
     cases, networks = list_cases(settings)
     backends = {name: load_backend(name) for name in settings.backends}
     for backend in backends.values():
-        backend.place(0)
+        backend.choose_device(0)
     machine_facts = environment()
     ledger = Ledger.open(folder, NAME, {
         **settings.values(), "layers": _layers(networks), **machine(machine_facts),

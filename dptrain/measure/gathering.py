@@ -32,7 +32,7 @@ def gather_measured(
     Returns:
         What rank 0 knows then; None elsewhere.
     """
-    rows, samples, timed = recorder.in_order()
+    rows, samples, timed = recorder.all_rows()
     most = most or max(MOST_BYTES // (world.size * rows[0].nbytes), 1)
     numbers = np.arange(recorder.steps - len(rows), recorder.steps)
     whole = (samples == samples.max()) & (numbers >= skip)

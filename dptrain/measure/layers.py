@@ -84,7 +84,7 @@ def time_layers(
     times: dict[str, dict[str, Alone]] = {}
     for name in backends:
         backend = load_backend(name)
-        backend.place(0)
+        backend.choose_device(0)
         word = next(iter(backend.precisions)) if precision is None else precision
         plan = make_plan(
             network, backend, batch_size, precision=word, optimizer=SGD(), threads=threads

@@ -1,4 +1,4 @@
-"""Times of every stage of every step on this rank, by one monotonic clock."""
+"""Times of every stage of every step on this rank, on one monotonic clock."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ EXPOSED = "communication.exposed"
 HIDDEN = "communication.hidden"
 STEP = "step"
 SPANS = (DATA_WAIT, EXPOSED, HIDDEN, STEP)
-"""What is recorded besides stages. `HIDDEN` lies inside stages; the rest are parts of `STEP`."""
+"""Columns after the stages. `HIDDEN` overlaps with stages; the other parts add up to `STEP`."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When things were in one step, in nanoseconds of the clock `time.perf_counter_ns`.
+    """Time stamps of one step, in nanoseconds on the clock `time.perf_counter_ns`.
 
     Attributes:
         step: number of the step, counted from the recorder's first.
-        timed: whether `stages` are known.
-        begin, data, end: of the step; and when its minibatch was there.
-        stages: begin and end of each stage that ran, by index.
-        exposed: begin and end of each stretch that communication kept computing from.
+        timed: True if the step was timed stage by stage.
+        begin, data, end: begin of the step, arrival of its minibatch, end of the step.
+        stages: begin and end of each stage, by index.
+        exposed: begin and end of each interval in which communication blocked computation.
         sums: begin and end of each bucket's sum.
     """
 
@@ -49,12 +49,13 @@ class Moments:
 
 @dataclass(slots=True)
 class Row:
-    """What is kept of a step.
+    """The record of a step.
 
     Attributes:
-        times: nanoseconds, one a name of `StepRecorder.names`.
-        samples, global_count: of this rank's shard, and of the minibatch.
-        timed: whether times of stages are known.
+        times: nanoseconds, one for each name of `StepRecorder.names`.
+        samples: samples of this rank's shard.
+        global_count: samples of the global minibatch.
+        timed: True if the step was timed stage by stage.
     """
 
     times: list[int]
@@ -64,27 +65,26 @@ class Row:
 
     @property
     def time_ns(self) -> int:
-        """Of the step."""
+        """Duration of the step."""
         return self.times[-1]
 
-    def took(self, time_ns: int) -> None:
-        """Set the step's time, which another clock, or what came behind, has told."""
+    def set_time(self, time_ns: int) -> None:
+        """Set the duration of a step that ended after it was recorded."""
         self.times[-1] = time_ns
 
 
 class StepRecorder:
-    """Keeps the last `capacity` steps.
+    """Records the times of the last `capacity` steps.
 
     Use: `begin`, then `lap(stage)` after each stage and `skip` after anything that is not part of
-    a stage, then `end`. A lap costs one clock reading.
+    a stage, then `end`. A lap reads the clock once.
 
     Attributes:
         names: columns of `rows`: stages by name, then `SPANS`.
-        steps: steps recorded since the start, those no longer kept included.
+        steps: number of steps since the start, dropped ones included.
         begin_ns: when the present step began.
-        timed: whether laps of the present step are times of stages. Where stages return before
-            they are done, they are only in steps that wait after each.
-        moments: of every step since this became a list; None: they are not kept.
+        timed: True if the present step is timed stage by stage, so that its laps are valid.
+        moments: time stamps of every step since this was set to a list; None records none.
     """
 
     def __init__(self, stages: Sequence[Stage], capacity: int = 2048) -> None:
@@ -100,16 +100,20 @@ class StepRecorder:
         self.begin_ns = self._last = 0
 
     def begin(self) -> None:
-        """A step starts now."""
+        """Begin a step."""
         # A stage in several pieces adds to its time, so every step starts from 0.
         self._row = self._zeros.copy()
         self.begin_ns = self._last = perf_counter_ns()
 
     def lap(self, stage: int, outside_ns: int = 0) -> None:
-        """What ran since the last lap or skip was stage number `stage`, but for `outside_ns`."""
+        """Assign the time since the last lap or skip to a stage.
+
+        Args:
+            stage: index of the stage.
+            outside_ns: time at the end of this interval that does not belong to the stage.
+        """
         now = perf_counter_ns()
         self._row[stage] = now - self._last - outside_ns
-        # Outside is what came last in the lap.
         self._ends[stage] = now - outside_ns
         self._last = now
 
@@ -142,28 +146,28 @@ class StepRecorder:
         self._ends[stage] = self._last = now
 
     def put(self, stage: int, nanoseconds: int, end: int) -> None:
-        """Stage number `stage` took so long, up to `end`, as another clock has found."""
+        """Set the duration of a stage, and when it ended, as measured by another clock."""
         self._row[stage], self._ends[stage] = nanoseconds, end
 
     def skip(self) -> None:
-        """What ran since the last lap or skip belongs to no stage."""
+        """Assign the time since the last lap or skip to no stage."""
         self._last = perf_counter_ns()
 
     def waited(self) -> None:
-        """What ran since the last lap or skip was waiting for data."""
+        """Assign the time since the last lap or skip to waiting for data."""
         self.lap(self._spans)
 
     def end(self, *, exposed_ns: int, hidden_ns: int, samples: int, global_count: int) -> Row:
-        """The step ends now.
+        """End the step.
 
         Args:
-            exposed_ns: time that communication kept this rank from computing.
-            hidden_ns: time that communication was under way behind computing.
+            exposed_ns: time in which communication blocked computation.
+            hidden_ns: time in which communication overlapped with computation.
             samples: samples of this rank's shard.
-            global_count: samples of the minibatch.
+            global_count: samples of the global minibatch.
 
         Returns:
-            What is kept of it.
+            The record of the step.
         """
         times = self._row.copy()
         times[self._spans + 1 :] = exposed_ns, hidden_ns, perf_counter_ns() - self.begin_ns
@@ -175,10 +179,10 @@ class StepRecorder:
     def note_moments(
         self, exposed: Iterable[tuple[int, int]], sums: Iterable[tuple[int, int]]
     ) -> None:
-        """Keep when things were in the step that has just ended.
+        """Record the time stamps of the step that has just ended, if `moments` is a list.
 
         Args:
-            exposed, sums: as `Moments` has them.
+            exposed, sums: see `Moments`.
         """
         if self.moments is None:
             return
@@ -197,30 +201,30 @@ class StepRecorder:
         )
 
     def rows(self, global_count: int | None = None) -> NDArray[np.int64]:
-        """Nanoseconds, one row a kept step, oldest first, one column a name.
+        """Return nanoseconds: one row per recorded step, oldest first, and one column per name.
 
         Args:
-            global_count: only steps whose minibatch had this many samples.
+            global_count: selects steps whose global minibatch had so many samples.
         """
         kept = (row for row in self._rows if global_count in (None, row.global_count))
         return self._table(kept)
 
     def timed_rows(self, last: int) -> NDArray[np.int64]:
-        """Those of the `last` steps whose laps are times of stages; there may be none."""
+        """Return the rows of those of the `last` steps that were timed stage by stage."""
         first = max(len(self._rows) - last, 0)
         return self._table(row for row in islice(self._rows, first, None) if row.timed)
 
-    def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Of every kept step, oldest first: `rows`, minibatch samples, and whether it was timed."""
+    def all_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return rows, minibatch sizes and `timed` flags of all recorded steps, oldest first."""
         counts = np.array([row.global_count for row in self._rows], np.int64)
         timed = np.array([row.timed for row in self._rows], np.bool_)
         return self._table(self._rows), counts, timed
 
     def mean_samples(self, global_count: int | None = None) -> float:
-        """Mean number of samples of this rank's shard.
+        """Return the mean number of samples of this rank's shard.
 
         Args:
-            global_count: in steps whose minibatch had this many samples.
+            global_count: selects steps whose global minibatch had so many samples.
         """
         samples = [r.samples for r in self._rows if global_count in (None, r.global_count)]
         return float(np.mean(samples)) if samples else 0.0
@@ -231,13 +235,14 @@ class StepRecorder:
 
 
 def timing_cost_ms(stages: Sequence[Stage]) -> float:
-    """Milliseconds that the calls of a recorder take in a step, found by making them alone.
+    """Return the milliseconds that a recorder's calls take in a step.
 
-    The best of some spells: what interrupts one is not the recorder's.
+    The calls are timed by themselves; the smallest of several measurements counts, because
+    interruptions only make them longer.
     """
     recorder = StepRecorder(stages, capacity=1)
 
-    def spell(steps: int) -> float:
+    def measure(steps: int) -> float:
         begin = perf_counter_ns()
         for _ in range(steps):
             recorder.begin()
@@ -249,4 +254,4 @@ def timing_cost_ms(stages: Sequence[Stage]) -> float:
             recorder.note_moments((), ())
         return (perf_counter_ns() - begin) / steps / 1e6
 
-    return min(spell(20) for _ in range(10))
+    return min(measure(20) for _ in range(10))

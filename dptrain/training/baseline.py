@@ -85,7 +85,7 @@ def time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
             engine.step(loader, 0.0)
             engine.results()
     engine.results(wait=True)
-    rows, counts, _ = recorder.in_order()
+    rows, counts, _ = recorder.all_rows()
     counted = (np.arange(steps)[-len(rows) :] >= warm_up) & (counts == counts.max())
     times: NDArray[np.int64] = rows[counted, recorder.names.index(STEP)]
     return times

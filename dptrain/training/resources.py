@@ -54,7 +54,7 @@ def open_backend(chosen: Settings, world: World) -> Backend:
         AgreedError: two ranks would use one device, and `share_gpus` is off.
     """
     backend = call_on_all_ranks(world, lambda: load_backend(chosen.backend))
-    device = call_on_all_ranks(world, lambda: backend.place(world.local_rank))
+    device = call_on_all_ranks(world, lambda: backend.choose_device(world.local_rank))
     devices = world.all_gather_json([socket.gethostname(), device])
     sharing = max(devices.count(other) for other in devices)
     if device and sharing > 1 and not chosen.share_gpus:

@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _unavailable(backend: str) -> str | None:
     """Return why a backend is not available, or None."""
     try:
-        load_backend(backend).place(0)
+        load_backend(backend).choose_device(0)
     except UserError as error:
         return str(error)
     return None

@@ -134,7 +134,7 @@ def test_ranks_with_devices_train_as_one(
     for one, other in zip(results, expected, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=3e-5)
         assert (one.correct, one.samples) == (other.correct, 7)
-    assert recorder.in_order()[2].sum() == 1
+    assert recorder.all_rows()[2].sum() == 1
     assert EXPOSED in recorder.names
 
 

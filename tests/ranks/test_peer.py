@@ -100,13 +100,13 @@ def in_order(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("shares", [False, True], ids=["at once", "by shares"])
+@pytest.mark.parametrize("two_shot", [False, True], ids=["one-shot", "two-shot"])
 @pytest.mark.parametrize("count", [4, 20, 400, 1028])
 def test_sums_are_added_in_the_order_of_ranks(
-    connected: World, devices: None, count: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+    connected: World, devices: None, count: int, two_shot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1028 numbers take every thread of three blocks of 32 three times."""
-    monkeypatch.setattr(peer, "SHARES_BYTES", -1 if shares else 1 << 30)
+    monkeypatch.setattr(peer, "TWO_SHOT_BYTES", -1 if two_shot else 1 << 30)
     replica = small_replica()
     memory = replica.memory
     arrays = [memory.zeros((count,), "float32") for _ in range(2)]
@@ -122,7 +122,7 @@ def test_sums_are_added_in_the_order_of_ranks(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_rank_0_gives_and_gets(connected: World, devices: None) -> None:
+def test_rank_0_reduces_and_broadcasts(connected: World, devices: None) -> None:
     replica = small_replica()
     memory = replica.memory
     given, got = (memory.zeros((size,), "float32") for size in (36, 400))
@@ -163,7 +163,7 @@ def test_a_wait_ends(connected: World, devices: None) -> None:
     replica = small_replica()
     memory = replica.memory
     arrays = [replica.flat_gradients[:64], replica.flat_gradients[64:]]
-    peers = Peers(connected, replica, Shared(arrays), patience_s=0.05)
+    peers = Peers(connected, replica, Shared(arrays), timeout_s=0.05)
     if connected.rank != connected.size - 1:
         peers.all_reduce(arrays[0])
         assert np.isnan(memory.download(replica.flat_gradients[:64])).all()
@@ -212,11 +212,11 @@ def test_ranks_train_as_one(connected: World, devices: None, strategy: str) -> N
 
 
 @pytest.mark.mpi(min_size=2)
-def test_inboxes_count_as_memory(connected: World, devices: None) -> None:
+def test_receive_buffers_count_as_memory(connected: World, devices: None) -> None:
     replica = small_replica()
     buckets = make_buckets(replica.plan, None)
     sums = make_gradient_sum("mirrored", connected, replica, buckets, "peer")
-    # Two halves, each with a place for every rank's gradient.
+    # Double buffering, each buffer with a part for every rank's gradient.
     assert sums.memory_bytes == 2 * connected.size * replica.flat_gradients.nbytes
     sums.close()
 
@@ -237,7 +237,7 @@ def test_a_sum_that_was_given_up_ends_a_step(connected: World, devices: None) ->
 
 
 @pytest.mark.mpi(min_size=2)
-def test_what_is_missing_is_said(
+def test_missing_peer_access_is_an_error(
     connected: World, devices: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = small_replica()
@@ -256,16 +256,16 @@ def test_what_is_missing_is_said(
     last = connected.rank == connected.size - 1
     with monkeypatch.context() as patch:
         patch.setattr(peer.socket, "gethostname", lambda: f"node{last}")
-        refused("ranks of several nodes")
+        refused("needs all ranks on one node")
     with monkeypatch.context() as patch:
         patch.setattr(replica.memory, "identity", "one for all")
-        refused("one rank each")
+        refused("some ranks share one")
     with monkeypatch.context() as patch:
         if last:
             patch.setattr(Device, "open_shared", Emulator.open_shared)
         refused("cannot access memory of other processes")
     with monkeypatch.context() as patch:
-        patch.setattr(peer, "TRIAL_S", 0.05)
+        patch.setattr(peer, "TEST_TIMEOUT_S", 0.05)
         if last:
             patch.setattr(Peers, "all_reduce", lambda self, array: None)
-        refused("did not arrive")
+        refused("has the wrong result")

@@ -149,7 +149,7 @@ class CudaBackend(Backend):
         """The GPU. It is opened on first use, so plans can be made without one."""
         return open_device(self._local_rank)
 
-    def place(self, local_rank: int) -> str:
+    def choose_device(self, local_rank: int) -> str:
         self._local_rank = local_rank
         return self.device.identity
 

@@ -46,8 +46,8 @@ class CudnnBackend(CudaBackend):
         """CuDNN. It is loaded on first use, so plans can be made without it."""
         return open_library()
 
-    def place(self, local_rank: int) -> str:
-        identity = super().place(local_rank)
+    def choose_device(self, local_rank: int) -> str:
+        identity = super().choose_device(local_rank)
         self.library  # noqa: B018 - report a missing library before memory is allocated
         return identity
 

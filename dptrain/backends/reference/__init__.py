@@ -1,8 +1,8 @@
-"""The oracle: plain NumPy, no fusion, canonical layouts; what other backends are checked with."""
+"""The reference backend: plain NumPy without fusion; tests compare other backends with it."""
 
 from dptrain.backends.reference.backend import ReferenceBackend
 
 
 def create() -> ReferenceBackend:
-    """The backend."""
+    """Return the backend."""
     return ReferenceBackend()

@@ -1,4 +1,4 @@
-"""Lowering, losses and updates of the reference backend; the layers are in `operations`."""
+"""Lowering, losses and update rules of the reference backend; `operations` has the layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every layer in NumPy: what each computes, and its exact derivative, as directly as possible.
+"""Every layer and its exact derivative in NumPy, written as directly as possible.
 
-Arrays are (N, C, H, W). An operation reads its input when it runs and writes into the arrays it
-was bound to, for the first n samples.
+Arrays are (N, C, H, W). An operation reads and writes the arrays that it was bound to, for the
+first n samples.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from dptrain.plan.random import dropout_keep
 class Operation(ABC):
     """A layer bound to arrays.
 
-    Class attributes say which arrays backward needs: of x, y and the names in `saved`.
+    Class attributes:
+        backward_reads: arrays that backward reads: ``x``, ``y``, or both.
+        saved: buffers with the shape of the output that forward writes for backward, with dtypes.
     """
 
     backward_reads: ClassVar[tuple[str, ...]] = ()
     saved: ClassVar[Mapping[str, str]] = {}
-    """Buffers with the shape of the output that forward leaves for backward, to their dtype."""
 
     def __init__(self, node: Node, arrays: Arrays) -> None:
         self.node, self.arrays = node, arrays
 
     @classmethod
     def needs(cls, node: Node, setting: Setting) -> GroupNeeds:
-        """Accesses of a layer without parameters."""
+        """Return what each phase reads and writes; here of a layer without parameters."""
         shape = (setting.batch_size, *node.output_maps)
         buffers = {k: BufferSpec(shape, v) for k, v in cls.saved.items()}
         buffers = buffers if setting.training else {}
@@ -59,7 +60,7 @@ class Operation(ABC):
         return GroupNeeds(phases, buffers)
 
     def kernels(self) -> Mapping[Phase, Kernel]:
-        """Stages of the layer."""
+        """Return the kernel of each phase."""
         return {Phase.FORWARD: self.forward, Phase.BACKWARD: self.backward}
 
     @abstractmethod
@@ -107,7 +108,7 @@ def _crop(x: NDArray[Any], pads: Pads) -> NDArray[Any]:
 
 
 def _windows(x: NDArray[Any], window: tuple[int, int], strides: tuple[int, int]) -> NDArray[Any]:
-    """(N, C, H, W) to a view (N, C, Ho, Wo, R, S) of every window."""
+    """Return a view (N, C, Ho, Wo, R, S) of every window of an array (N, C, H, W)."""
     return sliding_window_view(x, window, axis=(2, 3))[:, :, :: strides[0], :: strides[1]]
 
 
@@ -154,7 +155,7 @@ class FullyConnected(_Weighted):
     """y = x Wᵀ + b, row by row."""
 
     def _rows(self, n: int) -> NDArray[Any]:
-        """The input as (n, in); written out, because −1 is undecided at n = 0."""
+        """Return the input as (n, in). The shape is explicit because −1 is ambiguous for n = 0."""
         rows: NDArray[Any] = self.arrays["x"][:n].reshape(n, self.arrays["weight"].shape[1])
         return rows
 
@@ -176,7 +177,7 @@ class FullyConnected(_Weighted):
 
 
 class _Pooling(Operation):
-    """Windows of a map, and how a gradient by windows becomes one by the map."""
+    """A layer that reduces windows of a map."""
 
     outside: ClassVar[float] = 0.0
 
@@ -186,14 +187,14 @@ class _Pooling(Operation):
         return layer.windows, layer.strides, layer.pads(self.node.input_shape)
 
     def windows(self, x: NDArray[Any], outside: float) -> NDArray[Any]:
-        """(n, C, H, W) to (n, C, Ho, Wo, R·S)."""
+        """Return the windows (n, C, Ho, Wo, R·S) of an array (n, C, H, W)."""
         window, strides, pads = self._geometry()
         ho, wo = self.node.output_shape[1:]
         view = _windows(_pad(x, pads, outside), window, strides)[:, :, :ho, :wo]
         return view.reshape(*view.shape[:4], window[0] * window[1])
 
     def scatter(self, dwindows: NDArray[Any], n: int) -> None:
-        """Sum (n, C, Ho, Wo, R·S) into dx, windows overlapping or not."""
+        """Add gradients of windows (n, C, Ho, Wo, R·S) up to dx; windows may overlap."""
         (r, s), (vertical, horizontal), pads = self._geometry()
         ho, wo = self.node.output_shape[1:]
         dx = _pad(np.zeros_like(self.arrays["dx"][:n]), pads)
@@ -206,7 +207,7 @@ class _Pooling(Operation):
 
 
 class MaxPooling(_Pooling):
-    """The gradient goes to the first largest element of each window."""
+    """Max pooling. The gradient goes to the first of the largest elements of each window."""
 
     saved: ClassVar[Mapping[str, str]] = {"argmax": "int64"}
 
@@ -225,10 +226,10 @@ class MaxPooling(_Pooling):
 
 
 class SumPooling(_Pooling):
-    """Every element of a window receives the window's gradient."""
+    """Sum pooling. Every element of a window receives the window's gradient."""
 
     def _weight(self) -> NDArray[Any]:
-        """(1, 1, Ho, Wo, 1) what the sum is multiplied with."""
+        """Return the factors (1, 1, Ho, Wo, 1) of the sums."""
         return np.ones((1, 1, 1, 1, 1))
 
     def forward(self, context: Context) -> None:
@@ -244,7 +245,7 @@ class SumPooling(_Pooling):
 
 
 class AveragePooling(SumPooling):
-    """As the sum, divided by the number of elements inside the map."""
+    """Average pooling: the sum divided by the number of elements inside the map."""
 
     def _weight(self) -> NDArray[Any]:
         inside = self.windows(np.ones((1, *self.node.input_shape)), 0.0)[:, :1]
@@ -280,7 +281,7 @@ class Rectifier(Operation):
 
 
 class Logistic(Operation):
-    """σ(x), by tanh, which never overflows."""
+    """σ(x), computed with tanh, which never overflows."""
 
     backward_reads: ClassVar[tuple[str, ...]] = ("y",)
 
@@ -295,7 +296,7 @@ class Logistic(Operation):
 
 
 class Drop(Operation):
-    """Dropout by `dptrain.plan.random`."""
+    """Dropout with masks of `dptrain.plan.random`."""
 
     saved: ClassVar[Mapping[str, str]] = {"factor": "float64"}
 
@@ -331,7 +332,7 @@ class ResponseNorm(Operation):
     backward_reads: ClassVar[tuple[str, ...]] = ("x",)
 
     def _neighbours(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Sum over the channels within the radius."""
+        """Return the sum over the channels within the radius."""
         layer = self.node.layer
         assert isinstance(layer, LocalResponseNorm)
         padded = np.pad(values, ((0, 0), (layer.radius, layer.radius), (0, 0), (0, 0)))

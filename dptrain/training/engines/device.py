@@ -209,7 +209,7 @@ class DeviceEngine(Engine):
             step = self._in_flight.popleft()
             sums = step.sums(self.gradient_sum.world.timeout)
             end = perf_counter_ns()
-            step.row.took(end - max(step.begin_ns, self._last_end_ns))
+            step.row.set_time(end - max(step.begin_ns, self._last_end_ns))
             self._last_end_ns = end
             result = self._result(step.batch, sums, step.learning_rate, step.row)
             self._done.append(result)

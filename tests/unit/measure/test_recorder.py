@@ -201,7 +201,7 @@ def test_a_device_is_waited_for_and_timed_now_and_then(ranks: int) -> None:
     assert replica.memory.waits == 0
     assert len(engine.results(wait=True)) == 1
     recorder = engine.recorder
-    rows, _, timed = recorder.in_order()
+    rows, _, timed = recorder.all_rows()
     assert np.flatnonzero(timed).tolist() == [10, 260]
     rows = rows[timed]
     for stage in replica.plan.stages[1:-1]:

@@ -306,7 +306,7 @@ def test_mistakes_are_refused_in_one_line() -> None:
         plan_of(MODEL0, "reference", 0)
     with pytest.raises(UserError, match="threads is 0; expected at least 1"):
         dptrain.api.make_replica(MODEL0, "reference", threads=0)
-    with pytest.raises(UserError, match="no precision 'bf16'; it has fp64, fp32"):
+    with pytest.raises(UserError, match="no precision 'bf16'; expected one of fp64, fp32"):
         dptrain.api.make_replica(MODEL0, "reference", precision="bf16")
     with pytest.raises(UserError, match=r"no backend 'refrence'.*did you mean 'reference'"):
         dptrain.api.make_replica(MODEL0, "refrence")

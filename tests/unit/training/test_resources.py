@@ -34,7 +34,7 @@ class Neighbours(World):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaBackend, "place", lambda backend, local_rank: "GPU-0")
+    monkeypatch.setattr(CudaBackend, "choose_device", lambda backend, local_rank: "GPU-0")
 
 
 @pytest.mark.usefixtures("gpu")
