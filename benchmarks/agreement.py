@@ -1,9 +1,9 @@
-"""Whether two studies of the same thing on the same machine say the same, within their intervals.
+"""Check whether two studies of the same machine agree within their confidence intervals.
 
 python -m benchmarks.agreement [--output DIR] [options of `dptrain scale`]
 
 Runs `dptrain scale` twice, one study behind the other, and holds every point of the first against
-the second. Two medians agree if their intervals meet. Wants a machine that has nothing else to do.
+the second. Two medians agree if their intervals meet. Requires an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AGREE, MINUTES = Target(0.9), Target(5.0, at_most=True)
 
 @dataclass(frozen=True)
 class Compared:
-    """A point in both studies; its step times, milliseconds."""
+    """A point of both studies, with its step times in ms."""
 
     name: str
     one: Estimate
@@ -38,12 +38,12 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether the intervals meet."""
+        """Whether the intervals overlap."""
         return self.one.meets(self.two)
 
 
 def compare(one: Study, two: Study) -> list[Compared]:
-    """Every measured point once: the base is one of weak and of strong scaling."""
+    """Return every measured point once; weak and strong scaling share the base."""
     others = {point.name: point for point in two.points}
     seen: dict[str, Compared] = {}
     for point in one.points:
@@ -54,7 +54,7 @@ def compare(one: Study, two: Study) -> list[Compared]:
 
 
 def agreement(found: Sequence[Compared]) -> float:
-    """Share of the points that agree."""
+    """Return the share of the points that agree."""
     return sum(compared.agrees for compared in found) / len(found)
 
 
@@ -63,7 +63,7 @@ def agreement(found: Sequence[Compared]) -> float:
               help="Folder of both studies; a temporary one where left out.")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(output: Path | None, arguments: tuple[str, ...]) -> None:
-    """Make two studies with the same ARGUMENTS of `dptrain scale`, and compare them."""
+    """Run `dptrain scale` twice with the same ARGUMENTS and compare the studies."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or Path(temporary)
         facts = about()
@@ -90,7 +90,7 @@ def main(output: Path | None, arguments: tuple[str, ...]) -> None:
 
 
 def _study(folder: Path, arguments: Sequence[str]) -> float:
-    """Seconds of a study."""
+    """Return the duration of a study in seconds."""
     command = [sys.executable, "-m", "dptrain", "scale", "--output", str(folder), *arguments]
     begin = time.monotonic()
     done = subprocess.run(command, check=False)

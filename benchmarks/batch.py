@@ -1,4 +1,4 @@
-"""Samples to compute with, the same for every program."""
+"""Random batches, the same for every program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dptrain.network import Network
 def random_batch(
     network: Network, n: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Inputs of unit variance and targets that suit the loss."""
+    """Return inputs of unit variance and targets for the network's loss."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, *network.input_shape), np.float32)
     width = network.num_outputs

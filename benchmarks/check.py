@@ -1,4 +1,4 @@
-"""Whether dptrain computes what PyTorch computes in float64: asked before anything is timed.
+"""Check that dptrain computes what PyTorch computes in float64, before anything is timed.
 
 A right program gives the exact result of slightly changed numbers (Higham, "Accuracy and stability
 of numerical algorithms", 2002, section 1.5). How much the numbers may change is known: a sum of n
@@ -28,21 +28,21 @@ from dptrain.plan.random import dropout_keep
 SEED = 0
 DRAWS = 2
 MARGIN = 4.0
-"""Times the largest movement seen in `DRAWS` draws, which are few."""
+"""Factor of the largest change in `DRAWS` random draws, because there are few."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One network at one batch size.
+    """The result of a check of one network at one batch size.
 
     Attributes:
         network: its name.
         batch_size: samples.
-        quantity: what is farthest from exact, in units of what is allowed.
-        error: its distance from exact, relative to the size of the exact array.
-        allowed: what that may be.
+        quantity: quantity with the largest ratio of error to allowed error.
+        error: its error relative to the norm of the reference.
+        allowed: the allowed error.
     """
 
     network: str
@@ -53,7 +53,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether every quantity is right; NaN is not."""
+        """Whether every quantity is right; NaN is wrong."""
         return self.error <= self.allowed
 
 
@@ -79,17 +79,17 @@ def compare(
     x: Array,
     y: NDArray[Any],
 ) -> Check:
-    """The worst of what `ours` names, against PyTorch in float64."""
+    """Compare arrays with PyTorch in float64 and return the worst."""
     return judge(network.name, batch_size, ours, expect(network, parameters, x, y))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Exact loss, output and gradients of a batch, and how far from them a right program may be.
+    """Reference loss, output and gradients of a batch, and the allowed errors.
 
     Attributes:
         exact: arrays by name.
-        allowed: distances by name, relative to the size of the exact array.
+        allowed: errors by name, relative to the norm of the reference.
     """
 
     exact: Mapping[str, Array]
@@ -105,15 +105,15 @@ def expect(
     operand: float = 0.0,
     device: str = "cpu",
 ) -> Expected:
-    """What PyTorch gives in float64, and how far rounding moves it.
+    """Compute the reference with PyTorch in float64, and the changes that rounding can cause.
 
     Args:
-        network: what is computed.
+        network: the network.
         parameters: by name, in canonical layout.
         x, y: the batch.
         operand: unit roundoff to which every number is rounded before and behind a layer, where
             that is coarser than float32's; also of weights.
-        device: where PyTorch computes.
+        device: device of PyTorch.
     """
     exact = _compute(network, parameters, x, y, device)
     epsilon = rounding(network, len(x))
@@ -134,7 +134,7 @@ def expect(
 def judge(
     network: str, batch_size: int, ours: Mapping[str, NDArray[Any]], expected: Expected
 ) -> Check:
-    """What is farthest from exact among all that is named by `expected` and by `ours`."""
+    """Return the worst of the arrays that both `expected` and `ours` contain."""
     errors = {
         name: _distance(np.asarray(ours[name], np.float64), value)
         for name, value in expected.exact.items()
@@ -146,7 +146,7 @@ def judge(
 
 
 def rounding(network: Network, batch_size: int) -> float:
-    """u·Σ√n over the layers, n the length of a layer's longest sum."""
+    """Return u·Σ√n over the layers, where n is the length of a layer's longest sum."""
     total = 0.0
     for node in network.nodes:
         layer = node.layer
@@ -165,14 +165,14 @@ def _change(rng: np.random.Generator, array: Array, epsilon: float) -> Array:
 
 
 def _distance(array: NDArray[Any], exact: Array) -> float:
-    """‖array − exact‖ / ‖exact‖; where exact is 0, anything but 0 is infinitely far."""
+    """Return ‖array − exact‖ / ‖exact‖; infinity if only exact is 0."""
     difference = float(np.linalg.norm((array - exact).ravel()))
     size = float(np.linalg.norm(exact.ravel()))
     return difference / size if size else (0.0 if difference == 0.0 else math.inf)
 
 
 class _Noise:
-    """Changes numbers at random by up to `size` of each, as rounding would.
+    """Random relative changes of up to `size`, like rounding.
 
     Gradients on their way back are changed by the same factors.
     """
@@ -186,7 +186,7 @@ class _Noise:
         return x * (1.0 + self._size * (2.0 * random - 1.0))
 
     def attach(self, modules: torch.nn.Sequential) -> None:
-        """Change what goes into each layer with weights, and what comes out."""
+        """Change the inputs and outputs of each layer with weights."""
         for module in modules:
             if isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, inputs: self(inputs[0]))
@@ -219,7 +219,7 @@ def _compute(
 
 
 def _dropout_factors(network: Network, n: int) -> dict[str, torch.Tensor]:
-    """Our masks: PyTorch's own random numbers cannot be keyed by sample."""
+    """Dropout with dptrain's masks: PyTorch's random numbers cannot be keyed by sample."""
     factors = {}
     for node in network.nodes:
         if isinstance(node.layer, Dropout):

@@ -1,4 +1,4 @@
-"""What must be measured in a process of its own: memory, allocations, compile time.
+"""Measure in a separate process: memory, allocations, compile time.
 
     python -m benchmarks.child train-dptrain model0 32
 
@@ -25,22 +25,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_child(task: str, network: str, batch_size: int, **variables: str) -> dict[str, Any]:
-    """Run a task of this module in a new process, with environment variables besides ours."""
+    """Run a task of this module in a new process, with additional environment variables."""
     command = [sys.executable, "-m", "benchmarks.child", task, network, str(batch_size)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # Huge pages make PyTorch faster, and larger: in memory it is compared as it comes.
+    # Huge pages make PyTorch faster but larger, so memory is compared without them.
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "0", "PYTHONPATH": path, **variables}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def compile_times(network: str, batch_size: int) -> tuple[float, float]:
-    """Seconds of compiling what training takes, with an empty cache and again with a full one."""
+    """Return the compile time of training in seconds, with an empty and with a full cache."""
     with tempfile.TemporaryDirectory() as folder:
         times = [
             run_child("compile", network, batch_size, DPTRAIN_CACHE_DIR=folder)["seconds"]
@@ -61,7 +61,7 @@ def _compile(network: str, batch_size: int) -> dict[str, Any]:
 
 
 def _train_dptrain(network: str, batch_size: int) -> dict[str, Any]:
-    """Peak memory, and what a steady step takes from the heap.
+    """Measure peak memory, and the heap allocations of a steady step.
 
     Of Python and NumPy the largest amount held within a step; of numba the number of allocations,
     which it counts only if ``NUMBA_NRT_STATS`` is set.
@@ -115,7 +115,7 @@ def _train_torch(network: str, batch_size: int) -> dict[str, Any]:
 
 
 def _peak_memory() -> int:
-    """Largest resident set of this process so far, in bytes.
+    """Return the largest resident set of this process so far, in bytes.
 
     Not getrusage on Linux: its figure survives exec, and so starts at the size of the parent.
     """
@@ -123,7 +123,7 @@ def _peak_memory() -> int:
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     except (OSError, IndexError):
-        # macOS counts in bytes.
+        # macOS reports bytes.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -1,4 +1,4 @@
-"""dptrain against the best of PyTorch's modes, in turns."""
+"""Compare dptrain with the fastest of PyTorch's modes, in alternating blocks."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import make_plan
 
 PROBES, PROBE_MS = (3, 30), 200.0
-"""Least and most steps of each mode by which the best is chosen, and the time that is enough."""
+"""Minimum and maximum of steps by which the fastest mode is selected, and sufficient time."""
 
 HOPELESS = 1.6
-"""Times the fastest mode's step."""
+"""A mode slower than the fastest by this factor is excluded."""
 
 TOO_SLOW = 2.5
-"""Times the fastest mode's step: the mode is then not tried at the network's other batch sizes.
-Compiling takes most of a run, and modes do not change places by as much."""
+"""A mode slower than the fastest by this factor is not tried at the network's other batch sizes,
+because compiling takes most of a run and the order of modes changes less."""
 
 OURS, THEIRS = "dptrain", "PyTorch"
 
 CHECKED_RATE = 0.1
 """Learning rate of the one step whose update is compared."""
 COARSE = 1e-3
-"""Relative to size; 1e-5 was seen. The exact comparison is `benchmarks.check`: this one says that
-what is timed is what was checked."""
+"""Allowed relative difference; 1e-5 was observed. `benchmarks.check` compares precisely; this only
+verifies that the timed program is the checked one."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case: a network at a batch size, in training or inference.
+    """A comparison of a network at a batch size, in training or inference.
 
     Attributes:
         network: its name.
         batch_size: samples.
         task: "training" or "inference".
-        mode: PyTorch's fastest mode here.
-        probes_ms: median of a few steps of each of its modes.
-        failed: modes that torch.compile could not build, and why.
+        mode: PyTorch's fastest mode.
+        probes_ms: median of several steps of each mode.
+        failed: modes that torch.compile could not build, with the reason.
         ours, theirs: times of the two programs.
         flops: operations of a step, as dptrain's plan counts them.
-        peak: sgemm peak measured right behind, FLOP/s.
+        peak: sgemm peak in FLOP/s, measured immediately afterwards.
     """
 
     network: str
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def at_peak(self) -> float:
-        """What `ratio` would be if every operation ran at the sgemm peak and nothing else counted.
+        """The speedup if every operation ran at the sgemm peak and nothing else took time.
 
         More takes an algorithm of fewer operations.
         """
@@ -84,25 +84,25 @@ class Comparison:
 
     @property
     def too_slow(self) -> frozenset[str]:
-        """Modes that took more than `TOO_SLOW` times as long as the fastest."""
+        """Modes that took more than `TOO_SLOW` times as long as the fastest mode."""
         least = min(self.probes_ms.values())
         return frozenset(m for m, time in self.probes_ms.items() if time > TOO_SLOW * least)
 
     @property
     def ratio(self) -> Ratio:
-        """How many times faster dptrain is."""
+        """Speedup of dptrain by CPU time."""
         return ratio(self.theirs, self.ours)
 
     @property
     def wall_ratio(self) -> float:
-        """The same from the clock on the wall."""
+        """Speedup of dptrain by wall time."""
         return self.theirs.wall_median_ms / self.ours.wall_median_ms
 
 
 def compare_training(
     network: Network, batch_size: int, modes: Iterable[Mode], *, steps: int
 ) -> Comparison:
-    """Time a training step, after a look at whether losses and updates agree."""
+    """Check that losses and updates agree, then time a training step."""
     x, y = random_batch(network, batch_size)
     ours = dptrain_training(network, x, y)
     mine = _first_step(ours)
@@ -122,7 +122,7 @@ def compare_training(
 def compare_inference(
     network: Network, batch_size: int, modes: Iterable[Mode], *, steps: int
 ) -> Comparison:
-    """Time an inference pass, after a look at whether the outputs agree."""
+    """Check that outputs agree, then time an inference pass."""
     x, _ = random_batch(network, batch_size)
     ours = dptrain_inference(network, x)
     mine = {"output": np.array(ours())}
@@ -140,7 +140,7 @@ def compare_inference(
 def _build(
     modes: Iterable[Mode], build: Callable[[Mode], Program]
 ) -> tuple[dict[str, Program], dict[str, str]]:
-    """Programs by the names of their modes, and why modes are missing.
+    """Build programs by mode, and return the reasons for missing modes.
 
     What torch.compile raises is nobody's to list; without it, an error is an error.
     """
@@ -168,7 +168,7 @@ def _compare(
     programs: dict[str, Program],
     failed: dict[str, str],
 ) -> Comparison:
-    # Everything is compiled by now: compiling starts processes, which must not inherit one core.
+    # All compiling is done: it starts processes, which must not inherit the binding to one core.
     with one_core():
         probes = _probe(programs)
         best = min(probes, key=lambda name: float(np.median(probes[name].cpu)))
@@ -182,7 +182,7 @@ def _compare(
 
 
 def _probe(programs: dict[str, Program]) -> dict[str, Times]:
-    """A few steps of each mode; but one of those that are hopeless, for they are the slow ones."""
+    """Time several steps of each mode, and one step of much slower modes."""
     first = take_turns(programs, 1, warm_up=0)
     least = min(times.median_ms for times in first.values())
     near = {n: p for n, p in programs.items() if first[n].median_ms < HOPELESS * least}
@@ -191,14 +191,14 @@ def _probe(programs: dict[str, Program]) -> dict[str, Times]:
 
 
 def _first_step(training: Training) -> dict[str, NDArray[Any]]:
-    """Loss, and how far a step moves each parameter."""
+    """Return the loss and the change of each parameter in a step."""
     before = training.parameters()
     loss = np.array(float(training.step(CHECKED_RATE)))
     return {"loss": loss, **{k: v - before[k] for k, v in training.parameters().items()}}
 
 
 def flops(network: Network, batch_size: int, *, training: bool) -> int:
-    """Operations of a step, or of an inference pass."""
+    """Return the FLOPs of a step, or of an inference pass."""
     backend = load_backend("numba")
     plan = make_plan(network, backend, batch_size, precision="fp32", training=training)
     return sum(stage.flops for stage in plan.stages if training or stage.phase is Phase.FORWARD)
@@ -217,7 +217,7 @@ def agree(
     """
     training = "loss" in theirs
     if training and any(isinstance(node.layer, Dropout) for node in network.nodes):
-        # Masks differ here; `benchmarks.check` compares under equal ones.
+        # Dropout masks differ here; `benchmarks.check` compares with equal masks.
         return
     for name, value in theirs.items():
         exact = np.asarray(value, np.float64)

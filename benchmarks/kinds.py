@@ -1,4 +1,4 @@
-"""What bounds a stage follows from what it computes."""
+"""Kinds of stages, which have different limits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dptrain.plan.plan import Plan, Stage
 
 PRODUCTS = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
 FEW_CHANNELS = 3
-"""Convolutions of so few input channels have a target of their own: they reuse little."""
+"""Convolutions with at most this many input channels have their own target: they reuse little."""
 
 
 def kind_of(plan: Plan, stage: Stage) -> str:
-    """Which limit applies: that of the layer with parameters, or memory's."""
+    """Return the kind of a stage: that of its layer with parameters, or memory-bound."""
     heads = {group.name: group.head for group in plan.groups}
     if stage.phase not in PRODUCTS or stage.group not in heads:
         return "memory"

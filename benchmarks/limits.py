@@ -1,4 +1,4 @@
-"""What one core of this machine can do: multiply matrices, and copy memory."""
+"""Limits of one core: matrix products and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from benchmarks.machine import CACHES, cache_bytes
 from benchmarks.timing import Program
 
 MATRIX_SIZES = (512, 1024)
-"""Where both libraries are at their best on the machines seen; 1536 and 2048 gave the same."""
+"""Size at which both libraries were fastest; 1536 and 2048 were equally fast."""
 REPEATS = 3
 COPY_NS = 1e6
-"""Least time of a measured run of copies, so that the clock and the call do not count."""
+"""Minimum time of a run of copies, so that the clock and the call are negligible."""
 
 CACHE_BYTES = 2**20
-"""Size of L2 where the system does not say."""
+"""Size of L2 if the system does not report it."""
 MEMORY_BYTES = 2**26
-"""Of copying beyond L2. The shared caches of large machines hold that, and are hardly faster."""
+"""Working set of copies beyond L2. Shared L3 caches can contain it and are hardly faster."""
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """What bounds a stage, measured between steps of one network at one batch size.
+    """Limits of stages, measured between steps of one network at one batch size.
 
     Attributes:
         network, batch_size: the case.
@@ -43,7 +43,7 @@ class Roofs:
     memory: float
 
     def over(self, flops: float, bytes_moved: float) -> float:
-        """FLOP/s that the roofline model allows: min(peak, bandwidth · FLOPs / bytes).
+        """Return the FLOP/s that the roofline model allows: min(peak, bandwidth · FLOPs / bytes).
 
         Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance
         model for multicore architectures", 2009.
@@ -53,12 +53,12 @@ class Roofs:
 
 
 def l2_bytes() -> int:
-    """Size of the second cache, which belongs to one core."""
+    """Return the size of L2, which belongs to one core."""
     return cache_bytes(CACHES, "2") or CACHE_BYTES
 
 
 def sgemm_peak() -> float:
-    """Best rate of NumPy's and PyTorch's matrix product on one thread, FLOP/s."""
+    """Return the FLOP/s of the faster of NumPy's and PyTorch's matrix product on one thread."""
     rates = []
     for size in MATRIX_SIZES:
         a, b = np.random.default_rng(0).random((2, size, size), np.float32)
@@ -75,7 +75,7 @@ def sgemm_peak() -> float:
 
 
 def copy_rate(working_set: int) -> float:
-    """Bytes/s, read and written, of copying between arrays of `working_set` bytes together."""
+    """Return the bytes/s, read and written, of copies; both arrays take `working_set` bytes."""
     size = max(working_set // 2, 64)
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on. No names of hosts or folders: results are published."""
+"""Describe the machine, without host or folder names because results are published."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed, as a PyTorch user does by jemalloc or tcmalloc.
+    """Make the C library keep freed memory, as PyTorch users do with jemalloc or tcmalloc.
 
     glibc gives large blocks back to the system, which fills their pages with zeros when PyTorch
     asks for them in the next step: `solar` at batch 128 took 1.6 times as long. dptrain allocates
@@ -38,7 +38,7 @@ def keep_freed_memory() -> bool:
 
 
 def about(**settings: Any) -> dict[str, Any]:
-    """Machine, versions and date, followed by the run's own settings."""
+    """Return machine, versions and date, then the settings of the run."""
     from dptrain.backends.numba import amx
     from dptrain.backends.numba.vector import compiled_registers
 
@@ -51,7 +51,7 @@ def about(**settings: Any) -> dict[str, Any]:
         "vectors": f"{32 * compiled_registers().width} bits",
         "matrix tiles": "AMX, bfloat16" if amx.available() else "none",
         "memory": f"{here['memory_bytes'] / 2**30:.0f} GiB",
-        # Not the build, which is a name of somebody's.
+        # Without the build, which can contain a name.
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "python": here["python"],
         "versions": {
@@ -63,18 +63,18 @@ def about(**settings: Any) -> dict[str, Any]:
 
 
 def caches(folder: Path) -> list[str]:
-    """Caches that one core sees, such as ``L2 2048K``; empty where the system does not say."""
+    """Return the caches of a core, such as ``L2 2048K``; empty if they are not reported."""
     return [f"L{level} {size}" for level, size in _caches(folder)]
 
 
 def cache_bytes(folder: Path, level: str) -> int | None:
-    """Size of the cache of a level; None where the system does not say."""
+    """Return the size of the cache of a level; None if the system does not report it."""
     sizes = [size for found, size in _caches(folder) if found == level]
     return int(sizes[0].removesuffix("K")) * 1024 if sizes else None
 
 
 def _caches(folder: Path) -> Iterator[tuple[str, str]]:
-    """Level and size of each cache that holds data."""
+    """Yield level and size of each data cache."""
     for index in sorted(folder.glob("index*")):
         try:
             level, kind, size = (

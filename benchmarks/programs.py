@@ -1,4 +1,4 @@
-"""A training step and an inference pass, by dptrain and by PyTorch in each of its modes."""
+"""Training steps and inference passes of dptrain, and of PyTorch in each of its modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dptrain.network import Network
 from dptrain.network.initial import initial_parameters
 
 LEARNING_RATE = 1e-8
-"""Small, so that hundreds of steps on one batch leave the numbers as they are."""
+"""So small that hundreds of steps on one batch hardly change the parameters."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Training:
     """A program that trains.
 
     Attributes:
-        step: makes a step with a learning rate, and gives the loss before it.
-        parameters: copies of all parameters, by name in canonical layout.
+        step: runs a step with a learning rate, and returns the loss before the update.
+        parameters: returns copies of all parameters by name, in canonical layout.
     """
 
     step: Callable[[float], Any]
@@ -36,20 +36,20 @@ class Training:
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of running PyTorch."""
+    """A mode of running PyTorch."""
 
     name: str
     channels_last: bool = False
     compiled: bool = False
 
     def layout(self, tensor: Tensor) -> Tensor:
-        """`tensor` as this mode wants it; done before the clock starts."""
+        """Return `tensor` in the layout of this mode, before the clock starts."""
         if not self.channels_last or tensor.ndim != 4:
             return tensor
         return tensor.contiguous(memory_format=torch.channels_last)
 
     def network(self, network: Network) -> nn.Sequential:
-        """`network` in this mode's layout, with dptrain's initial parameters."""
+        """Return the modules in the layout of this mode, with dptrain's initial parameters."""
         modules = torch_network(network, initial(network))
         for parameter in modules.parameters():
             parameter.data = self.layout(parameter.data)
@@ -58,7 +58,7 @@ class Mode:
     def function(
         self, function: Callable[..., Tensor], *, frozen: bool = False
     ) -> Callable[..., Tensor]:
-        """`function` as this mode runs it; `frozen` parameters are constants to the compiler.
+        """Return `function` as this mode runs it; `frozen` parameters are compile-time constants.
 
         It then stores them once in the order that its products like best, which made inference 3
         to 20% faster at batch 32.
@@ -79,13 +79,13 @@ MODES = (
 
 
 def modes_for(network: Network, *, compiled: bool) -> tuple[Mode, ...]:
-    """Modes that differ for this network."""
+    """Return the modes that differ for this network."""
     maps = len(network.input_shape) == 3
     return tuple(m for m in MODES if (maps or not m.channels_last) and (compiled or not m.compiled))
 
 
 def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Training:
-    """Copy the batch in, forward, loss, backward, update."""
+    """Return a step: copy the batch, forward, loss, backward, update."""
     replica = dptrain.make_replica(network, batch_size=len(x))
     samples = np.arange(len(x), dtype=np.int64)
 
@@ -102,7 +102,7 @@ def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Trai
 
 
 def torch_training(network: Network, x: NDArray[Any], y: NDArray[Any], mode: Mode) -> Training:
-    """Forward, loss, backward, update in place; the batch lies ready in the mode's layout."""
+    """Return a step on a batch in the mode's layout: forward, loss, backward, update."""
     modules = mode.network(network).train()
     weights: list[Tensor] = list(modules.parameters())
     inputs, targets = mode.layout(torch.from_numpy(x)), torch.from_numpy(y)
@@ -124,7 +124,7 @@ TorchStep = Callable[[float], tuple[Tensor, Sequence[Tensor]]]
 def torch_step(
     network: Network, modules: nn.Sequential, mode: Mode, inputs: Tensor, targets: Tensor
 ) -> TorchStep:
-    """A step on a batch that lies ready: gives the loss before it and the gradients.
+    """Return a step on a prepared batch that returns the loss and the gradients.
 
     The update goes over all parameters in one call. It is the fastest of those that PyTorch has:
     `torch.optim.SGD` with ``foreach`` or ``fused`` took 0 to 50% longer a step on model0.
@@ -148,13 +148,13 @@ def torch_step(
 
 
 def dptrain_inference(network: Network, x: NDArray[Any]) -> Program:
-    """Outputs of a batch."""
+    """Return a function that computes the outputs of a batch."""
     replica = dptrain.make_replica(network, batch_size=len(x), training=False)
     return lambda: replica.forward(x)
 
 
 def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Callable[[], Tensor]:
-    """Outputs of a batch that lies ready in the mode's layout."""
+    """Return a function that computes the outputs of a batch in the mode's layout."""
     modules = mode.network(network).eval()
     inputs, compute = mode.layout(torch.from_numpy(x)), mode.function(modules, frozen=True)
 
@@ -166,6 +166,6 @@ def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Callable[[
 
 
 def initial(network: Network) -> Mapping[str, NDArray[np.float32]]:
-    """Parameters that dptrain starts with at seed 0."""
+    """Return dptrain's initial parameters with seed 0."""
     parameters = initial_parameters(network, 0)
     return {name: np.asarray(value, np.float32) for name, value in parameters.items()}

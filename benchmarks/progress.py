@@ -1,4 +1,4 @@
-"""What is being measured now, and the tables at the end."""
+"""Show progress, and print tables at the end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WIDTH = 170
 
 
 class Progress:
-    """A line that changes on a terminal; elsewhere a line for each thing measured."""
+    """A status line on a terminal; otherwise one line per measurement."""
 
     def __init__(self) -> None:
         self._console = make_console()
-        # A table that is wider than the window is better wrapped than cut.
+        # Tables wider than the window are wrapped, not cropped.
         self._console.width = max(self._console.width, WIDTH)
         self._start = time.perf_counter()
         self._status = self._console.status("") if self._console.is_terminal else None
@@ -28,7 +28,7 @@ class Progress:
             self._status.start()
 
     def step(self, what: str) -> None:
-        """Say what comes next."""
+        """Show what is measured next."""
         line = f"{time.perf_counter() - self._start:4.0f} s  {what}"
         if self._status is None:
             print(line, flush=True)
@@ -36,16 +36,16 @@ class Progress:
             self._status.update(line)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._status is not None:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Print lines as they are."""
+        """Print lines without formatting."""
         print(text, flush=True)
 
     def show(self, tables: Iterable[Table]) -> None:
-        """Print tables: in frames and colours where somebody watches, plain elsewhere."""
+        """Print tables: with frames and colours on a terminal, otherwise plain."""
         from rich import box
         from rich.table import Table as Frame
 

@@ -1,4 +1,4 @@
-"""Ranks and threads on two cores, by the command that users run."""
+"""Compare ranks with threads on two cores, with `dptrain train`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class RankResult:
-    """A network trained by 2 ranks, and by 2 threads of one rank; a number for each launch.
+    """A network trained by 2 ranks and by 2 threads of one rank, with one value per launch.
 
     Attributes:
-        network: its name.
+        network: name of the network.
         weak, strong: scaling efficiencies of 2 ranks.
-        ranks_ms, threads_ms: step times.
+        ranks_ms, threads_ms: step times in ms.
     """
 
     network: str
@@ -35,12 +35,12 @@ class RankResult:
 
     @property
     def threads_over_ranks(self) -> float:
-        """Step time of 2 threads over that of 2 ranks."""
+        """Step time of 2 threads divided by that of 2 ranks."""
         return float(np.median(self.threads_ms) / np.median(self.ranks_ms))
 
 
 def measure_ranks(network: str, *, launches: int, steps: int) -> RankResult:
-    """Launch both in turn, `launches` times each."""
+    """Launch both alternately, `launches` times each."""
     ranks, threads = [], []
     for _ in range(launches):
         ranks.append(_train(network, ranks=2, threads=1, steps=steps))
@@ -55,7 +55,7 @@ def measure_ranks(network: str, *, launches: int, steps: int) -> RankResult:
 
 
 def _train(network: str, *, ranks: int, threads: int, steps: int) -> dict[str, Any]:
-    """Summary of a run of `dptrain train`."""
+    """Run `dptrain train` and return its summary."""
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:

@@ -20,7 +20,7 @@ from benchmarks.tables import Table, document, new_files, with_spread
 
 @dataclass
 class Results:
-    """All that a run measured, by section; sections fill up as it goes on.
+    """Results of a run, filled section by section.
 
     Attributes:
         about: machine, versions, date, repeats.
@@ -36,7 +36,7 @@ class Results:
     children: list[dict[str, Any]] = field(default_factory=list)
 
     def tables(self) -> list[Table]:
-        """Every section that has results."""
+        """Return the tables of all sections that have results."""
         cases = dict.fromkeys((s.network, s.batch_size) for s in self.stages)
         tables = [
             _comparison_table([c for c in self.comparisons if c.task == task], task)
@@ -51,7 +51,7 @@ class Results:
 
 
 def training_target(comparison: Comparison) -> targets.Target:
-    """Target of a case's ratio."""
+    """Return the target of a speedup."""
     if comparison.task == "inference":
         return targets.INFERENCE
     dense = comparison.network.startswith("mlp-")
@@ -78,7 +78,7 @@ def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
 
 
 def stage_table(stages: Sequence[StageResult]) -> Table:
-    """Stages of one network at one batch size."""
+    """List the stages of one network at one batch size."""
     rows = []
     for s in stages:
         memory = s.kind == "memory"
@@ -143,7 +143,7 @@ def _child_table(children: Iterable[dict[str, Any]]) -> Table:
 
 
 def headline(results: Results) -> str:
-    """What was reached, in a few lines."""
+    """Summarize the results in a few lines."""
     lines = []
     for task, goal in (("training", "training steps"), ("inference", "inference passes")):
         cases = [c for c in results.comparisons if c.task == task]
@@ -152,7 +152,7 @@ def headline(results: Results) -> str:
             values = [c.ratio.value for c in cases]
             lines.append(
                 f"{reached} of {len(cases)} {goal} reach their target; dptrain is "
-                f"{min(values):.2f} to {max(values):.2f} times as fast as PyTorch's best mode"
+                f"{min(values):.2f} to {max(values):.2f} times as fast as PyTorch's fastest mode"
             )
     for c in results.comparisons:
         for mode, reason in c.failed.items():
@@ -171,7 +171,7 @@ def headline(results: Results) -> str:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Everything, with what follows from it, in plain types."""
+    """Return all results in plain types for JSON."""
     return {
         "about": results.about,
         "checks": [vars(c) | {"passed": c.passed} for c in results.checks],
@@ -195,14 +195,14 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def as_markdown(results: Results) -> str:
-    """The whole report."""
+    """Return the report in Markdown."""
     return document(
         "dptrain and PyTorch on a CPU", results.about, headline(results), results.tables()
     )
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Write all files, named after the day; later runs of the day get -2, -3, … behind it."""
+    """Write all files, named by date; further runs of a day get the suffix -2, -3, …"""
     from benchmarks.roofline import draw
     from dptrain.files import dump_json
 

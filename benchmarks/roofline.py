@@ -1,4 +1,4 @@
-"""A picture of each network's stages under the roofs that were measured with them.
+"""Draw the stages of each network in a roofline plot.
 
     python -m benchmarks.roofline benchmarks/results/cpu-2026-11-20.json [--output DIR]
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from benchmarks.stages import StageResult
 
 AT_ROOF = 0.8
-"""Share of its roof from which a stage counts as being there."""
+"""Share of its roof from which a stage counts as reaching it."""
 DRAWN, LABELLED = 0.003, 0.08
-"""Shares of the step from which a stage is a point, and has its name beside it."""
+"""Shares of the step from which a stage is drawn, and labelled."""
 AREA = 1200.0
-"""Of a marker that is the whole step, in points²."""
+"""Area of a marker for the whole step, in points²."""
 COLUMNS = 2
 PANEL = (4.3, 3.2)
-"""Inches."""
+"""Size in inches."""
 INTENSITIES, RATES = (0.03, 3000.0), (1.0, 5000.0)
-"""Limits of the axes, FLOP/byte and GFLOP/s; above the roofs is room for names."""
+"""Limits of the axes in FLOP/byte and GFLOP/s, with space for labels above the roofs."""
 ASPECT = 0.7
-"""Height of a panel over its width."""
+"""Ratio of height to width of a panel."""
 NAMES_UP_TO = 1.2
-"""Right edge of the column of names, FLOP/byte: stages left of it have theirs beside them."""
+"""Right edge of the column of labels in FLOP/byte. Stages left of it have adjacent labels."""
 INK, FAINT = "#222222", "#6f6f6f"
 COLOURS = {
     "convolution": "#2166ac",
@@ -47,14 +47,14 @@ COLOURS = {
     "memory": "#7b3294",
 }
 FILLED, HOLLOW = (None, "white"), ("white", None)
-"""Face and edge of a marker; None is the colour of its kind."""
+"""Face and edge colour of a marker; None is the colour of its kind."""
 STYLE: dict[Any, Any] = {
     "font.size": 7.0,
     "font.sans-serif": ["DejaVu Sans", "Arial"],
     "xtick.minor.bottom": False,
     "ytick.minor.left": False,
     "svg.fonttype": "none",
-    # The same figures give the same file.
+    # The same results yield the same file.
     "svg.hashsalt": "roofline",
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
@@ -66,7 +66,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Point:
-    """A stage in the picture: FLOP/byte, GFLOP/s, share of the step and of the roof above it."""
+    """A stage in the plot: FLOP/byte, GFLOP/s, share of the step and of its roof."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Point:
 
     @property
     def at_roof(self) -> bool:
-        """Whether faster takes fewer operations or fewer bytes."""
+        """Whether the stage is compute-bound."""
         return self.share_of_roof >= AT_ROOF
 
     @property
@@ -87,14 +87,14 @@ class Point:
 
 
 def points_of(roofs: Roofs, stages: Sequence[StageResult]) -> list[Point]:
-    """Points of one case in the step's order; what computes nothing has no place under a roof."""
+    """Return the points of one case in the order of the step, without stages of 0 FLOPs."""
     points = []
     for stage in stages:
         if not stage.flops:
             continue
         intensity = stage.flops / stage.bytes_moved
         roof = roofs.over(stage.flops, stage.bytes_moved)
-        # The tables' limits are in bytes/s for what only moves memory.
+        # Limits of memory-bound stages are in bytes/s.
         limit = stage.limit * (intensity if stage.kind == "memory" else 1.0)
         points.append(
             Point(
@@ -112,7 +112,7 @@ def short_name(stage: str) -> str:
 
 
 def draw(roofs: Sequence[Roofs], stages: Sequence[StageResult], stem: Path) -> list[Path]:
-    """Write ``STEM-roofline-32.svg`` and so on, a figure for each batch size."""
+    """Write a figure for each batch size, such as ``STEM-roofline-32.svg``."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -164,11 +164,11 @@ def _panel(panel: Axes, roofs: Roofs, points: Sequence[Point]) -> None:
 
 
 def _roofs(panel: Axes, roofs: Roofs) -> None:
-    """The flat roof of arithmetic, and a slanted one for each place that operands come from."""
+    """Draw the compute roof, and a bandwidth roof for each memory level."""
     peak = roofs.peak / 1e9
     line: dict[str, Any] = {"color": FAINT, "linewidth": 1.0, "zorder": 1}
     text: dict[str, Any] = {"color": FAINT, "fontsize": 6, "rotation_mode": "anchor"}
-    # What one decade of FLOP/byte is worth on paper, against one of FLOP/s.
+    # Length of a decade of FLOP/byte relative to a decade of FLOP/s.
     angle = math.degrees(math.atan(ASPECT * _decades(INTENSITIES) / _decades(RATES)))
     for bandwidth, name, style, x, side in (
         (roofs.cache, "L2", "--", 0.045, 1.1),
@@ -186,7 +186,7 @@ def _roofs(panel: Axes, roofs: Roofs) -> None:
 
 
 def _step(panel: Axes, points: Sequence[Point]) -> None:
-    """The step from left to right, each stage as high as its share of its roof."""
+    """Draw the step from left to right; the height of a stage is its share of its roof."""
     inset = panel.inset_axes((0.58, 0.09, 0.39, 0.3), zorder=2)
     starts = accumulate((point.share_of_step for point in points), initial=0.0)
     for start, point in zip(starts, points, strict=False):
@@ -205,7 +205,7 @@ def _decades(limits: tuple[float, float]) -> float:
 
 
 def _names(panel: Axes, points: Sequence[Point]) -> None:
-    """Names on the left, above the roofs, with lines to the stages; or beside those on the left."""
+    """Draw labels on the left with lines to the stages, or next to stages on the left."""
     height = 0.98
     for point in sorted(points, key=lambda point: -point.gflop_per_s):
         beside = point.intensity <= NAMES_UP_TO
@@ -223,7 +223,7 @@ def _names(panel: Axes, points: Sequence[Point]) -> None:
 
 
 def _legend(panel: Axes, batch_size: int) -> None:
-    """What colours, fillings and areas mean, in the panel that is left over."""
+    """Draw the legend in the unused panel."""
     panel.set(xlim=(0, 1), ylim=(0, 1))
     height = 0.95
 
@@ -254,14 +254,14 @@ def _legend(panel: Axes, batch_size: int) -> None:
     help="Folder of the figures.  [default: beside the results]",
 )
 def main(results: Path, output: Path | None) -> None:
-    """Draw the stages of RESULTS, a JSON file of `benchmarks.cpu`, under their roofs."""
+    """Draw roofline plots of RESULTS, a JSON file of `benchmarks.cpu`."""
     from benchmarks.limits import Roofs
     from benchmarks.stages import StageResult
     from dptrain.files import parse_json
 
     read = parse_json(results.read_text(encoding="utf-8"))
     if not read.get("roofs"):
-        print(f"benchmarks.roofline: no stages under roofs in {results}", file=sys.stderr)
+        print(f"benchmarks.roofline: {results} contains no stages with roofs", file=sys.stderr)
         sys.exit(2)
     stem = (output or results.parent) / results.stem
     roofs = [Roofs(**case) for case in read["roofs"]]

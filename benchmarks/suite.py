@@ -1,4 +1,4 @@
-"""The order of a run: first whether results are right, then how fast they come."""
+"""Run the sections of the benchmark: first check results, then time programs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from dptrain.machine import available_cores
 from dptrain.network import Network
 
 DEFAULT_RUN = ("model0", 32)
-"""What `dptrain train` does where the user says nothing."""
+"""Network and batch size of `dptrain train` by default."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how often.
+    """Settings of a run.
 
     Attributes:
         networks: names.
         sections: parts of the run.
         batches, inference_batches: batch sizes.
-        steps: least number of timed steps of each program.
-        compiled: whether torch.compile takes part.
-        launches: of each command that starts ranks.
-        rank_networks, rank_steps: what they train, and for how many steps.
-        keep_memory: whether the C library keeps what is freed, `keep_freed_memory`.
+        steps: minimum of timed steps of each program.
+        compiled: whether torch.compile is measured.
+        launches: launches of each job with several ranks.
+        rank_networks, rank_steps: networks and steps of these jobs.
+        keep_memory: whether the C library keeps freed memory (`keep_freed_memory`).
     """
 
     networks: tuple[str, ...]
@@ -56,7 +56,7 @@ def run(settings: Settings, progress: Progress) -> Results:
     """Run every section.
 
     Raises:
-        WrongResultError: before anything is timed, or where a timed program gives something else.
+        WrongResultError: a check fails, or a timed program computes something else.
     """
     networks = [dptrain.get_network(name) for name in settings.networks]
     kept = settings.keep_memory and keep_freed_memory()
@@ -105,8 +105,8 @@ def _check(
             results.checks.append(found)
             if not found.passed:
                 raise WrongResultError(
-                    f"{found.network}, batch {found.batch_size}: {found.quantity} is off by "
-                    f"{found.error:.1e} of its size; rounding allows {found.allowed:.1e}"
+                    f"{found.network}, batch {found.batch_size}: the relative error of "
+                    f"{found.quantity} is {found.error:.1e}; at most {found.allowed:.1e} is expected"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Text that every report is made of, and where it is written."""
+"""Tables, documents and file names of reports."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown, the first column left and the others right."""
+        """Return the table in Markdown, with all but the first column right-aligned."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [self.columns, rule, *self.rows]
         return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def with_spread(median: float, ends: Sequence[float]) -> str:
-    """A median with its quartiles, or with the range, behind it."""
+    """Format a median with its quartiles or range."""
     return f"{median:.3g} ({ends[0]:.3g}–{ends[1]:.3g})"
 
 
 def document(title: str, about: Mapping[str, Any], summary: str, tables: Iterable[Table]) -> str:
-    """A whole report in Markdown: conditions and summary as lists, then tables."""
+    """Return a report in Markdown: conditions and summary as lists, then tables."""
     conditions = "\n".join(f"- {key}: {_plain(value)}" for key, value in about.items())
     lines = "\n".join(f"- {line}" for line in summary.splitlines())
     bodies = "\n\n".join(table.markdown() for table in tables)
@@ -43,7 +43,7 @@ def _plain(value: Any) -> str:
 
 
 def new_files(folder: Path, kind: str, date: str) -> tuple[Path, Path]:
-    """Where JSON and Markdown of a run go, named after the day; later runs get -2, -3, … behind it.
+    """Return unused paths for JSON and Markdown, named by date with a suffix -2, -3, … if needed.
 
     Args:
         folder: made where it is missing.

@@ -1,6 +1,6 @@
-"""Timing programs against each other on a machine that others use too.
+"""Time programs against each other on a shared machine.
 
-Programs take turns in blocks of a few steps, so that whatever slows the machine slows all of them.
+Programs alternate in blocks of several steps, so that disturbances affect all of them.
 The clock is the process's CPU time, that of all its threads together: on a quiet machine it shows
 what a clock on the wall shows, since nothing here waits; on a busy one it leaves out the time in
 which somebody else had the core. The wall's time is kept beside it.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_NS = 20e6
-"""Time of a block of steps; what the other program left in the caches fades within it."""
+"""Time of a block of steps, long enough to make the caches' initial content negligible."""
 MIN_BLOCKS = 10
 
 Program = Callable[[], object]
@@ -26,7 +26,7 @@ Program = Callable[[], object]
 
 @dataclass(frozen=True)
 class Times:
-    """Nanoseconds of each step, by CPU time and on the wall, and the number of steps in a block."""
+    """CPU and wall time of each step in ns, and the number of steps of a block."""
 
     cpu: NDArray[np.int64]
     wall: NDArray[np.int64]
@@ -34,29 +34,29 @@ class Times:
 
     @property
     def median_ms(self) -> float:
-        """Median step, CPU time."""
+        """Median CPU time of a step in ns."""
         return float(np.median(self.cpu)) / 1e6
 
     @property
     def wall_median_ms(self) -> float:
-        """Median step, on the wall."""
+        """Median wall time of a step in ns."""
         return float(np.median(self.wall)) / 1e6
 
     @property
     def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile of the steps."""
+        """First and third quartile of the CPU times."""
         low, high = np.percentile(self.cpu, [25, 75]) / 1e6
         return float(low), float(high)
 
     @property
     def block_medians(self) -> NDArray[np.float64]:
-        """Median of each block, in nanoseconds."""
+        """Median of each block in ns."""
         return np.asarray(np.median(self.cpu.reshape(-1, self.block), axis=1))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster one program is: ratio of medians, and quartiles over the turns."""
+    """Speedup of a program: ratio of medians, and quartiles over the blocks."""
 
     value: float
     low: float
@@ -64,14 +64,14 @@ class Ratio:
 
 
 def ratio(slower: Times, faster: Times) -> Ratio:
-    """Times of `slower` over those of `faster`, which took turns with it."""
+    """Return the speedup of `faster` over `slower`, timed in alternating blocks."""
     turns = slower.block_medians / faster.block_medians
     low, high = np.percentile(turns, [25, 75])
     return Ratio(float(np.median(slower.cpu) / np.median(faster.cpu)), float(low), float(high))
 
 
 def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) -> dict[str, Times]:
-    """Time `steps` or more steps of each program, block by block in turn.
+    """Time at least `steps` steps of each program in alternating blocks.
 
     Without `warm_up`, which says how long a step takes, blocks are of one step.
     """
@@ -98,7 +98,7 @@ def _time(program: Program) -> tuple[int, int]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep the calling thread on one core, where the system knows how."""
+    """Bind the calling thread to one core, if the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

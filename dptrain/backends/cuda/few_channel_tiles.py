@@ -37,7 +37,7 @@ MAX_WEIGHT_WORDS = 80
 """Words of weights that a thread keeps in registers."""
 
 OTHER_REGISTERS = 40
-"""Registers of a thread besides weights, accumulators and prefetched words."""
+"""Registers of a thread in addition to weights, accumulators and prefetched words."""
 
 BLOCK_FILTERS, BLOCK_WARPS = 64, 4
 """Largest number of filters of a block, and its warps.

@@ -83,7 +83,7 @@ class GPU(Device):
 
     @property
     def free_bytes(self) -> int:
-        # What CuPy keeps of arrays that are gone, it gives again or, where that is short, back.
+        # Memory of freed arrays stays in CuPy's pool, which reuses or releases it.
         kept = self.cupy.get_default_memory_pool().free_bytes()
         return int(self.cupy.cuda.runtime.memGetInfo()[0] + kept)
 

@@ -33,7 +33,7 @@ CHUNK_LATENCY, TILE_LATENCY, STEP_LATENCY = 810, 1030, 256
 hides."""
 
 SINGLE_BLOCK_SLOWDOWN = 2.0
-"""Factor of the latencies if a multiprocessor has room for only one block."""
+"""Factor of the latencies if only one block fits on a multiprocessor."""
 
 # Many waves of blocks; see `steady_cycles`.
 STEADY_MULTIPLY, STEADY_LOAD_HALO, STEADY_UNPOOL = 0.61, 0.44, 0.48

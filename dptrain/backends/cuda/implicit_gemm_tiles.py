@@ -54,7 +54,7 @@ BoxShape = tuple[int, int, int, int]
 """Samples, rows, columns and channels."""
 
 MIN_OTHER_REGISTERS, OTHER_REGISTERS = 40, 44
-"""Registers of a thread besides accumulators and weights: the minimum, and the usual number."""
+"""Registers of a thread in addition to accumulators and weights: the minimum and the usual."""
 
 
 @dataclass(frozen=True)
