@@ -294,8 +294,23 @@ def table(plan: Plan, backend: CudaBackend, everything: bool, theirs: bool) -> N
 
 @click.command()
 @click.option("--tiles", "everything", is_flag=True, help="Try every tile of the general kernels.")
-@click.option("--batch", "batches", multiple=True, type=int, default=(32, 2048))
-@click.option("--precision", "precisions", multiple=True, default=("tf32", "bf16"))
+@click.option(
+    "--batch",
+    "batches",
+    multiple=True,
+    type=int,
+    default=(32, 2048),
+    show_default=True,
+    help="Batch size; repeat for several.",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    default=("tf32", "bf16"),
+    show_default=True,
+    help="Precision; repeat for several.",
+)
 @click.option("--theirs/--no-theirs", default=True, help="Also time PyTorch.")
 @click.argument("names", nargs=-1)
 def main(

@@ -77,7 +77,7 @@ class Point:
 
     @property
     def at_roof(self) -> bool:
-        """Whether the stage is compute-bound."""
+        """Whether the stage reaches its roof, so that it can only become faster by doing less."""
         return self.share_of_roof >= AT_ROOF
 
     @property
@@ -251,7 +251,7 @@ def _legend(panel: Axes, batch_size: int) -> None:
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the figures.  [default: beside the results]",
+    help="Folder of the figures.  [default: the folder of RESULTS]",
 )
 def main(results: Path, output: Path | None) -> None:
     """Draw roofline plots of RESULTS, a JSON file of `benchmarks.cpu`."""

@@ -105,8 +105,8 @@ def _check(
             results.checks.append(found)
             if not found.passed:
                 raise WrongResultError(
-                    f"{found.network}, batch {found.batch_size}: the relative error of "
-                    f"{found.quantity} is {found.error:.1e}; at most {found.allowed:.1e} is expected"
+                    f"{found.network}, batch {found.batch_size}: the relative "
+                    f"error of {found.quantity} is {found.error:.1e}; at most {found.allowed:.1e} is expected"
                 )
 
 
