@@ -105,8 +105,9 @@ def _check(
             results.checks.append(found)
             if not found.passed:
                 raise WrongResultError(
-                    f"{found.network}, batch {found.batch_size}: the relative "
-                    f"error of {found.quantity} is {found.error:.1e}; at most {found.allowed:.1e} is expected"
+                    f"{found.network}, batch {found.batch_size}: the relative error of "
+                    f"{found.quantity} is {found.error:.1e}; rounding explains at most "
+                    f"{found.allowed:.1e}"
                 )
 
 
