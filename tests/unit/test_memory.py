@@ -55,8 +55,8 @@ def test_other_errors_are_shown() -> None:
     [
         (("--batch-size", "1000000000"), " TiB of memory, but "),
         (("--batch-size", str(10**18)), " EiB"),
-        (("--data", "synthetic?samples=1000000000000"), " TiB of memory, but "),
-        (("--data", f"synthetic?samples={10**18}"), " EiB of memory, but "),
+        (("--data", "synthetic?samples=1000000000000"), " of memory, but "),
+        (("--data", f"synthetic?samples={10**18}"), " of memory, but "),
         (("--data", f"synthetic?samples={10**25}"), "expected a whole number of at most"),
         (("--network", "wide.toml", "--data", "synthetic"), " TiB of memory, but "),
     ],
