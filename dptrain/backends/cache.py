@@ -1,7 +1,7 @@
-"""Where compiled kernels are kept on disk, and how a damaged one is told from a whole one.
+"""The cache of compiled kernels on disk.
 
-Files are written beside their place and renamed into it, so that processes that compile the same
-kernel at the same time both end up with it, and end in a checksum.
+A file is written under a temporary name and then renamed, so that several processes can compile the
+same kernel at the same time. It ends with a checksum, by which a damaged file is recognised.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def writable_folder(name: str) -> Path | None:
-    """Folder of this name for compiled kernels; None where nothing can be written.
+    """Return the folder of this name for compiled kernels; None if none is writable.
 
-    It lies in ``$DPTRAIN_CACHE_DIR``, else ``$XDG_CACHE_HOME/dptrain``, else ``~/.cache/dptrain``:
-    the first that can be written.
+    It is in ``$DPTRAIN_CACHE_DIR``, else ``$XDG_CACHE_HOME/dptrain``, else ``~/.cache/dptrain``:
+    the first that is writable.
     """
     for base in _candidates():
         folder = base / name
@@ -44,18 +44,18 @@ def _candidates() -> Iterator[Path]:
 
 
 def sealed(data: bytes) -> bytes:
-    """Data with its checksum behind it."""
+    """Return data followed by its checksum."""
     return data + hashlib.sha256(data).digest()
 
 
 def unsealed(data: bytes) -> bytes | None:
-    """What was sealed; None if it is damaged."""
+    """Return data without its checksum; None if it is damaged."""
     body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     return body if hashlib.sha256(body).digest() == digest else None
 
 
 def load(path: Path) -> bytes | None:
-    """Contents of a file that `store` wrote; None if it is not there, or damaged."""
+    """Return the contents of a file that `store` wrote; None if it is missing or damaged."""
     try:
         return unsealed(path.read_bytes())
     except OSError:
@@ -63,7 +63,7 @@ def load(path: Path) -> bytes | None:
 
 
 def store(path: Path, data: bytes) -> None:
-    """Write a file whole, or not at all: a full disk costs the next process its time."""
+    """Write a file completely or not at all; errors such as a full disk are ignored."""
     with contextlib.suppress(OSError):
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

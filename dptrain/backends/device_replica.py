@@ -64,7 +64,7 @@ class DeviceReplica(Replica, ABC):
             y, samples, global_count, step, training, stop: see `Replica.load`.
             crop_windows: int64 (n, 4), parts of cached images: index of the image, first row and
                 first column (outside of the image are zeros), and 1 if it is mirrored.
-            learning_rate: of the step's update, if `enqueue_update` makes it before the host knows
+            learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,
                 so that the minibatch of that step remains for inspection.
         """
@@ -80,13 +80,13 @@ class DeviceReplica(Replica, ABC):
 
     @abstractmethod
     def run(
-        self, listener: Listener | None = None, *, in_order: bool = False, early: bool = False
+        self, listener: Listener | None = None, *, overlap: bool = True, early: bool = False
     ) -> None:
         """Enqueue forward, loss and backward for the loaded minibatch.
 
         Args:
             listener: called after each stage was enqueued.
-            in_order: True runs one stage at a time; otherwise stages may overlap.
+            overlap: False runs one stage at a time; True lets stages overlap.
             early: True updates some parameters as soon as no later stage reads them;
                 `enqueue_update` then updates the rest. This rank's gradients must be the sum.
         """

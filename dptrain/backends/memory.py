@@ -1,4 +1,4 @@
-"""The memory that a replica lies in: a protocol for host and devices, and host memory."""
+"""The memory of a replica: a protocol for host and devices, and host memory."""
 
 from __future__ import annotations
 

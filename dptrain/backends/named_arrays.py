@@ -1,4 +1,4 @@
-"""Flat arrays by parameter name, in the layouts that users know."""
+"""Flat arrays by parameter name, in canonical layout."""
 
 from __future__ import annotations
 

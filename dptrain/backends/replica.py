@@ -179,7 +179,7 @@ class Replica:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Allocated bytes by purpose: those of the plan, and what a backend allocates besides."""
+        """Allocated bytes by purpose: those of the plan and further ones of the backend."""
         return dict(self.plan.memory)
 
     # A training step.

@@ -83,7 +83,7 @@ def sum_in_place(world: World, array: Any, what: str) -> None:
 
     Args:
         world: the ranks; every rank calls this.
-        array: contiguous, of a type that MPI knows.
+        array: contiguous, of a type that MPI supports.
         what: names the operation in the error message.
 
     Raises:

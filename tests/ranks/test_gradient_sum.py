@@ -1,4 +1,4 @@
-"""Each way of summing gradients: every rank fills in its own number, so the sum is known."""
+"""Every gradient sum: each rank fills in its own number, so that the sum is known."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def in_place(world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> Gra
     )  # fmt: skip
 
 
-WAYS: dict[str, Any] = {name: partial(make_gradient_sum, name) for name in STRATEGIES}
-WAYS["in place"] = in_place
+METHODS: dict[str, Any] = {name: partial(make_gradient_sum, name) for name in STRATEGIES}
+METHODS["in place"] = in_place
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("bucket_bytes", [1, 200, 1 << 20])
-@pytest.mark.parametrize("strategy", WAYS)
+@pytest.mark.parametrize("strategy", METHODS)
 def test_sum_of_rank_numbers(
     world: World, strategy: str, bucket_bytes: int, precision: str
 ) -> None:
     replica = _replica(precision)
     buckets = make_buckets(replica.plan, bucket_bytes)
-    sums = WAYS[strategy](world, replica, buckets)
+    sums = METHODS[strategy](world, replica, buckets)
     flat, size = replica.flat_gradients, replica.plan.layout.size
     total = world.size * (world.size + 1) / 2
     for step in range(3):
         for index, bucket in enumerate(buckets):
             # Values that differ by element too, and are exact in float32.
-            places = np.arange(bucket.start, bucket.stop) % 64
-            flat[bucket.start : bucket.stop] = (world.rank + 1) * (places + step)
+            pattern = np.arange(bucket.start, bucket.stop) % 64
+            flat[bucket.start : bucket.stop] = (world.rank + 1) * (pattern + step)
             sums.start(index)
             sums.poll()
         sums.finish()

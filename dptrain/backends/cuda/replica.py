@@ -297,12 +297,12 @@ class CudaReplica(DeviceReplica):
         self.device.upload(self.numbers, numbers)
 
     def run(
-        self, listener: Listener | None = None, *, in_order: bool = False, early: bool = False
+        self, listener: Listener | None = None, *, overlap: bool = True, early: bool = False
     ) -> None:
         context, part = self.context, self._early if early else None
         for stage, kernel in self.stages:
-            overlaps = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
-            if overlaps and not in_order:
+            may_overlap = stage.phase is Phase.BACKWARD_WEIGHT and stage.flops < FILLING_FLOPS
+            if overlap and may_overlap:
                 with self.device.side_stream():
                     kernel(context)
             else:

@@ -1,4 +1,4 @@
-"""Training steps on a device: the host enqueues steps ahead, and learns their results later."""
+"""Training steps on a device: the host enqueues steps ahead and receives their results later."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class DeviceEngine(Engine):
         if timed and not self._is_ready(batch, slot):
             # What the host does to capture the program would be in the times of earlier steps.
             self._collect(0)
-            # If few steps are timed, a later one can be; if all are, the caller wants each.
+            # If few steps are timed, a later one can be; if all are, the caller requested each.
             recorder.timed = self._time_every == 1
         enqueue = self._enqueue_timed_step if by_stage else self._enqueue_step
         if by_stage and not self.captures_timed:
@@ -179,7 +179,7 @@ class DeviceEngine(Engine):
                 gradient_sum.start(bucket)
                 times.record_bucket(bucket)
 
-        replica.run(after_stage, in_order=True)
+        replica.run(after_stage, overlap=False)
         gradient_sum.finish()
         times.record_sum()
         gradient_sum.update(lambda elements, learning_rate: replica.enqueue_update(), 0.0)

@@ -68,7 +68,7 @@ class DeviceTimes:
             previous = end
         summed, updated = clock[self._num_stages], clock[update]
         recorder.put(update, updated - summed, updated)
-        # One rank sums nothing: what lies between is the time of a time stamp.
+        # One rank sums nothing: the interval is the time that a time stamp takes.
         self.exposed_ns, self.calls = 0, []
         active_ns = end = 0
         if self._sum.world.size > 1:

@@ -16,7 +16,7 @@ from dptrain.training.engines.sum_timer import SumTimer
 
 
 class HostEngine(Engine):
-    """Runs the stages of a step in order, and sums gradients while backward goes on.
+    """Runs the stages of a step in order, and sums gradients during the backward pass.
 
     A step that is not timed stage by stage starts its gradient sums when backward has ended.
     """

@@ -21,7 +21,7 @@ from dptrain.training.engines.sum_timer import SumTimer
 class HostSumDeviceEngine(Engine):
     """Steps of a device whose gradients MPI sums, in host memory or in place.
 
-    Each step has ended when it returns, because the host must know the loss before the update.
+    Each step has ended when it returns, because the host reads the loss before the update.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class HostSumDeviceEngine(Engine):
 
     def _forward_backward(self, batch: Batch) -> None:
         if self.recorder.timed:
-            self.device_replica.run(self._after_stage, in_order=True)
+            self.device_replica.run(self._after_stage, overlap=False)
             return
         self._programs.run(batch, self.device_replica.run)
         for bucket in range(len(self.gradient_sum.buckets)):

@@ -147,7 +147,7 @@ class FakeDeviceReplica(DeviceReplica):
     def unpack_staged_batch(self) -> None:
         pass
 
-    def run(self, listener: Any = None, *, in_order: bool = False, early: bool = False) -> None:
+    def run(self, listener: Any = None, *, overlap: bool = True, early: bool = False) -> None:
         Replica.run(self, listener)
 
     def enqueue_sums_copy(self) -> None:
