@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+COMMANDS_WITH_MPI = ("train", "evaluate", "predict", "profile", "study", "doctor")
+
 
 def main() -> None:
     """Run the command line.
@@ -11,23 +13,19 @@ def main() -> None:
     Signals are kept, and a rank of several reports to the watchdog of its node, before larger
     modules are imported: what happens meanwhile is then treated as during training.
     """
+    from dptrain.comm.job import exit_on_interrupt, start_job
     from dptrain.comm.launcher import find_launch
+    from dptrain.comm.signals import remember_early_signals
 
-    launch = find_launch()
-    try:
-        if sys.argv[1:2] in (["train"], ["study"]):
-            from dptrain.comm.signals import remember_early_signals
+    command, launch = "".join(sys.argv[1:2]), find_launch()
+    if command in COMMANDS_WITH_MPI:
+        exit_on_interrupt(launch.rank, launch.size)
+    if command in ("train", "study"):
+        remember_early_signals()
+    if launch.size > 1:
+        start_job(launch.rank, launch.size)
+    from dptrain.cli.main import main as run_command_line
 
-            remember_early_signals()
-        if launch.size > 1:
-            from dptrain.comm.job import start_job
-
-            start_job(launch.rank, launch.size)
-        from dptrain.cli.main import main as run_command_line
-    except KeyboardInterrupt:
-        if launch.rank == 0:
-            sys.stderr.write("dptrain: interrupted\n")
-        sys.exit(130)
     run_command_line()
 
 

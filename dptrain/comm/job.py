@@ -17,9 +17,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from dptrain.comm import watch
@@ -79,7 +80,7 @@ class Job:
         end = time.monotonic() + _BEGIN_S
         while not (self.folder / f"watched-{self.rank}").exists() and time.monotonic() < end:
             time.sleep(0.002)
-        atexit.register(self._end)
+        atexit.register(self.leave)
 
     def meet(self, folder: str) -> None:
         """Join the ranks of this node in the folder of the first of them."""
@@ -97,8 +98,8 @@ class Job:
             with contextlib.suppress(OSError):  # The watchdog was killed.
                 os.write(self.pipe, f"{line}\n".encode())
 
-    def _end(self) -> None:
-        """Shut MPI down while the watchdog still watches this process."""
+    def leave(self) -> None:
+        """Shut MPI down, and report to the watchdog that this process ends regularly."""
         module = sys.modules.get("mpi4py.MPI")
         if module is not None and module.Is_initialized() and not module.Is_finalized():
             module.Finalize()
@@ -130,6 +131,7 @@ class Job:
 
 
 _current: Job | None = None
+_interrupt_handler: Callable[[int, FrameType | None], None] | None = None
 
 
 def start_job(rank: int, size: int) -> Job:
@@ -152,6 +154,38 @@ def start_job(rank: int, size: int) -> Job:
                     "killed, nothing names it\n"
                 )
     return _current
+
+
+def leave_job() -> None:
+    """Leave the job before `os._exit`; a regular exit of the interpreter does so by itself."""
+    if _current is not None:
+        _current.leave()
+
+
+def exit_on_interrupt(rank: int, size: int) -> None:
+    """Let Ctrl-C end the process at once until MPI has started.
+
+    Python would raise `KeyboardInterrupt` while it imports modules written in C, some of which
+    crash then.
+    """
+    global _interrupt_handler
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if rank == 0 if size == 1 or _current is None else _current.claim():
+            os.write(2, b"dptrain: interrupted\n")
+        if _current is not None:
+            _current.report("bye")
+        os._exit(130)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _interrupt_handler = leave
+        signal.signal(signal.SIGINT, leave)
+
+
+def raise_on_interrupt() -> None:
+    """Undo `exit_on_interrupt`."""
+    if _interrupt_handler is not None and signal.getsignal(signal.SIGINT) is _interrupt_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def current_job() -> Job | None:

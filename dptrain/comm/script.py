@@ -21,14 +21,11 @@ def _end_job(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     from dptrain.comm.abort import _fail
+    from dptrain.comm.job import leave_job
 
     code = _fail(error)
     # All ranks raise an agreed error, so all arrive here and can leave MPI in order.
-    if "mpi4py.MPI" in sys.modules:
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.Finalize()
+    leave_job()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

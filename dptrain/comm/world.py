@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
-from dptrain.comm.job import start_job
+from dptrain.comm.job import raise_on_interrupt, start_job
 from dptrain.comm.launcher import (
     find_launch,
     refuse_single,
@@ -117,6 +117,7 @@ class World:
     def join(cls, timeout: float) -> World:
         """Start MPI and join the ranks of COMM_WORLD, without an agreement."""
         mpi = _start_mpi(min(timeout, MAX_TIMEOUT_S))
+        raise_on_interrupt()
         comm = mpi.COMM_WORLD
         world = cls(comm, comm.Split_type(mpi.COMM_TYPE_SHARED), timeout)
         if world.size > 1:
