@@ -10,47 +10,51 @@ import click
 from dptrain.backends import BACKENDS
 from dptrain.cli import words
 from dptrain.cli.common import JSON, STOPPED, examples
+from dptrain.cli.options import GroupedCommand
 from dptrain.comm.launcher import find_launch
 from dptrain.errors import UserError
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Time training and inference of networks, by batch size.",
     epilog=examples(
-        "dptrain bench solar                      # batches 2 to 1024, answers to 2 to 1024 maps",
-        "dptrain bench perceptrons                # 30 of them, batches 100, 500 and 1000",
+        "dptrain bench solar                      # training and inference, batch 2 to 1024",
+        "dptrain bench perceptrons                # 30 networks, batch 100, 500 and 1000",
         "dptrain bench solar --largest --memory 2GB",
         "dptrain bench cifar mine.toml --batch-sizes 32,256 --threads 1,2,4 --samples none",
         "dptrain bench model0 --backends numba,cuda --within 10ms",
     ),
 )
 @click.argument("networks", nargs=-1, metavar="[NETWORK]...")
-@click.option("--batch-sizes", metavar="N,…|none", help="Samples of a training step; what suits "
-              "the network where left out.")  # fmt: skip
+@click.option("--batch-sizes", metavar="N,…|none",
+              help="Batch sizes of training.  [default: from the network's recipe]")  # fmt: skip
 @click.option("--samples", default="2,64,512,1024", show_default=True, metavar="N,…|none",
-              help="Samples answered at once, by inference.")  # fmt: skip
+              help="Batch sizes of inference.")  # fmt: skip
 @click.option("--backends", default=BACKENDS[0], show_default=True, metavar="NAME,…",
-              help=f"What computes: {', '.join(BACKENDS)}.")  # fmt: skip
-@click.option("--precisions", metavar="NAME,…", help="Arithmetic, words of the backends'; the "
-              "first of each where left out.")  # fmt: skip
-@click.option("--threads", metavar="N,…", help="Threads that compute; as many as there are cores "
-              "where left out.")  # fmt: skip
-@click.option("--largest", is_flag=True, help="Find the largest batch that fits, from plans, and "
-              "make one step of it.")  # fmt: skip
-@click.option("--memory", metavar="SIZE", help="Most memory to use, such as 2GB; what is free "
-              "where left out.")  # fmt: skip
+              help=f"Implementations of the layers: {', '.join(BACKENDS)}.")  # fmt: skip
+@click.option("--precisions", metavar="NAME,…",
+              help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
+              "of each backend]")  # fmt: skip
+@click.option("--threads", metavar="N,…",
+              help="Numbers of compute threads.  [default: all cores]")  # fmt: skip
+@click.option("--largest", is_flag=True,
+              help="Find the largest batch size that fits, from the plan, and make one step with "
+              "it.")  # fmt: skip
+@click.option("--memory", metavar="SIZE",
+              help="Memory limit, such as 2GB.  [default: the free memory]")  # fmt: skip
 @click.option("--within", default="1s", show_default=True, metavar="TIME",
-              help="When an answer has to be there.")  # fmt: skip
+              help="Time limit of a prediction.")  # fmt: skip
 @click.option("--epoch-samples", type=click.IntRange(min=1), default=10_000, show_default=True,
               metavar="N", help="Samples of the epoch whose time is computed.")  # fmt: skip
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="How many of them.")  # fmt: skip
+              help="Number of such epochs.")  # fmt: skip
 @click.option("--seconds-per-case", type=click.FloatRange(min=0, min_open=True), default=3.0,
-              show_default=True, metavar="X", help="Longest time for one figure, unless a single "
-              "run takes longer.")  # fmt: skip
+              show_default=True, metavar="X",
+              help="Time limit of one measurement, unless a single repeat takes longer.",
+              )  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the results; one under runs/ that the networks name where left "
-              "out.")  # fmt: skip
+              help="Folder of the results.  [default: runs/bench-NETWORK]")  # fmt: skip
 @JSON
 def bench(
     networks: tuple[str, ...],
@@ -68,14 +72,14 @@ def bench(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Time training steps and answers of networks, over batch sizes, backends and threads.
+    """Time training steps and inference of networks, by batch size, backend and threads.
 
-    NETWORK is a name, a .toml file, or perceptrons for all that the zoo has; model0 where left
-    out. A case that does not fit into memory is said to, and the others go on. Each figure is kept
-    as soon as it is known.
+    NETWORK is a name, a .toml file, or perceptrons for all multilayer perceptrons of the built-in
+    networks. [default: model0] A case that exceeds the memory is listed as such, and the others are
+    measured. Each result is saved as soon as it is known.
 
-    Ctrl-C and SIGTERM end it behind the case under way; the exit code is then 75, and the same
-    command goes on.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the benchmark after the current case, with exit code
+    75; the same command continues.
     """
     launch = find_launch(os.environ)
     if launch.size > 1:

@@ -1,4 +1,4 @@
-"""What commands share."""
+"""Flags, exit codes and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,35 @@ from pathlib import Path
 
 import click
 
+MISTAKE = 2
+"""Exit code for a mistake that the user can correct."""
+
 STOPPED = 75
 """Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
 
 EXISTING = click.Path(path_type=Path)
+
+CHECKPOINT = click.option("--checkpoint", type=int, metavar="STEP",
+                          help="Step of the checkpoint.  [default: the last one]")  # fmt: skip
+CONFIG = click.option("--config", "file", type=EXISTING, metavar="FILE",
+                      help="TOML file of settings.  [default: none]")  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+NETWORK = click.option("--network", metavar="NAME", help="The same as the argument NETWORK.")
+PRECISION = click.option("--precision", metavar="[fp32|tf32|bf16|fp64]",
+                         help="Precision of the arithmetic: fp32; cuda and cudnn also tf32 and "
+                         "bf16; reference also fp64.  [default: the first precision of the "
+                         "backend]")  # fmt: skip
+THREADS = click.option("--threads", type=int, metavar="N",
+                       help="Compute threads.  [default: all cores]")  # fmt: skip
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run what needs other ranks so that a failure on one of them ends all, and is said once."""
+    """Run an action so that a failure on one rank ends all ranks, and is printed once."""
     from dptrain.comm.abort import guard
 
     return guard(action)
 
 
 def examples(*lines: str) -> str:
-    """Lines for the end of a help text, kept as they are."""
+    """Return the end of a help text, with these lines unchanged."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

@@ -1,4 +1,4 @@
-"""Flags made from the settings of `Settings`, so that they cannot drift from them."""
+"""Flags made from `Settings`, and help texts that list flags under headings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,98 @@ from typing import Any, TypeVar
 import click
 
 from dptrain.errors import UserError
-from dptrain.training.settings import CONFIG_FILE, Setting, settings
+from dptrain.training.settings import CONFIG_FILE, GROUPS, Setting, settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+SYNONYMS = {
+    "lr": ("learning-rate",),
+    "rate": ("learning-rate",),
+    "epoch": ("epochs",),
+    "step": ("steps",),
+    "iterations": ("steps",),
+    "bs": ("batch-size", "batch-sizes"),
+    "batch": ("batch-size", "batch-sizes"),
+    "batchsize": ("batch-size", "batch-sizes"),
+    "minibatch": ("batch-size", "batch-sizes"),
+    "workers": ("threads", "prefetch"),
+    "num-workers": ("prefetch", "threads"),
+    "jobs": ("threads",),
+    "opt": ("optimizer",),
+    "optim": ("optimizer",),
+    "model": ("network",),
+    "net": ("network",),
+    "arch": ("network",),
+    "dataset": ("data",),
+    "device": ("backend", "backends"),
+    "gpu": ("backend", "backends"),
+    "gpus": ("backend", "backends"),
+    "dtype": ("precision", "precisions"),
+    "out": ("output", "run-dir"),
+    "output-dir": ("output", "run-dir"),
+    "logdir": ("run-dir", "output"),
+    "checkpoint-dir": ("run-dir",),
+    "scheduler": ("schedule",),
+    "warmup": ("warmup-steps",),
+    "continue": ("resume",),
+    "amp": ("precision",),
+}
+"""Names that users of other programs try, with the flags that they mean."""
+
+
+class GroupedCommand(click.Command):
+    """A command that lists flags under headings and suggests flags for common synonyms."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse flags; an unknown one suggests those that it may stand for."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = self._meant(error.option_name)
+            if meant:
+                flags = " or ".join(f"'{name}'" for name in meant)
+                raise click.UsageError(
+                    f"No such option '{error.option_name}'. Did you mean {flags}?", ctx
+                ) from None
+            raise
+
+    def _meant(self, option: str) -> list[str]:
+        word = option.lstrip("-").replace("_", "-").lower()
+        known = {name for parameter in self.params for name in parameter.opts}
+        candidates = (f"--{name}" for name in (word, *SYNONYMS.get(word, ())))
+        return [name for name in candidates if name in known]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own flags, then those of the settings by group."""
+        sections: dict[str, list[tuple[str, str]]] = {"": [], **{group: [] for group in GROUPS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                group = parameter.group if isinstance(parameter, SettingOption) else ""
+                sections[group].append(record)
+        for group, records in sections.items():
+            if records:
+                with formatter.section(group.capitalize() or "Options"):
+                    formatter.write_dl(records, col_max=28)
+
+
+class SettingOption(click.Option):
+    """The flag of a setting.
+
+    Attributes:
+        group: heading under which help texts list it.
+    """
+
+    def __init__(self, *declarations: Any, group: str = "", **attributes: Any) -> None:
+        super().__init__(*declarations, **attributes)
+        self.group = group
+
 
 def setting_flags(leave_out: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Give a command one flag for each setting; what the user leaves out arrives as None.
+    """Add one flag for each setting to a command; a flag that is not used has the value None.
 
     Args:
-        leave_out: names of settings that mean nothing to the command.
+        leave_out: names of the settings that have no meaning for the command.
     """
 
     def decorate(command: Command) -> Command:
@@ -32,45 +114,54 @@ def setting_flags(leave_out: Collection[str] = ()) -> Callable[[Command], Comman
 
 
 RUN_DIR = "the one of --run-dir"
-"""What ``--resume`` stands for where no directory follows it."""
+"""Value of ``--resume`` if no directory follows it."""
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The flags that the user gave.
+    """Return the flags that the user set.
 
-    ``--run-dir DIR --resume`` means ``--resume DIR`` where there is a run in DIR, and otherwise
-    ``--run-dir DIR``: so a batch job can be the same command as often as it starts.
+    ``--run-dir DIR --resume`` means ``--resume DIR`` if there is a run in DIR, and otherwise
+    ``--run-dir DIR``: a batch job can then be the same command each time that it starts.
 
     Raises:
-        UserError: ``--resume`` names no directory, and neither does ``--run-dir``.
+        UserError: ``--resume`` names no directory, and ``--run-dir`` is not set.
     """
     flags = {name: value for name, value in values.items() if value is not None}
     if flags.get("resume") == RUN_DIR:
         if "run_dir" not in flags:
             raise UserError("--resume names no run; expected --resume DIR, or --run-dir DIR too")
         del flags["resume"]
-        with suppress(OSError):  # Whoever makes the directory says what the system refuses.
+        with suppress(OSError):  # Creating the directory reports what the system refuses.
             if (Path(flags["run_dir"]) / CONFIG_FILE).is_file():
                 flags["resume"] = flags["run_dir"]
     return flags
 
 
+def network_of(argument: str | None, option: str | None) -> str | None:
+    """Return the network that a command's argument or its flag ``--network`` names.
+
+    Raises:
+        UserError: they name different networks.
+    """
+    if argument is not None and option is not None and argument != option:
+        raise UserError(
+            f"the network is {argument} and --network is {option}; set only one of the two"
+        )
+    return option if argument is None else argument
+
+
 def _option(setting: Setting) -> Callable[[Command], Command]:
-    help = f"{setting.help}  [default: {setting.default_text}]"
+    text = setting.help.rstrip(".")
+    common = {"cls": SettingOption, "group": setting.group, "default": None,
+              "help": f"{text}.  [default: {setting.default_text}]"}  # fmt: skip
     if setting.type is bool:
         negative = setting.flag.replace("--", "--no-")
-        return click.option(f"{setting.flag}/{negative}", setting.name, default=None, help=help)
-    # Text goes to the configuration as it is: file, environment and flags are checked by the same
-    # code and complain in the same words.
+        return click.option(f"{setting.flag}/{negative}", setting.name, **common)
+    # The text is not converted here: file, environment and flags are checked by the same code,
+    # with the same messages.
     optional = {"is_flag": False, "flag_value": RUN_DIR} if setting.name == "resume" else {}
     return click.option(
-        setting.flag,
-        setting.name,
-        type=str,
-        default=None,
-        metavar=_metavar(setting),
-        help=help,
-        **optional,  # type: ignore[arg-type]
+        setting.flag, setting.name, type=str, metavar=_metavar(setting), **common, **optional
     )
 
 

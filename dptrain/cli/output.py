@@ -67,7 +67,7 @@ class OutputStream:
         """
         self.flush()
         lost = self.error is not None and self.error.errno != errno.EPIPE
-        return 1 if lost and code == 0 else code
+        return 2 if lost and code == 0 else code
 
 
 @contextlib.contextmanager

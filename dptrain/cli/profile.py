@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from dptrain.cli.common import EXISTING, JSON, examples, guarded
-from dptrain.cli.options import given, setting_flags
+from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
+from dptrain.cli.options import GroupedCommand, given, setting_flags
 
 LEFT_OUT = (
     "epochs",
@@ -22,32 +22,33 @@ LEFT_OUT = (
     "log_every",
     "baseline_steps",
 )
-"""Settings of training that mean nothing where only steps are timed."""
+"""Settings of training that have no effect on the time of a step."""
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Time every layer of training, on every rank.",
     epilog=examples(
         "dptrain profile",
         "mpirun -n 4 dptrain profile --network cifar --batch-size 128 --output DIR",
+        "mpirun -n 4 dptrain profile --network cifar --backend cuda --precision tf32",
         "mpirun -n 8 dptrain profile --steps 200 --output DIR --trace",
     ),
 )
-@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@CONFIG
 @click.option("--steps", type=int, default=50, show_default=True, metavar="N",
-              help="Steps whose times count.")  # fmt: skip
+              help="Steps that are timed.")  # fmt: skip
 @click.option("--skip", type=int, default=5, show_default=True, metavar="N",
-              help="Steps made before; on a GPU 10 at least.")  # fmt: skip
+              help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder for profile.json and CSV files; nothing is written where left "
-              "out.")  # fmt: skip
+              help="Folder for profile.json and CSV files.  [default: write no files]")  # fmt: skip
 @click.option("--roofs/--no-roofs", default=True, show_default=True,
-              help="Measure what the processor can do, in about a second.")  # fmt: skip
+              help="Measure the rates of the processor, in about 1 s.")  # fmt: skip
 @click.option("--trace", is_flag=True,
-              help="Write trace.json too: all steps of all ranks, for Perfetto or "
+              help="Also write trace.json, with all steps of all ranks, for Perfetto or "
               "chrome://tracing.")  # fmt: skip
 @click.option("--nvtx", is_flag=True,
-              help="Mark stages for NVIDIA's Nsight tools, under their names.")  # fmt: skip
+              help="Mark stages by name for NVIDIA Nsight Systems and Nsight Compute.")  # fmt: skip
 @JSON
 @setting_flags(leave_out=LEFT_OUT)
 def profile(
@@ -63,10 +64,10 @@ def profile(
 ) -> int:
     """Time every layer of training, forward and backward, on all ranks.
 
-    Steps are those of `dptrain train`, with the same settings. Nothing is kept of what they
-    learn: no checkpoints, no evaluation.
+    The steps are those of `dptrain train` with the same settings. The trained parameters are
+    discarded: there are no checkpoints and no evaluation.
 
-    docs/measuring.md defines every figure.
+    docs/measuring.md defines every value.
     """
 
     def action() -> int:

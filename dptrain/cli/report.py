@@ -7,27 +7,38 @@ from pathlib import Path
 import click
 
 from dptrain.cli.common import EXISTING, examples
+from dptrain.cli.options import GroupedCommand
+from dptrain.errors import UserError
+from dptrain.training.settings import CONFIG_FILE
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Write the report of a study or a profile.",
     epilog=examples(
-        "dptrain report STUDY_DIR                 # what dptrain scale measured",
-        "dptrain report PROFILE_DIR               # what dptrain profile --output measured",
+        "dptrain report STUDY_DIR                 # results of dptrain scale",
+        "dptrain report PROFILE_DIR               # results of dptrain profile --output",
         "dptrain report STUDY_DIR --output DIR",
     ),
 )
 @click.argument("folder", type=EXISTING, metavar="DIR")
 @click.option("--output", type=EXISTING, metavar="DIR",
-              help="Where to write; the same folder where left out.")  # fmt: skip
+              help="Folder of the report.  [default: DIR]")  # fmt: skip
 @click.option("--replace", is_flag=True,
-              help="Overwrite files that are in the way and that no report wrote.")  # fmt: skip
+              help="Overwrite existing files that no report wrote.")  # fmt: skip
 def report(folder: Path, output: Path | None, replace: bool) -> None:
-    """Write report.html and its plots from what was measured.
+    """Write report.html and its plots from the results of a study or a profile.
 
-    DIR holds the study.json of a scaling study or the profile.json of one job. The page stands
-    alone: it can be mailed, printed and read without a network. Plots come as SVG and PNG, too.
+    DIR contains the study.json of a scaling study or the profile.json of one job. The page is one
+    file that needs no network connection. Its plots are also written as SVG and PNG files.
     """
+    has_results = any((folder / name).is_file() for name in ("study.json", "profile.json"))
+    if (folder / CONFIG_FILE).is_file() and not has_results:
+        raise UserError(
+            f"{folder} is the directory of a training run; expected a folder with study.json (of "
+            "dptrain scale) or profile.json (of dptrain profile --output DIR); summary.json and "
+            "metrics.jsonl hold the results of a run"
+        )
     from dptrain.scaling.report.files import write_report
 
     click.echo(f"report: {write_report(folder, output, replace=replace)}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dptrain.cli.common import EXISTING, JSON, STOPPED, examples
-from dptrain.cli.options import given, setting_flags
+from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples
+from dptrain.cli.options import GroupedCommand, given, setting_flags
 from dptrain.cli.profile import LEFT_OUT
 from dptrain.errors import UserError, suggest
 
@@ -24,42 +24,47 @@ DEFAULTS: dict[str, Any] = {
     "ranks": "1,2,4", "threads": "1", "scaling": "weak,strong", "launches": 5, "steps": 50,
     "launcher": "auto",
 }  # fmt: skip
-"""What is not asked for; a study that goes on has its own."""
+"""Defaults of a new study; a study that continues has its own values."""
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Measure how training scales, and what limits it.",
     epilog=examples(
         "dptrain scale                                    # 1, 2 and 4 ranks, on this machine",
         "dptrain scale --ranks 1,2,4,8 --network cifar --batch-size 128 --output DIR",
-        "dptrain scale --output DIR                       # go on with one that was stopped",
+        "dptrain scale --ranks 1,2,4 --network cifar --backend cuda --precision tf32",
+        "dptrain scale --output DIR                       # continue a study that was stopped",
         'dptrain scale --ranks 4,8,16 --launcher "srun --mpi=pmi2" --output DIR',
         "dptrain scale --output DIR --part $SLURM_ARRAY_TASK_ID/5   # a job array; at its end:",
         "dptrain scale --collect DIR",
     ),
 )
-@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@CONFIG
 @click.option("--ranks", metavar="N,N,…", help="Numbers of ranks.  [default: 1,2,4]")
 @click.option("--threads", metavar="N,N,…",
-              help="Threads of a rank, each with all numbers of ranks.  [default: 1]")  # fmt: skip
-@click.option("--scaling", metavar="WAY,WAY",
-              help="weak: a worker keeps its samples; strong: the minibatch stays.  "
-              "[default: weak,strong]")  # fmt: skip
+              help="Compute threads of a rank; each is measured with all numbers of ranks.  "
+              "[default: 1]")  # fmt: skip
+@click.option("--scaling", metavar="NAME,NAME",
+              help="weak: each worker keeps its number of samples; strong: the global minibatch "
+              "stays.  [default: weak,strong]")  # fmt: skip
 @click.option("--launches", type=click.IntRange(1), metavar="N",
               help="Independent launches of each point.  [default: 5]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), metavar="N",
-              help="Steps timed in each launch.  [default: 50]")  # fmt: skip
+              help="Steps that are timed in each launch.  [default: 50]")  # fmt: skip
 @click.option("--launcher", metavar="COMMAND",
-              help="What starts ranks, mpirun or srun, with arguments if need be; the mpirun "
-              "beside Python, else what there is.  [default: auto]")  # fmt: skip
+              help="Program that starts the ranks, mpirun or srun, with arguments if needed, such "
+              "as 'mpirun --allow-run-as-root'.  [default: the mpirun next to Python, or the "
+              "first on PATH]")  # fmt: skip
 @click.option("--output", type=EXISTING, metavar="DIR",
-              help="Folder of the study; one that was begun goes on. A new one under studies/ "
-              "where left out.")  # fmt: skip
+              help="Folder of the study; a study that was started there continues.  [default: a "
+              "new folder in studies/]")  # fmt: skip
 @click.option("--only", multiple=True, metavar="POINT",
-              help="Launch this point alone, such as weak-r4-t1; may be repeated.")  # fmt: skip
-@click.option("--part", metavar="I/N", help="Launch the I-th of N parts alone, for job arrays.")
+              help="Launch only this point, such as weak-r4-t1; may be repeated.")  # fmt: skip
+@click.option("--part", metavar="I/N",
+              help="Launch only the I-th of N parts, for job arrays.")  # fmt: skip
 @click.option("--collect", multiple=True, type=EXISTING, metavar="DIR",
-              help="Launch nothing; take the launches in and below this folder; may be "
+              help="Launch nothing; read the launches in this folder and below; may be "
               "repeated.")  # fmt: skip
 @JSON
 @setting_flags(leave_out=(*LEFT_OUT, "threads"))
@@ -74,12 +79,13 @@ def scale(
 ) -> int:
     """Measure how training scales: weak and strong, over numbers of ranks and threads.
 
-    Starts `dptrain profile` under mpirun or srun, every point several times and in turn, and says
-    how far the job scales, where the loss goes, which models describe it, and what they forecast.
-    --batch-size is the minibatch of the smallest number of workers (ranks x threads).
+    The command starts `dptrain profile` with mpirun or srun, every point several times in turn. It
+    reports how far training scales, where efficiency is lost, which models describe it, and what
+    they forecast. --batch-size is the global minibatch of the smallest number of workers (ranks ×
+    threads).
 
-    Ctrl-C keeps what is finished; the exit code is then 75, and the same command goes on.
-    docs/measuring.md defines every figure.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
+    75; the same command continues. docs/measuring.md defines every value.
     """
     from dptrain.comm.launcher import find_launch
     from dptrain.scaling.scale import conclude_study
@@ -132,7 +138,7 @@ def _print(study: Study, folder: Path, *, as_json: bool) -> None:
 def _design(
     file: Path | None, output: Path | None, flags: Mapping[str, Any]
 ) -> tuple[Path, Design]:
-    """The folder, and what the study is to launch: what it has kept, or what is asked for."""
+    """Return the folder of the study, and its design: the stored one, or that of the flags."""
     from dptrain.scaling.design import Design, new_folder, refuse_difference
     from dptrain.training.settings import load_settings
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from dptrain.cli import words
-from dptrain.cli.common import EXISTING, JSON, STOPPED, examples, guarded
-from dptrain.cli.options import given, setting_flags
+from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded
+from dptrain.cli.options import GroupedCommand, given, setting_flags
 
 LEFT_OUT = ("run_dir", "resume", "baseline_steps", "evaluate_every")
 """Settings of training that a study decides itself."""
@@ -26,36 +26,37 @@ EXAMPLES = examples(
 @click.group(invoke_without_command=True, epilog=EXAMPLES)
 @click.pass_context
 def study(context: click.Context) -> None:
-    """Train several networks and put them side by side."""
+    """Train several networks and compare them."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-@study.command(short_help="What other strides, filters, kernels and poolings bring.",
+@study.command(cls=GroupedCommand, short_help="Compare strides, filters, kernels and poolings.",
                epilog=EXAMPLES)  # fmt: skip
 @click.option("--stride", metavar="N,…", help="Strides of all convolutions.")
 @click.option("--filters", metavar="N,…", help="Filters of all convolutions.")
 @click.option("--kernel", metavar="N,…", help="Kernel sizes of all convolutions.")
 @click.option("--pool", metavar="N[/N],…", help="Windows of all poolings, or windows and strides.")
-@click.option("--first-pool", metavar="N[/N],…", help="The same of the first pooling alone.")
-@click.option("--cross", is_flag=True, help="Combine the changes, instead of one at a time.")
+@click.option("--first-pool", metavar="N[/N],…", help="The same for the first pooling only.")
+@click.option(
+    "--cross", is_flag=True, help="Train all combinations of the changes, not one change at a time."
+)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the results; one under runs/ that the network names where left "
-              "out.")  # fmt: skip
+              help="Folder of the results.  [default: runs/variants-NETWORK]")  # fmt: skip
 @JSON
-@click.option("--config", "file", type=EXISTING, metavar="FILE", help="TOML file of settings.")
+@CONFIG
 @setting_flags(leave_out=LEFT_OUT)
 def variants(
     file: Path | None, output: Path | None, cross: bool, as_json: bool, **flags: Any
 ) -> int:
     """Train variants of a network, and compare their time by operation, memory and accuracy.
 
-    The network as it is comes first, then each change alone. All are trained as by `dptrain train`
-    with the same settings, and evaluated at the end. A variant that is not possible is shown with
-    the reason. What is known is kept.
+    The unchanged network is trained first, then each change alone, with the settings of `dptrain
+    train`; each is evaluated at the end. A variant that is not possible is listed with the reason.
+    Finished results are kept.
 
-    Ctrl-C, SIGTERM and SIGUSR1 end it at the next step of a training, with a checkpoint; the exit
-    code is then 75, and the same command goes on.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study after the current step, with a checkpoint and
+    exit code 75; the same command continues.
     """
 
     def action() -> int:

@@ -137,7 +137,13 @@ def _end(job: Job, error: BaseException) -> NoReturn:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return 2 for a user's mistake, 130 for Ctrl-C, the code of `sys.exit` unless 0, else 1."""
+    """Return the exit code of a command that an error ends.
+
+    It is 2 for a user's mistake, 3 if training diverged, 130 for Ctrl-C, that of `sys.exit` unless
+    it is 0, and 1 for a bug.
+    """
+    if isinstance(error, AgreedError):
+        return error.exit_code
     if isinstance(error, UserError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -42,7 +42,9 @@ _QUIET_NAP_S = 1e-3
 
 
 class AgreedError(UserError):
-    """A user's mistake that all ranks raise: rank 0 prints it, and all ranks exit with code 2."""
+    """A user's mistake that all ranks raise: rank 0 prints it, and all ranks exit with its code."""
+
+    exit_code = 2
 
     @classmethod
     def of(cls, errors: Sequence[str | None]) -> AgreedError:
@@ -50,6 +52,12 @@ class AgreedError(UserError):
         rank, message = next((r, text) for r, text in enumerate(errors) if text is not None)
         same = all(other == message for other in errors)
         return cls(message if same else f"rank {rank}: {message}")
+
+
+class DivergedError(AgreedError):
+    """The loss is no longer finite."""
+
+    exit_code = 3
 
 
 def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
-from dptrain.comm.world import World
+from dptrain.comm.world import DivergedError, World
 from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
@@ -448,9 +448,8 @@ def raise_not_finite(job: Job, result: StepResult) -> None:
     else:
         where = "first in the loss itself"
     advice = f"{result.learning_rate / 10:.2g}"
-    job.world.agree(
-        UserError(
-            f"the loss is {result.loss} at step {result.step + 1}, {where}; try a smaller learning "
-            f"rate, for example {advice}, or check the data for such values"
-        )
+    # All ranks have the same values, so they agree without another call.
+    raise DivergedError(
+        f"training diverged: the loss is {result.loss} at step {result.step + 1}, {where}; try a "
+        f"smaller learning rate, for example {advice}, or check the data for such values"
     )

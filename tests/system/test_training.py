@@ -354,7 +354,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_layer(
 ) -> None:
     run = (*SMALL, "--learning-rate", "1e6", "--steps", 200, "--run-dir", "run")
     done = launch(*run, ranks=ranks, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 3
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("dptrain: "))
     assert "the loss is" in line
     assert re.search(r"first in (parameter|the output of) (conv|dense)", line)

@@ -56,11 +56,11 @@ def test_the_exit_code_says_whether_there_is_a_problem(
     assert run(["doctor"], is_rank_zero=True) == 0
     assert "problem" not in capsys.readouterr().out
     monkeypatch.setenv("DPTRAIN_BATCHSIZE", "3")
-    assert run(["doctor"], is_rank_zero=True) == 1
+    assert run(["doctor"], is_rank_zero=True) == 2
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if line.startswith("problem")]
     assert "unknown environment variable DPTRAIN_BATCHSIZE; did you mean" in line
-    assert run(["doctor", "--json"], is_rank_zero=True) == 1
+    assert run(["doctor", "--json"], is_rank_zero=True) == 2
     found = json.loads(capsys.readouterr().out)
     assert [item["subject"] for item in found if item["status"] == PROBLEM] == ["variables"]
 

@@ -1,0 +1,108 @@
+"""`dptrain describe` and `dptrain layers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dptrain.backends import BACKENDS
+from dptrain.cli.common import JSON, NETWORK, PRECISION, THREADS, examples
+from dptrain.cli.options import GroupedCommand, network_of
+from dptrain.errors import UserError
+
+
+@click.command(
+    cls=GroupedCommand,
+    short_help="Show layers, FLOPs and memory of a network.",
+    epilog=examples(
+        "dptrain describe",
+        "dptrain describe model0",
+        "dptrain describe mlp-25600-12800-6656 --batch-size 1000 --optimizer adam",
+    ),
+)
+@click.argument("name", required=False, metavar="[NETWORK]")
+@NETWORK
+@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+              help="Samples of one rank in a step.")  # fmt: skip
+@click.option("--backend", type=str, default=BACKENDS[0], show_default=True,
+              metavar=f"[{'|'.join(BACKENDS)}]", help="Implementation of the layers.")  # fmt: skip
+@PRECISION
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]),
+              help="Update rule.  [default: from the network's recipe]")  # fmt: skip
+@THREADS
+@click.option("--inference", is_flag=True, help="Describe inference: no gradients, no updates.")
+@JSON
+def describe(
+    name: str | None,
+    network: str | None,
+    threads: int | None,
+    as_json: bool,
+    inference: bool,
+    **choices: Any,
+) -> None:
+    """Show the layers of a network, their FLOPs, and the memory of training on one rank.
+
+    NETWORK is a name or a .toml file; without it, all networks are listed. Nothing is allocated, so
+    networks that exceed the memory are described too.
+    """
+    from dptrain.cli.printing import print_description, print_networks
+
+    chosen = network_of(name, network)
+    if chosen is None:
+        from dptrain.describe import list_networks
+
+        print_networks(list_networks(), as_json=as_json)
+        return
+    from dptrain.describe import describe_plan, plan_for
+    from dptrain.machine import available_cores
+    from dptrain.network.files import get_network
+
+    choices["threads"] = available_cores() if threads is None else threads
+    plan = plan_for(get_network(chosen), training=not inference, **choices)
+    print_description(describe_plan(plan), as_json=as_json)
+
+
+@click.command(
+    cls=GroupedCommand,
+    short_help="Time every layer of a step, with one backend or several.",
+    epilog=examples(
+        "dptrain layers model2",
+        "dptrain layers cifar --backend cuda --backend cudnn --precision tf32 --batch-size 2048",
+    ),
+)
+@click.argument("name", required=False, metavar="NETWORK")
+@NETWORK
+@click.option("--backend", "backends", type=str, multiple=True, default=BACKENDS[:1],
+              show_default=True, metavar=f"[{'|'.join(BACKENDS)}]",
+              help="Implementation of the layers; repeat the flag to compare several.")  # fmt: skip
+@click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
+              help="Samples of the step.")  # fmt: skip
+@PRECISION
+@THREADS
+@JSON
+def layers(
+    name: str | None,
+    network: str | None,
+    backends: tuple[str, ...],
+    threads: int | None,
+    as_json: bool,
+    **choices: Any,
+) -> None:
+    """Time each layer of a training step alone, forward and backward, on random numbers.
+
+    NETWORK is a name or a .toml file. Times are medians with their quartiles. With several
+    backends, the last columns show the time of the first divided by that of each other one.
+    """
+    from dptrain.cli.printing import print_layers
+    from dptrain.machine import available_cores
+    from dptrain.measure.layers import time_layers
+    from dptrain.network.files import get_network
+
+    chosen = network_of(name, network)
+    if chosen is None:
+        raise UserError("no network is named; expected dptrain layers NETWORK, such as model0")
+    choices["threads"] = available_cores() if threads is None else threads
+    described = get_network(chosen)
+    rows = time_layers(described, list(dict.fromkeys(backends)), **choices)
+    print_layers(rows, described, as_json=as_json, **choices)

@@ -1,0 +1,131 @@
+"""`dptrain train`, `dptrain evaluate` and `dptrain predict`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dptrain.cli.common import CHECKPOINT, CONFIG, EXISTING, JSON, STOPPED, examples, guarded
+from dptrain.cli.options import RUN_DIR, GroupedCommand, given, setting_flags
+
+
+@click.command(
+    cls=GroupedCommand,
+    short_help="Train a network on all ranks.",
+    epilog=examples(
+        "mpirun -n 4 dptrain train",
+        "mpirun -n 2 dptrain train --network cifar --data cifar10:DIR --crop 4 --flip",
+        "mpirun -n 4 dptrain train --network mine.toml --data npz:FILE --steps 500",
+        "mpirun -n 4 dptrain train --network cifar --backend cuda --precision tf32",
+        "mpirun -n 4 dptrain train --resume RUN_DIR",
+    ),
+)
+@CONFIG
+@click.option("--dry-run", "dry", is_flag=True,
+              help="Check everything, print the resolved settings and stop.")  # fmt: skip
+@setting_flags()
+def train(file: Path | None, dry: bool, **flags: Any) -> int:
+    """Train a network on all ranks.
+
+    Each setting is a flag (--batch-size 64), an environment variable (DPTRAIN_BATCH_SIZE=64) or a
+    key of the --config FILE (batch_size = 64). A flag takes precedence over the variable, and the
+    variable over the file.
+
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop training after the current step, with a checkpoint and
+    exit code 75; --resume continues. Signals other than Ctrl-C that arrive before training begins
+    stop it after its first step; Ctrl-C ends it at once with exit code 130. Exit code 2 is a
+    mistake in flags, files or data, 3 a loss that is not finite, 1 a bug or a lost rank.
+    """
+
+    def action() -> int:
+        from dptrain.training.rundir import RunDirectory
+        from dptrain.training.settings import load_settings
+
+        chosen = given(flags)
+        if "resume" in chosen:
+            RunDirectory.open(Path(chosen["resume"]))
+        # The directory of a run that this command started holds the values of the file.
+        continues = "resume" in chosen and flags["resume"] == RUN_DIR
+        config = load_settings(chosen, os.environ, None if continues else file)
+        from dptrain.comm.world import World
+        from dptrain.training.run import dry_run, train
+
+        world = World.connect(timeout=config.timeout, command="train")
+        if dry:
+            dry_run(config, world)
+            return 0
+        stopped = train(config, world)
+        # A warning that time is short must not kill a run that has finished.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return STOPPED if stopped else 0
+
+    return guarded(action)
+
+
+@click.command(
+    cls=GroupedCommand,
+    epilog=examples(
+        "dptrain evaluate RUN_DIR",
+        "mpirun -n 4 dptrain evaluate RUN_DIR --checkpoint 450",
+    ),
+)
+@click.argument("run_dir", type=EXISTING)
+@click.option("--data", metavar="NAME", help="Data set, as in train.  [default: that of the run]")
+@CHECKPOINT
+@JSON
+def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: bool) -> int:
+    """Evaluate a trained network on test data."""
+
+    def action() -> int:
+        from dptrain.cli.printing import print_values
+        from dptrain.comm.world import World
+        from dptrain.training.evaluation import evaluate_model
+        from dptrain.training.model import load_on_all_ranks
+
+        world = World.connect(command="evaluate")
+        model = load_on_all_ranks(run_dir, world, checkpoint)
+        result = evaluate_model(model, data, world)
+        if world.is_rank_zero:
+            print_warning(model.warning)
+            print_values(result, as_json=as_json)
+        return 0
+
+    return guarded(action)
+
+
+@click.command(
+    cls=GroupedCommand, epilog=examples("dptrain predict RUN_DIR -i images/ -o predictions.csv")
+)
+@click.argument("run_dir", type=EXISTING)
+@click.option("-i", "--input", "source", type=EXISTING, required=True, metavar="INPUT",
+              help="A .npy, .npz or .csv file, or a folder of images.")  # fmt: skip
+@click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
+              help="CSV file to write, with one line per sample.")  # fmt: skip
+@CHECKPOINT
+def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -> int:
+    """Write the predictions of a trained network for new samples."""
+
+    def action() -> int:
+        from dptrain.comm.world import World
+        from dptrain.training.model import load_on_all_ranks
+        from dptrain.training.prediction import predict_to_file
+
+        world = World.connect(command="predict")
+        model = load_on_all_ranks(run_dir, world, checkpoint)
+        count = predict_to_file(model, source, output, world)
+        if world.is_rank_zero:
+            print_warning(model.warning)
+            click.echo(f"{count} predictions by the model of step {model.step} in {output}")
+        return 0
+
+    return guarded(action)
+
+
+def print_warning(warning: str | None) -> None:
+    """Print a warning on standard error."""
+    if warning is not None:
+        click.echo(f"dptrain: warning: {warning}", err=True)

@@ -1,0 +1,115 @@
+"""Ranks that run different commands or settings end the job with one line and exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.system.launch import SCRIPTS, environment
+
+LIMIT_S = 10.0
+"""What the project promises for the time after all ranks have started."""
+
+
+def launch_two(
+    first: str, second: str, tmp_path: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on rank 0 and another on rank 1; `variables` are those of rank 1."""
+    mpirun = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
+    assert mpirun, "these tests need mpirun"
+    program = [sys.executable, "-m", "dptrain"]
+    setting = ["env", *(f"{name}={value}" for name, value in variables.items())]
+    ranks = [
+        ["-n", "1", *program, *first.split()],
+        ["-n", "1", *setting, *program, *second.split()],
+    ]
+    return subprocess.run(
+        [mpirun, *ranks[0], ":", *ranks[1]],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * LIMIT_S,
+        cwd=tmp_path,
+        env=environment(),
+    )
+
+
+TRAIN = "train --steps 3 --run-dir RUN"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "variables", "line"),
+    [
+        (TRAIN, f"{TRAIN} --wrong", {}, "rank 1: No such option '--wrong'"),
+        ("train --steps x", TRAIN, {}, "rank 0: --steps is 'x'"),
+        (TRAIN, TRAIN, {"DPTRAIN_SEED": "x"}, "rank 1: DPTRAIN_SEED is 'x'"),
+        (TRAIN, TRAIN, {"DPTRAIN_SEED": "4"}, "the ranks differ in seed: 0 on rank 0; 4 on rank 1"),
+        (TRAIN, f"{TRAIN} --learning-rate 0.5", {}, "0.5 on rank 1"),
+        (TRAIN, "evaluate RUN", {}, "differ in command: train on rank 0; evaluate on rank 1"),
+        (TRAIN, "describe", {}, "differ in command: train on rank 0; describe on rank 1"),
+    ],
+)
+def test_a_difference_is_named_with_its_rank(
+    first: str, second: str, variables: dict[str, str], line: str, tmp_path: Path
+) -> None:
+    done = launch_two(first, second, tmp_path, **variables)
+    assert done.returncode == 2, done.stderr
+    said = [text for text in done.stderr.splitlines() if text.strip()]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("dptrain: ")
+    assert line in said[0]
+    assert not (tmp_path / "RUN").exists()
+
+
+@contextmanager
+def starting(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Two ranks of a training job that have reached the watchdog, but not MPI."""
+    mpirun = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
+    assert mpirun, "these tests need mpirun"
+    with (
+        # A short path: MPI libraries put sockets there, whose names are short.
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [mpirun, "-n", "2", sys.executable, "-m", "dptrain", "train", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env=environment(TMPDIR=folder),
+        ) as job,
+    ):
+        end = time.monotonic() + LIMIT_S
+        while len(list(Path(folder).glob("dptrain-*/watched-*"))) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield job
+
+
+def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    with starting("--steps", "1000", cwd=tmp_path) as job:
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=3 * LIMIT_S)
+    assert "Traceback" not in errors
+    assert errors.count("dptrain: interrupted") == errors.count("dptrain: ") == 1, errors
+    assert job.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_before_training_is_followed_after_the_first_step(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with starting("--steps", "900", "--run-dir", "RUN", cwd=tmp_path) as job:
+        job.send_signal(number)
+        output, errors = job.communicate(timeout=6 * LIMIT_S)
+    assert job.returncode == 75, errors
+    assert "stopped on request after step 1;" in output
+    assert list((tmp_path / "RUN" / "checkpoints").iterdir())
