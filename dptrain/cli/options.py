@@ -152,14 +152,16 @@ def network_of(argument: str | None, option: str | None) -> str | None:
 
 def _option(setting: Setting) -> Callable[[Command], Command]:
     text = setting.help.rstrip(".")
-    common = {"cls": SettingOption, "group": setting.group, "default": None,
+    common: dict[str, Any] = {"cls": SettingOption, "group": setting.group, "default": None,
               "help": f"{text}.  [default: {setting.default_text}]"}  # fmt: skip
     if setting.type is bool:
         negative = setting.flag.replace("--", "--no-")
         return click.option(f"{setting.flag}/{negative}", setting.name, **common)
     # The text is not converted here: file, environment and flags are checked by the same code,
     # with the same messages.
-    optional = {"is_flag": False, "flag_value": RUN_DIR} if setting.name == "resume" else {}
+    optional: dict[str, Any] = (
+        {"is_flag": False, "flag_value": RUN_DIR} if setting.name == "resume" else {}
+    )
     return click.option(
         setting.flag, setting.name, type=str, metavar=_metavar(setting), **common, **optional
     )
