@@ -14,16 +14,11 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for, split_rows
 from dptrain.data.base import Dataset
 from dptrain.data.layout import channels_first
 from dptrain.data.spec import Request, existing
-from dptrain.data.stored import (
-    RawSplit,
-    StoredInputs,
-    make_dataset,
-    preprocessing_for,
-    split_rows,
-)
+from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 from dptrain.network.network import Network

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import RawSplit, make_dataset, preprocessing_for
 from dptrain.errors import UserError
 
 SHAPE = (3, 32, 32)

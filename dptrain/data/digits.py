@@ -13,9 +13,9 @@ from importlib.resources import files
 
 import numpy as np
 
+from dptrain.data.assembly import RawSplit, fixed_split, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import RawSplit, fixed_split, make_dataset, preprocessing_for
 
 WHITE = 16
 """Largest value of a pixel."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import preprocessing_for, split_rows, targets_of
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import RawSplit, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import RawSplit, StoredInputs, make_dataset
+from dptrain.data.stored import StoredInputs
 from dptrain.errors import UserError
 
 NUM_SENSORS = 50

@@ -17,9 +17,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import RawSplit, make_dataset, preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import RawSplit, make_dataset, preprocessing_for
 from dptrain.errors import UserError
 
 SPLITS = ("train", "t10k")

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import preprocessing_for
 from dptrain.data.base import Dataset
 from dptrain.data.spec import Request
-from dptrain.data.stored import CachedSamples, preprocessing_for
+from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
 from dptrain.machine import free_memory
 

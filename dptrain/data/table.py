@@ -13,10 +13,10 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.data.assembly import RawSplit, class_names, make_dataset
 from dptrain.data.base import Dataset
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
-from dptrain.data.stored import RawSplit, class_names, make_dataset
 from dptrain.errors import UserError, shown, suggest
 
 Choose = Callable[["Header", list[str]], tuple[str, ...]]

@@ -1,0 +1,212 @@
+"""From the raw arrays of a source to a data set: split, preprocessing, targets, cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.base import Dataset
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.sharding import epoch_order
+from dptrain.data.spec import Request
+from dptrain.data.stored import StoredInputs, StoredSamples, cache_limit_bytes, cache_samples
+from dptrain.data.targets import labels_for, targets_for
+from dptrain.errors import UserError
+from dptrain.network.layers import Shape
+from dptrain.network.network import Network
+
+_SPLIT_SEED = 5
+
+
+@dataclass(frozen=True)
+class RawSplit:
+    """One split of a source before preprocessing.
+
+    Attributes:
+        inputs: raw samples.
+        targets: a target for each row of `inputs`, as stored.
+        rows: int64 (n,), the rows that belong to this split.
+    """
+
+    inputs: StoredInputs
+    targets: NDArray[Any]
+    rows: NDArray[np.int64]
+
+
+def fixed_split(
+    count: int, where: str, labels: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows for training (four fifths) and for the test (one fifth), each ascending.
+
+    The split is random but always the same. If it followed the seed of the run, a run with another
+    seed would train on samples on which an earlier one was tested. With `labels` it is stratified.
+    """
+    if count < 2:
+        raise UserError(f"{where} has {count} samples; expected at least 2")
+    order = epoch_order(count, _SPLIT_SEED, 0)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+    test = np.zeros(count, dtype=np.bool_)
+    test[order[::5]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def split_rows(
+    request: Request, count: int, where: str, labels: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows for training and for the test of a data set that has no split of its own.
+
+    If the request is for all samples (`Request.split` is False), both contain all rows.
+    """
+    if request.split:
+        return fixed_split(count, where, labels)
+    rows = np.arange(count, dtype=np.int64)
+    return rows, rows
+
+
+def preprocessing_for(
+    request: Request,
+    shape: Shape | None,
+    dtype: np.dtype[Any],
+    *,
+    white: int = 255,
+    classes: Sequence[str] | None = None,
+) -> Preprocessing:
+    """Return the saved preprocessing of the request, or determine that of a new model.
+
+    Args:
+        request: from the user.
+        shape: of a raw sample; None if samples have different sizes.
+        dtype: of the raw numbers. 8-bit pixels 0 to `white` become -1 to 1; numbers of any other
+            type are taken as they are.
+        white: 8-bit value that becomes 1.
+        classes: names of the classes; None if labels are numbers without names.
+    """
+    fit = request.fit
+    if request.preprocessing is not None:
+        return request.preprocessing
+    network = request.network
+    is_8bit = dtype == np.uint8
+    return Preprocessing(
+        kind="image" if shape is None or len(shape) == 3 else "vector",
+        input_shape=network.input_shape,
+        stored_shape=shape,
+        stored_dtype=str(dtype),
+        scale=2.0 / white if is_8bit else 1.0,
+        offset=-1.0 if is_8bit else 0.0,
+        white=white,
+        fit="crop" if fit == "crop" else "resize",
+        classes=class_names(network, classes),
+        source=request.text,
+    )
+
+
+def class_names(network: Network, classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of a model's classes: those given, or numbers; None for values."""
+    targets = network.loss.targets
+    if targets == "values":
+        return None
+    if classes is not None:
+        return tuple(classes)
+    width = network.num_outputs
+    return tuple(map(str, range(width))) if targets == "classes" else None
+
+
+def check_class_count(classes: Sequence[str], network: Network, where: str) -> None:
+    """Raise `UserError` unless a network with softmax has one output for each named class."""
+    width = network.num_outputs
+    if network.loss.targets == "classes" and len(classes) != width:
+        raise UserError(
+            f"{where} has {len(classes)} classes ({', '.join(classes)}), but network "
+            f"{network.name} has {width} outputs; expected one output for each class, so change "
+            f"the network's last layer to {len(classes)} outputs"
+        )
+
+
+def targets_of(
+    request: Request,
+    preprocessing: Preprocessing,
+    y: NDArray[Any],
+    classes: Sequence[str] | None,
+    where: str,
+    *,
+    are_labels: bool = False,
+) -> NDArray[Any]:
+    """Return targets as the loss reads them, with classes matched to the model's by name.
+
+    Args:
+        request: from the user.
+        preprocessing: of the model.
+        y: targets as stored.
+        classes: names of the data's classes, in the order of its labels; None if labels have none.
+        where: name of the data, for messages.
+        are_labels: True if the data can contain nothing else than labels.
+    """
+    network = request.network
+    if classes is not None and network.loss.targets != "values":
+        if request.preprocessing is None:
+            check_class_count(classes, network, where)
+        else:
+            y = preprocessing.labels_of(classes, where)[y]
+    return (labels_for if are_labels else targets_for)(y, network, where)
+
+
+def make_dataset(
+    request: Request,
+    train: RawSplit,
+    test: RawSplit,
+    *,
+    preprocessing: Preprocessing,
+    origin: str,
+    where: str,
+    has_split: bool,
+    classes: Sequence[str] | None = None,
+    are_labels: bool = False,
+    white: int | None = None,
+    lazy: bool = False,
+) -> Dataset:
+    """Check, preprocess and describe two stored splits.
+
+    Args:
+        request: from the user.
+        train, test: the splits.
+        preprocessing: of the model.
+        origin: first part of the description.
+        where: name of the data, for messages.
+        has_split: True if the data set defines its test split.
+        classes: names of the data's classes; None if labels are numbers without names.
+        are_labels: True if the data can contain nothing else than labels.
+        white: 8-bit value that becomes 1, if the data defines it.
+        lazy: never cache the samples.
+    """
+    network, splits = request.network, []
+    for name, raw in (("training", train), ("test", test)):
+        if not len(raw.rows):
+            raise UserError(f"{where} has no {name} samples")
+        preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
+        y = targets_of(request, preprocessing, raw.targets, classes, where, are_labels=are_labels)
+        splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
+    size = sum(len(split) * math.prod(split.readable_shape) * 4 for split in splits)
+    cached = not lazy and size <= cache_limit_bytes(request.ranks_per_node)
+    counts = f"{len(train.rows):,} training and {len(test.rows):,} test samples"
+    if not (has_split or request.split):
+        counts = f"{len(test.rows):,} samples"
+    notes = [part for part in (origin, counts, splits[0].adapter.note) if part]
+    ready = [cache_samples(split) if cached else split for split in splits]
+    return Dataset(
+        name=request.name,
+        train=ready[0],
+        test=ready[1],
+        input_shape=network.input_shape,
+        targets=network.loss.targets,
+        classes=preprocessing.classes,
+        description="; ".join(notes),
+        num_outputs=network.num_outputs,
+        preprocessing=preprocessing,
+        has_split=has_split,
+    )
