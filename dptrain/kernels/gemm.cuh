@@ -110,13 +110,13 @@ template <class Operand, int WIDTH> struct Loader {
 
     // Row or column within the tile of the thread's pack q, and its position along the sum.
     static __device__ int row(int q) {
-        const int beside = threadIdx.x % PACKS_ACROSS * PACK;
-        return K_MAJOR ? (threadIdx.x + q * THREADS) / PACKS_ACROSS : beside;
+        const int offset = threadIdx.x % PACKS_ACROSS * PACK;
+        return K_MAJOR ? (threadIdx.x + q * THREADS) / PACKS_ACROSS : offset;
     }
 
     static __device__ int k_index(int q) {
-        const int beside = threadIdx.x % PACKS_ACROSS * PACK;
-        return K_MAJOR ? beside : (threadIdx.x + q * THREADS) / PACKS_ACROSS;
+        const int offset = threadIdx.x % PACKS_ACROSS * PACK;
+        return K_MAJOR ? offset : (threadIdx.x + q * THREADS) / PACKS_ACROSS;
     }
 
     static __device__ bool has_pack(int q) {

@@ -321,10 +321,10 @@ struct PooledBox {
         const int other = SLAB_PACKS == 8 ? 0 : pixel / (4 / SLAB_PACKS) % 2;
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
-            const int down = m / 2, beside = m % 2 ^ other;
-            if (unsigned(y + down) < unsigned(halo.stop - halo.first) &&
-                unsigned(x + beside) < unsigned(width))
-                *halo.pack((y + down) * width + x + beside, q) = pack.member(down * 2 + beside);
+            const int below = m / 2, right = m % 2 ^ other;
+            if (unsigned(y + below) < unsigned(halo.stop - halo.first) &&
+                unsigned(x + right) < unsigned(width))
+                *halo.pack((y + below) * width + x + right, q) = pack.member(below * 2 + right);
         }
     }
 };

@@ -76,9 +76,9 @@ __device__ void store_tile(const PixelAccumulators& acc, const PixelTileMap& pix
 #else
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int beside = u * 8 + threadIdx.x % 4 * 2 + e;
-            const int line = PIXEL_TILE_STRIP ? u : beside / view.row_pitch;
-            const int x = PIXEL_TILE_STRIP ? at.column + beside % 8 : beside % view.row_pitch;
+            const int column = u * 8 + threadIdx.x % 4 * 2 + e;
+            const int line = PIXEL_TILE_STRIP ? u : column / view.row_pitch;
+            const int x = PIXEL_TILE_STRIP ? at.column + column % 8 : column % view.row_pitch;
             const int y = (at.line + line) * LINES_IN_M + TileRows::line(row_of_lane());
             const bool inside =
                 line < PIXEL_TILE_LINES && y < view.out_height && x < view.out_width;

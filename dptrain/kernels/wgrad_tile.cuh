@@ -161,7 +161,7 @@ struct Strip {
     }
     static constexpr int MAP_COLUMNS = STAGED_TRANSPOSE ? STAGING_COLUMNS : HALO_COLUMNS;
 
-    // A warp loads a row. The padding beside the map was cleared once.
+    // A warp loads a row. The padding to its left and right was cleared once.
     __device__ void load_row(const Number* x, int row, const Buffers& to) const {
         const Row from = find(x, row);
         constexpr int PIXELS_AT_ONCE = 32 / PIXEL_PACKS;
