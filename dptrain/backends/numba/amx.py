@@ -1,4 +1,4 @@
-"""Matrix products on a processor's tile unit (Intel AMX), to float32's own accuracy.
+"""Matrix products on Intel AMX with the accuracy of float32.
 
 The unit multiplies bfloat16 and sums in float32, 16 times as many products a cycle as vectors of
 float32. A float32 has 24 significant bits, a bfloat16 has 8, so every float32 is the sum of three

@@ -1,16 +1,16 @@
-"""Convolution of stride 1 on the tile unit (`tiles`), forward and backward.
+"""Convolution of stride 1 on the AMX unit (`amx`), forward and backward.
 
-Arguments are those of `convolution` and `pooled_convolution`. Every sample is split into parts in
-scratch, zeros around it:
+Arguments are those of `direct_convolution` and `direct_convolution_pool`, with the geometries of
+this module. Every sample is zero-padded and split into bfloat16 parts in scratch:
 
-- forward and backward by the input, in the order of memory: what a row of a filter meets is one
-  run of pixels and channels, 32 of which are a step; pixels of the output are a tile's rows. Tiles
-  take row by row of the output, or all rows with the padding between them where that needs fewer;
-- backward by the weights, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
-  turned around, so that pixels lie side by side; x stands in pairs of pixels, (0, 1), (2, 3), … for
+- Forward and input gradient use the order of memory: the pixels and channels under one filter row
+  are adjacent, and 32 of them are a step; output pixels are the rows of a tile. Tiles cover the
+  output row by row, or all rows with the padding between them if that needs fewer tiles.
+- Weight gradient, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
+  transposed, so that pixels are adjacent; x is stored in pairs of pixels, (0, 1), (2, 3), … for
   even columns of the filter and (1, 2), (3, 4), … for odd ones. Both have the pitch of padded x.
 
-Scratch is in lines of 64 bytes, which rows of a tile should not cross.
+Scratch is aligned to lines of 64 bytes, which rows of a tile should not cross.
 """
 
 from __future__ import annotations
@@ -109,18 +109,11 @@ def make_correlation_geometry(
     window: tuple[int, int],
     pads: tuple[int, int],
 ) -> CorrelationGeometry:
-    """How to walk over a correlation of `maps` (H, W, C) that gives `out` (Ho, Wo, K).
+    """Return the geometry of a correlation of `maps` (H, W, C) that gives `out` (Ho, Wo, K).
 
     Args:
         window: (R, S).
-        pads: rows above and columns before the maps.
-
-    Returns:
-        int64: H, W, C, Ho, Wo, K, R, S, rows above, columns before; columns of the padded maps;
-        elements of a part; steps of a filter row; runs of pixels, and of each the pixels and tiles;
-        rows of a tile; pixels from row to row of the output; where tables, packed weights, the
-        output and what is behind it begin in scratch; how long scratch is, if the larger of a
-        sample's input and the weights comes there.
+        pads: rows of zeros above and columns of zeros to the left of the maps.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     columns = w_out + s - 1
@@ -235,7 +228,7 @@ def _write(geo, scratch, d, d_row, floor, y, y_start):  # type: ignore[no-untype
 
 @kernel
 def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_forward`."""
+    """Compute `direct_convolution.conv2d_forward`."""
     mine, y_flat = scratch[thread], y.reshape(-1)
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
     floor = np.float32(0) if relu else NOTHING
@@ -247,7 +240,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
 
 @kernel
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """As `pooled_convolution.conv2d_relu_pool_forward`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`."""
     _, h_pool, w_pool, k = y.shape
     h_out, w_out, pitch = geo.h_out, geo.w_out, geo.y_pitch
     mine, band = scratch[thread], geo.y_offset
@@ -285,7 +278,7 @@ def _prepare_flipped(geo, w, scratch):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_backward_input`; `walk` goes from dy to dx."""
+    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
     mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), geo.h_out * geo.w_out * geo.k
     _prepare_flipped(geo, w.reshape(-1), mine)
     for n in range(start, stop):
@@ -297,7 +290,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type
 def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     start, stop, thread, dy, argmax, w, dx, geo, pool, scratch
 ):
-    """As `pooled_convolution.conv2d_relu_pool_backward_input`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_input`."""
     _, h_pool, w_pool, k = dy.shape
     mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), geo.h_out * geo.w_out * geo.k
     dz = mine[geo.work_offset :]
@@ -380,15 +373,9 @@ def make_weight_gradient_geometry(
     window: tuple[int, int],
     pads: tuple[int, int],
 ) -> WeightGradientGeometry:
-    """How to walk over backward by the weights, for x of `maps` and dy of `out`.
+    """Return the geometry of the weight gradient for x of `maps` and dy of `out`.
 
-    A filter whose rows have at most 16 elements is one of a single column with that many channels.
-
-    Returns:
-        int64: H, W, C, Ho, Wo, K, R, S; rows above, columns before; channels and filter columns as
-        walked; pitch of rows; steps; distances of dy's channels and parts, of x's parts, column
-        tiles and copies, in words; where x, tables, sums, padded x, what turns dy and padded dy
-        begin, and what is behind it.
+    A filter whose rows have at most 16 elements counts as one column with that many channels.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     channels, columns = (s * c, 1) if s * c <= SIDE else (c, s)
@@ -566,7 +553,7 @@ def _finish_sums(geo, scratch, dw):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_backward_weight`."""
+    """Compute `direct_convolution.conv2d_backward_weight`."""
     c, h_out, row, k = geo.c, geo.h_out, geo.w_out * geo.k, geo.k
     patch, pitch = geo.r * geo.s * c, geo.pitch * k
     mine, sums, dz, one = scratch[thread], partial[thread], geo.dz_offset, geo.work_offset
@@ -597,7 +584,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
 def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
 ):
-    """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
     _, h_pool, w_pool, k = dy.shape
     mine, sums = scratch[thread], partial[thread]
     dz, c = mine[geo.dz_offset :], geo.c

@@ -1,4 +1,4 @@
-"""Fully connected layers on the tile unit (`tiles`): kernels that mean what those of `matmul` do.
+"""Dense layers on the AMX unit (`amx`), with the kernels of `matmul`.
 
 Weights change with every step, so every pass splits them anew; it reads them once and in the order
 in which they lie, a block at a time that stays in the second cache while all samples use it. With

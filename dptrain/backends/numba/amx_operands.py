@@ -1,4 +1,4 @@
-"""Operands of products on the tile unit (`tiles`), split and packed tile by tile.
+"""Operands of AMX products (`amx`), split into bfloat16 parts and packed tile by tile.
 
 A matrix becomes tiles of 16 rows (A) or columns (B) and 32 steps of the sum: `PANEL` words, part
 after part, in one piece. Tiles that follow each other in the sum lie behind each other.

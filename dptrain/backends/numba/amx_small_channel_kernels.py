@@ -1,4 +1,4 @@
-"""Products of few input channels on the tile unit: patches that fill its rows.
+"""AMX products for few input channels: im2col rows that fill the tiles.
 
 `tiles` splits every float32 into three bfloat16 parts and multiplies six pairs of them, each in an
 instruction of its own for 32 steps of the sum. A row of a first layer's filter has nine elements or

@@ -1,7 +1,7 @@
 """Dropout with the masks of `dptrain.plan.random`, drawn and applied in one pass.
 
-Forward draws as many counters at a time as fill a vector, and keeps a bit an element for backward:
-1/32 of what it moves, so that backward costs a copy.
+Forward draws as many counters at a time as fill a vector, and stores one bit per element for
+backward, 1/32 of the activations' memory, so that backward costs as much as a copy.
 """
 
 from __future__ import annotations

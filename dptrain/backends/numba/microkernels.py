@@ -1,26 +1,25 @@
-"""The one place that multiplies: a register tile of a matrix product.
+"""Register tiles of a matrix product; all convolutions and products of the backend use them.
 
-Every convolution and every matrix product of the backend is a loop over tiles of
+Every convolution and every matrix product is a loop over tiles of
 
     C[m, k] = max(floor, D[m, k] + Σ_t A[m, t] · B[t, k])
 
 for a few rows m and one or two vectors of columns k. The sums of a tile stay in registers until
-they are complete. A is read one element at a time and broadcast, B is read by vectors:
+they are complete. A is read element by element and broadcast, B is read in vectors:
 
-- A[m, t] lies at ``a + a_rows[m] · a_row + a_steps[t] · a_step``;
+- A[m, t] is at ``a + a_rows[m] · a_row + a_steps[t] · a_step``;
 - B[t, k] at ``b + t · b_step + k``;
-- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias
-  when ``d_row`` is 0, what C held before when it is ``c_row``, and zero when it is negative.
+- C[m, k] at ``c + c_rows[m] · c_row + k``, and D likewise with ``d`` and ``d_row``: D is a bias if
+  ``d_row`` is 0, the previous C if it is ``c_row``, and zero if it is negative.
 
-The offsets of rows and steps come from tables. So a convolution needs no copy of its input's
-patches: with pixels as rows and filter elements (r, s, c) as steps A is the input's patches, with
-the two tables swapped it is their transpose. All are arguments at run time, and layers of every
-shape share the same few machine functions.
+Tables contain the offsets of rows and steps (implicit im2col), so a convolution needs no copy of
+its input's patches: with pixels as rows and filter elements (r, s, c) as steps, A is the matrix of
+patches; with the tables swapped, its transpose. All of these are run-time arguments, so layers of
+every shape share a few machine functions.
 
-An address for every row is more than the processor has integer registers for, and what it keeps in
-memory instead takes the load ports from A. Where rows lie in runs at equal distances, as pixels of
-one row of a map or elements of one row of a filter do, a `_Regular` tile gets by with an address
-for every few.
+One address per row is more than the processor's integer registers can hold, and spilled addresses
+compete with A for the load ports. If rows are in runs at equal distances, such as the pixels of a
+row or the elements of a filter row, a `_Regular` tile needs one address for several rows.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ LINE = 16
 class Tile(Writer):
     """One tile of at most `height` rows and `vectors` vectors.
 
-    Under `masked`, only the first ``columns`` columns exist, which end inside the last vector.
+    With `masked`, only the first ``columns`` columns exist; they end inside the last vector.
     """
 
     kind = "tile"
@@ -90,23 +89,23 @@ class Tile(Writer):
         self.finish(self._sum())
 
     def columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
-        """Where each vector of columns lies, and whether it is masked."""
+        """Return the address of each vector of columns, and whether it is masked."""
         return [
             (self.at(pointer, I64(v * self.width)), self.masked and v == self.vectors - 1)
             for v in range(self.vectors)
         ]
 
     def entry(self, table: str, index: ir.Value, scale: ir.Value) -> ir.Value:
-        """Offset that a table gives."""
+        """Load an offset from a table."""
         entry = self.builder.load(self.at(self.args[table], index))
         return self.builder.mul(self.builder.sext(entry, I64), scale)
 
     def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
-        """What gives every row's element of A at an offset."""
+        """Return a function that yields the address of every row's element of A for an offset."""
         b, args = self.builder, self.args
         rows = []
         for m in range(self.height):
-            # Rows beyond the last repeat the first, whose memory exists.
+            # Rows after the last one repeat the first, whose memory exists.
             exists = b.icmp_signed("<", I64(m), args["rows"])
             index = b.select(exists, I64(m), I64(0))
             rows.append(self.at(args["a"], self.entry("a_rows", index, args["a_row"])))
@@ -134,11 +133,11 @@ class Tile(Writer):
         return self.loop(I64(0), args["steps"], [args["b"], first, *self.begin()], step)[2:]
 
     def begin(self) -> Sequence[ir.Value]:
-        """What the sums start from."""
+        """Return the initial sums."""
         return [self.zero] * (self.height * self.vectors)
 
     def finish(self, sums: Sequence[ir.Value]) -> None:
-        """Add D, apply the floor, store the rows that exist."""
+        """Add D, apply the floor, and store the rows that exist."""
         b, args = self.builder, self.args
         kind = ir.ArrayType(F32, self.vectors * self.width)
         zeros = ir.GlobalVariable(self.module, kind, f"{self.function.name}_zeros")
@@ -149,7 +148,7 @@ class Tile(Writer):
         self.store_rows(sums, d, b.select(nothing, I64(0), args["d_row"]))
 
     def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
-        """Store the rows that exist, D added."""
+        """Add D and store the rows that exist."""
         b, args = self.builder, self.args
         for m in range(self.height):
             with b.if_then(b.icmp_signed("<", I64(m), args["rows"]), likely=True):
@@ -158,22 +157,22 @@ class Tile(Writer):
                 self.store_row(sums[m * self.vectors :], addend, target)
 
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
-        """Store the sums of one row, added to `addend`'s and not below the floor."""
+        """Store the sums of one row plus `addend`'s, at least the floor."""
         b, floor = self.builder, self.splat(self.args["floor"])
         places = zip(sums, self.columns(addend), self.columns(target), strict=False)
         for total, (source, masked), (place, _) in places:
             value = b.fadd(total, self.load(source, masked=masked))
-            # Written so that a NaN passes: it must reach the loss to be noticed.
+            # This comparison passes NaN through, so that the loss reveals it.
             value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
             self.store(value, place, masked)
 
 
 class _Regular(Tile):
-    """A tile all of whose rows exist, those of A in groups at equal distances, those of C at one.
+    """A full tile; rows of A are in groups at equal distances, rows of C at one distance.
 
     Args:
         group: rows of a group.
-        adjacent: whether the distance in A is 1, else it is that of the first two rows.
+        adjacent: True if the distance in A is 1, False if it is that of the first two rows.
     """
 
     def __init__(
@@ -211,9 +210,9 @@ class _Regular(Tile):
 
 
 class _Plain(_Regular):
-    """A spaced tile that is its sums alone: neither D nor a floor.
+    """A spaced tile without D and floor.
 
-    Sums of few products would take half as long again for them (F(4×4, 3×3) of 16 channels).
+    With few steps, D and floor would add half of the time (F(4×4, 3×3) with 16 channels).
     """
 
     def __init__(
@@ -228,23 +227,23 @@ class _Plain(_Regular):
 
 
 class _Ahead(Tile):
-    """A tile that asks for a line of what comes next in each step."""
+    """A tile that prefetches one line of the next block in each step."""
 
     kind = "ahead"
     arguments = {**_ARGUMENTS, "ahead": F32P}  # noqa: RUF012
 
 
 _ANY = ("any", "ahead")
-"""Kinds of products whose rows lie anywhere."""
+"""Kinds of products whose rows may be anywhere."""
 
 
 class _Product(Writer):
-    """All tiles of a product: columns outside, so that a panel of B stays in cache.
+    """All tiles of a product. The outer loop is over columns, so that a panel of B stays in cache.
 
     Args:
-        kind: "any", or how the rows of A lie inside of every ``run`` of them: "spaced" at equal
-            distances, "adjacent", or "plain": spaced, with neither D nor a floor. "ahead" is "any"
-            that asks for what lies at ``ahead`` meanwhile, a line in each step of each tile.
+        kind: "any", or the order of the rows of A within every ``run`` of them: "spaced" at equal
+            distances, "adjacent", or "plain": spaced, without D and floor. "ahead" is "any" with
+            prefetches at ``ahead``, one line in each step of each tile.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
@@ -269,7 +268,7 @@ class _Product(Writer):
         panels(wide, args["columns"], 1)
 
     def _moved(self, k: ir.Value, m: ir.Value) -> dict[str, ir.Value]:
-        """Arguments of a tile."""
+        """Return the arguments of a tile."""
         b = self.builder
         moved = {name: self.args[name] for name in self.tile.arguments}
         for name in ("b", "d", "c"):
@@ -287,7 +286,7 @@ class _Product(Writer):
         return moved
 
     def _regular(self, k: ir.Value, vectors: int) -> ir.Value:
-        """Compute by regular tiles what fits them; returns the first row that is left."""
+        """Compute full tiles with regular rows; return the first remaining row."""
         b, args, adjacent = self.builder, self.args, self.kind == "adjacent"
         tiles = self.registers.adjacent if adjacent else self.registers.spaced
         height, group = tiles[vectors - 1]
@@ -306,7 +305,9 @@ class _Product(Writer):
         return last
 
     def _tiles(self, k: ir.Value, first: ir.Value, vectors: int) -> None:
-        """Compute the rows from `first` on, each tile the lowest that holds what is left."""
+        """Compute the rows from `first` on, each with the lowest tile that holds the remaining
+        rows.
+        """
         b = self.builder
 
         def tile(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
@@ -331,7 +332,7 @@ class _Product(Writer):
 
 
 def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
-    """Call a product with groups of arguments, of which `floor` and the run are alone."""
+    """Call a product with grouped arguments; `floor` and the run are single."""
     flat_kinds: list[Any] = []
     flat: list[ir.Value] = []
     for group, value in zip(kinds, values, strict=True):
@@ -347,7 +348,7 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any
 
 @intrinsic
 def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # type: ignore[no-untyped-def]
-    """A product with any number of rows, steps and columns; the module says of what.
+    """C = max(floor, D + A·B) with any number of rows, steps and columns; see the module.
 
     Args:
         a, c: (contiguous array, start).
@@ -366,7 +367,7 @@ def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # t
 
 @intrinsic
 def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead):  # type: ignore[no-untyped-def]
-    """As `multiply`, asking for what lies at `ahead`, (contiguous array, start), meanwhile."""
+    """Compute `multiply` and prefetch from `ahead`, (contiguous array, start)."""
     sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -377,7 +378,8 @@ def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor,
 
 @intrinsic
 def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
-    """As `multiply`, where rows of C are at equal distances, those of A inside of every run.
+    """Compute `multiply` for rows of C at equal distances and rows of A at equal distances in each
+    run.
 
     Args:
         run: rows of a run; all runs have the same distance.
@@ -392,14 +394,14 @@ def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor
 
 @intrinsic
 def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # type: ignore[no-untyped-def]
-    """As `multiply_spaced`, of the product alone: C = A·B."""
+    """C = A·B with rows as in `multiply_spaced`."""
     sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, run)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         *first, c_kind, rows_kind, shape_kind, run_kind = sig.args
         *given, c, rows, shape, run = args
         nothing = types.float32, context.get_constant(types.float32, -math.inf)
-        # No D: any array will do.
+        # D is unused; any array serves.
         d_kind = types.Tuple((*c_kind.types, types.int64))
         d = context.make_tuple(
             builder,
@@ -414,7 +416,7 @@ def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # 
 
 @intrinsic
 def multiply_adjacent(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
-    """As `multiply_spaced`, where rows of A lie side by side inside of every run."""
+    """Compute `multiply_spaced` for rows of A that are adjacent in each run."""
     sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]

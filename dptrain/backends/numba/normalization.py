@@ -1,8 +1,8 @@
 """Local response normalisation; items are pixels, arrays are (N·H·W, C).
 
-Pixels are taken by the tile, in passes whose rows stay in the first cache: squares, then powers of
-their sums over windows of channels. In a row every pixel's channels lie between zeros, so that
-windows need no care at their ends. Pixels of the usual shape need no rows: they fit registers.
+Pixels are processed in tiles, in passes whose rows stay in the L1 cache: squares, then powers of
+their sums over windows of channels. Zeros before and after each pixel's channels make windows at
+the ends regular. Pixels with 64 channels and radius 4 are held in registers and need no rows.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ROWS = ("squares", "terms", "kept")
 """Rows of scratch memory: x², dy x s^(−beta−1), dy s^−beta."""
 
 TILE = 1024
-"""Elements of a row, about: three rows of them fit the first cache."""
+"""Approximate elements of a row: three rows of them fit the L1 cache."""
 
 CHANNELS, RADIUS = 64, 4
-"""Pixels of so many channels have code that holds them in registers, where these suffice."""
+"""Channels and radius of pixels that are held in registers."""
 
 AHEAD = 16
-"""Pixels from one that is worked on to the one that is fetched."""
+"""Distance in pixels of the prefetches."""
 
 LANES = AVX512.width
-"""Channels and zeros of a row are filled up to whole vectors, the widest there are."""
+"""Channels and zeros of a row are padded to whole vectors of the widest kind."""
 
 
 def _filled(count: int) -> int:
@@ -241,9 +241,9 @@ class _Gradient(_Pass):
 
 
 class _Whole(_Powers):
-    """One pass instead of several: all of a pixel stays in registers.
+    """One pass instead of several: a pixel stays in registers.
 
-    Sums of 9 are made from sums of 3, by 4 additions instead of 8.
+    Sums of 9 are made from sums of 3, with 4 instead of 8 additions.
     """
 
     def write(self) -> None:
@@ -324,11 +324,11 @@ class _WholeBackward(_Whole):
 
 
 class _Calls:
-    """Calls passes on a tile; what they want is picked by its name.
+    """Call passes on a tile, with arguments selected by name.
 
     Args:
-        values: numbers and pointers by name, that of the first pixel in the first row as `rows`,
-            and `length`, the distance of rows.
+        values: numbers and pointers by name: `rows`, the first pixel in the first row, and
+            `length`, the distance of rows.
     """
 
     def __init__(self, builder: ir.IRBuilder, values: Mapping[str, ir.Value]) -> None:

@@ -1,8 +1,8 @@
-"""Register tiles of a convolution that are pooled before anything is stored.
+"""Register tiles of a convolution with pooling in registers.
 
-A tile of `microkernels` holds the sums of two rows of pixels, those of a few 2 × 2 windows side by
-side: sums start from the bias, the windows' maxima above 0 and their positions are taken from
-registers, and the convolution's own output is never in memory. So the stage has one pass.
+A tile of `microkernels` holds the sums of two rows of pixels, which are a few adjacent 2 × 2
+windows. Sums start from the bias; the positive maxima of the windows and their positions are
+computed in registers, so the convolution's output is never stored.
 """
 
 from __future__ import annotations

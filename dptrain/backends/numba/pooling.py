@@ -1,8 +1,7 @@
-"""Pooling kernels over NHWC maps; items are samples.
+"""Pooling kernels over maps (N, H, W, C); items are samples.
 
-Pool geometry is an int64 array (pad_top, pad_left, stride_v, stride_h, win_v, win_h, H, W).
-Window positions outside the map take no part. The inner loops run over channels, which lie side
-by side.
+Positions of a window outside the map do not count. The inner loops run over channels, which are
+adjacent in memory.
 """
 
 from __future__ import annotations
@@ -216,7 +215,9 @@ def _gather(  # type: ignore[no-untyped-def]
 def max_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, argmax: Array, pool_geometry: Array
 ) -> None:
-    """Y = largest of each window, argmax (int32) = its place; the first, among equals."""
+    """Y = maximum of each window, argmax (int32) = its position in the window; the first among
+    equals.
+    """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
     x_flat, y_flat, argmax_flat = x.reshape(-1), y.reshape(-1), argmax.reshape(-1)
@@ -244,7 +245,7 @@ def max_forward(
 def max_backward(
     start: int, stop: int, thread: int, dy: Array, argmax: Array, dx: Array, pool_geometry: Array
 ) -> None:
-    """Gradient: dx = sum over the windows that hold an element of dy where argmax names it."""
+    """Dx = sum of dy over the windows whose argmax is the element."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
     dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
@@ -273,7 +274,7 @@ def max_backward(
 
 @inlined
 def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
-    """What a window's sum is multiplied with: 1, or 1 / (its elements inside the map)."""
+    """Return the factor of a window's sum: 1, or for averages 1 / (its elements inside the map)."""
     if not average:
         return np.float32(1.0)
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
@@ -287,7 +288,7 @@ def _weight(i: int, j: int, pool_geometry: Array, average: bool) -> Any:
 def sum_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """Y = sum, or mean, of each window."""
+    """Y = sum or mean of each window."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
     for n in range(start, stop):
@@ -310,7 +311,9 @@ def sum_forward(
 def sum_backward(
     start: int, stop: int, thread: int, dy: Array, dx: Array, pool_geometry: Array, average: bool
 ) -> None:
-    """Dx = sum over the windows that hold an element of dy, over their size where averaged."""
+    """Dx = sum of dy over the windows that contain an element, divided by their size for
+    averages.
+    """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
     for n in range(start, stop):

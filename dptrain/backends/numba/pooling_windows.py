@@ -1,8 +1,8 @@
-"""Largest of a window of pixels, channel by channel, and the way back.
+"""Maximum of pooling windows, channel by channel, and its gradient.
 
-Both work on a run of windows in one row, all of whose pixels between rows `first` and `last` and
-columns `begin` and `end` (counted in the window) exist. Pixel (i, j) of the window number p and
-channel q lies at ``map + i · row + (p · across + j) · channels + q`` in the map.
+Both process a run of windows in one row; all of their pixels in rows `first` to `last` and columns
+`begin` to `end` (counted in the window) exist. Pixel (i, j) of window p and channel q is at ``map +
+i · row + (p · across + j) · channels + q``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dptrain.backends.numba.vector import (
 )
 
 NO_GRADIENT = 255
-"""Position in a window that stands for no element: the maximum was not above 0."""
+"""Position for windows without a positive element."""
 
 _SHAPE = dict.fromkeys(
     ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64

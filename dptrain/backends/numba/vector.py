@@ -1,11 +1,11 @@
-"""Vectors: how wide they are on this processor, and how code for them is written.
+"""SIMD vectors: their width on this processor, and a writer of LLVM IR for vector code.
 
-Numba has no vector type, so the kernels that must not depend on an optimizer's mood are written as
-LLVM IR, by the few operations of `Writer`.
+Numba has no vector type. Kernels that must not depend on LLVM's automatic vectorisation are written
+as LLVM IR with the operations of `Writer`.
 
-Width and tile follow the processor that Numba compiles for, which is this one unless Numba is told
-otherwise (``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES``). Numba keys its cache by the same two values,
-so code of one width is never loaded for another.
+Vector width and tile sizes follow the processor that Numba compiles for: this one, unless
+``NUMBA_CPU_NAME`` or ``NUMBA_CPU_FEATURES`` are set. Numba's cache key contains both, so code of
+one width is never loaded for another.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
 
 @dataclass(frozen=True)
 class Registers:
-    """What suits the registers of a processor.
+    """Vector width and register-tile sizes of a processor.
 
     Attributes:
         width: float32 elements of a vector.
-        heights: rows of the register tiles, the highest first. Twice so many accumulators must
-            fit, with room for two vectors of B and one broadcast element of A.
-        spaced, adjacent: (height, group) of tiles of one and of two vectors whose rows lie in
-            groups at equal distances, any or 1. A group needs one address, so these tiles may be
-            as high as there are vector registers.
+        heights: rows of the register tiles, the highest first. Two accumulators per row, two
+            vectors of B and one broadcast element of A must fit the registers.
+        spaced, adjacent: (height, group) of tiles of one and of two vectors whose rows are in
+            groups at equal distances, any or 1. A group needs one address, so these tiles may have
+            as many rows as there are vector registers.
     """
 
     width: int
@@ -55,7 +55,9 @@ PORTABLE = Registers(
 
 
 def registers(features: str) -> Registers:
-    """Choose by the processor's features, as LLVM writes them (``+avx2,-avx512f,…``)."""
+    """Select the registers by the processor's features in LLVM's notation
+    (``+avx2,-avx512f,…``).
+    """
     present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     if "avx512f" in present:
         return AVX512
@@ -65,7 +67,7 @@ def registers(features: str) -> Registers:
 
 
 def compiled_registers() -> Registers:
-    """Those of the processor that Numba compiles for now."""
+    """Return the registers of the processor that Numba compiles for."""
     from numba.core.registry import cpu_target
 
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
@@ -73,18 +75,18 @@ def compiled_registers() -> Registers:
 
 
 class Writer:
-    """Writes one function into a module, once: later writers of that name find it there.
+    """Write one function into a module; a later writer with the same name reuses it.
 
     Args:
-        module: where the function goes.
-        name: its name, unique for its content.
+        module: the module that receives the function.
+        name: name of the function, unique for its content.
         arguments: names and types.
-        width: elements of a vector; 1 serves for what is left of a range.
+        width: elements of a vector; 1 for the rest of a range.
 
     Attributes:
         function: the function.
         args: its arguments by name.
-        builder: the place of writing.
+        builder: the instruction builder.
     """
 
     def __init__(
@@ -105,27 +107,27 @@ class Writer:
             self.builder.ret_void()
 
     def write(self) -> None:
-        """Write the body."""
+        """Write the function's body."""
         raise NotImplementedError
 
     def splat(self, scalar: ir.Value) -> ir.Value:
-        """A vector of equal elements."""
+        """Return a vector of equal elements."""
         kind = ir.VectorType(scalar.type, self.width)
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
         lanes = ir.Constant(ir.VectorType(I32, self.width), [0] * self.width)
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), lanes)
 
     def mask_after(self, count: ir.Value) -> None:
-        """Let masked accesses touch the first `count` elements alone."""
+        """Restrict masked loads and stores to the first `count` elements."""
         lanes = ir.Constant(ir.VectorType(I32, self.width), list(range(self.width)))
         self.mask = self.builder.icmp_signed("<", lanes, self.splat(self.builder.trunc(count, I32)))
 
     def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
-        """Pointer moved by `offset` elements."""
+        """Return the pointer advanced by `offset` elements."""
         return self.builder.gep(pointer, [offset])
 
     def load(self, pointer: ir.Value, kind: ir.Type = F32, masked: bool = False) -> ir.Value:
-        """The vector of `kind` elements at `pointer`."""
+        """Load the vector of `kind` elements at `pointer`."""
         b, vector = self.builder, ir.VectorType(kind, self.width)
         place = b.bitcast(pointer, vector.as_pointer())
         if not masked:
@@ -134,7 +136,7 @@ class Writer:
         return self.call("llvm.masked.load", vector, place, I32(4), self.mask, self.zero)
 
     def store(self, value: ir.Value, pointer: ir.Value, masked: bool = False) -> None:
-        """Write a vector to `pointer`."""
+        """Store a vector at `pointer`."""
         b = self.builder
         place = b.bitcast(pointer, value.type.as_pointer())
         if not masked:
@@ -144,16 +146,16 @@ class Writer:
         self.call("llvm.masked.store", ir.VoidType(), value, place, I32(4), self.mask)
 
     def prefetch(self, pointer: ir.Value, cache: int, written: bool = False) -> None:
-        """Ask for the line at `pointer`, which need not exist, in the first or second cache."""
+        """Prefetch the cache line at `pointer`, which may be invalid, into the L1 or L2 cache."""
         kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
         function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0i8")
         place = self.builder.bitcast(pointer, I8P)
         self.builder.call(function, [place, I32(int(written)), I32(4 - cache), I32(1)])
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        """Call an intrinsic of LLVM by the first part of its name.
+        """Call an LLVM intrinsic by the first part of its name.
 
-        llvmlite's own declaration of intrinsics does not take vectors.
+        llvmlite's declaration of intrinsics does not support vectors.
         """
         lanes = f"v{self.width}f32"
         name += f".{lanes}.p0{lanes}" if "masked" in name else f".{lanes}"
@@ -161,7 +163,7 @@ class Writer:
         return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), args)
 
     def multiply_add(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """X · y + z: one instruction where the processor has it, two elsewhere."""
+        """Return x · y + z, fused if the processor has fused multiply-add."""
         return self.call("llvm.fmuladd", self.vector, x, y, z)
 
     def loop(
@@ -172,7 +174,7 @@ class Writer:
         body: Callable[[ir.Value, Sequence[ir.Value]], Sequence[ir.Value]],
         step: int = 1,
     ) -> list[ir.Value]:
-        """Run `body` over a range, from state to state; returns the last."""
+        """Run `body` over a range; it maps the state to the next state. Return the last state."""
         b = self.builder
         before = b.block
         head, inside, after = (b.append_basic_block(name) for name in ("head", "body", "after"))
@@ -239,7 +241,7 @@ def _transpose_block(typingctx, source, start, source_row, target, target_start,
 
 
 class _Interleave(Writer):
-    """Colour images: three arrays of `count` elements, one behind another, become triples."""
+    """Interleave three consecutive arrays of `count` elements: RGB planes become RGB pixels."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {"source": F32P, "target": F32P, "count": I64}
     COLOURS: ClassVar[int] = 3
@@ -264,7 +266,7 @@ class _Interleave(Writer):
         self.loop(whole, count, (), single)
 
     def _pixels(self, i: ir.Value, size: int) -> None:
-        """Pixels i to i + size; size is 1 or the vector's."""
+        """Write pixels i to i + size; size is 1 or the vector width."""
         b, (source, target, count) = self.builder, self.args.values()
         sources = [self.at(source, b.add(b.mul(I64(c), count), i)) for c in range(self.COLOURS)]
         place = self.at(target, b.mul(i, I64(self.COLOURS)))
@@ -279,7 +281,7 @@ class _Interleave(Writer):
             )
             result = colours[0]
             for c in range(1, self.COLOURS):
-                # Elements of colour c come from its vector; others stay where they have been put.
+                # Elements of channel c come from its vector; the others keep their position.
                 lanes = [
                     size + pixel if channel == c else (lane if c > 1 else pixel)
                     for lane, (pixel, channel) in enumerate(zip(pixels, channels, strict=True))
@@ -317,7 +319,7 @@ def copy(typingctx, source, start, target, target_start, count):  # type: ignore
 
 @intrinsic
 def vector_width(typingctx):  # type: ignore[no-untyped-def]
-    """Elements of a vector, a constant of the compiled code."""
+    """Return the elements of a vector, a constant of the compiled code."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return I64(compiled_registers().width)

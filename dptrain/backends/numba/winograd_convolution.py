@@ -1,7 +1,8 @@
-"""Convolution by F(4×4, 3×3) or F(2×2, 5×5) (`winograd`), forward and backward.
+"""Winograd convolution F(4×4, 3×3) or F(2×2, 5×5) (`winograd_transforms`), forward and backward.
 
-Arguments are those of `convolution` and `pooled_convolution`, with a `walk` instead of the
-geometry. Small samples go together, so that the 36 matrix products have enough rows.
+Arguments are those of `direct_convolution` and `direct_convolution_pool`, with a
+`WinogradGeometry`. Small samples are processed together, so that the 36 matrix products have enough
+rows.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ LINE = 16
 
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
-    """Whether a convolution can be computed so: channels must fill vectors."""
+    """Return whether the kernels support a convolution: channels must fill vectors."""
     width = compiled_registers().width
     fits = c % width == 0 and k % width == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
     return fits and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
-    """Whether stages with filters of 3 by 3 take less time than on the tile unit.
+    """Return whether stages with 3 × 3 filters are faster than on AMX.
 
-    Measured: forward below 32 channels (16 → 32, 16 × 16 maps: 291 against 384 µs; 32 → 64,
-    46 × 46: 2255 against 1843), backward always, if tiles of 4 × 4 cover the outputs without a
-    third more (10 × 10: 310 against 222).
+    Measured: forward with fewer than 32 channels (16 → 32, 16 × 16: 291 instead of 384 µs; 32 → 64,
+    46 × 46: 2255 instead of 1843 µs), and backward, if 4 × 4 tiles cover at most a third more than
+    the outputs (10 × 10: 310 instead of 222 µs).
 
     Args:
-        maps: height and width of the output, or backward by the input of that.
-        fewest: channels of input or output, whichever has fewer.
+        maps: height and width of the stage's output.
+        fewest: the smaller number of input and output channels.
     """
     covered = [-(-n // SIDE) * SIDE for n in maps]
     close = 3 * covered[0] * covered[1] <= 4 * maps[0] * maps[1]
@@ -116,27 +117,22 @@ class WinogradGeometry(NamedTuple):
 def make_geometry(
     maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int], taps: int = 3
 ) -> WinogradGeometry:
-    """How to walk over a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
+    """Return the geometry of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
-    Backward by the input it goes from dy to dx. Filters have `taps` rows and columns.
+    For the input gradient, `maps` are those of dy and `out` those of dx.
 
     Args:
-        pads: rows above and columns before the maps.
-
-    Returns:
-        int64: H, W, C, Ho, Wo, K, rows above, columns before; columns of the padded maps; tiles of
-        a row and of a sample; samples and tiles that go together; distances of the matrices of
-        inputs and outputs; where weights, inputs, outputs, padded maps, a sample's output and
-        what is behind it begin in scratch; taps, rows and columns of a tile; how long scratch is.
+        pads: rows of zeros above and columns of zeros to the left of the maps.
+        taps: rows and columns of the filters.
     """
     (_, _, c), (h_out, w_out, k) = maps, out
     side = SIDES[taps]
     down, across = (-(-n // side) for n in (h_out, w_out))
-    # What goes between two transforms stays in L2.
+    # Data between two transforms stays in the L2 cache.
     block = 96 if c + k <= 48 else 48
     samples = max(1, block // (down * across))
     together = min(block, samples * down * across)
-    # A line more than they need, or all matrices lie in the same sets of the cache.
+    # One additional cache line; otherwise all matrices would map to the same sets of the cache.
     v_matrix, m_matrix = together * c + LINE, together * k + LINE
     v = MATRICES * c * k
     m = v + MATRICES * v_matrix
@@ -144,7 +140,7 @@ def make_geometry(
     columns = across * side + taps - 1
     y = padded + (down * side + taps - 1) * columns * c
     rest = y + h_out * w_out * k
-    # The flipped weights, or a sample's dz and sums over it.
+    # Temporary memory: flipped weights, or one sample's dz and its sums.
     more = -(-max(taps**2 * c * k, maps[0] * maps[1] * c + c, h_out * w_out * k + k) // LINE) * LINE
     sizes = (
         *maps,
@@ -172,7 +168,7 @@ def make_geometry(
 
 @inlined
 def _pad(geo, x, start, scratch):  # type: ignore[no-untyped-def]
-    """One sample's maps, in zeros."""
+    """Copy one sample into zero-padded scratch."""
     height, width, c, above, before, columns = (
         geo.height,
         geo.width,
@@ -188,7 +184,7 @@ def _pad(geo, x, start, scratch):  # type: ignore[no-untyped-def]
 
 @inlined
 def _inputs(geo, scratch, first, few, place):  # type: ignore[no-untyped-def]
-    """Transform tiles of the padded sample, as tiles from `place` on."""
+    """Transform input tiles of the padded sample into V, from tile `place` on."""
     c = geo.c
     transform_inputs(
         scratch,
@@ -224,7 +220,7 @@ def _products(geo, scratch, count):  # type: ignore[no-untyped-def]
 
 @inlined
 def _outputs(geo, scratch, first, few, place, y, start, bias, biased, floor):  # type: ignore[no-untyped-def]
-    """Transform tiles from `place` on back, into a sample's output."""
+    """Transform products from tile `place` on into one sample's output."""
     k = geo.k
     transform_outputs(
         scratch,
@@ -254,7 +250,7 @@ def _clear(scratch, start, stop):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_forward`."""
+    """Compute `direct_convolution.conv2d_forward`."""
     mine, floor = scratch[thread], np.float32(0) if relu else NOTHING
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
@@ -275,7 +271,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
 
 @kernel
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """As `pooled_convolution.conv2d_relu_pool_forward`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`."""
     mine, x_size = scratch[thread], geo.height * geo.width * geo.c
     h_out, w_out, k, band = geo.h_out, geo.w_out, geo.k, geo.y_offset
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
@@ -316,7 +312,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
 
 @inlined
 def _flip(geo, w, scratch):  # type: ignore[no-untyped-def]
-    """Weights as backward by the input meets them, transformed."""
+    """Flip and transform the weights for the input gradient."""
     k, c, flipped, taps = geo.c, geo.k, geo.work_offset, geo.taps * geo.taps
     for tap in range(taps):
         transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
@@ -325,7 +321,7 @@ def _flip(geo, w, scratch):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_backward_input`; `walk` goes from dy to dx."""
+    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
     mine = scratch[thread]
     dy_size, dx_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
@@ -350,7 +346,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type
 def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     start, stop, thread, dy, argmax, w, dx, geo, pool, scratch
 ):
-    """As `pooled_convolution.conv2d_relu_pool_backward_input`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_input`."""
     mine, dx_size = scratch[thread], geo.h_out * geo.w_out * geo.k
     tiles, samples, together, k = geo.num_tiles, geo.block_samples, geo.block_tiles, geo.c
     h_pool, w_pool = dy.shape[1], dy.shape[2]
@@ -387,7 +383,7 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
 
 @inlined
 def _gradients(geo, dz, start, scratch, first, few, place):  # type: ignore[no-untyped-def]
-    """Transform tiles of a sample's dz, as tiles from `place` on."""
+    """Transform tiles of one sample's dz, from tile `place` on."""
     k = geo.k
     transform_gradients(
         dz,
@@ -408,7 +404,7 @@ def _gradients(geo, dz, start, scratch, first, few, place):  # type: ignore[no-u
 
 @inlined
 def _add(geo, scratch, count):  # type: ignore[no-untyped-def]
-    """Add products to the sums, which lie where weights lie forward."""
+    """Add products to the sums, which use the memory of the transformed weights."""
     add_products(
         scratch,
         geo.v_offset,
@@ -426,7 +422,7 @@ def _add(geo, scratch, count):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  # type: ignore[no-untyped-def]
-    """As `convolution.conv2d_backward_weight`."""
+    """Compute `direct_convolution.conv2d_backward_weight`."""
     c, k, pixels = geo.c, geo.k, geo.h_out * geo.w_out
     mine, sums, one = scratch[thread], partial[thread], len(scratch[thread]) - LINE
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
@@ -446,7 +442,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
                 _inputs(geo, mine, first, few, g * few)
                 _gradients(geo, dy, (n + g) * pixels * k, mine, first, few, g * few)
             _add(geo, mine, count * few)
-        # db is the product of dy with ones.
+        # db is the product of ones with dy.
         multiply(
             (mine, one),
             (ramp, one + 1, 0),
@@ -465,7 +461,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
 def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
 ):
-    """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
     c, k, w_out = geo.c, geo.k, geo.w_out
     mine, sums = scratch[thread], partial[thread]
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles

@@ -1,8 +1,8 @@
-"""Convolution of colour images by F(4×4, 3×3), fused with ReLU and 2 × 2 max pooling.
+"""Winograd convolution F(4×4, 3×3) of RGB images, fused with ReLU and 2 × 2 max pooling.
 
-Arguments are those of `pooled_convolution`, with a `walk` instead of the geometry. One row of
-tiles (`colour_tiles`) is computed at a time, from padded maps to pooled ones or back to the sums
-of the weights' gradient, and all of it stays in L1.
+Arguments are those of `direct_convolution_pool`, with a `WinogradRgbGeometry`. One row of tiles
+(`winograd_rgb_transforms`) is processed at a time, from padded maps to pooled ones, or back to the
+sums of the weight gradient; all of its data stays in the L1 cache.
 """
 
 from __future__ import annotations
@@ -94,14 +94,7 @@ class WinogradRgbGeometry(NamedTuple):
 def make_geometry(
     maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int]
 ) -> WinogradRgbGeometry:
-    """How to walk over a convolution from `maps` (H, W, 3) to `out` (Ho, Wo, K), before pooling.
-
-    Returns:
-        int64: H, W, 3, Ho, Wo, K, rows above, columns before; rows and columns of the padded maps;
-        rows of tiles, tiles of a row; length of a row that holds all that tiles read; where
-        weights or sums, inputs, mixed rows, halves and padded maps begin in scratch; how long
-        scratch is.
-    """
+    """Return the geometry from `maps` (H, W, 3) to `out` (Ho, Wo, K), before pooling."""
     (_, _, c), (h_out, w_out, k) = maps, out
     width = compiled_registers().width
     group = width // LANES
@@ -151,7 +144,7 @@ def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
 
 @kernel
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """As `pooled_convolution.conv2d_relu_pool_forward`.
+    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`.
 
     Which maximum is the first among equals is decided before the bias is added.
     """
@@ -206,7 +199,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
 def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
 ):
-    """As `pooled_convolution.conv2d_relu_pool_backward_weight`."""
+    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
     mine, x_flat, size = scratch[thread], x.reshape(-1), geo.height * geo.width * geo.c
     _, h_pool, w_pool, k = dy.shape
     dy_flat, argmax_flat, maps = dy.reshape(-1), argmax.reshape(-1), (geo.height, geo.width, geo.c)

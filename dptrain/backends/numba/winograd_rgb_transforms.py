@@ -15,7 +15,7 @@ What is stored between is a *half*: 4 × 6 vectors of a tile, for one vector of 
 - halves (tile, column, row of the 4, filter of the vector);
 - weights and sums (row, column, channel, K).
 
-Everything walks over one row of tiles of one sample.
+Every function processes one row of tiles of one sample.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class _Pooled(_Colour):
     }
     """`values` are the pooled maps or their gradient, `extra` is the bias or its gradient."""
     every: ClassVar[bool] = False
-    """Whether to walk over rows of windows that do not exist."""
+    """True if rows of windows that do not exist are processed, too."""
 
     def write(self) -> None:
         b, args, per_tile = self.builder, self.args, SIDE // WINDOW

@@ -1,19 +1,19 @@
-"""Convolutions of stride 1 by fewer multiplications: F(4×4, 3×3) and F(2×2, 5×5).
+"""Transforms of Winograd convolutions F(4×4, 3×3) and F(2×2, 5×5).
 
-Four rows and columns of outputs at a time, a *tile*, come from six of inputs and filters of 3 by 3,
-with 36 multiplications for 144; two rows and columns from filters of 5 by 5, with 36 for 100:
+A *tile* of 4 × 4 outputs of a 3 × 3 filter needs 6 × 6 inputs and 36 multiplications instead of
+144; a tile of 2 × 2 outputs of a 5 × 5 filter needs 36 instead of 100:
 
     y = Aᵀ [(G w Gᵀ) ⊙ (Bᵀ x B)] A,      dw = Gᵀ [(Bᵀ x B) ⊙ (A dy Aᵀ)] G
 
-summed over channels on the left and over tiles on the right: so the elementwise products ⊙ are 36
-matrix products, which `microkernels` computes. A, B and G evaluate polynomials at 0, ±¾, ±3/2 and
-infinity. Rounding grows with the spread of the points' powers: with the usual 0, ±1, ±2 the error
-is twice as large as with these, which all are exact in float32 (docs/kernels.md has figures). B,
-which has six rows and columns, is the same for both.
+The left equation is summed over channels, the right one over tiles, so the elementwise products ⊙
+are 36 matrix products, computed by `microkernels`. A, B and G evaluate polynomials at 0, ±¾, ±3/2
+and infinity. Rounding errors grow with the spread of the points' powers: these points are exact in
+float32 and have half the error of the usual 0, ±1, ±2 (docs/kernels.md). B has six rows and columns
+and is the same for both.
 
-Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016;
-B. Barabasz, A. Anderson, K. M. Soodhalter and D. Gregg, Error Analysis and Improving the Accuracy
-of Winograd Convolution for Deep Neural Networks, ACM TOMS 46, 2020.
+Source: A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; B.
+Barabasz, A. Anderson, K. M. Soodhalter and D. Gregg, Error Analysis and Improving the Accuracy of
+Winograd Convolution for Deep Neural Networks, ACM TOMS 46, 2020.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from dptrain.backends.numba.vector import (
 )
 
 SIDE = 4
-"""Rows and columns of outputs in a tile, for filters of 3 by 3."""
+"""Rows and columns of outputs in a tile of 3 × 3 filters."""
 SIDES = {3: SIDE, 5: 2}
-"""The same by rows and columns of the filters."""
+"""Rows and columns of outputs in a tile, by rows and columns of the filters."""
 INTEGERS = {3: np.int64, 5: np.int32}
-"""What kind of integer says how many rows and columns filters have: kernels are compiled for kinds
-of arguments, so for one of these forms each. With both in one kernel the default run took 2 seconds
-more to compile."""
+"""Integer type of the geometry by filter size. Kernels are compiled for the types of their
+arguments, so each filter size has its own kernel; one kernel for both took 2 s more to compile."""
 MATRICES = (SIDE + 2) ** 2
 
 FEWEST, MOST = 16, 512
-"""Channels. Below, the transforms cost what the products save; above is beyond the ramp."""
+"""Smallest and largest number of channels. Below, the transforms cost as much as they save; `_RAMP`
+limits the number."""
 
 _RAMP = np.arange(MOST, dtype=np.int32)
 _P, _Q = 0.75, 1.5
@@ -60,7 +60,7 @@ Vectors = Sequence[ir.Value]
 
 
 def _sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
-    """Σ factor · vector, by as many multiply-adds as there are factors but 1."""
+    """Return Σ factor · vector with one multiply-add for each factor other than 1."""
     plain = [value for factor, value in terms if factor == 1]
     rest = [(factor, value) for factor, value in terms if factor != 1]
     total = plain[0] if plain else None
@@ -123,7 +123,7 @@ def gradient_transform(w: Writer, y: Vectors) -> Vectors:
 
 
 _F0, _FP, _FQ = _PP * _QQ, 2 * _PP * (_PP - _QQ), 2 * _QQ * (_QQ - _PP)
-"""What G divides by: each point's product of distances from the others."""
+"""Divisors of G: each point's product of distances from the other points."""
 
 
 def weight_transform(w: Writer, g: Vectors) -> Vectors:
@@ -156,14 +156,14 @@ def weight_gradient_transform(w: Writer, s: Vectors, taps: int = 3) -> Vectors:
 
 
 class _Transform(Writer):
-    """One of the above along rows and columns of a small matrix of vectors.
+    """One of the transforms along rows and columns of a small matrix of vectors.
 
-    Of a gradient's or output's rows and columns only the first ``rows`` and ``columns`` exist. An
-    output is bias + the transform, but not below the floor.
+    Only the first ``rows`` and ``columns`` of a gradient or output exist. An output is the
+    transform plus bias, at least the floor.
 
     Args:
         taps: rows and columns of the filters.
-        whole: whether all rows and columns exist.
+        whole: True if all rows and columns exist.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
@@ -199,7 +199,7 @@ class _Transform(Writer):
             size = range(sizes.get(self.transform, SIDE + 2))
             matrix = [[self._element(q, i, j) for j in size] for i in size]
             for _axis in range(2):
-                # Along the first index, and turned: twice makes both.
+                # Apply the transform along the first index and transpose, twice.
                 done = [self._apply(column) for column in zip(*matrix, strict=True)]
                 matrix = [list(column) for column in done]
             offset = (
