@@ -2,8 +2,8 @@
 
 Arguments are those of `direct_convolution` and `direct_convolution_pool`, with a
 `SmallChannelGeometry`. Two rows of the output are computed at a time from a ring buffer of input
-rows, and pooled or rectified while they are in the L1 cache. For cifar at batch size 32 (one thread,
-Xeon with AMX) a step takes 18.3 instead of 19.0 ms.
+rows, and pooled or rectified while they are in the L1 cache. For cifar at batch size 32 (one
+thread, Xeon with AMX) a step takes 18.3 instead of 19.0 ms.
 """
 
 from __future__ import annotations
