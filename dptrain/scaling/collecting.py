@@ -1,4 +1,4 @@
-"""Finished launches from folders, whoever made them."""
+"""Read complete launches from folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dptrain.scaling.design import (
     launch_facts,
     unfinished,
 )
-from dptrain.scaling.load import is_loud
+from dptrain.scaling.load import is_busy
 from dptrain.scaling.points import Measured
 
 
@@ -28,8 +28,9 @@ class Collected:
     """Launches in the order of time.
 
     Attributes:
-        commands: by the launch's folder, as it can be typed.
-        notes: what was noticed while they ran.
+        launches: the launches.
+        commands: the command of each launch, quoted for a shell, by its folder.
+        notes: remarks on missing launches and on other programs.
     """
 
     launches: tuple[Measured, ...]
@@ -41,18 +42,18 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
     """Read every ``profile.json`` in and below `folders`.
 
     Args:
-        folders: of studies, of profiles, or of folders of such.
-        relative_to: what the launches' folders are named from.
+        folders: folders of studies or of profiles, or folders that contain such.
+        relative_to: folder to which the folders of the launches are relative.
 
     Raises:
-        UserError: there is none, or one cannot be read.
+        UserError: there is no profile, or one cannot be read.
     """
     paths = sorted({path.resolve() for folder in folders for path in _profiles(folder)})
     if not paths:
         names = ", ".join(map(str, folders))
         raise UserError(
-            f"no profile in {names}; expected what `dptrain scale` or `dptrain profile --output` "
-            "leaves"
+            f"no profile in {names}; expected a folder that `dptrain scale` or "
+            "`dptrain profile --output` has written"
         )
     found = []
     for path in paths:
@@ -61,11 +62,11 @@ def collect(folders: Sequence[Path], relative_to: Path) -> Collected:
         found.append((began, path.parent, profile, facts))
     found.sort(key=lambda item: (item[0], str(item[1])))
     launches, commands = [], {}
-    for order, (_, place, profile, facts) in enumerate(found):
-        folder = os.path.relpath(place, relative_to.resolve())
+    for order, (_, path, profile, facts) in enumerate(found):
+        folder = os.path.relpath(path, relative_to.resolve())
         launches.append(Measured(folder, order, profile))
-        words = facts.get("command") or profile.environment.get("command") or []
-        commands[folder] = shlex.join(map(str, words))
+        arguments = facts.get("command") or profile.environment.get("command") or []
+        commands[folder] = shlex.join(map(str, arguments))
     loads = [facts.get("other_cores") for *_, facts in found]
     notes = [*_about_missing(folders), *_about_load(loads)]
     return Collected(tuple(launches), commands, tuple(notes))
@@ -76,34 +77,34 @@ def _profiles(folder: Path) -> list[Path]:
         raise UserError(f"--collect {folder}: no such folder")
     inside = folder / LAUNCHES
     found = (inside if inside.is_dir() else folder).rglob(PROFILE)
-    # What a study that was killed leaves of its preparation is no launch.
+    # A study that was killed may leave profiles of its preparation.
     return [path for path in found if not path.parents[1].name.startswith(PREPARE)]
 
 
 def _about_missing(folders: Sequence[Path]) -> list[str]:
-    """Launches that a study has asked for and that nobody has finished."""
+    """Return a remark for each study that has incomplete launches."""
     found = []
     for folder in folders:
         try:
             design = Design.read(folder) if (folder / DESIGN).exists() else None
-        except UserError:  # What is finished needs no plan.
+        except UserError:  # Complete launches need no design.
             design = None
         if design is None:
             continue
         tasks = design.tasks()
         if missing := len(unfinished(folder, tasks)):
             found.append(
-                f"{missing} of {len(tasks)} launches are missing in {folder}; go on with: "
+                f"{missing} of {len(tasks)} launches are missing in {folder}; continue with: "
                 f"dptrain scale --output {shlex.quote(str(folder))}"
             )
     return found
 
 
 def _about_load(loads: Sequence[float | None]) -> list[str]:
-    loud = [load for load in loads if load is not None and is_loud(load)]
-    if not loud:
+    busy = [load for load in loads if load is not None and is_busy(load)]
+    if not busy:
         return []
     return [
-        f"other programs kept up to {max(loud):.1f} cores busy during {len(loud)} of {len(loads)} "
-        "launches: their figures scatter, and a quiet machine would be faster"
+        f"other programs used up to {max(busy):.1f} cores during {len(busy)} of {len(loads)} "
+        "launches: the figures of these launches scatter, and an idle machine would be faster"
     ]

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: what is launched now, how far it is, the time left."""
+"""Progress of a study: the present launch, the completed ones, the remaining time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 LINE_EVERY_S = 10.0
-"""Where there is no terminal, seconds between lines."""
+"""Seconds between two lines if there is no terminal."""
 
 
 def time_text(seconds: float) -> str:
-    """``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return ``45 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -27,15 +27,15 @@ def time_text(seconds: float) -> str:
 
 
 class StudyDisplay(Voice):
-    """A bar on a terminal, a line now and then elsewhere.
+    """Show a bar on a terminal, and a line from time to time elsewhere.
 
     Args:
-        errors: speak on standard error, because standard output is for a program.
+        errors: write to standard error, because a program reads standard output.
     """
 
     def __init__(self, *, errors: bool = False) -> None:
         super().__init__(make_console(errors=errors))
-        self._said = 0.0
+        self._printed_at = 0.0
         self._left_s, self._left_at = 0.0, monotonic()
         self._what, self._done, self._total = "", 0, 0
 
@@ -53,42 +53,42 @@ class StudyDisplay(Voice):
         return bar.add_task("", total=None, facts="")
 
     def say_now(self, text: str) -> None:
-        """What is done now, before launches are counted."""
+        """Show the present activity, before the first launch."""
         self._what = text
         if self._bar is None:
             self.say(text)
         self.tick()
 
     def begin(self, *, done: int, total: int, left_s: float) -> None:
-        """Say how many launches are to come and how long they will take."""
+        """Show how many launches remain and how long they will take."""
         self._done, self._total = done, total
-        already = f" ({done} of {total} are made)" if done else ""
+        already = f" ({done} of {total} are complete)" if done else ""
         count = total - done
         self.say(f"{count} launch{'es' * (count != 1)}{already}, about {time_text(left_s)}")
         if self._bar is not None:
             self._bar.update(self._task, total=total, completed=done)
 
     def now(self, task: Task, left_s: float) -> None:
-        """A launch begins."""
+        """Show that a launch starts."""
         point = task.point
-        threads = f" x {point.threads} threads" if point.threads > 1 else ""
+        threads = f" × {point.threads} threads" if point.threads > 1 else ""
         ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}{threads}"
         self._what = f"{point.scaling}, {ranks}, round {task.round}"
         self._expect(left_s)
         self.tick()
 
     def advance(self, left_s: float) -> None:
-        """A launch is made."""
+        """Show that a launch is complete."""
         self._done += 1
         self._expect(left_s)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
-        elif monotonic() - self._said >= LINE_EVERY_S or self._done == self._total:
-            self._said = monotonic()
+        elif monotonic() - self._printed_at >= LINE_EVERY_S or self._done == self._total:
+            self._printed_at = monotonic()
             self.say(f"{self._done}/{self._total}  {self._what}  {time_text(left_s)} left")
 
     def tick(self) -> None:
-        """Draw, if there is a bar."""
+        """Redraw the bar, if there is one."""
         if self._bar is None:
             return
         left = max(self._left_s - (monotonic() - self._left_at), 0.0)

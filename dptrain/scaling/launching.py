@@ -1,4 +1,4 @@
-"""Starting ranks: which launcher, which command, and that nothing of it survives us."""
+"""Start ranks: choose the launcher and its command, and end all of it with this process."""
 
 from __future__ import annotations
 
@@ -20,126 +20,127 @@ from dptrain.training.settings import OTHER_VARIABLES, PREFIX
 
 OPEN_MPI = "Open MPI"
 _GRACE_S = 5.0
-_WORD = "here"
+_MARKER = "here"
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts ranks.
+    """A program that starts ranks.
 
     Attributes:
-        words: program and arguments, ``("/usr/bin/srun", "--mpi=pmi2")``.
-        is_open_mpi: whether it is Open MPI's, which needs to be asked for more ranks than cores.
-        binds: whether a rank of one thread may be bound to one core, as Open MPI does. One that
-            leaves computing to a GPU reads data ahead meanwhile.
+        arguments: program and arguments, for example ``("/usr/bin/srun", "--mpi=pmi2")``.
+        is_open_mpi: True for the mpirun of Open MPI, which needs a flag for oversubscription.
+        binds: True if a rank with one thread may be bound to one core, as Open MPI does. A rank
+            that computes on a GPU reads data ahead on another core.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     is_open_mpi: bool
     binds: bool = True
 
     @property
     def is_srun(self) -> bool:
-        """Whether it is Slurm's."""
-        return Path(self.words[0]).name == "srun"
+        """True for srun of Slurm."""
+        return Path(self.arguments[0]).name == "srun"
 
     @property
-    def says_where(self) -> bool:
-        """Whether its arguments bind ranks already: Open MPI refuses to be told twice."""
-        return any("bind-to" in word or "PE=" in word.upper() for word in self.words[1:])
+    def sets_binding(self) -> bool:
+        """True if its arguments bind ranks already: Open MPI refuses a second binding."""
+        options = self.arguments[1:]
+        return any("bind-to" in option or "PE=" in option.upper() for option in options)
 
     @property
     def starts_here(self) -> bool:
-        """Whether ranks come from this process, so that their time can be told from others'.
+        """True if ranks are children of this process, so that their CPU time is known.
 
-        Those of Slurm come from its daemons, where mpirun was asked for them, too.
+        Slurm starts ranks from its daemons, also if mpirun requests them.
         """
         return not self.is_srun and "SLURM_JOB_ID" not in os.environ
 
     def command(self, ranks: int, threads: int, program: Sequence[str]) -> list[str]:
-        """The whole command, as an argument list."""
+        """Return the whole command as a list of arguments."""
         extra: list[str] = []
         if self.is_srun:
             extra = ["--ntasks", str(ranks), "--cpus-per-task", str(threads)]
         elif self.is_open_mpi:
-            # It binds a rank to one core, where the rank's threads would all have to run.
+            # By default, all threads of a rank would run on one core.
             extra = ["-n", str(ranks), "--oversubscribe"]
             one_core = self.binds and threads == 1
-            extra += [] if one_core or self.says_where else ["--bind-to", "none"]
+            extra += [] if one_core or self.sets_binding else ["--bind-to", "none"]
         else:
             extra = ["-n", str(ranks)]
-        return [*self.words, *extra, *program]
+        return [*self.arguments, *extra, *program]
 
     def try_out(self) -> None:
-        """Let it start one rank, which says a word: arguments may be mistyped, too.
+        """Start one rank that prints a marker, to find mistakes in the arguments.
 
         Raises:
-            UserError: no such word came.
+            UserError: the marker was not printed.
         """
-        speaker = [sys.executable, "-I", "-S", "-c", f"print('{_WORD}')"]
+        program = [sys.executable, "-I", "-S", "-c", f"print('{_MARKER}')"]
         try:
             done = subprocess.run(
-                self.command(1, 1, speaker), capture_output=True, text=True, check=False,
+                self.command(1, 1, program), capture_output=True, text=True, check=False,
                 stdin=subprocess.DEVNULL, env=child_environment(),
             )  # fmt: skip
         except OSError as error:
-            raise UserError(f"cannot run {self.words[0]}: {error}") from None
-        if _WORD not in done.stdout.split():
+            raise UserError(f"cannot run {self.arguments[0]}: {error}") from None
+        if _MARKER not in done.stdout.split():
             lines = (done.stderr + done.stdout).splitlines()
-            said = [line.strip() for line in lines if any(map(str.isalpha, line))]
+            printed = [line.strip() for line in lines if any(map(str.isalpha, line))]
             raise UserError(
-                f"--launcher {shlex.join(self.words)} starts no rank: "
-                f"{(said or ['it printed nothing'])[0]}; "
-                "expected auto, mpirun or srun, with arguments if need be"
+                f"--launcher {shlex.join(self.arguments)} starts no rank: "
+                f"{(printed or ['it printed nothing'])[0]}; "
+                "expected auto, mpirun or srun, with arguments if necessary"
             )
 
 
-def find_launcher(words: Sequence[str] = ()) -> Launcher:
-    """The launcher that the user names, or else the one that belongs to this environment.
+def find_launcher(arguments: Sequence[str] = ()) -> Launcher:
+    """Return the launcher that the user names, or the one of this environment.
 
-    That is the `mpirun` beside the interpreter, because it came with the MPI that mpi4py loads;
-    else `srun` inside a job of Slurm; else the first `mpirun` or `srun` on PATH.
+    That is the `mpirun` in the folder of the interpreter, which belongs to the MPI that mpi4py
+    loads; else `srun` within a job of Slurm; else the first `mpirun` or `srun` on PATH.
 
     Raises:
         UserError: there is none.
     """
-    beside = str(Path(sys.executable).parent)
-    if words:
-        found = shutil.which(words[0]) or shutil.which(words[0], path=beside)
+    scripts = str(Path(sys.executable).parent)
+    if arguments:
+        name = arguments[0]
+        found = shutil.which(name) or shutil.which(name, path=scripts)
         if found is None:
             raise UserError(
-                f"--launcher {shlex.join(words)}: no such program; "
-                "expected auto, mpirun or srun, with arguments if need be"
+                f"--launcher {shlex.join(arguments)}: no such program; "
+                "expected auto, mpirun or srun, with arguments if necessary"
             )
-        return _launcher((found, *words[1:]))
+        return _launcher((found, *arguments[1:]))
     in_slurm = shutil.which("srun") if "SLURM_JOB_ID" in os.environ else None
-    choices = (
-        shutil.which("mpirun", path=beside), in_slurm, shutil.which("mpirun"), shutil.which("srun"),
-    )  # fmt: skip
+    own = shutil.which("mpirun", path=scripts)
+    choices = (own, in_slurm, shutil.which("mpirun"), shutil.which("srun"))
     chosen = next(filter(None, choices), None)
     if chosen is None:
         raise UserError(
-            "found neither mpirun nor srun; pip install 'dptrain[mpi]' brings mpirun, "
-            "or name one with --launcher"
+            "found neither mpirun nor srun; the extra mpi installs mpirun (pip install '.[mpi]'), "
+            "and --launcher names another program"
         )
     return _launcher((chosen,))
 
 
-def _launcher(words: tuple[str, ...]) -> Launcher:
-    if Path(words[0]).name == "srun":
-        return Launcher(words, False)
+def _launcher(arguments: tuple[str, ...]) -> Launcher:
+    if Path(arguments[0]).name == "srun":
+        return Launcher(arguments, False)
     try:
-        answer = subprocess.run(
-            [words[0], "--version"], capture_output=True, text=True, check=False, timeout=30,
+        version = subprocess.run(
+            [arguments[0], "--version"], capture_output=True, text=True, check=False, timeout=30,
             stdin=subprocess.DEVNULL,
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"cannot run {words[0]}: {error}") from None
-    return Launcher(words, OPEN_MPI in answer)
+        raise UserError(f"cannot run {arguments[0]}: {error}") from None
+    return Launcher(arguments, OPEN_MPI in version)
 
 
 def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """This process's, without settings of a job: the command says them."""
+    """Return this process's environment without settings of a job, which the command contains."""
     return {
         name: value
         for name, value in environ.items()
@@ -148,19 +149,24 @@ def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 class Child:
-    """A launch under way, in a session of its own; leaving the block ends it, whatever happened.
+    """A running launch in a session of its own; leaving the block ends it in any case.
 
-    Only we hear Ctrl-C then, and if we are killed, so is the launcher, which takes its ranks along.
+    Only this process receives Ctrl-C then. If this process is killed, the launcher ends too, and
+    its ranks with it.
     """
 
     def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            [*_tether(), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env=child_environment(), start_new_session=True,
-        )  # fmt: skip
+            [*_end_with_parent(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(),
+            start_new_session=True,
+        )
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code; None if it still runs after so long."""
+        """Return the exit code; None if the launch still runs after so many seconds."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -178,8 +184,8 @@ class Child:
         if self._process.poll() is None:
             self._process.terminate()
             self.wait(_GRACE_S)
-        # The launcher has gone, or does not listen; what is left of its session goes too. Open
-        # MPI's ranks are in process groups of their own, so the group is not enough.
+        # The launcher has ended, or ignores the signal: kill the rest of its session. The ranks of
+        # Open MPI have process groups of their own, so killing the group is not enough.
         for member in {self._process.pid, *session_members(self._process.pid)}:
             if member != self._process.pid or self._process.poll() is None:
                 with suppress(ProcessLookupError, PermissionError):
@@ -188,31 +194,31 @@ class Child:
 
 
 def session_members(session: int) -> list[int]:
-    """Processes of a session, by the process that began it; none where the system does not say."""
+    """Return the processes of a session, which its first process identifies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
-            # The name stands in parentheses and may itself hold any character.
+            # The name is in parentheses and may contain any character.
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
                 found.append(int(stat.parent.name))
     return found
 
 
-def _tether() -> list[str]:
-    """Words before a command that end it when we are gone. Linux alone can."""
+def _end_with_parent() -> list[str]:
+    """Return arguments before a command that end it with this process, on Linux."""
     if not sys.platform.startswith("linux"):
         return []
-    script = Path(__file__).with_name("tether.py")
+    script = Path(__file__).with_name("end_with_parent.py")
     return [sys.executable, "-I", "-S", str(script), str(os.getpid())]
 
 
 def cause(log: Path) -> str:
-    """Why a launch failed: the line that `dptrain` ended with, or else the last of the log."""
+    """Return why a launch failed: the error line of `dptrain`, or the last line of the log."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    said = [line.removeprefix("dptrain: ") for line in lines if line.startswith("dptrain: ")]
+    errors = [line.removeprefix("dptrain: ") for line in lines if line.startswith("dptrain: ")]
     last = [line.strip() for line in lines if line.strip()][-1:]
-    return (said[:1] or last or ["it printed nothing"])[0]
+    return (errors[:1] or last or ["it printed nothing"])[0]

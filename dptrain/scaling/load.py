@@ -1,4 +1,4 @@
-"""What other programs take of this machine's cores while we measure."""
+"""CPU time that other programs use on this machine during a measurement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-LOUD = 0.1
-"""Share of the machine's cores, taken by others, from which a study says so."""
+BUSY_SHARE = 0.1
+"""Share of the machine's cores: a study reports other programs that use more."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A moment: seconds, and core seconds that all programs, and those that are ours, have used.
+    """A point in time with the CPU time used so far.
 
-    Ours are this process and the children that have ended.
+    Attributes:
+        at_s: time in seconds.
+        all_s: CPU time of all programs in seconds.
+        ours_s: CPU time of this process and of its children that have ended, in seconds.
     """
 
     at_s: float
@@ -26,33 +29,33 @@ class Clock:
 
     @classmethod
     def now(cls, stat: Path = STAT) -> Clock | None:
-        """None where the system does not say."""
+        """Return the present point in time; None if the system does not report CPU time."""
         try:
-            fields = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:]]
+            fields = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:]]
         except (OSError, ValueError):
             return None
         if len(fields) < 8:
             return None
-        # proc(5): user nice system idle iowait irq softirq steal. What a hypervisor gives to
-        # others, steal, is missing here too.
+        # proc(5): user nice system idle iowait irq softirq steal. Stolen time counts as used,
+        # because a hypervisor assigned it to others.
         ticks = sum(fields[:3]) + sum(fields[5:8])
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         ours = sum(usage.ru_utime + usage.ru_stime for usage in used)
         return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), ours)
 
     def others_since(self, before: Clock) -> float:
-        """Cores that others kept busy, on average."""
+        """Return the mean number of cores that other programs used since `before`."""
         seconds = max(self.at_s - before.at_s, 1e-3)
         others = (self.all_s - before.all_s) - (self.ours_s - before.ours_s)
         return max(others / seconds, 0.0)
 
 
 def cores_of_others(before: Clock | None) -> float | None:
-    """Cores that others kept busy since `before`; None where the system does not say."""
+    """Return the mean number of cores that other programs used; None if it is unknown."""
     after = Clock.now()
     return None if before is None or after is None else after.others_since(before)
 
 
-def is_loud(cores: float | None) -> bool:
-    """Whether so many cores, taken by others, are worth a word."""
-    return cores is not None and cores > LOUD * (os.cpu_count() or 1)
+def is_busy(cores: float | None) -> bool:
+    """Return True if other programs use enough cores to disturb a measurement."""
+    return cores is not None and cores > BUSY_SHARE * (os.cpu_count() or 1)

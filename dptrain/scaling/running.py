@@ -1,4 +1,4 @@
-"""Making the launches of a study, one after another, so that it can be stopped and gone on with."""
+"""Run the launches of a study one after another; the study can be stopped and continued."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from dptrain.scaling.design import (
 )
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
-from dptrain.scaling.load import Clock, cores_of_others, is_loud
+from dptrain.scaling.load import Clock, cores_of_others, is_busy
 from dptrain.scaling.points import refuse_small_data
 from dptrain.training.settings import settings
 
 POLL_S = 0.1
 SKIPPED = 5
-"""Steps before the clock counts."""
+"""Steps before the measured ones."""
 TRACED_RANKS = 64
-"""Most of a launch that leaves a trace, which has a few hundred kilobytes a rank."""
+"""Largest number of ranks that write a trace, which takes some hundred kilobytes per rank."""
 
 
 class LaunchError(Exception):
-    """A launch failed; `code` is what `dptrain scale` ends with."""
+    """A launch failed; `code` is the exit code of `dptrain scale`."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -54,17 +54,18 @@ class LaunchError(Exception):
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """A signal asked for an end."""
+    """A signal requested a stop."""
 
 
 @dataclass
 class Times:
-    """What launches take, learnt from those that are made; seconds.
+    """Durations of launches in seconds, from those that are complete.
 
     Attributes:
-        start_s: from a launch's begin to its first step, about.
+        steps: measured steps of a launch.
+        start_s: estimated time from the start of a launch to its first step.
         sample_s: step time by threads and samples of a rank, alone on the machine.
-        walls: of finished launches by the point's name.
+        walls: durations of complete launches by the name of the point.
     """
 
     steps: int
@@ -73,16 +74,16 @@ class Times:
     walls: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, task: Task) -> float:
-        """Expected seconds of a launch."""
+        """Return the expected duration of a launch in seconds."""
         point = task.point
         if point.name in self.walls:
             return float(np.mean(self.walls[point.name]))
-        crowd = max(point.ranks * point.threads / available_cores(), 1.0)
+        oversubscription = max(point.ranks * point.threads / available_cores(), 1.0)
         step = self.sample_s.get((point.threads, _local(task)), 0.0)
-        return self.start_s * crowd + (self.steps + SKIPPED) * step * crowd
+        return (self.start_s + (self.steps + SKIPPED) * step) * oversubscription
 
     def total(self, tasks: Sequence[Task]) -> float:
-        """Of launches that are to come."""
+        """Return the expected duration of several launches in seconds."""
         return sum(map(self.of, tasks))
 
 
@@ -91,7 +92,7 @@ def _local(task: Task) -> int:
 
 
 def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:
-    """Seconds of the launches that are made, by the point's name."""
+    """Return the durations of complete launches in seconds, by the name of the point."""
     found: dict[str, list[float]] = {}
     for task in tasks:
         wall_s = launch_facts(folder / task.folder).get("wall_s")
@@ -103,24 +104,24 @@ def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:
 def run_tasks(
     folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher, display: StudyDisplay
 ) -> bool:
-    """Make launches that have no profile yet.
+    """Run the launches that have no profile yet.
 
-    Kernels are compiled first, by a short job for each size of a rank's batch, which also tells how
-    long the rest will take.
+    Short jobs, one for each batch size of a rank, compile the kernels first. Their durations serve
+    to estimate the remaining time.
 
     Args:
-        folder: of the study.
-        design: what its launches share.
-        tasks: to make, in this order.
-        launcher: what starts ranks.
-        display: where progress is told.
+        folder: folder of the study.
+        design: what the launches of the study share.
+        tasks: the launches, in this order.
+        launcher: the program that starts ranks.
+        display: shows the progress.
 
     Returns:
-        Whether all are made; if not, a signal asked for an end.
+        True if all are complete; False if a signal requested a stop.
 
     Raises:
-        LaunchError: one failed; what is finished stays.
-        UserError: the folder cannot be written, another process makes the same launch, or the data
+        LaunchError: a launch failed; complete launches are kept.
+        UserError: the folder cannot be written, another process runs the same launch, or the data
             is too small for a minibatch.
     """
     left = unfinished(folder, tasks)
@@ -128,10 +129,10 @@ def run_tasks(
         return True
     times = Times(design.steps, walls=_walls(folder, tasks))
     with StopRequest() as stop, display:
-        if _is_loud_now(stop):
-            display.say("warning: other programs are busy on this machine; figures will scatter")
-        if crowd := _crowd(left, launcher):
-            display.say(f"warning: {crowd}")
+        if _is_busy_now(stop):
+            display.say("warning: other programs use this machine; the figures will scatter")
+        if oversubscription := _oversubscription(left, launcher):
+            display.say(f"warning: {oversubscription}")
         try:
             _prepare(folder, design, left, launcher, display, stop, times)
             display.begin(done=len(tasks) - len(left), total=len(tasks), left_s=times.total(left))
@@ -146,22 +147,22 @@ def run_tasks(
     return True
 
 
-def _is_loud_now(stop: StopRequest) -> bool:
+def _is_busy_now(stop: StopRequest) -> bool:
     before = Clock.now()
     time.sleep(0.3)
-    return is_loud(cores_of_others(before)) and not stop.requested
+    return is_busy(cores_of_others(before)) and not stop.requested
 
 
-def _crowd(tasks: Sequence[Task], launcher: Launcher) -> str:
-    """What to say where ranks will share cores; "" where they will not, or run elsewhere."""
+def _oversubscription(tasks: Sequence[Task], launcher: Launcher) -> str:
+    """Return a warning if ranks will share cores of this machine, else ""."""
     most = max((task.point for task in tasks), key=lambda point: point.ranks * point.threads)
-    cores, workers = available_cores(), most.ranks * most.threads
-    if launcher.is_srun or workers <= cores:
+    cores, threads = available_cores(), most.ranks * most.threads
+    if launcher.is_srun or threads <= cores:
         return ""
     some = f"{cores} core{'s' * (cores > 1)}"
     return (
-        f"{workers} workers share {some} at {most.name}: at most {cores / workers:.0%} efficiency "
-        "is possible there"
+        f"{threads} compute threads share {some} at {most.name}: the efficiency there is at most "
+        f"{cores / threads:.0%}"
     )
 
 
@@ -169,67 +170,67 @@ def _prepare(
     folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher,
     display: StudyDisplay, stop: StopRequest, times: Times,
 ) -> None:  # fmt: skip
-    """One rank, a few steps, for every batch that a rank will have: compiles, and is timed."""
-    # Parts of one study run beside each other, perhaps on other machines: each has its own place.
+    """Run a few steps on one rank for every batch size, to compile kernels and to time them."""
+    # Parts of a study run at the same time, possibly on other machines: each has its own folder.
     own = folder / f"{PREPARE}{socket.gethostname()}-{os.getpid()}"
     shapes = sorted({(task.point.threads, _local(task)) for task in tasks})
     with _removed_unless_failed(own):
         for number, (threads, samples) in enumerate(shapes, 1):
             display.say_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
-            place = own / f"t{threads}-b{samples}"
+            work = own / f"t{threads}-b{samples}"
             options = ["--steps", "3", "--skip", "1", "--no-roofs"]
-            program = _program(design, samples, threads, options, place)
+            program = _program(design, samples, threads, options, work)
             begin = time.monotonic()
-            _run(launcher.command(1, threads, program), place, "preparing", stop, display)
+            _run(launcher.command(1, threads, program), work, "preparing", stop, display)
             wall_s = time.monotonic() - begin
-            step_s = Profile.read(place / PROFILE).step_ms.median / 1e3
+            step_s = Profile.read(work / PROFILE).step_ms.median / 1e3
             times.sample_s[threads, samples] = step_s
-            # The first one compiles; the last says what a start takes when that is done.
+            # The first job compiles; the last one shows the time of a start with compiled kernels.
             times.start_s = max(wall_s - 4 * step_s, 0.0)
 
 
 @contextmanager
-def _removed_unless_failed(place: Path) -> Iterator[None]:
-    """A folder that goes when the block ends, unless a launch failed: its log says why."""
-    shutil.rmtree(place, ignore_errors=True)
+def _removed_unless_failed(folder: Path) -> Iterator[None]:
+    """Remove a folder when the block ends, unless a launch failed: its log states the cause."""
+    shutil.rmtree(folder, ignore_errors=True)
     try:
         yield
     except Stopped:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _launch(
     folder: Path, design: Design, task: Task, launcher: Launcher, display: StudyDisplay,
     stop: StopRequest,
 ) -> float:  # fmt: skip
-    """Make one launch; its seconds."""
-    place, point = folder / task.folder, task.point
-    command = command_of(design, task, launcher, place)
+    """Run one launch and return its duration in seconds."""
+    work, point = folder / task.folder, task.point
+    command = command_of(design, task, launcher, work)
     before, begin = Clock.now(), time.monotonic()
     began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    _run(command, place, f"launch {place.name} of {point.ranks} ranks", stop, display)
+    _run(command, work, f"launch {work.name} of {point.ranks} ranks", stop, display)
     wall_s = time.monotonic() - begin
     others = cores_of_others(before) if launcher.starts_here else None
     facts = {"command": command, "began": began, "wall_s": wall_s, "other_cores": others}
-    write_whole(place / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
-    refuse_small_data(task.folder, Profile.read(place / PROFILE))
+    write_whole(work / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
+    refuse_small_data(task.folder, Profile.read(work / PROFILE))
     return wall_s
 
 
-def command_of(design: Design, task: Task, launcher: Launcher, place: Path) -> list[str]:
-    """Arguments of the launcher."""
+def command_of(design: Design, task: Task, launcher: Launcher, output: Path) -> list[str]:
+    """Return the command of a launch, whose profile goes to `output`."""
     point = task.point
     options = ["--steps", str(design.steps), "--skip", str(SKIPPED)]
     if task.round == 1 and point.ranks <= TRACED_RANKS:
-        options.append("--trace")  # For the report's timeline; one of each point is enough.
-    program = _program(design, point.batch_size, point.threads, options, place)
+        options.append("--trace")  # The timeline of the report needs one trace per point.
+    program = _program(design, point.batch_size, point.threads, options, output)
     return launcher.command(point.ranks, point.threads, program)
 
 
 def _program(
-    design: Design, batch_size: int, threads: int, options: Sequence[str], place: Path
+    design: Design, batch_size: int, threads: int, options: Sequence[str], output: Path
 ) -> list[str]:
     own = {**design.settings, "batch_size": batch_size, "threads": threads}
     flags = []
@@ -241,55 +242,55 @@ def _program(
             flags.append(setting.flag if value else setting.flag.replace("--", "--no-"))
         else:
             flags += [setting.flag, str(value)]
-    output = ["--output", str(place)]
-    return [sys.executable, "-m", "dptrain", "profile", *flags, *options, *output]
+    command = [sys.executable, "-m", "dptrain", "profile"]
+    return [*command, *flags, *options, "--output", str(output)]
 
 
 def _run(
-    command: Sequence[str], place: Path, what: str, stop: StopRequest, display: StudyDisplay
+    command: Sequence[str], folder: Path, name: str, stop: StopRequest, display: StudyDisplay
 ) -> None:
-    """Run a command to its end, its output in the log of `place`.
+    """Run a command to its end, with its output in the log of `folder`.
 
     Raises:
         LaunchError: it failed.
-        Stopped: a signal came first.
+        Stopped: a signal requested a stop before its end.
     """
-    with _claimed(place, what) as log, Child(command, log) as child:
+    with _claimed(folder, name) as log, Child(command, log) as child:
         while (code := child.wait(POLL_S)) is None:
             display.tick()
             if stop.requested:
                 raise Stopped
-    if code == 0 and (place / PROFILE).is_file():
+    if code == 0 and (folder / PROFILE).is_file():
         return
-    reason = cause(place / LOG)
-    ending = f"exit code {code}" if code else "no profile came of it"
+    reason = cause(folder / LOG)
+    ending = f"exit code {code}" if code else "it wrote no profile"
     raise LaunchError(
-        f"{what} failed ({ending}): {reason}; log: {place / LOG}", 2 if code == 2 else 1
+        f"{name} failed ({ending}): {reason}; log: {folder / LOG}", 2 if code == 2 else 1
     )
 
 
 @contextmanager
-def _claimed(place: Path, what: str) -> Iterator[IO[bytes]]:
-    """The log of a launch, held by one process at a time; what a broken one left is removed.
+def _claimed(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open the log of a launch for this process alone, and remove files of an earlier attempt.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process runs this launch.
     """
-    with writing(place, "--output"):
-        place.mkdir(parents=True, exist_ok=True)
-        log = (place / LOG).open("ab")
+    with writing(folder, "--output"):
+        folder.mkdir(parents=True, exist_ok=True)
+        log = (folder / LOG).open("ab")
     with log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{what} is being made by another `dptrain scale` in {place.parent}; wait for it, "
-                "or choose another --output"
+                f"another `dptrain scale` in {folder.parent} runs {name}; wait for it, or choose "
+                "another --output"
             ) from None
         except OSError:
-            pass  # A file system without locks.
+            pass  # The file system has no locks.
         log.truncate(0)
-        for other in place.iterdir():
+        for other in folder.iterdir():
             if other.name != LOG and other.is_file():
                 other.unlink()
         yield log

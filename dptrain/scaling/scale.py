@@ -1,4 +1,4 @@
-"""A scaling study from its settings to its files: launch what is missing, collect, analyse."""
+"""A scaling study: run the missing launches, collect the profiles, analyse, write the files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dptrain.scaling.study import Study
 
 @dataclass(frozen=True)
 class Selection:
-    """Part of a study's launches, for job arrays.
+    """A part of the launches of a study, for job arrays.
 
     Attributes:
-        points: names of points; all where empty.
-        part, parts: which of how many shares, counted from 1.
+        points: names of points; all if it is empty.
+        part, parts: number of the part, from 1, and number of parts.
     """
 
     points: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """True if all launches are selected."""
         return not self.points and self.parts == 1
 
     def of(self, design: Design) -> list[Task]:
-        """The launches that are chosen, in the study's order.
+        """Return the selected launches in the order of the study.
 
-        Parts are runs of it: as many as there are rounds are rounds, so that each job of an array
-        meets every point, whatever its nodes are like.
+        Parts are contiguous. If there are as many parts as rounds, each part is one round, so that
+        each job of an array measures every point on its own nodes.
 
         Raises:
             UserError: there is no such point.
@@ -51,8 +51,8 @@ class Selection:
         for name in self.points:
             if name not in names:
                 raise UserError(
-                    f"--only {name}: no such point{suggest(name, names)}; there are "
-                    f"{', '.join(names)}"
+                    f"--only {name}: no such point; the points are {', '.join(names)}"
+                    f"{suggest(name, names)}"
                 )
         tasks = [t for t in design.tasks() if not self.points or t.point.name in self.points]
         begin, end = (len(tasks) * share // self.parts for share in (self.part - 1, self.part))
@@ -60,20 +60,20 @@ class Selection:
 
 
 def launch_study(folder: Path, design: Design, chosen: Selection, display: StudyDisplay) -> bool:
-    """Make the chosen launches that are not there yet.
+    """Run the selected launches that are not complete.
 
     Returns:
-        False if a signal asked for an end before all were made.
+        False if a signal requested a stop before all were complete.
 
     Raises:
-        UserError: no launcher that starts ranks, or the folder cannot be written.
+        UserError: no launcher starts ranks, or the folder cannot be written.
         LaunchError: a launch failed.
     """
     tasks = chosen.of(design)
     refuse_foreign(folder)
     computes_itself = load_backend(str(design.settings["backend"])).threaded
     launcher = replace(find_launcher(design.launcher), binds=computes_itself)
-    # What is kept has started ranks: the study could not go on with another launcher.
+    # The design is stored only if its launcher works, because a study keeps its launcher.
     launcher.try_out()
     design.keep(folder)
     display.say(f"study: {folder}")
@@ -81,15 +81,20 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
 
 
 def missing(folder: Path, design: Design) -> int:
-    """Launches of the whole study that are still to be made."""
+    """Return the number of launches of the whole study that are not complete."""
     return len(unfinished(folder, design.tasks()))
 
 
 def conclude_study(folders: Sequence[Path], output: Path) -> Study:
-    """Collect launches from `folders`, analyse them, write the study and its report to `output`.
+    """Collect launches, analyse them, and write the study and its report.
+
+    Args:
+        folders: folders of launches.
+        output: folder of the study.
 
     Raises:
-        UserError: there are none, they do not belong together, or `output` cannot be written.
+        UserError: there are no launches, they do not belong together, or `output` cannot be
+            written.
     """
     found = collect(folders, output)
     study = analyse(found.launches, commands=found.commands, notes=found.notes)

@@ -72,16 +72,16 @@ def test_the_launcher_beside_python_comes_first(
     with pytest.raises(UserError, match="found neither mpirun nor srun"):
         find_launcher()
     srun = program(bin_folder, "srun", "slurm 22")
-    assert find_launcher().words == (srun,)
+    assert find_launcher().arguments == (srun,)
     mpirun = program(bin_folder, "mpirun", "mpirun (Open MPI) 5.0.2")
     assert find_launcher() == Launcher((mpirun,), True)
     # Inside a job of Slurm its own launcher knows the nodes.
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert find_launcher().words == (srun,)
+    assert find_launcher().arguments == (srun,)
     (tmp_path / "elsewhere").mkdir()
     beside = program(tmp_path / "elsewhere", "mpirun", "HYDRA build details")
     assert find_launcher() == Launcher((beside,), False)
-    assert find_launcher(["srun", "--mpi=pmi2"]).words == (srun, "--mpi=pmi2")
+    assert find_launcher(["srun", "--mpi=pmi2"]).arguments == (srun, "--mpi=pmi2")
 
 
 def test_settings_of_the_surroundings_do_not_reach_a_launch() -> None:
