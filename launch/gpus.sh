@@ -1,16 +1,19 @@
 #!/bin/bash
-# Train on the GPUs of this machine, a rank on each:
+# Train on the GPUs of this machine, with one rank per GPU:
 #   launch/gpus.sh --network cifar --data cifar10:DIR --batch-size 4096
 #   CUDA_VISIBLE_DEVICES=2,3 RANKS=2 launch/gpus.sh
+# Products are computed in TF32 (10 bits of mantissa); for float32 set PRECISION=fp32.
 set -euo pipefail
 
 ranks=${RANKS:-$(nvidia-smi --list-gpus | wc -l)}
 
-# A rank takes the GPU of its number. Its cores read data ahead, so it is bound to none of them.
+# Each rank uses the GPU with its local rank. Ranks are not bound, so that they can read data ahead
+# on any core.
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then
     bind=(--bind-to none)
 else # MPICH and its relatives
     bind=(-bind-to none)
 fi
 
-exec mpirun -n "$ranks" "${bind[@]}" dptrain train --backend cuda --precision tf32 "$@"
+precision=${PRECISION:-tf32}
+exec mpirun -n "$ranks" "${bind[@]}" dptrain train --backend cuda --precision "$precision" "$@"

@@ -1,14 +1,14 @@
 #!/bin/bash
-# Train on the cores of this machine. Flags of `dptrain train` follow the script's name:
+# Train on the cores of this machine. Arguments are flags of `dptrain train`:
 #   launch/node.sh --network cifar --data cifar10:DIR
 #   RANKS=4 THREADS=2 launch/node.sh
 set -euo pipefail
 
 threads=${THREADS:-1}
-# nproc counts hardware threads: where a core has two, half as many ranks are enough.
+# nproc counts hardware threads. If a core has two of them, use half as many ranks.
 ranks=${RANKS:-$(($(nproc) / threads))}
 
-# Each rank keeps its cores: unbound ones wander, and leave behind what their caches hold.
+# Bind each rank to its cores. Unbound ranks migrate between cores and lose their caches.
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then
     bind=(--map-by "slot:PE=$threads" --bind-to core)
 else # MPICH and its relatives

@@ -1,18 +1,22 @@
 #!/bin/bash
-# Train on several machines without a scheduler. HOSTS is a file with a line NAME:RANKS for each:
+# Train on several machines without a scheduler. HOSTS is a file of lines NAME:RANKS:
 #   HOSTS=hosts.txt THREADS=8 launch/nodes.sh --network cifar --data cifar10:DIR
-# ssh must reach them without a password, and they must see this directory, the data and the Python
-# environment at the same place.
+# ssh must reach the machines without a password. This directory, the data and the Python
+# environment must have the same path on all of them.
 set -euo pipefail
 
-hosts=$(paste -sd, "${HOSTS:?is the file of hosts, with a line NAME:RANKS for each}")
+hosts=$(paste -sd, "${HOSTS:?is not set; expected a file with one line NAME:RANKS per machine}")
 ranks=$(awk -F: '{ n += $2 } END { print n }' "$HOSTS")
 threads=${THREADS:-1}
 
-# Both find themselves on the other machines by the path that they are called by here.
+# mpirun and dptrain are found on the other machines by their absolute paths.
 mpirun=$(command -v mpirun)
 if [[ $("$mpirun" --version) == *'Open MPI'* ]]; then
     where=(--host "$hosts" --map-by "slot:PE=$threads" --bind-to core)
+    # Open MPI passes no variables to other machines; DPTRAIN_* are settings.
+    for variable in $(compgen -e DPTRAIN_ || true); do
+        where+=(-x "$variable")
+    done
 else # MPICH and its relatives
     where=(-hosts "$hosts" -bind-to "core:$threads")
 fi

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Train on the cores of one node. Flags of `dptrain train` follow the script's name:
+# Train on the cores of one node. Arguments are flags of `dptrain train`:
 #   sbatch slurm/node.sh --network cifar --data cifar10:DIR
-# Adapt the lines with #SBATCH to your site; some want --account and --partition.
+# Adapt the #SBATCH lines to your site; some require --account and --partition.
 #SBATCH --job-name=dptrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=16
@@ -10,15 +10,15 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. What is on PATH when you submit is there, too.
+# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
 
-# A rank computes with as many threads as it has cores; newer versions of srun must be told again.
+# One compute thread per core of a rank. Slurm 22.05 and later do not pass --cpus-per-task to srun.
 export DPTRAIN_THREADS=${DPTRAIN_THREADS:-$SLURM_CPUS_PER_TASK}
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# Seconds after which srun ends all ranks when one has gone; else they wait for it.
+# Seconds after which srun ends all ranks if one has ended; otherwise they wait for it.
 export SLURM_WAIT=${SLURM_WAIT:-30}
 
-# For MPICH and its relatives. Open MPI: LAUNCH='srun --mpi=pmix'. Either: LAUNCH=mpirun.
+# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2}"
 
 exec "${launch[@]}" dptrain train "$@"

@@ -1,27 +1,27 @@
 #!/bin/bash
-# Train on several nodes. Flags of `dptrain train` follow the script's name:
+# Train on several nodes. Arguments are flags of `dptrain train`:
 #   sbatch --nodes=8 slurm/nodes.sh --network cifar --data cifar10:DIR
-# Adapt the lines with #SBATCH to your site; some want --account and --partition.
+# Adapt the #SBATCH lines to your site; some require --account and --partition.
 #SBATCH --job-name=dptrain
-# Few ranks of many threads, one on each processor: sums over the ranks then travel between fewer.
+# One rank with many threads per socket: an all-reduce between fewer ranks is faster.
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=16
-# All ranks wait for the slowest: let nobody else slow down a node.
+# All ranks wait for the slowest, so share no node with other jobs.
 #SBATCH --exclusive
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. What is on PATH when you submit is there, too.
+# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
 
-# A rank computes with as many threads as it has cores; newer versions of srun must be told again.
+# One compute thread per core of a rank. Slurm 22.05 and later do not pass --cpus-per-task to srun.
 export DPTRAIN_THREADS=${DPTRAIN_THREADS:-$SLURM_CPUS_PER_TASK}
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-# Seconds after which srun ends all ranks when one has gone; else they wait for it.
+# Seconds after which srun ends all ranks if one has ended; otherwise they wait for it.
 export SLURM_WAIT=${SLURM_WAIT:-30}
 
-# For MPICH and its relatives. Open MPI: LAUNCH='srun --mpi=pmix'. Either: LAUNCH=mpirun.
+# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix'. Both: LAUNCH=mpirun.
 read -ra launch <<<"${LAUNCH:-srun --mpi=pmi2 --cpu-bind=cores}"
 
 exec "${launch[@]}" dptrain train "$@"

@@ -1,28 +1,29 @@
 #!/bin/bash
-# Measure how training scales: each job of the array makes a part of the launches, on nodes of its
-# own, and one more collects them into studies/scaling-NUMBER. STUDY=DIR goes on with one that was
-# cut short.
+# Measure how training scales. Each job of the array makes a part of the launches on its own nodes,
+# and a last job collects them in studies/scaling-NUMBER. STUDY=DIR continues a study that was
+# interrupted.
 #   sbatch slurm/scaling.sh --network cifar --batch-size 128
-# Adapt the lines with #SBATCH to your site; some want --account and --partition.
+# Adapt the #SBATCH lines to your site; some require --account and --partition.
 #SBATCH --job-name=scaling
 #SBATCH --array=1-5
-# What the largest number of RANKS needs.
+# Nodes and tasks for the largest number of RANKS.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=16
 #SBATCH --cpus-per-task=1
-# Whoever shares a node is measured, too.
+# Other jobs on a node would be measured too.
 #SBATCH --exclusive
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%A-%a.out
 set -euo pipefail
 
-# Adapt: module load …, source …/bin/activate. What is on PATH when you submit is there, too.
+# Adapt: module load …, source …/bin/activate. The job inherits PATH from the submission.
 
 ranks=${RANKS:-1,2,4,8,16,32}
 study=${STUDY:-studies/$SLURM_JOB_NAME-$SLURM_ARRAY_JOB_ID}
 
-# For MPICH and its relatives. Open MPI: LAUNCH='srun --mpi=pmix -m pack'. Either: LAUNCH=mpirun.
-# Packed, few ranks fill a node before they take another, as mpirun has it.
+# For MPICH and MPIs derived from it. Open MPI: LAUNCH='srun --mpi=pmix -m pack'. Both:
+# LAUNCH=mpirun.
+# With `pack`, ranks fill one node before they use the next, as with mpirun.
 launch=${LAUNCH:-srun --mpi=pmi2 --distribution=pack}
 
 if ((SLURM_ARRAY_TASK_ID == SLURM_ARRAY_TASK_MIN)); then

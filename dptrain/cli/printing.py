@@ -1,4 +1,4 @@
-"""Results as people or programs read them."""
+"""Print results as tables or JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import click
 
 from dptrain.measure.console import make_console
 
+MAX_WIDTH = 400
+"""Columns of the widest table in a pipe or file."""
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def print_values(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print names and values, one a line."""
+    """Print one name and value per line."""
     if as_json:
         return _print_json(values)
     width = max(map(len, values), default=0)
@@ -41,8 +44,8 @@ def print_networks(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     for row in rows:
         by = f"{row['optimizer']} {row['learning_rate']:g}"
         table.add_row(row["network"], row["description"], f"{row['parameters']:,}", row["data"], by)
+    _print_all([table])
     console = make_console()
-    console.print(table)
     console.print("Any mlp-A-B-C is a network too, and so is a file ending in .toml.")
     return None
 
@@ -51,11 +54,9 @@ def print_description(description: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what `dptrain.describe.describe_plan` returns."""
     if as_json:
         return _print_json(description)
-    console = make_console()
-    console.print(_heading(description), end="\n\n")
-    console.print(_layer_table(description))
-    console.print(_stage_table(description))
-    console.print(_memory_table(description))
+    heading = f"{_heading(description)}\n"
+    tables = (_layer_table(description), _stage_table(description), _memory_table(description))
+    _print_all([heading, *tables])
     return None
 
 
@@ -93,7 +94,7 @@ def print_layers(
 
     arithmetic = f", {precision}" if precision else ""
     title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each alone"
-    make_console().print(layers_table(rows, title))
+    _print_all([layers_table(rows, title)])
     return None
 
 
@@ -104,8 +105,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
     from dptrain.measure.profile_tables import profile_report
 
     console = make_console()
-    for part in profile_report(profile, console.width):
-        console.print(part, soft_wrap=isinstance(part, str))
+    _print_all(profile_report(profile, console.width))
     if output is not None:
         console.print(f"written: {output}", soft_wrap=True)
     return None
@@ -118,10 +118,22 @@ def print_study(study: Study, folder: Path, *, as_json: bool) -> None:
     from dptrain.scaling.tables import study_report
 
     console = make_console()
-    for part in study_report(study, console.width):
-        console.print(part)
+    _print_all(study_report(study, console.width))
     console.print(f"written: {folder}", soft_wrap=True)
     return None
+
+
+def _print_all(parts: Iterable[Any]) -> None:
+    """Print tables and text; in a pipe or file, tables take their natural width."""
+    from rich.measure import Measurement
+
+    console = make_console()
+    for part in parts:
+        if not console.is_terminal and not isinstance(part, str):
+            unlimited = console.options.update(max_width=MAX_WIDTH, width=MAX_WIDTH)
+            natural = Measurement.get(console, unlimited, part).maximum
+            console.width = max(console.width, min(natural, MAX_WIDTH))
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _print_json(value: Any) -> None:

@@ -84,7 +84,7 @@ def test_shellcheck_has_no_complaint(script: Path) -> None:
 @pytest.mark.parametrize("mpi", [mpich, open_mpi])
 def test_one_node(tmp_path: Path, mpi: Callable[[], dict[str, str]]) -> None:
     text = start("node.sh", *SHORT, cwd=tmp_path, RANKS="2", THREADS="1", **mpi())
-    assert "2 ranks x 1 thread" in text
+    assert "2 ranks × 1 thread" in text
     assert summary(tmp_path / "run")["ranks"] == 2
 
 
@@ -106,7 +106,7 @@ def test_several_nodes_by_mpich(tmp_path: Path) -> None:
     hosts.write_text("first:1\nsecond:1\n")
     path = os.pathsep.join([str(programs), mpich()["PATH"]])
     where = {"PATH": path, "ASKED": str(asked), "HOSTS": str(hosts)}
-    assert "2 ranks x 1 thread" in start("nodes.sh", *SHORT, cwd=tmp_path, **where)
+    assert "2 ranks × 1 thread" in start("nodes.sh", *SHORT, cwd=tmp_path, **where)
     assert sorted(asked.read_text().split()) == ["first", "second"]
     assert summary(tmp_path / "run")["ranks"] == 2
 
@@ -116,7 +116,7 @@ def test_several_nodes_by_open_mpi(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     text = start("nodes.sh", *SHORT, cwd=tmp_path, HOSTS=str(hosts), **open_mpi())
-    assert "2 ranks x 1 thread" in text
+    assert "2 ranks × 1 thread" in text
 
 
 def test_a_gpu_a_rank(tmp_path: Path) -> None:
@@ -129,3 +129,25 @@ def test_a_gpu_a_rank(tmp_path: Path) -> None:
     for rank in ranks:
         assert (rank["backend"], rank["precision"]) == ("cuda", "bf16")
         assert rank["batch_size"] == 4096
+
+
+def test_open_mpi_passes_settings_to_other_machines(tmp_path: Path) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text(
+        '#!/bin/bash\n[[ $1 == --version ]] && echo "mpirun (Open MPI) 5.0" || echo "$@"\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "hosts").write_text("a:2\nb:2\n")
+    variables = {"HOSTS": "hosts", "DPTRAIN_SEED": "7", "DPTRAIN_BATCH_SIZE": "64"}
+    path = os.pathsep.join([str(tmp_path), str(SCRIPTS), os.environ["PATH"]])
+    line = subprocess.run(
+        [str(ROOT / "launch" / "nodes.sh")],
+        env={**os.environ, **variables, "PATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "-x DPTRAIN_SEED" in line
+    assert "-x DPTRAIN_BATCH_SIZE" in line
+    assert "--host a:2,b:2" in line
