@@ -1,4 +1,4 @@
-"""What the program that started this process meant, read from its environment without MPI."""
+"""Rank and number of ranks as the launcher set them in the environment, without MPI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dptrain.errors import UserError
 
 ALLOW_SINGLE = "DPTRAIN_ALLOW_SINGLE"
-"""Environment variable: set to 1, a rank that finds itself alone goes on alone."""
+"""Environment variable: if it is 1, a rank that MPI does not connect to others runs alone."""
 
 _NETMOD = "MPIR_CVAR_CH4_NETMOD"
 _VARIABLES = (
@@ -20,14 +20,14 @@ _VARIABLES = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("PALS_LOCAL_SIZE", "PALS_RANKID"),
 )
-# The most specific first: mpirun inside a Slurm job starts its helpers with srun, so the step's
-# task count then speaks of helpers. SLURM_NTASKS is left out on purpose: a batch script that runs
-# a program directly has it and still means one process.
+# The most specific first: mpirun inside a Slurm job starts its proxies with srun, so the task count
+# of the step is then that of the proxies. SLURM_NTASKS is not used: it is also set for a program
+# that a batch script runs directly, as one process.
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Rank and size that the launcher meant; `source` says where it was read, "" for nowhere."""
+    """Rank and size that the launcher set; `source` is the variable of the size, or ""."""
 
     rank: int
     size: int
@@ -35,7 +35,7 @@ class Launch:
 
 
 def find_launch(environ: Mapping[str, str] = os.environ) -> Launch:
-    """Read the launcher's intent; a process started by hand is rank 0 of 1."""
+    """Return rank and size of this process; without a launcher, rank 0 of 1."""
     for size_name, rank_name in _VARIABLES:
         size, rank = environ.get(size_name, ""), environ.get(rank_name, "0")
         if size.isdecimal() and int(size) > 0 and rank.isdecimal():
@@ -44,17 +44,16 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch:
 
 
 def shorten_addresses(version: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have MPICH tell Slurm short addresses, which it must before MPI starts.
+    """Select libfabric for MPICH under srun, because UCX sends addresses that Slurm truncates.
 
-    Ranks started by ``srun --mpi=pmi2`` give their addresses to Slurm in lines of text, and Slurm
-    reads 1024 characters of one. MPICH's way over UCX sends 4096 bytes for each, whatever lies in
-    memory behind the address included, in lines as long as these bytes make them: with some
-    contents of memory MPI fails to start, or waits forever. Its way over libfabric sends what the
-    address takes. Where a user has chosen one, and under MPICH's own mpirun, nothing is changed.
+    Ranks started by ``srun --mpi=pmi2`` pass their addresses to Slurm in lines of text, of which
+    Slurm reads 1024 characters. With UCX, MPICH sends 4096 bytes per address, including unused
+    memory; depending on its contents, MPI fails to start or waits forever. With libfabric it sends
+    only the address. If the user chose a netmod, or under MPICH's own mpirun, nothing changes.
 
     Args:
-        version: the long text in which the MPI that mpi4py loaded describes itself.
-        environ: where the launcher left its marks, and MPI will read.
+        version: the version text of the MPI library that mpi4py loaded.
+        environ: the environment variables; changed before MPI starts.
     """
     by_slurm = "PMI_JOBID" in environ and "PMI_HOSTNAME" not in environ  # The latter is mpirun's.
     has_both = re.search(r"^MPICH Device:\s*ch4:ucx ofi", version, re.MULTILINE)
@@ -63,14 +62,14 @@ def shorten_addresses(version: str, environ: MutableMapping[str, str] = os.envir
 
 
 def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse another MPI under Open MPI's mpirun, before it starts: MPICH dies there in C.
+    """Refuse another MPI under Open MPI's mpirun before it starts: MPICH would abort there.
 
     Args:
         library: name and version of the MPI that mpi4py loaded.
-        environ: where the launcher left its marks.
+        environ: the environment variables.
 
     Raises:
-        UserError: Open MPI's launcher, and another library.
+        UserError: the launcher is Open MPI's, and the library is another one.
     """
     launch = find_launch(environ)
     stranger = launch.source.startswith("OMPI") and not library.startswith("Open MPI")
@@ -79,18 +78,17 @@ def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> No
 
 
 def refuse_single(size: int, library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to go on as the only rank where the launcher meant many.
+    """Refuse to run as a single rank if the launcher started several processes.
 
-    Every process would take itself for rank 0 and train the whole network alone, all writing
-    the same files.
+    Otherwise every process would be rank 0, train alone and write the same files.
 
     Args:
         size: of COMM_WORLD.
         library: name and version of the MPI that mpi4py loaded.
-        environ: where the launcher left its marks.
+        environ: the environment variables.
 
     Raises:
-        UserError: one rank, and the launcher meant more.
+        UserError: MPI has one rank, and the launcher started more.
     """
     launch = find_launch(environ)
     if size == 1 and launch.size > 1 and environ.get(ALLOW_SINGLE) != "1":
