@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dptrain.experiments.tables import duration
-from dptrain.measure.console import Voice, make_console
+from dptrain.measure.console import ProgressPrinter, make_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 
-class CaseDisplay(Voice):
+class CaseDisplay(ProgressPrinter):
     """Prints progress.
 
     Args:

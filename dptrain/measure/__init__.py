@@ -1,1 +1,1 @@
-"""Where the time goes: every stage of every step, on every rank, and the files that say so."""
+"""Measurement of every stage of every step on every rank, and the files with the results."""

@@ -1,4 +1,4 @@
-"""From what every rank's clock said to the records of a profile."""
+"""Computes the records of a profile from the measured times of all ranks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ MS = 1e-6
 
 
 def spread(values: NDArray[np.float64]) -> Spread:
-    """A sample in short."""
+    """Return median, quartiles, mean and number of values of a sample."""
     q1, median, q3 = (float(value) for value in np.percentile(values, [25, 50, 75]))
     return Spread(median, q1, q3, float(values.mean()), len(values))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Milliseconds of every rank, step and name.
+    """Times in ms by rank, step and name.
 
-    Where stages are done when they return, every step is timed stage by stage: the two tables are
-    the same. Elsewhere a step that is timed runs in order, without the next one behind it, so what
-    a step takes is known from others.
+    On a CPU every step is timed by stage, and both tables are the same. On a GPU a step that is
+    timed by stage runs without overlap, so the times of steps are taken from other steps.
 
     Attributes:
-        names: of the tables' columns, as `StepRecorder.names`.
-        ordinary: float64 (ranks, steps, names), whose times of steps count.
-        timed: float64 (ranks, steps, names), whose times of stages count; there may be none.
-        samples: mean of each rank's samples a step.
+        names: names of the columns, as `StepRecorder.names`.
+        ordinary: float64 (ranks, steps, names), steps for the time per step.
+        timed: float64 (ranks, steps, names), steps for the times of stages; it may be empty.
+        samples: mean number of samples per step of each rank.
     """
 
     names: tuple[str, ...]
@@ -46,60 +45,60 @@ class Measured:
 
     @property
     def by_stage(self) -> bool:
-        """Whether times of stages, and what follows from them, are known."""
+        """True if steps were timed by stage."""
         return len(self.timed[0]) > 0
 
     def column(self, name: str, *, ordinary: bool = False) -> NDArray[np.float64]:
-        """(ranks, steps) of one name."""
+        """Return the times (ranks, steps) of one name."""
         table = self.ordinary if ordinary else self.timed
         column: NDArray[np.float64] = table[:, :, self.names.index(name)]
         return column
 
     @cached_property
     def steps(self) -> NDArray[np.float64]:
-        """(ranks, steps) of ordinary steps."""
+        """Times (ranks, steps) of ordinary steps."""
         return self.column(STEP, ordinary=True)
 
     @property
     def slowest(self) -> NDArray[np.float64]:
-        """(steps,): of the slowest rank of each."""
+        """Times (steps,) of the slowest rank of each step."""
         slowest: NDArray[np.float64] = self.steps.max(axis=0)
         return slowest
 
     @cached_property
     def compute(self) -> NDArray[np.float64]:
-        """(ranks, steps): all stages."""
+        """Times (ranks, steps) of all stages together."""
         stages: NDArray[np.float64] = self.timed[:, :, : self.names.index(DATA_WAIT)].sum(axis=2)
         return stages
 
     @cached_property
     def exposed(self) -> NDArray[np.float64]:
-        """(ranks, steps): communication that computing waited for."""
+        """Times (ranks, steps) of communication for which compute waited."""
         return self.column(EXPOSED)
 
     @cached_property
     def busy(self) -> NDArray[np.float64]:
-        """(ranks, steps): the step without what the rank waited for others, or for the network."""
+        """Times (ranks, steps) of the step without exposed communication."""
         return self.column(STEP) - self.exposed
 
     @cached_property
     def imbalance(self) -> NDArray[np.float64]:
-        """(ranks, steps): waiting for the slowest rank of each step.
+        """Times (ranks, steps) of waiting for the slowest rank of each step.
 
-        All ranks leave a sum at about the same time, so the one that is busy longest in a step
-        comes to its sums last; what another was busy less, it has waited. Clocks of different ranks
-        are not compared.
+        All ranks leave a sum at about the same time, so the rank with the longest busy time in a
+        step reaches the sum last. The difference of the busy times is the waiting time of another
+        rank. Clocks of different ranks are not compared.
         """
         waited: NDArray[np.float64] = self.busy.max(axis=0) - self.busy
         return np.minimum(waited, self.exposed)
 
     @property
     def parts(self) -> Parts:
-        """Of the mean step of all ranks; their sum is that step."""
+        """Parts of the mean step of all ranks; they add up to that step."""
         step, compute = self.steps.mean(), self.compute.mean()
-        # On a GPU times of stages and of sums come from steps of their own, run in order: what runs
-        # beside something else in an ordinary step is longer there, and the host waits for data
-        # while the GPU is still at work.
+        # On a GPU the times of stages and sums come from separate steps without overlap, in which
+        # concurrent stages take longer in total, and the host waits for data while the GPU is
+        # working. Each part is limited to the rest of the step.
         exposed = min(self.exposed.mean(), step)
         imbalance = min(self.imbalance.mean(), exposed)
         compute = min(compute, step - exposed)
@@ -113,13 +112,13 @@ class Measured:
 def rank_profiles(
     measured: Measured, hosts: Sequence[str], devices: Sequence[str]
 ) -> tuple[RankProfile, ...]:
-    """A record for every rank, from means over steps."""
-    behind = measured.busy - np.median(measured.busy, axis=0)
+    """Return a record for every rank, from means over steps."""
+    delay = measured.busy - np.median(measured.busy, axis=0)
     data_wait = measured.column(DATA_WAIT, ordinary=True)
     hidden = measured.column(HIDDEN)
     found = []
     for rank, (host, device) in enumerate(zip(hosts, devices, strict=True)):
-        tables = (measured.compute, data_wait, measured.exposed, hidden, measured.imbalance, behind)
+        tables = (measured.compute, data_wait, measured.exposed, hidden, measured.imbalance, delay)
         step = float(measured.steps[rank].mean())
         exposed = float(measured.exposed[rank].mean())
         means = (float(table[rank].mean()) for table in tables)
@@ -131,39 +130,39 @@ def rank_profiles(
 def stage_profiles(
     plan: Plan, measured: Measured, roofs: Roofs | None, notes: Mapping[str, str]
 ) -> tuple[StageProfile, ...]:
-    """A record for every stage, in the order of the plan."""
+    """Return a record for every stage, in the order of the plan."""
     kinds = stage_kinds(plan)
     work = _Work(plan, measured, roofs)
     found = [
         work.record([stage], stage.name, stage.group, kinds[stage.index], notes.get(stage.name, ""))
         for stage in plan.stages
     ]
-    places = _cumulative(found)
-    return tuple(places[id(record)] for record in found)
+    with_shares = _cumulative(found)
+    return tuple(with_shares[id(record)] for record in found)
 
 
 def kind_profiles(plan: Plan, measured: Measured, roofs: Roofs | None) -> tuple[StageProfile, ...]:
-    """A record for all stages of a kind and phase, the one that takes longest first."""
+    """Return a record for all stages of each kind and phase, the slowest first."""
     kinds = stage_kinds(plan)
-    together: dict[tuple[str, Phase], list[Stage]] = {}
+    by_kind: dict[tuple[str, Phase], list[Stage]] = {}
     for stage in plan.stages:
-        together.setdefault((kinds[stage.index], stage.phase), []).append(stage)
+        by_kind.setdefault((kinds[stage.index], stage.phase), []).append(stage)
     work = _Work(plan, measured, roofs)
     found = []
-    for (kind, phase), stages in together.items():
+    for (kind, phase), stages in by_kind.items():
         name = kind if kind == phase.value else f"{kind}.{phase.value}"
         found.append(work.record(stages, name, kind, kind, ""))
     return tuple(_cumulative(found).values())
 
 
 def stage_kinds(plan: Plan) -> list[str]:
-    """What each stage computes, by the layers' own words: ``conv+relu+pool``."""
+    """Return the kinds of the layers of each stage, such as ``conv+relu+pool``."""
     kinds = {g.name: "+".join(node.layer.kind for node in g.nodes) for g in plan.groups}
     return [kinds.get(stage.group, stage.group) for stage in plan.stages]
 
 
-def bytes_touched(plan: Plan, stage: Stage, filled: float) -> float:
-    """Bytes that a stage touches with a part of the batch: of parameters always all."""
+def bytes_accessed(plan: Plan, stage: Stage, filled: float) -> float:
+    """Return the bytes that a stage reads and writes if a share `filled` of the batch is used."""
     if stage.phase is Phase.UPDATE:
         return float(stage.bytes_moved)
     sizes = {parameter.name: parameter.size for parameter in plan.network.parameters}
@@ -172,32 +171,32 @@ def bytes_touched(plan: Plan, stage: Stage, filled: float) -> float:
 
 
 def live_bytes(plan: Plan, stage: Stage) -> int:
-    """Bytes of the buffers whose content matters while a stage runs."""
+    """Return the size of the buffers that are needed while a stage runs."""
     buffers = plan.buffers.values()
     return sum(b.nbytes for b in buffers if b.first <= stage.index <= b.last)
 
 
 class _Work:
-    """Puts stages and their times together."""
+    """Combines the stages of a plan with their times."""
 
     def __init__(self, plan: Plan, measured: Measured, roofs: Roofs | None) -> None:
         self.plan, self.measured, self.roofs = plan, measured, roofs
         self.filled = float(np.mean(measured.samples)) / plan.batch_size
-        # Where steps are timed in order, stages take longer together than the step that runs them
-        # beside each other: shares are of that time then.
-        in_order = measured.compute.mean() + measured.exposed.mean()
-        self.step_ms = float(max(measured.steps.mean(), in_order))
+        # On a GPU the stages without overlap take longer than a step; then shares refer to their
+        # sum.
+        sequential = measured.compute.mean() + measured.exposed.mean()
+        self.step_ms = float(max(measured.steps.mean(), sequential))
 
     def record(
         self, stages: Sequence[Stage], name: str, group: str, kind: str, note: str
     ) -> StageProfile:
-        """Of some stages together; its cumulative share is not known yet."""
+        """Return the record of some stages together, without its cumulative share."""
         plan, filled = self.plan, self.filled
         times = self.measured.timed[:, :, [stage.index for stage in stages]].sum(axis=2)
         by_rank = times.mean(axis=1)
         slowest, mean = int(by_rank.argmax()), float(by_rank.mean())
         flops = [s.flops * (1.0 if s.phase is Phase.UPDATE else filled) for s in stages]
-        moved = [bytes_touched(plan, stage, filled) for stage in stages]
+        moved = [bytes_accessed(plan, stage, filled) for stage in stages]
         least = None
         if self.roofs is not None:
             least = sum(map(self.roofs.least_ms, flops, moved))
@@ -223,7 +222,7 @@ class _Work:
 
 
 def _cumulative(records: Iterable[StageProfile]) -> dict[int, StageProfile]:
-    """Records with their cumulative share, in the order of time, by the identity of the old."""
+    """Return copies with cumulative shares, slowest first, by the id of the original record."""
     total, found = 0.0, {}
     for record in sorted(records, key=lambda record: -record.time_ms.mean):
         total += record.share

@@ -1,8 +1,7 @@
-"""Whether a person is watching, and how wide the window is.
+"""Detects whether output goes to a terminal, and its width.
 
-Under `mpirun` a rank's output is a pipe even when it ends on a terminal, or a terminal of no width
-even when it ends in a file: the launcher copies the bytes. So where this process has no terminal of
-its own, the launcher above it is asked.
+Under `mpirun` the output of a rank is a pipe even if it ends on a terminal, because the launcher
+copies it. If this process has no terminal, the output of its launcher is inspected.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 PLAIN_WIDTH = 100
-NARROWEST = 60
-"""Columns of the narrowest terminal that is written for."""
+MIN_WIDTH = 60
+"""Least width of a terminal, in characters, for which output is formatted."""
 
-V = TypeVar("V", bound="Voice")
+V = TypeVar("V", bound="ProgressPrinter")
 
 
 def _launcher() -> int | None:
-    """Process number of the launcher on this node that started this process."""
+    """Return the process id of the launcher on this node that started this process, or None."""
     pid = os.getpid()
     for _ in range(8):
         try:
-            # The name stands in parentheses and may itself hold any character.
+            # The name of the command is in parentheses and can contain any character.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             pid = int(fields[1])
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -43,7 +42,7 @@ def _launcher() -> int | None:
 
 
 def terminal_width(descriptor: int = 1) -> int | None:
-    """Columns of the terminal that `descriptor` (1 output, 2 errors) ends on, or None."""
+    """Return the width of the terminal of `descriptor` (1 output, 2 errors), or None."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     try:
         own = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
@@ -62,10 +61,10 @@ def terminal_width(descriptor: int = 1) -> int | None:
 
 
 def make_console(*, errors: bool = False) -> Console:
-    """A console on standard output: colours where somebody watches, plain text elsewhere.
+    """Return a console: with colours on a terminal, plain text otherwise.
 
     Args:
-        errors: on standard error instead.
+        errors: True for standard error instead of standard output.
     """
     from rich.console import Console
 
@@ -75,7 +74,7 @@ def make_console(*, errors: bool = False) -> Console:
             width=PLAIN_WIDTH, force_terminal=False, highlight=False, markup=False, stderr=errors
         )
     return Console(
-        width=max(width, NARROWEST),
+        width=max(width, MIN_WIDTH),
         force_terminal=True,
         highlight=False,
         markup=False,
@@ -83,14 +82,14 @@ def make_console(*, errors: bool = False) -> Console:
     )
 
 
-class Voice:
-    """What a person sees while something takes long: lines, and on a terminal a bar below them.
+class ProgressPrinter:
+    """Prints lines, with a progress bar below them on a terminal.
 
-    Use it as a context manager; subclasses say what the bar shows. It is drawn only when it is told
-    to: a thread that draws would take a core from what is timed.
+    It is a context manager; subclasses define the bar. The bar is drawn only on request, because a
+    drawing thread would take time from what is measured.
 
     Args:
-        console: None: nothing is said.
+        console: the console; None prints nothing.
     """
 
     def __init__(self, console: Console | None) -> None:
@@ -120,14 +119,14 @@ class Voice:
             self._bar = None
 
     def say(self, what: str | Table) -> None:
-        """Print a line, which is never cut, or a table, above the bar."""
+        """Print a table, or a line of any length, above the bar."""
         if self._console is not None:
             self._console.print(what, soft_wrap=isinstance(what, str))
 
     def _columns(self) -> list[ProgressColumn]:
-        """Of the bar."""
+        """Return the columns of the bar."""
         raise NotImplementedError
 
     def _begin(self, bar: Progress) -> Any:
-        """The bar's task."""
+        """Add the task of the bar and return it."""
         raise NotImplementedError

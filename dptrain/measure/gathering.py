@@ -1,4 +1,4 @@
-"""Bring what every rank's recorder kept to rank 0."""
+"""Gathers the recorded times of all ranks on rank 0."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from dptrain.comm.world import World
 from dptrain.measure.analysis import MS, Measured
 from dptrain.measure.recorder import StepRecorder
 
-MOST_BYTES = 1 << 27
-"""Of all ranks' rows on rank 0: of very many ranks fewer steps are taken."""
+MAX_BYTES = 1 << 27
+"""Largest size of the rows of all ranks on rank 0; with very many ranks, fewer steps are used."""
 
 
 def gather_measured(
     world: World, recorder: StepRecorder, *, ahead: int, skip: int = 0, most: int | None = None
 ) -> Measured | None:
-    """Rows of all ranks' steps that had a whole minibatch.
+    """Gather the rows of all steps with a whole minibatch.
 
     Args:
-        world: the ranks; every rank calls this, after the same steps, of which there is one at
-            least.
-        recorder: of this rank.
-        ahead: steps that may be under way when the next one is begun, so that only some are timed
-            stage by stage. Such a step tells nothing of how long others take, nor do so many behind
-            it, which find the device at rest. 0 where stages are done when they return.
-        skip: leave out so many steps at the start.
-        most: take the last so many of each sort of steps; where left out, all that rank 0 has room
-            for.
+        world: the ranks; every rank calls this after the same steps, at least one.
+        recorder: recorder of this rank.
+        ahead: number of steps that may be enqueued when the next one starts; 0 on a CPU. On a GPU
+            only some steps are timed by stage. These, and `ahead` steps after them, which start on
+            an idle device, do not count for the time per step.
+        skip: number of steps to ignore at the start.
+        most: largest number of steps of each sort, the last ones; None for the limit of memory.
 
     Returns:
-        What rank 0 knows then; None elsewhere.
+        The times on rank 0; None on other ranks.
     """
     rows, samples, timed = recorder.all_rows()
-    most = most or max(MOST_BYTES // (world.size * rows[0].nbytes), 1)
+    most = most or max(MAX_BYTES // (world.size * rows[0].nbytes), 1)
     numbers = np.arange(recorder.steps - len(rows), recorder.steps)
     whole = (samples == samples.max()) & (numbers >= skip)
     ordinary, by_stage = whole, whole & timed
@@ -50,6 +48,6 @@ def gather_measured(
 
 
 def _of_all_ranks(world: World, rows: NDArray[np.int64], most: int) -> NDArray[np.float64] | None:
-    """Milliseconds (ranks, steps, names) of the last rows, on rank 0."""
+    """Return the times in ms (ranks, steps, names) of the last rows, on rank 0."""
     gathered = world.gather(np.ascontiguousarray(rows[-most:]))
     return None if gathered is None else MS * np.stack(gathered)

@@ -1,7 +1,7 @@
-"""Time of every layer of a training step, each stage alone, with several backends side by side.
+"""Times of the layers of a training step, each stage alone, on several backends.
 
-A stage runs many times in a row on the numbers that the stages before it left. Where they fit into
-a cache it finds them there, as it does for the most part in a step.
+A stage runs many times in a row on the same inputs. Inputs that fit into a cache are read from
+there, as they mostly are in a step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backends import load_backend
+from dptrain.machine import available_cores
 from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
@@ -30,12 +31,12 @@ FORWARD, BACKWARD, OTHER = "forward", "backward", ""
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Milliseconds of one layer, or a run of layers, by one backend.
+class StageTime:
+    """Time of one or more layers on one backend, in ms.
 
     Attributes:
-        median: over repetitions, summed over the stages that compute the layers.
-        low, high: the same of the first and third quartiles.
+        median: median over repetitions, summed over the stages of the layers.
+        low, high: first and third quartile, summed likewise.
     """
 
     median: float
@@ -45,19 +46,19 @@ class Alone:
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """One row: layers that every backend computes apart from the others.
+    """One row: layers that every backend computes separately from the others.
 
     Attributes:
         layers: names joined with ``+``; or ``loss``, ``update``.
         direction: `FORWARD`, `BACKWARD` or `OTHER`.
-        flops: operations for the batch.
-        by_backend: times by the backend's name.
+        flops: number of operations for the batch.
+        by_backend: times by name of the backend.
     """
 
     layers: str
     direction: str
     flops: int
-    by_backend: dict[str, Alone]
+    by_backend: dict[str, StageTime]
 
 
 def time_layers(
@@ -66,36 +67,40 @@ def time_layers(
     *,
     batch_size: int,
     precision: str | None = None,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> list[LayerTimes]:
-    """Time a step of random numbers.
+    """Time the stages of a training step on random data.
 
     Args:
-        network: what to compute.
-        backends: names; each should know the precision.
-        batch_size: samples of the step.
-        precision: the user's word; that of each backend where left out.
-        threads: compute threads.
+        network: the network.
+        backends: names of backends.
+        batch_size: number of samples.
+        precision: precision of all backends; None for the default of each.
+        threads: number of compute threads; None for all cores that the process may use.
 
     Raises:
-        UserError: an unknown backend or precision, or one that cannot run here.
+        UserError: a backend or the precision does not exist, or cannot be used here.
     """
     plans: dict[str, Plan] = {}
-    times: dict[str, dict[str, Alone]] = {}
+    times: dict[str, dict[str, StageTime]] = {}
     for name in backends:
         backend = load_backend(name)
         backend.choose_device(0)
-        word = next(iter(backend.precisions)) if precision is None else precision
         plan = make_plan(
-            network, backend, batch_size, precision=word, optimizer=SGD(), threads=threads
+            network,
+            backend,
+            batch_size,
+            precision=precision,
+            optimizer=SGD(),
+            threads=available_cores() if threads is None else threads,
         )
         replica = backend.make_replica(plan)
         plans[name], times[name] = plan, _time_stages(replica)
     return _rows(plans, times)
 
 
-def _time_stages(replica: Replica) -> dict[str, Alone]:
-    """Times by the name of the stage, in order."""
+def _time_stages(replica: Replica) -> dict[str, StageTime]:
+    """Return the times by name of the stage, in order."""
     network, memory, n = replica.plan.network, replica.memory, replica.plan.batch_size
     random = np.random.default_rng(0)
     x = random.standard_normal((n, *network.input_shape), dtype=np.float32)
@@ -108,20 +113,20 @@ def _time_stages(replica: Replica) -> dict[str, Alone]:
         *((stage.name, partial(kernel, replica.context)) for stage, kernel in replica.stages),
         ("update", partial(replica.update_kernel(), replica.context)),
     ]
-    for place, (name, kernel) in enumerate(kernels):
-        # What stages change in place is made anew for each.
+    for index, (name, kernel) in enumerate(kernels):
+        # Stages overwrite buffers, so the preceding stages run again before each measurement.
         replica.load(x, y)
-        for _, before in kernels[:place]:
+        for _, before in kernels[:index]:
             before()
         laps = memory.times_ms(kernel)
         low, median, high = (float(value) for value in np.percentile(laps, [25, 50, 75]))
-        times[name] = Alone(median, low, high)
+        times[name] = StageTime(median, low, high)
     return times
 
 
-def _rows(plans: dict[str, Plan], times: dict[str, dict[str, Alone]]) -> list[LayerTimes]:
+def _rows(plans: dict[str, Plan], times: dict[str, dict[str, StageTime]]) -> list[LayerTimes]:
     names = [node.name for node in next(iter(plans.values())).network.nodes]
-    # A row ends where a group of every backend ends.
+    # A row ends at a layer that is the last of a group on every backend.
     ends = [{group.tail.index for group in plan.groups} for plan in plans.values()]
     rows, start = [], 0
     for end in sorted(set.intersection(*ends)):
@@ -139,12 +144,12 @@ def _rows(plans: dict[str, Plan], times: dict[str, dict[str, Alone]]) -> list[La
 
 def _row(
     plans: dict[str, Plan],
-    times: dict[str, dict[str, Alone]],
+    times: dict[str, dict[str, StageTime]],
     names: Sequence[str],
     members: set[int],
     direction: str,
 ) -> LayerTimes | None:
-    """The row of some layers in one direction; None where there is nothing to compute."""
+    """Return the row of some layers in one direction, or None if nothing is computed."""
     by_backend, flops = {}, 0
     for backend, plan in plans.items():
         groups = {group.name for group in plan.groups if group.head.index in members}
@@ -162,18 +167,15 @@ def _row(
     return LayerTimes(layers, direction, flops, by_backend)
 
 
-def _sum(times: Iterable[Alone]) -> Alone:
+def _sum(times: Iterable[StageTime]) -> StageTime:
     found = list(times)
-    return Alone(
+    return StageTime(
         sum(t.median for t in found), sum(t.low for t in found), sum(t.high for t in found)
     )
 
 
 def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
-    """Microseconds and rate of each row; with two backends or more, how the first compares.
-
-    Behind ± is half of the distance of the quartiles.
-    """
+    """Return the table of times in µs (± half the interquartile range), rates and ratios."""
     backends = list(rows[0].by_backend) if rows else []
     first, others = backends[:1], backends[1:]
     table = plain_table(title)
@@ -189,13 +191,13 @@ def layers_table(rows: Sequence[LayerTimes], title: str) -> Table:
     table.add_section()
     total = {b: sum(r.by_backend[b].median for r in rows if b in r.by_backend) for b in backends}
     ratios = [f"{total[first[0]] / total[name]:.2f}" for name in others]
-    table.add_row("all, one after another", "", *(f"{1e3 * t:.1f}" for t in total.values()), "",
+    table.add_row("sum of all", "", *(f"{1e3 * t:.1f}" for t in total.values()), "",
                   *ratios)  # fmt: skip
     return table
 
 
-def _spread(time: Alone) -> float:
-    """Half of the distance of the quartiles, as a part of the median."""
+def _spread(time: StageTime) -> float:
+    """Return half the interquartile range relative to the median."""
     return (time.high - time.low) / 2 / time.median
 
 

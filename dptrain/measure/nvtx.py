@@ -1,4 +1,4 @@
-"""Ranges for NVIDIA's Nsight tools, under the names of stages.
+"""NVTX ranges with the names of stages, for NVIDIA's Nsight tools.
 
 Source: NVIDIA Tools Extension (NVTX), push and pop ranges of a thread.
 """
@@ -19,17 +19,17 @@ from dptrain.plan.lowering import Phase
 T = TypeVar("T")
 
 LIBRARIES = (("cupy.cuda.nvtx", "RangePush", "RangePop"), ("nvtx", "push_range", "pop_range"))
-"""Modules that have ranges, and what they call pushing and popping one."""
+"""Modules that provide ranges, and the names of their push and pop functions."""
 
 
 class Ranges(Protocol):
-    """Opens a range, and closes the one that was opened last."""
+    """Opens and closes ranges."""
 
     def push(self, name: str) -> None:
         """Open a range."""
 
     def pop(self) -> None:
-        """Close the last one."""
+        """Close the range that was opened last."""
 
 
 class _Library:
@@ -44,10 +44,10 @@ class _Library:
 
 
 def load_ranges() -> Ranges:
-    """NVTX by CuPy, or by NVIDIA's package ``nvtx``.
+    """Return NVTX ranges from CuPy or from NVIDIA's package ``nvtx``.
 
     Raises:
-        UserError: neither is there.
+        UserError: neither is installed.
     """
     for name, push, pop in LIBRARIES:
         try:
@@ -55,15 +55,17 @@ def load_ranges() -> Ranges:
             found = _Library(getattr(module, push), getattr(module, pop))
             found.push("dptrain")
             found.pop()
-        # CuPy has a module in place of what is missing, which fails when it is used.
+        # CuPy has a placeholder for a missing module, which raises when it is used.
         except (ImportError, AttributeError, RuntimeError, OSError):
             continue
         return found
-    raise UserError("--nvtx finds no NVTX; pip install nvtx, or leave --nvtx out")
+    raise UserError(
+        "--nvtx requires NVTX, which is missing; install the package nvtx or omit --nvtx"
+    )
 
 
 def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> None:
-    """From now on, open a range around each stage and each call that sums gradients."""
+    """Open a range around each stage and each call of the gradient sum, from now on."""
     replica.stages = [(s, _within(ranges, s.name, kernel)) for s, kernel in replica.stages]
     names = {stage.phase: stage.name for stage in replica.plan.stages}
     methods = [("load", Phase.LOAD), ("update_slice", Phase.UPDATE)]
@@ -80,9 +82,9 @@ def annotate(replica: Replica, gradient_sum: GradientSum, ranges: Ranges) -> Non
 
 
 def waiting(batches: Iterator[T], ranges: Ranges) -> Iterator[T]:
-    """The same items, with a range around waiting for each."""
-    ask = _within(ranges, DATA_WAIT, lambda: next(batches, None))
-    while (item := ask()) is not None:
+    """Yield the same items, with a range while waiting for each."""
+    next_item = _within(ranges, DATA_WAIT, lambda: next(batches, None))
+    while (item := next_item()) is not None:
         yield item
 
 

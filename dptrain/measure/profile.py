@@ -1,8 +1,8 @@
-"""What a profile of a job says: the step taken apart by part, layer, kind of operation and rank.
+"""Records of a profile: the time of a step by part, layer, kind of operation and rank.
 
-These are records of plain numbers, written to ``profile.json`` and read back from it. Names are
-those of docs/measuring.md, the same in tables, files, traces and reports; times are milliseconds,
-sizes bytes, rates 10⁹ a second.
+They are written to ``profile.json`` and read from it. docs/measuring.md defines the names,
+which are the same in tables, files, traces and reports. Times are in ms, sizes in bytes,
+rates in 10⁹ per second.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dptrain.records import Form
 
 FORM = Form(
     noun="profile",
-    otherwise="expected what `dptrain profile --output` writes",
+    otherwise="expected a file that `dptrain profile --output` writes",
     anew="profile anew",
 )
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A sample in short: median, quartiles and mean, and how many values it has."""
+    """Median, quartiles, mean and number of values of a sample."""
 
     median: float
     q1: float
@@ -34,14 +34,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a mean step is made of, in milliseconds; the five add up to the step.
+    """Parts of the mean step in ms; they add up to the step.
 
     Attributes:
-        compute: stages of the plan, load and update included.
-        data_wait: until the minibatch was there.
-        transfer: exposed communication while all ranks were in it.
-        imbalance: waiting in communication for a rank that was not there yet.
-        other: between the rest.
+        compute: stages of the plan, with load and update.
+        data_wait: waiting for the minibatch.
+        transfer: exposed communication with all ranks present.
+        imbalance: exposed communication in which a rank waits for a later one.
+        other: the rest of the step.
     """
 
     compute: float
@@ -67,15 +67,15 @@ class StageProfile:
         phase: ``forward``, ``backward``, ``backward_weight``, ``backward_input``, ``load``,
             ``loss``, ``update``.
         calls: how often in a step.
-        time_ms: over steps, mean of the ranks.
-        slowest_ms, slowest_rank: the rank with the largest mean.
-        share, cumulative_share: of the mean step; cumulative in the order of time.
-        flops, bytes_moved: a step and rank.
-        memory_bytes: of all buffers that live while the stage runs.
-        gflops, gb_per_s: rates from the mean time; 10⁹ a second.
-        roofline_share: least time that the measured roofs allow over the mean time; None where no
-            roof was measured.
-        note: what the backend says of how it is computed.
+        time_ms: mean over ranks; distribution over steps.
+        slowest_ms, slowest_rank: time and number of the rank with the largest mean.
+        share, cumulative_share: share of the mean step; cumulative from the slowest stage on.
+        flops, bytes_moved: per step and rank.
+        memory_bytes: size of all buffers that are needed while the stage runs.
+        gflops, gb_per_s: rates from the mean time, in 10⁹ per second.
+        roofline_share: least time in the roofline model divided by the mean time; None if the
+            limits were not measured.
+        note: algorithm of the stage, if the backend states one.
     """
 
     name: str
@@ -99,14 +99,14 @@ class StageProfile:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """Mean milliseconds of one rank's steps.
+    """Mean times of the steps of one rank in ms.
 
     Attributes:
-        busy_ms: from the step's begin to the moment when nothing but the other ranks is missing.
-        exposed_ms, hidden_ms: communication that computing waited for, and that ran behind it.
+        busy_ms: time of the step without exposed communication.
+        exposed_ms, hidden_ms: communication for which compute waited, and communication that
+            overlapped with compute.
         imbalance_ms: part of `exposed_ms` spent waiting for the slowest rank of each step.
-        behind_ms: by how much it came to the sums later than the median rank; a straggler's is
-            large.
+        delay_ms: busy time minus that of the median rank; large for a straggler.
     """
 
     rank: int
@@ -120,18 +120,18 @@ class RankProfile:
     exposed_ms: float
     hidden_ms: float
     imbalance_ms: float
-    behind_ms: float
+    delay_ms: float
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """Measured on rank 0 beside the profile: peak of products, and of copying.
+    """Limits of the roofline model, measured on rank 0.
 
     Attributes:
-        gflops: of a product of large matrices.
-        gb_per_s: read and written, of a copy far larger than any cache.
-        how: in words.
-        copies: (bytes of source and target, gb_per_s), from small to large.
+        gflops: rate of a product of large matrices.
+        gb_per_s: bandwidth of a copy far larger than any cache, read and written.
+        how: description of the measurement.
+        copies: pairs (bytes of source and target, gb_per_s), from small to large.
     """
 
     gflops: float
@@ -140,12 +140,12 @@ class Roofs:
     copies: tuple[tuple[int, float], ...] = ()
 
     def bandwidth(self, nbytes: float) -> float:
-        """GB/s of copying where so many bytes are touched in all."""
+        """Return the bandwidth in GB/s of a copy that reads and writes `nbytes` in all."""
         larger = [rate for size, rate in self.copies if size >= nbytes]
         return larger[0] if larger else self.gb_per_s
 
     def least_ms(self, flops: float, nbytes: float) -> float:
-        """Milliseconds that so much work takes at least.
+        """Return the least time of the work in ms.
 
         max(FLOPs / peak, bytes / bandwidth). Source: Williams, Waterman and Patterson, "Roofline:
         an insightful visual performance model for multicore architectures", 2009.
@@ -155,7 +155,7 @@ class Roofs:
 
 @dataclass(frozen=True)
 class SumTime:
-    """One gradient sum alone, between barriers, as often as there is a bucket of its size."""
+    """Time of a gradient sum alone, between barriers, for the buckets of one size."""
 
     bucket_bytes: int
     buckets: int
@@ -171,19 +171,19 @@ class Profile:
             batch_size (of all ranks), local_batch (of the largest share), optimizer, parameters,
             seed, bucket_kib, cores (that a rank may use), possible (efficiency that the
             cores allow).
-        steps: timed.
-        step_ms: of the slowest rank of each step.
-        step_times_ms: those, in order.
-        samples_per_s: minibatch over the median step.
-        timing_ms: of a step, what its timing takes; the calls of the clock timed alone.
-        parts: of the mean step, over ranks.
-        stages: in the order of the plan.
-        kinds: stages by kind and phase, sorted by time.
-        ranks: in order.
-        sums: gradient sums alone; empty for one rank.
-        roofs: None where they were not measured.
+        steps: number of timed steps.
+        step_ms: time of the slowest rank of each step.
+        step_times_ms: these times in order.
+        samples_per_s: minibatch divided by the median step.
+        timing_ms: overhead of the clock readings of a step.
+        parts: parts of the mean step over ranks.
+        stages: stages in the order of the plan.
+        kinds: stages by kind and phase, slowest first.
+        ranks: ranks in order.
+        sums: times of gradient sums alone; empty for one rank.
+        roofs: limits of the roofline model; None if not measured.
         memory: bytes by purpose, with ``peak`` of the process.
-        environment: as in ``env.json``.
+        environment: the same values as in ``env.json``.
     """
 
     job: dict[str, Any]
@@ -210,15 +210,15 @@ class Profile:
         FORM.write(self, path)
 
     def text(self) -> str:
-        """The JSON of the file."""
+        """Return the profile as JSON."""
         return FORM.text(self)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Read what `write` has written.
+        """Read a profile that `write` has written.
 
         Raises:
-            UserError: there is no such file, or it is no profile of this version.
+            UserError: the file does not exist, or is not a profile of this version.
         """
         return FORM.read(path, cls._from)
 

@@ -1,4 +1,4 @@
-"""The files of a profile: one JSON record, and tables as CSV for programs that draw or compute."""
+"""Files of a profile: one JSON record, and tables as CSV."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from dptrain.measure.profile import Profile
 PROFILE, STAGES, KINDS, RANKS = "profile.json", "profile.csv", "kinds.csv", "ranks.csv"
 TRACE = "trace.json"
 FLAG = "--output"
-"""What chooses where they go."""
+"""Flag of the output directory, for error messages."""
 
 
 def claim(folder: Path) -> None:
-    """Make the folder of a profile that is still to be measured.
+    """Create the directory of a new profile.
 
     Raises:
-        UserError: it holds a profile or a file of its names, which are not overwritten, or it
-            cannot be made.
+        UserError: the directory contains a profile or files of one, which are never overwritten,
+            or it cannot be created.
     """
     if (folder / PROFILE).exists():
         raise UserError(
-            f"{folder} holds a profile already, which is never overwritten; choose another --output"
+            f"{folder} contains a profile, which is never overwritten; choose another --output"
         )
     with writing(folder, FLAG):
         folder.mkdir(parents=True, exist_ok=True)
         for name in (STAGES, KINDS, RANKS, TRACE):
             if (folder / name).exists():
                 raise UserError(
-                    f"{folder / name} is there without a {PROFILE}, and is not overwritten; remove "
-                    f"it, or choose another {FLAG}"
+                    f"{folder / name} exists without a {PROFILE} and is not overwritten; remove it "
+                    f"or choose another {FLAG}"
                 )
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Write `PROFILE`, `STAGES`, `KINDS` and `RANKS`; the first one last: it says all is there.
+    """Write `STAGES`, `KINDS` and `RANKS`, then `PROFILE`, which marks a complete profile.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: a file cannot be written.
     """
     write_whole(folder / STAGES, csv_text([asdict(stage) for stage in profile.stages]), FLAG)
     write_whole(folder / KINDS, csv_text([asdict(kind) for kind in profile.kinds]), FLAG)
@@ -53,7 +53,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """A line a record, with names in the first; values of values are called ``time_ms.median``."""
+    """Return records as CSV with a header; nested values have names such as ``time_ms.median``."""
     rows = [_flat(record) for record in records]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")

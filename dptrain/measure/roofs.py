@@ -1,4 +1,4 @@
-"""What a rank's processor can do: multiply matrices, and copy memory, each measured in place."""
+"""Limits of the roofline model, measured: rate of matrix products and bandwidth of copies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 
 HOST_MATRIX, GPU_MATRIX = 1024, 8192
-"""Rows and columns of the product; larger ones were no faster."""
+"""Rows and columns of the matrices; larger ones were not faster."""
 
 HOST_COPIES = (1 << 16, 1 << 20, 1 << 23, 1 << 26)
 GPU_COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 31)
-"""Bytes of source and target together, from what a cache holds to far more."""
+"""Sizes of source and target together in bytes, from a cache to far more."""
 
 
 def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
-    """Measure in about a second, with the threads and the arithmetic of `plan`.
+    """Measure the limits in about a second, with the threads and the precision of `plan`.
 
-    The product is that of the processor's maker (cuBLAS) where there is one, else the backend's own
-    best code: a fully connected layer of a square matrix, the fastest of its phases. Copies are of
-    several sizes, since a stage whose numbers fit into a cache is held to what that cache gives.
+    The matrix product is that of cuBLAS on a GPU, else the fastest phase of a dense layer with a
+    square weight matrix on the backend. Copies have several sizes, so that a stage whose data fit
+    into a cache is compared with the bandwidth of that cache.
     """
     sizes = GPU_COPIES if memory.on_gpu else HOST_COPIES
     matrix = GPU_MATRIX if memory.on_gpu else HOST_MATRIX
@@ -39,17 +39,17 @@ def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
     if theirs is None:
         rate = _product_rate(backend, plan, matrix)
         own = f"{backend.name} {plan.precision}"
-        whose = f"dense {matrix}×{matrix}, batch {matrix}, by {own}, best of its phases"
+        product = f"dense {matrix}×{matrix}, batch {matrix}, {own}, fastest phase"
     else:
         rate = 2 * matrix**3 / min(theirs) / 1e6
-        whose = f"{matrix}×{matrix} by {matrix}×{matrix}, {plan.precision}, by cuBLAS"
-    how = f"product: {whose}; copy: of {sizes[-1] / 2**20:g} MiB, read and written"
+        product = f"{matrix}×{matrix} by {matrix}×{matrix}, {plan.precision}, cuBLAS"
+    how = f"product: {product}; copy: {sizes[-1] / 2**20:g} MiB, read and written"
     return Roofs(rate, copies[-1][1], how, copies)
 
 
 def _product_rate(backend: Backend, plan: Plan, size: int) -> float:
-    """GFLOP/s."""
-    # The gradient by the input is only computed for a layer that has another below it.
+    """Return the rate of the backend's fastest phase in GFLOP/s."""
+    # The first layer has no input gradient, so the second one is timed.
     network = Network((size,), [Dense(size), Dense(size)], name="roof")
     own = make_plan(network, backend, size, precision=plan.precision, threads=plan.setting.threads)
     replica = backend.allocate(own, seed=0)
@@ -66,7 +66,7 @@ def _product_rate(backend: Backend, plan: Plan, size: int) -> float:
 
 
 def _fill(replica: Replica, size: int) -> None:
-    """Random numbers everywhere: on zeros hardware saves power, and so wins speed."""
+    """Fill parameters and input with random numbers; on zeros, hardware is faster."""
     random = np.random.default_rng(0)
     parameters = random.standard_normal(replica.flat_parameters.shape, np.float32)
     replica.memory.upload(replica.flat_parameters, parameters * np.float32(size**-0.5))
@@ -75,7 +75,7 @@ def _fill(replica: Replica, size: int) -> None:
 
 
 def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:
-    """GB/s, read and written, of copying between arrays of `nbytes` together."""
+    """Return the bandwidth in GB/s, read and written, of copies of `nbytes` bytes."""
     source, target = (memory.zeros((nbytes // 2,), "uint8") for _ in range(2))
     if memory.on_gpu or threads == 1:
         return _rate(memory, nbytes, lambda: memory.copy(target, source))
@@ -83,13 +83,13 @@ def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:
     pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     with ThreadPoolExecutor(threads) as pool:
 
-        def together() -> None:
-            # Consumed, so that it waits.
+        def copy_in_parallel() -> None:
+            # The list waits for all threads.
             list(pool.map(lambda piece: memory.copy(target[piece], source[piece]), pieces))
 
-        # Where handing out the pieces takes longer than copying, one thread does better.
+        # One thread is faster if starting the others takes longer than copying.
         alone = _rate(memory, nbytes, lambda: memory.copy(target, source))
-        return max(alone, _rate(memory, nbytes, together))
+        return max(alone, _rate(memory, nbytes, copy_in_parallel))
 
 
 def _rate(memory: Memory, nbytes: int, start: Callable[[], None]) -> float:

@@ -1,11 +1,11 @@
-"""Tables as people read them, and the one that training ends with."""
+"""Tables for terminals, and the table at the end of training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from dptrain.measure.console import NARROWEST
+from dptrain.measure.console import MIN_WIDTH
 from dptrain.measure.profile import Parts, StageProfile
 from dptrain.plan.lowering import Phase
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def plain_table(title: str) -> Table:
-    """An empty table in the style of all reports."""
+    """Return an empty table in the style of all reports."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     line = Text(title, style="bold")
-    if len(title) <= NARROWEST:  # Columns may be narrower still; its line need not.
+    if len(title) <= MIN_WIDTH:  # The title may be wider than the columns.
         line.no_wrap, line.overflow = True, "ignore"
     return Table(title=line, title_justify="left", box=box.SIMPLE_HEAD)
 
@@ -28,21 +28,21 @@ def plain_table(title: str) -> Table:
 def fitted_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[str]
 ) -> Table:
-    """A table whose numbers are never cut: where room is short, its texts are.
+    """Return a table that shortens texts but never numbers if the terminal is too small.
 
     Args:
-        title: above it.
+        title: title above the table.
         columns: headings.
         rows: cells; an empty row draws a line.
-        text: headings of the columns of texts.
+        text: headings of the columns that contain text.
     """
     table, cells = plain_table(title), list(rows)
     table.padding = (0, 1, 0, 0)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if column in text:
             table.add_column(column, overflow="ellipsis")
         else:
-            width = max([len(column), *(len(row[place]) for row in cells if row)])
+            width = max([len(column), *(len(row[index]) for row in cells if row)])
             table.add_column(column, justify="right", no_wrap=True, min_width=width)
     for row in cells:
         if row:
@@ -55,14 +55,14 @@ def fitted_table(
 def closing_table(
     parts: Parts, stages: Sequence[StageProfile], hidden_ms: float, *, ranks: int, steps: str
 ) -> Table:
-    """One row a group of layers in the order of the plan; the rest of the step below.
+    """Return the table at the end of training: a row for each group, then the parts of the step.
 
     Args:
-        parts: of a mean step.
-        stages: in the order of the plan.
-        hidden_ms: communication behind computing.
-        ranks: of the job.
-        steps: which ones, in words.
+        parts: parts of the mean step.
+        stages: stages in the order of the plan.
+        hidden_ms: communication that overlapped with compute.
+        ranks: number of ranks.
+        steps: description of the steps in the mean.
     """
     total = parts.total
     groups: dict[str, list[StageProfile]] = {}
@@ -97,7 +97,7 @@ def closing_table(
     rows.append([])
     add("step", total, "100.0%")
     if hidden_ms:
-        add("communication, hidden", hidden_ms, "")
+        add("communication, overlapped", hidden_ms, "")
     title = f"Where a step goes (mean over {steps} and ranks)"
     return fitted_table(title, columns, rows, text=("stage",))
 
@@ -109,19 +109,16 @@ PART_NAMES = {
     "imbalance": "communication, imbalance",
     "other": "other",
 }
-"""Fields of `Parts` as people read them."""
+"""Names of the fields of `Parts` in tables."""
 
 
 def notes_table(stages: Sequence[StageProfile]) -> Table | None:
-    """A row a stage of which the backend has something to say; None where it has not of any.
-
-    Beside the numbers it would take more room than a terminal has.
-    """
+    """Return the algorithm of every stage for which the backend states one, or None."""
     noted = [stage for stage in stages if stage.note]
     if not noted:
         return None
-    table = plain_table("How stages are computed")
-    for column in ("stage", "by", "ms"):
+    table = plain_table("Algorithms of the stages")
+    for column in ("stage", "algorithm", "ms"):
         table.add_column(column, justify="right" if column == "ms" else "left")
     for stage in noted:
         table.add_row(stage.name, stage.note, ms_cell(stage.time_ms.mean))
@@ -129,17 +126,17 @@ def notes_table(stages: Sequence[StageProfile]) -> Table | None:
 
 
 def ms_cell(value: float) -> str:
-    """Milliseconds, without the unit."""
+    """Return milliseconds without the unit."""
     return f"{value:.3f}"
 
 
 def mean_ms(stages: Sequence[StageProfile]) -> float:
-    """Mean milliseconds of some stages together."""
+    """Return the sum of the mean times of stages in ms."""
     return sum(stage.time_ms.mean for stage in stages)
 
 
 def direction_cells(stages: Sequence[StageProfile]) -> tuple[str, str]:
-    """Milliseconds of what is forward, or neither, and of what is backward."""
+    """Return the times in ms of the stages that are not backward, and of those that are."""
     backward = [stage for stage in stages if stage.phase.startswith(Phase.BACKWARD.value)]
     forward = [stage for stage in stages if stage not in backward]
     return (
@@ -149,11 +146,11 @@ def direction_cells(stages: Sequence[StageProfile]) -> tuple[str, str]:
 
 
 def slowest_cell(stages: Sequence[StageProfile]) -> str:
-    """Milliseconds of the slowest rank of each stage, and who that is."""
+    """Return the time in ms of the slowest rank of each stage, and these ranks."""
     ranks = sorted({stage.slowest_rank for stage in stages})
-    return f"{ms_cell(sum(s.slowest_ms for s in stages))} (r{','.join(map(str, ranks[:3]))})"
+    return f"{ms_cell(sum(s.slowest_ms for s in stages))} (rank {','.join(map(str, ranks[:3]))})"
 
 
 def rate_cell(work: float, ms: float) -> str:
-    """10⁹ a second."""
+    """Return a rate in 10⁹ per second."""
     return f"{work / ms / 1e6:,.1f}" if work and ms else ""

@@ -1,6 +1,6 @@
-"""Files for TensorBoard, by the writer of the package ``tensorboard`` itself; no TensorFlow.
+"""Event files for TensorBoard, written with the package ``tensorboard``, without TensorFlow.
 
-Tags are the names of `dptrain.measure.vocabulary`; times of stages lie below ``time_ms/``.
+Tags are the names of `dptrain.measure.vocabulary`; times of stages have the prefix ``time_ms/``.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from dptrain.files import writing
 from dptrain.network.network import Network
 
 FOLDER = "tensorboard"
-"""Of the files, in a run directory or the folder of a profile."""
+"""Name of the directory of the files, in a run directory or the directory of a profile."""
 
 BINS = 30
 PRODUCER = 22
-"""Version of the graph's form that the viewer expects at least."""
+"""Least version of the graph format that the viewer accepts."""
 
 
 class TensorBoard:
-    """A file of events.
+    """An event file.
 
     Args:
-        folder: where it goes.
-        done: steps made before; what an earlier file of this folder says of later ones is void.
-        flag: what chooses another place, for errors.
+        folder: directory of the file.
+        done: number of steps already made; later values in earlier files are discarded.
+        flag: flag of the directory, for error messages.
 
     Raises:
         UserError: the package is missing, or the folder cannot be written.
@@ -47,7 +47,7 @@ class TensorBoard:
         self._add(step=done + 1, session_log=start)
 
     def record(self, values: Mapping[str, float | None]) -> None:
-        """Write a line of metrics: numbers by tag, of the step called ``step``; no nulls."""
+        """Write the metrics of a step: numbers by tag, with the key ``step``; None is omitted."""
         numbers = {tag: value for tag, value in values.items() if value is not None}
         step = numbers.pop("step")
         value = self._library.Summary.Value
@@ -55,7 +55,7 @@ class TensorBoard:
         self._add(step=int(step), summary=self._library.Summary(value=found))
 
     def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
-        """Write how the finite ones of `values` are spread."""
+        """Write a histogram of the finite values."""
         numbers = np.asarray(values, np.float64).reshape(-1)
         numbers = numbers[np.isfinite(numbers)]
         if not len(numbers):
@@ -91,7 +91,7 @@ class TensorBoard:
         self._add(graph_def=graph.SerializeToString())
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write all events and close the file."""
         self._writer.close()
 
     def _add(self, **what: Any) -> None:
@@ -106,7 +106,7 @@ class TensorBoard:
         *,
         batch: bool = True,
     ) -> Any:
-        """A node, whose first dimension of any size is the batch."""
+        """Return a node; its first dimension is the batch, with unknown size."""
         library = self._library
         sizes = (-1, *shape) if batch else shape
         dimensions = [library.TensorShapeProto.Dim(size=size) for size in sizes]

@@ -1,7 +1,7 @@
 """A trace of all ranks in Chrome's trace event format, which Perfetto and chrome://tracing open.
 
-A process is a rank; its threads are `COMPUTE`, `COMMUNICATION` and `INPUT`. Each rank writes its
-events as text, on rank 0's clock; rank 0 puts them into one file.
+Each rank is a process with the threads `COMPUTE`, `COMMUNICATION` and `INPUT`. Every rank formats
+its events, with times on rank 0's clock; rank 0 writes them to one file.
 
 Source: "Trace Event Format", Google, the JSON object format with complete events (``"ph": "X"``).
 """
@@ -24,26 +24,26 @@ COMPUTE, COMMUNICATION, INPUT = "compute", "communication", "input"
 THREADS = (COMPUTE, COMMUNICATION, INPUT)
 
 SHORTEST_NS = 1000
-"""Looks at sums under way take less than this, are many, and say nothing."""
+"""Shorter calls, which only test for completion, are omitted."""
 
 
 @dataclass(frozen=True)
 class RankClock:
-    """From a rank's clock to the trace's: rank 0's, from when the first rank's first step begins.
+    """Converts times of a rank's clock to times of the trace, which are on rank 0's clock.
 
-    Between the two moments at which the offset was measured it is taken to change evenly.
+    The offset is interpolated linearly between two measurements.
 
     Attributes:
-        before, after: the offsets.
-        zero_ns: of the trace, by rank 0's clock.
+        before, after: the measured offsets.
+        zero_ns: start of the trace on rank 0's clock.
     """
 
     before: ClockOffset
     after: ClockOffset
     zero_ns: int = 0
 
-    def place(self, moment: int) -> int:
-        """Nanoseconds since the trace began."""
+    def to_trace_ns(self, moment: int) -> int:
+        """Return the nanoseconds since the start of the trace."""
         since = moment - self.before.at_ns
         span = max(self.after.at_ns - self.before.at_ns, 1)
         drift = (self.after.offset_ns - self.before.offset_ns) * since // span
@@ -59,14 +59,15 @@ def rank_events(
     rank: int,
     host: str,
 ) -> str:
-    """Events of one rank, joined by commas; a line each.
+    """Return the events of one rank as text, one per line, separated by commas.
 
     Args:
-        plan: of the steps.
-        buckets: what is summed.
-        moments: of the steps to show.
-        clock: of the rank.
-        rank, host: who it is.
+        plan: plan of the steps.
+        buckets: gradient buckets.
+        moments: recorded times of the steps to show.
+        clock: clock of the rank.
+        rank: number of the rank.
+        host: name of its node.
     """
     writer = _Writer(rank, clock)
     lines = writer.names(f"rank {rank} ({host})")
@@ -104,17 +105,17 @@ def write_trace(
     job: Mapping[str, Any],
     flag: str,
 ) -> None:
-    """Put the events of all ranks into one file.
+    """Write the events of all ranks to one file.
 
     Args:
-        path: of the file.
-        ranks: `rank_events`, in rank order.
-        clocks: `clock_facts`, in rank order.
+        path: path of the file.
+        ranks: `rank_events` in rank order.
+        clocks: `clock_facts` in rank order.
         job: facts about the job.
-        flag: as `write_whole` has it.
+        flag: flag of the path, for error messages.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     facts = json.dumps({"job": job, "clocks": clocks})
     events = ",\n".join(ranks)
@@ -123,18 +124,18 @@ def write_trace(
 
 
 def clock_facts(rank: int, clock: RankClock) -> dict[str, Any]:
-    """What the file says of a rank's clock: offsets before and after the steps, and their error."""
+    """Return the clock offsets of a rank before and after the steps, with their errors."""
     return {"rank": rank, "before": asdict(clock.before), "after": asdict(clock.after)}
 
 
 class _Writer:
-    """Text of one rank's events. Times are microseconds with all nanoseconds behind the point."""
+    """Formats the events of one rank. Times are in µs with three decimals."""
 
     def __init__(self, rank: int, clock: RankClock) -> None:
         self._rank, self._clock = rank, clock
 
     def names(self, process: str) -> list[str]:
-        """Events that name the process and its threads, in order."""
+        """Return the events that name the process and its threads."""
         found = [
             self._meta("process_name", 0, {"name": process}),
             self._meta("process_sort_index", 0, {"sort_index": self._rank}),
@@ -150,7 +151,7 @@ class _Writer:
         )
 
     def head(self, name: str, category: str, thread: str, arguments: Mapping[str, Any]) -> str:
-        """All of an event but its times."""
+        """Return the text of an event without its times."""
         values = {
             "name": name,
             "cat": category,
@@ -162,8 +163,8 @@ class _Writer:
         return _compact(values)[:-1]
 
     def event(self, head: str, begin: int, end: int) -> str:
-        """An event, from and to moments of the rank's clock."""
-        start, stop = self._clock.place(begin), self._clock.place(end)
+        """Return an event; begin and end are times of the rank's clock in ns."""
+        start, stop = self._clock.to_trace_ns(begin), self._clock.to_trace_ns(end)
         return f'{head},"ts":{start / 1e3:.3f},"dur":{(stop - start) / 1e3:.3f}}}'
 
 
@@ -172,7 +173,7 @@ def _ends(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 def _one_after_another(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sums as a network that carries one at a time: each begins when the one before has ended."""
+    """Return the sums without overlap: each starts after the end of the one before."""
     found, before = [], 0
     for begin, end in spans:
         begin, before = max(begin, before), max(end, before)

@@ -1,7 +1,7 @@
-"""The words of every table, file, trace and dashboard: each name with its unit and its meaning.
+"""Names in tables, files, traces and dashboards, each with its unit and its definition.
 
-`SECTIONS` is the one list; docs/measuring.md shows it, and a test holds the two, and what the
-program writes, against each other.
+docs/measuring.md shows `SECTIONS`. A test compares it with the document and with what the program
+writes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Word:
-    """One name.
+class Term:
+    """The definition of a name.
 
     Attributes:
-        name: key in JSON, column in CSV, name or category in a trace. Where one key means different
-            things in different places, the place stands before it: ``memory.parameters``.
-        unit: ``ms``, ``bytes``, ``1`` (a number or a share), or "" for what is no number.
-        meaning: what it is, what is part of it and what is not.
+        name: key in JSON, column in CSV, name or category in a trace. If a key has several
+            meanings, the enclosing key precedes it: ``memory.parameters``.
+        unit: ``ms``, ``bytes``, ``1`` (a number or a share), or "" for texts and records.
+        meaning: the definition.
     """
 
     name: str
@@ -26,173 +26,180 @@ class Word:
 
 
 PHASES = (
-    Word("load", "ms", "The minibatch is brought to where stages read it; on a GPU, what the GPU "
-         "does for it."),
-    Word("forward", "ms", "Outputs of the layers."),
-    Word("loss", "ms", "Loss, and its gradient by the outputs."),
-    Word("backward", "ms", "Gradients of layers without parameters, and of what is fused behind "
-         "one with them."),
-    Word("backward_weight", "ms", "Gradients by a layer's weights and biases."),
-    Word("backward_input", "ms", "Gradients by a layer's input."),
-    Word("update", "ms", "The update rule, over all parameters."),
+    Term("load", "ms", "Copying the minibatch to the input buffer; on a GPU, only the work of the "
+         "GPU."),
+    Term("forward", "ms", "Outputs of the layers."),
+    Term("loss", "ms", "Loss, and its gradient with respect to the outputs."),
+    Term("backward", "ms", "Gradients of layers without parameters, also of those fused after a "
+         "layer with parameters."),
+    Term("backward_weight", "ms", "Gradients with respect to weights and biases."),
+    Term("backward_input", "ms", "Gradients with respect to the input of a layer."),
+    Term("update", "ms", "The update rule, over all parameters."),
 )  # fmt: skip
 
 PARTS = (
-    Word("step", "ms", "From asking for a minibatch until the update is made. In a trace's "
-         "args: its number, from 0."),
-    Word("compute", "ms", "All stages of the plan, load and update included. Stages that run "
-         "beside each other on a GPU count once."),
-    Word("data_wait", "ms", "Asking for a minibatch until it is there."),
-    Word("transfer", "ms", "Exposed communication without imbalance: all ranks were at it."),
-    Word("imbalance", "ms", "Exposed communication in which a rank waited for the slowest one: the "
-         "busy time of that rank in that step, minus its own; at most all that is exposed."),
-    Word("other", "ms", "What is left of the step: Python between stages, bookkeeping, clocks."),
-    Word("communication.exposed", "ms", "Transfer and imbalance: time in calls that sum gradients "
+    Term("step", "ms", "From the request for a minibatch to the end of the update. In the args "
+         "of a trace: number of the step, from 0."),
+    Term("compute", "ms", "All stages of the plan, with load and update. Stages that run "
+         "concurrently "
+         "on a GPU count once."),
+    Term("data_wait", "ms", "Waiting for the minibatch."),
+    Term("transfer", "ms", "Exposed communication without imbalance: all ranks take part in it."),
+    Term("imbalance", "ms", "Exposed communication in which a rank waits for the slowest one: busy "
+         "time of that rank in that step minus its own, at most the exposed communication."),
+    Term("other", "ms", "The rest of the step: Python between stages, bookkeeping, clock "
+         "readings."),
+    Term("communication.exposed", "ms", "Transfer and imbalance: time in calls that sum gradients "
          "(on a GPU: between the last stage and the end of the sums)."),
-    Word("communication.hidden", "ms", "A sum was under way while stages ran; no part of what adds "
-         "up to the step."),
+    Term("communication.hidden", "ms", "Communication that overlaps with stages; not a part of the "
+         "sum that gives the step."),
 )  # fmt: skip
 
 PROFILE = (
-    Word("version", "1", "Of the file's form."),
-    Word("job", "", "What was measured; see below."),
-    Word("steps", "1", "Steps whose times count: those after the first, with a whole minibatch."),
-    Word("step_ms", "ms", "Of the slowest rank in each step; of a rank, the mean of its own. In "
-         "`metrics.jsonl`: of the last step, on rank 0."),
-    Word("step_times_ms", "ms", "Every step of `step_ms`, in order."),
-    Word("samples_per_s", "1/s", "Samples of a minibatch over the median step; in training, all "
-         "samples over all steps so far."),
-    Word("timing_ms", "ms", "What the clock readings of a step take, timed alone; 0 on a "
-         "GPU, whose stages are timed in steps of their own."),
-    Word("parts", "ms", "The mean step of all ranks taken apart: compute, data_wait, transfer, "
-         "imbalance and other add up to it."),
-    Word("stages", "", "Stages in the order of the plan."),
-    Word("kinds", "", "Stages by kind and phase, by time."),
-    Word("ranks", "", "Ranks in order; in `job`, their number."),
-    Word("sums", "", "Gradient sums timed alone, by the size of a bucket."),
-    Word("roofs", "", "What rank 0's processor can do; null where it was not measured."),
-    Word("memory", "bytes", "By purpose, of the rank with the largest share of a minibatch."),
-    Word("environment", "", "Machine, versions and command, as in `env.json`."),
+    Term("version", "1", "Version of the file format."),
+    Term("job", "", "Description of the job; see below."),
+    Term("steps", "1", "Number of timed steps: those after the first with a whole minibatch."),
+    Term("step_ms", "ms", "Time of the slowest rank in each step; of a rank, its mean. In "
+         "`metrics.jsonl`: time of the last step on rank 0."),
+    Term("step_times_ms", "ms", "The values of `step_ms` in order."),
+    Term("samples_per_s", "1/s", "Samples of a minibatch divided by the median step; in training, "
+         "all samples divided by the time of all steps so far."),
+    Term("timing_ms", "ms", "Time of the clock readings of a step, measured alone; 0 on a GPU, "
+         "whose stages are timed in separate steps."),
+    Term("parts", "ms", "Parts of the mean step of all ranks: compute, data_wait, transfer, "
+         "imbalance "
+         "and other add up to it."),
+    Term("stages", "", "Stages in the order of the plan."),
+    Term("kinds", "", "Stages by kind and phase, the slowest first."),
+    Term("ranks", "", "Ranks in order; in `job`, their number."),
+    Term("sums", "", "Gradient sums timed alone, by the size of a bucket."),
+    Term("roofs", "", "Limits of the roofline model on rank 0; null if not measured."),
+    Term("memory", "bytes", "Bytes by purpose, of the rank with the largest share of a minibatch."),
+    Term("environment", "", "Machine, versions and command, as in `env.json`."),
 )  # fmt: skip
 
 SPREAD = (
-    Word("median", "", "Of a sample; the unit is in the name before it."),
-    Word("q1", "", "First quartile."),
-    Word("q3", "", "Third quartile."),
-    Word("mean", "", "Arithmetic mean."),
-    Word("n", "1", "Number of values."),
+    Term("median", "", "Median; the enclosing name states the unit."),
+    Term("q1", "", "First quartile."),
+    Term("q3", "", "Third quartile."),
+    Term("mean", "", "Arithmetic mean."),
+    Term("n", "1", "Number of values."),
 )
 
 STAGE = (
-    Word("name", "", "Of the stage, `conv1+relu1+pool1.forward`; of a kind, "
+    Term("name", "", "Name of the stage, `conv1+relu1+pool1.forward`, or of a kind, "
          "`conv+relu+pool.forward`."),
-    Word("group", "", "Layers that are computed together, or input, loss, update."),
-    Word("kind", "", "The layers' types, as a network's file has them, joined by +."),
-    Word("phase", "", "One of the phases above."),
-    Word("calls", "1", "How often in a step."),
-    Word("time_ms", "ms", "Mean of the ranks in each step; its spread is over steps."),
-    Word("slowest_ms", "ms", "Mean over steps of the rank with the largest one."),
-    Word("slowest_rank", "1", "That rank."),
-    Word("share", "1", "Mean time over the mean step, or on a GPU over all stages and sums one "
-         "after another, if those take longer."),
-    Word("cumulative_share", "1", "Share of this and of all that take longer."),
-    Word("flops", "1", "Floating-point operations a step and rank, a multiply-add being two, of "
-         "the direct algorithm, whatever is used. In a trace: with the largest share of a "
-         "minibatch."),
-    Word("bytes_moved", "bytes", "Buffers and parameters that are read or written, each once, a "
-         "step and rank."),
-    Word("memory_bytes", "bytes", "Buffers whose content matters while the stage runs; of a kind, "
-         "the largest of its stages."),
-    Word("gflops", "10⁹/s", "flops over the mean time."),
-    Word("gb_per_s", "10⁹ bytes/s", "bytes_moved over the mean time; of a roof, read and written "
-         "by a copy."),
-    Word("roofline_share", "1", "Least time that the roofs allow, max(flops / peak, bytes / "
-         "bandwidth), over the mean time. Above 1 where an algorithm needs fewer operations than "
-         "the direct one, or data come from a nearer cache than a copy's."),
-    Word("note", "", "What the backend says of how it is computed."),
+    Term("group", "", "Layers that are computed together, or input, loss, update."),
+    Term("kind", "", "Types of the layers as in network files, joined with +."),
+    Term("phase", "", "One of the phases above."),
+    Term("calls", "1", "Number of calls per step."),
+    Term("time_ms", "ms", "Mean over ranks in each step; distribution over steps."),
+    Term("slowest_ms", "ms", "Largest mean over steps of any rank."),
+    Term("slowest_rank", "1", "That rank."),
+    Term("share", "1", "Mean time divided by the mean step, or on a GPU by the sum of all stages "
+         "and "
+         "gradient sums without overlap, if that is longer."),
+    Term("cumulative_share", "1", "Sum of the shares of this and of all slower ones."),
+    Term("flops", "1", "Floating-point operations per step and rank of the direct algorithm, "
+         "also if "
+         "another one is used; a multiply-add counts as two. In a trace: for the largest share "
+         "of a minibatch."),
+    Term("bytes_moved", "bytes", "Size of the buffers and parameters that are read or written, "
+         "each "
+         "counted once, per step and rank."),
+    Term("memory_bytes", "bytes", "Size of the buffers that are needed while the stage runs; of a "
+         "kind, the largest of its stages."),
+    Term("gflops", "10⁹/s", "flops divided by the mean time."),
+    Term("gb_per_s", "10⁹ bytes/s", "bytes_moved divided by the mean time; in roofs, bandwidth "
+         "of a "
+         "copy, read and written."),
+    Term("roofline_share", "1", "Least time in the roofline model, max(flops / peak, bytes / "
+         "bandwidth), divided by the mean time. It exceeds 1 if an algorithm needs fewer "
+         "operations than the direct one, or if data come from a faster cache than in the copy."),
+    Term("note", "", "Algorithm of the stage, if the backend states one."),
 )  # fmt: skip
 
 RANK = (
-    Word("rank", "1", "Number of the rank."),
-    Word("host", "", "Its node."),
-    Word("device", "", "Its GPU, or its processor."),
-    Word("samples", "1", "Mean of its share of a minibatch."),
-    Word("busy_ms", "ms", "The step without exposed communication: what it takes before, and "
-         "behind, the sums. A straggler's is large; whoever waits for it has a large imbalance "
-         "instead."),
-    Word("compute_ms", "ms", "See compute."),
-    Word("data_wait_ms", "ms", "See data_wait."),
-    Word("exposed_ms", "ms", "See communication.exposed."),
-    Word("hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean of the ranks."),
-    Word("imbalance_ms", "ms", "See imbalance."),
-    Word("behind_ms", "ms", "Busy time minus the median rank's of the same step."),
+    Term("rank", "1", "Number of the rank."),
+    Term("host", "", "Name of its node."),
+    Term("device", "", "Name of its GPU or processor."),
+    Term("samples", "1", "Mean size of its share of a minibatch."),
+    Term("busy_ms", "ms", "The step without exposed communication. It is large for a straggler; "
+         "ranks that wait for it have a large imbalance instead."),
+    Term("compute_ms", "ms", "See compute."),
+    Term("data_wait_ms", "ms", "See data_wait."),
+    Term("exposed_ms", "ms", "See communication.exposed."),
+    Term("hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean over ranks."),
+    Term("imbalance_ms", "ms", "See imbalance."),
+    Term("delay_ms", "ms", "Busy time minus the median rank's of the same step."),
 )  # fmt: skip
 
 OTHERS = (
-    Word("bucket_bytes", "bytes", "Of gradients that are summed at a time."),
-    Word("how", "", "How the roofs were measured."),
-    Word("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by the size of source and target "
-         "together; a stage is held to the smallest that has room for its bytes."),
-    Word("roofs.gflops", "10⁹/s", "Of a product of large matrices, cuBLAS's or our own."),
-    Word("memory.parameters", "bytes", "Parameters of one rank."),
-    Word("memory.gradients", "bytes", "Gradients of one rank."),
-    Word("memory.optimizer", "bytes", "The optimizer's state."),
-    Word("memory.buffers", "bytes", "Activations, their gradients, and workspace of the plan."),
-    Word("memory.pictures", "bytes", "Training pictures that a GPU keeps."),
-    Word("memory.workspace", "bytes", "Scratch memory of cuDNN, which no plan knows."),
-    Word("memory.sums", "bytes", "What sums take besides the gradients."),
-    Word("memory.total", "bytes", "All of these together."),
-    Word("memory.peak", "bytes", "Most memory of the host that any rank's process had at a time."),
+    Term("bucket_bytes", "bytes", "Size of a gradient bucket."),
+    Term("how", "", "How the limits of the roofline model were measured."),
+    Term("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by size of source and target "
+         "together; a stage is compared with the smallest copy that is at least as large."),
+    Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, by cuBLAS or the backend."),
+    Term("memory.parameters", "bytes", "Parameters of one rank."),
+    Term("memory.gradients", "bytes", "Gradients of one rank."),
+    Term("memory.optimizer", "bytes", "State of the optimizer."),
+    Term("memory.buffers", "bytes", "Activations, their gradients and other buffers of the plan."),
+    Term("memory.pictures", "bytes", "Training images cached on the GPU."),
+    Term("memory.workspace", "bytes", "Workspace of cuDNN, which plans do not contain."),
+    Term("memory.sums", "bytes", "Buffers of the gradient sum."),
+    Term("memory.total", "bytes", "Sum of these."),
+    Term("memory.peak", "bytes", "Largest resident host memory of any rank's process."),
 )  # fmt: skip
 
 TRACE = (
-    Word("communication", "", "Thread of sums; category of sums, and of waiting for them."),
-    Word("input", "", "Thread, and category, of waiting for data. As a group: the minibatch."),
-    Word("sum", "ms", "`sum.0` and so on: a bucket's sum, from its start until it is known to be "
-         "there, or from the end of the one before."),
+    Term("communication", "", "Thread of gradient sums; category of sums and of waiting for them."),
+    Term("input", "", "Thread and category of waiting for data. As a group: the minibatch."),
+    Term("sum", "ms", "`sum.0` and so on: sum of a bucket, from its start, or from the end of "
+         "the one "
+         "before, until its completion is detected."),
 )  # fmt: skip
 
 JOB = (
-    Word("network", "", "Name of the network."),
-    Word("data", "", "What it is trained on."),
-    Word("backend", "", "What computes."),
-    Word("precision", "", "Arithmetic."),
-    Word("strategy", "", "How ranks share an update."),
-    Word("transport", "", "How gradients travel: peer, nccl or mpi (from GPU to GPU), host, or "
+    Term("network", "", "Name of the network."),
+    Term("data", "", "Data specification."),
+    Term("backend", "", "Name of the backend."),
+    Term("precision", "", "Name of the precision."),
+    Term("strategy", "", "Method of summing gradients and updating."),
+    Term("transport", "", "How gradients are sent: peer, nccl or mpi (from GPU to GPU), host, or "
          "none."),
-    Word("nodes", "1", "Machines."),
-    Word("threads", "1", "Compute threads of a rank."),
-    Word("batch_size", "1", "Samples of a minibatch, all ranks together."),
-    Word("local_batch", "1", "Samples of the largest share of it."),
-    Word("optimizer", "", "Update rule."),
-    Word("parameters", "1", "Trainable numbers."),
-    Word("seed", "1", "Of everything random."),
-    Word("bucket_kib", "KiB", "Least size of a bucket; null: all gradients are one."),
-    Word("buckets", "1", "Number of buckets; in `sums`, of those with this size."),
-    Word("cores", "1", "That a rank may use; of the rank with the fewest."),
-    Word("possible", "1", "Most weak efficiency that the cores allow where ranks share them: cores "
-         "/ (ranks that share them · threads), at most 1."),
+    Term("nodes", "1", "Number of nodes."),
+    Term("threads", "1", "Number of compute threads of a rank."),
+    Term("batch_size", "1", "Number of samples of a global minibatch."),
+    Term("local_batch", "1", "Number of samples of the largest share of a rank."),
+    Term("optimizer", "", "Update rule."),
+    Term("parameters", "1", "Number of trainable numbers."),
+    Term("seed", "1", "Seed of all random numbers."),
+    Term("bucket_kib", "KiB", "Least size of a bucket; null for one bucket."),
+    Term("buckets", "1", "Number of buckets; in `sums`, of buckets of this size."),
+    Term("cores", "1", "Number of cores that a rank may use; the smallest of all ranks."),
+    Term("possible", "1", "Upper limit of the weak efficiency if ranks share cores: cores / (ranks "
+         "that share them · threads), at most 1."),
 )  # fmt: skip
 
 TRAINING = (
-    Word("epoch", "1", "Passes over the data so far."),
-    Word("metrics.loss", "1", "Mean over the last minibatch."),
-    Word("learning_rate", "1", "Of the last update."),
-    Word("train_loss", "1", "Mean over the last epoch's minibatches."),
-    Word("train_accuracy", "1", "Share of correct predictions over the epoch, each made before the "
-         "update by its minibatch."),
-    Word("test_loss", "1", "Mean over the test data."),
-    Word("test_accuracy", "1", "Share of correct predictions on the test data."),
-    Word("digest", "", "SHA-256 of the agreed part of the run specification."),
-    Word("first_step_s", "s", "Age of the process when its first step was done."),
-    Word("stopped", "", "Whether a signal ended training early."),
-    Word("scaling", "", "Efficiency against steps of rank 0 alone; the next words."),
-    Word("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),
-    Word("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),
-    Word("weak_interval", "1", "95% interval of weak."),
-    Word("strong_interval", "1", "95% interval of strong."),
-    Word("steps_alone", "1", "Steps that T(1) is the median of."),
-    Word("steps_together", "1", "Steps that T(p) is the median of, each the slowest rank's."),
+    Term("epoch", "1", "Number of passes over the data so far."),
+    Term("metrics.loss", "1", "Mean loss over the last minibatch."),
+    Term("learning_rate", "1", "Learning rate of the last update."),
+    Term("train_loss", "1", "Mean loss over the minibatches of the last epoch."),
+    Term("train_accuracy", "1", "Share of correct predictions over the epoch, each before the "
+         "update with its minibatch."),
+    Term("test_loss", "1", "Mean loss over the test data."),
+    Term("test_accuracy", "1", "Share of correct predictions on the test data."),
+    Term("digest", "", "SHA-256 of the agreed part of the run specification."),
+    Term("first_step_s", "s", "Age of the process at the end of its first step."),
+    Term("stopped", "", "True if a signal ended training early."),
+    Term("scaling", "", "Efficiency relative to steps of rank 0 alone, with the following keys."),
+    Term("weak", "1", "T(1) / T(p), T(1) with a rank's share of the minibatch."),
+    Term("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),
+    Term("weak_interval", "1", "95% interval of weak."),
+    Term("strong_interval", "1", "95% interval of strong."),
+    Term("steps_alone", "1", "Number of steps whose median is T(1)."),
+    Term("steps_together", "1", "Number of steps whose median is T(p), each of the slowest rank."),
 )  # fmt: skip
 
 SECTIONS = {
@@ -207,24 +214,24 @@ SECTIONS = {
     "Of a job": JOB,
     "Of training": TRAINING,
 }
-"""Words by what they are about."""
+"""Definitions by subject."""
 
 
-def find_word(*path: str) -> Word | None:
-    """The word for a key, looked for with the keys that it lies below first.
+def find_term(*path: str) -> Term | None:
+    """Return the definition of a key; one with enclosing keys is preferred.
 
     Args:
-        path: keys from the outermost to the one that is asked for.
+        path: keys from the outermost to the key itself.
     """
-    words = {word.name: word for section in SECTIONS.values() for word in section}
+    terms = {term.name: term for section in SECTIONS.values() for term in section}
     for start in range(len(path)):
-        if found := words.get(".".join(path[start:])):
+        if found := terms.get(".".join(path[start:])):
             return found
     return None
 
 
 def vocabulary_table(title: str) -> str:
-    """The words of a section as docs/measuring.md shows them, in Markdown."""
+    """Return the definitions of a section as a Markdown table, as in docs/measuring.md."""
     rows = ["| name | unit | meaning |", "|---|---|---|"]
-    rows += [f"| `{word.name}` | {word.unit} | {word.meaning} |" for word in SECTIONS[title]]
+    rows += [f"| `{term.name}` | {term.unit} | {term.meaning} |" for term in SECTIONS[title]]
     return "\n".join(rows)

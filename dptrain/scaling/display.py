@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.console import Voice, make_console
+from dptrain.measure.console import ProgressPrinter, make_console
 from dptrain.scaling.design import Task
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def time_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-class StudyDisplay(Voice):
+class StudyDisplay(ProgressPrinter):
     """Show a bar on a terminal, and a line from time to time elsewhere.
 
     Args:

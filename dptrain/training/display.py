@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dptrain.measure.console import Voice, make_console
+from dptrain.measure.console import ProgressPrinter, make_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -19,7 +19,7 @@ LINE_EVERY_S = 10.0
 REFRESH_EVERY_S = 0.1
 
 
-class Display(Voice):
+class Display(ProgressPrinter):
     """Rank 0's voice; on other ranks every call does nothing.
 
     Args:

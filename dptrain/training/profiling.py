@@ -175,7 +175,7 @@ def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> 
     assert moments is not None
     clock = RankClock(before, clock_offset(world))
     # Some viewers ignore events before time 0.
-    first = min(world.all_gather_json(clock.place(moments[0].begin)))
+    first = min(world.all_gather_json(clock.to_trace_ns(moments[0].begin)))
     clock = replace(clock, zero_ns=first)
     events = rank_events(
         job.plan, job.engine.gradient_sum.buckets, moments, clock,

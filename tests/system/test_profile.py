@@ -38,7 +38,13 @@ def test_a_job_is_taken_apart(ranks: int, tmp_path: Path) -> None:
     assert total == (found.memory["gradients"] if ranks > 1 else 0)
     # Minibatches of 32: 11, 11 and 10 samples on three ranks.
     assert sum(rank.samples for rank in found.ranks) == pytest.approx(32)
-    for words in ("A step:", "Layers, by time", "Kinds of operation", "roofs:", "written: p"):
+    for words in (
+        "A step:",
+        "Layers, slowest first",
+        "Kinds of operation",
+        "roofline:",
+        "written: p",
+    ):
         assert words in text
     assert ("stragglers" in text) == (ranks > 1)
     assert {path.name for path in (tmp_path / "p").iterdir()} == {

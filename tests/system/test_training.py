@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from dptrain.measure.vocabulary import find_word
+from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.network.files import write_network
 from dptrain.toml import read_toml
@@ -87,7 +87,7 @@ def test_the_closing_table_adds_up_to_the_step(tmp_path: Path) -> None:
     )
     assert parts["other"] < 0.1 * sum(parts.values())
     for record in (facts, *metrics(tmp_path / "run")):
-        assert not [path for path in keys(record) if find_word(*path) is None]
+        assert not [path for path in keys(record) if find_term(*path) is None]
     assert all(stage["slowest_ms"] >= stage["time_ms"]["mean"] for stage in facts["stages"])
     phases = {stage["phase"] for stage in facts["stages"]}
     assert phases >= {"load", "forward", "loss", "backward_weight", "backward_input", "update"}

@@ -148,7 +148,7 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         legend_below(axes, 3)
 
     bottom = BOTTOM + legend_height(len(PARTS), 3)
-    late = max(profile.ranks, key=lambda rank: rank.behind_ms)
+    late = max(profile.ranks, key=lambda rank: rank.delay_ms)
     fewer = f" Shown are {len(ranks)} of {len(profile.ranks)}, the latest among them."
     return plot(
         f"ranks{suffix}", f"Ranks{where}", "rank", draw,
@@ -156,7 +156,7 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         caption="A mean step of each rank. Imbalance is waiting for the slowest one."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
         alt="A mean step of each rank by part; "
-        f"rank {late.rank} comes {short(late.behind_ms)} ms later than the median.",
+        f"rank {late.rank} comes {short(late.delay_ms)} ms later than the median.",
     )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def _shown(ranks: Sequence[RankProfile]) -> list[RankProfile]:
     """All ranks, or evenly spread ones with the one that comes latest."""
     if len(ranks) <= RANKS:
         return list(ranks)
-    late = max(ranks, key=lambda rank: rank.behind_ms)
+    late = max(ranks, key=lambda rank: rank.delay_ms)
     stride = -(-len(ranks) // (RANKS - 1))
     chosen = {rank.rank: rank for rank in [*ranks[::stride], late]}
     return [chosen[rank] for rank in sorted(chosen)]

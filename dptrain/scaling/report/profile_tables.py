@@ -72,7 +72,7 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     fields = {
         "step": "step_ms", "busy": "busy_ms", "compute": "compute_ms",
         "data wait": "data_wait_ms", "exposed": "exposed_ms", "hidden": "hidden_ms",
-        "imbalance": "imbalance_ms", "behind": "behind_ms",
+        "imbalance": "imbalance_ms", "behind": "delay_ms",
     }  # fmt: skip
     columns = [
         counts("rank", [r.rank for r in ranks], [f"{a}.rank" for a in at]),

@@ -77,7 +77,7 @@ def test_a_straggler_is_who_is_late_and_not_who_waits() -> None:
     table = np.array([[[5.0, 0, 5.0, 0, 10.0]], [[5.0, 0, 5.0, 0, 10.0]], [[9.0, 0, 1.0, 0, 10.0]]])
     measured = Measured(names, table, table, (1.0,) * 3)
     ranks = rank_profiles(measured, ["a", "a", "b"], ["cpu"] * 3)
-    assert [rank.behind_ms for rank in ranks] == [0, 0, 4]
+    assert [rank.delay_ms for rank in ranks] == [0, 0, 4]
     assert [rank.imbalance_ms for rank in ranks] == [4, 4, 0]
     assert [rank.busy_ms for rank in ranks] == [5, 5, 9]
     parts = measured.parts

@@ -8,7 +8,7 @@ import pytest
 
 from dptrain.backends import load_backend
 from dptrain.cli.main import run
-from dptrain.measure.layers import BACKWARD, FORWARD, Alone, _rows, layers_table, time_layers
+from dptrain.measure.layers import BACKWARD, FORWARD, StageTime, _rows, layers_table, time_layers
 from dptrain.network import get_network
 from dptrain.plan import Phase, make_plan
 
@@ -20,7 +20,7 @@ def test_rows_end_where_every_backend_ends_a_group() -> None:
         for name in ("numba", "reference")
     }
     times = {
-        name: {stage.name: Alone(2.0, 1.0, 3.0) for stage in plan.stages}
+        name: {stage.name: StageTime(2.0, 1.0, 3.0) for stage in plan.stages}
         for name, plan in plans.items()
     }
     rows = _rows(plans, times)

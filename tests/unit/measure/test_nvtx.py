@@ -50,5 +50,5 @@ def test_stages_have_ranges_of_their_names(backend: str, marks: list[str]) -> No
 def test_without_a_library_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, *_ in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match="--nvtx finds no NVTX"):
+    with pytest.raises(UserError, match="--nvtx requires NVTX, which is missing"):
         load_ranges()

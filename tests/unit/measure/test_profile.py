@@ -17,7 +17,7 @@ from dptrain.files import parse_json
 from dptrain.measure import profile_tables
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile_files import claim, csv_text
-from dptrain.measure.vocabulary import SECTIONS, find_word, vocabulary_table
+from dptrain.measure.vocabulary import SECTIONS, find_term, vocabulary_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
@@ -150,18 +150,18 @@ def unknown_keys(found: Profile) -> set[tuple[str, ...]]:
     """Of its file, those that the vocabulary lacks; env.json's are its own."""
     values = parse_json(found.text())
     del values["environment"]
-    return {path for path in keys(values) if find_word(*path) is None}
+    return {path for path in keys(values) if find_term(*path) is None}
 
 
 def test_every_key_of_a_profile_is_in_the_vocabulary(measured: Profile) -> None:
     assert not unknown_keys(measured)
     columns = set(csv_text([asdict(s) for s in measured.kinds]).splitlines()[0].split(","))
     columns |= set(csv_text([asdict(r) for r in measured.ranks]).splitlines()[0].split(","))
-    assert all(find_word(*column.split(".")) for column in columns)
+    assert all(find_term(*column.split(".")) for column in columns)
     for record in (StageProfile, RankProfile):
-        assert all(find_word(field.name) for field in fields(record))
-    assert all(find_word(phase.value) for phase in Phase)
-    assert find_word("step_time") is None
+        assert all(find_term(field.name) for field in fields(record))
+    assert all(find_term(phase.value) for phase in Phase)
+    assert find_term("step_time") is None
 
 
 def test_the_documentation_shows_the_vocabulary() -> None:
@@ -204,7 +204,7 @@ def test_a_profile_is_never_overwritten(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "other").mkdir()
     (tmp_path / "other/kinds.csv").write_text("of something else")
-    with pytest.raises(UserError, match=r"kinds\.csv is there without a profile\.json"):
+    with pytest.raises(UserError, match=r"kinds\.csv exists without a profile\.json"):
         claim(tmp_path / "other")
-    with pytest.raises(UserError, match="holds a profile already"):
+    with pytest.raises(UserError, match="contains a profile"):
         measure("reference", output=tmp_path / "p")

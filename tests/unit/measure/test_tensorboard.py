@@ -13,7 +13,7 @@ from dptrain.comm.world import World
 from dptrain.errors import UserError
 from dptrain.measure.metrics import MetricsFile
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
-from dptrain.measure.vocabulary import find_word
+from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.run import train
@@ -86,9 +86,9 @@ def test_training_writes_what_the_metrics_file_has(tmp_path: Path) -> None:
     for tag in found.Tags()["scalars"]:
         # A stage's phase is the word; a stage that stands alone is called by it.
         assert (
-            find_word(tag)
-            or find_word(tag.removeprefix("time_ms/"))
-            or find_word(tag.rpartition(".")[2].removeprefix("time_ms/"))
+            find_term(tag)
+            or find_term(tag.removeprefix("time_ms/"))
+            or find_term(tag.rpartition(".")[2].removeprefix("time_ms/"))
         )
 
 

@@ -16,7 +16,7 @@ from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.world import World
 from dptrain.measure.recorder import Moments
 from dptrain.measure.trace import THREADS, RankClock, clock_facts, rank_events, write_trace
-from dptrain.measure.vocabulary import find_word
+from dptrain.measure.vocabulary import find_term
 from dptrain.network import get_network
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
@@ -54,8 +54,8 @@ def check_trace(trace: Mapping[str, Any]) -> dict[tuple[int, int], list[dict[str
         assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
         assert event["ts"] >= 0
         assert event["dur"] >= 0
-        assert find_word(event["cat"]) is not None
-        assert all(find_word(key) is not None for key in event["args"])
+        assert find_term(event["cat"]) is not None
+        assert all(find_term(key) is not None for key in event["args"])
         threads[event["pid"], event["tid"]].append(event)
     for (process, thread), events in threads.items():
         assert str(named["process_name", process, 0]).startswith(f"rank {process} ")
@@ -143,9 +143,9 @@ def test_eight_ranks_and_two_hundred_steps_open_in_no_time(tmp_path: Path) -> No
 
 def test_times_are_placed_on_the_clock_of_rank_0() -> None:
     clock = RankClock(ClockOffset(1000, 50, 5_000), ClockOffset(1100, 40, 105_000), 2_000)
-    assert clock.place(5_000) == 5_000 + 1000 - 2_000
-    assert clock.place(105_000) == 105_000 + 1100 - 2_000
-    assert clock.place(55_000) == 55_000 + 1050 - 2_000
+    assert clock.to_trace_ns(5_000) == 5_000 + 1000 - 2_000
+    assert clock.to_trace_ns(105_000) == 105_000 + 1100 - 2_000
+    assert clock.to_trace_ns(55_000) == 55_000 + 1050 - 2_000
 
 
 def test_one_rank_has_the_right_time() -> None:

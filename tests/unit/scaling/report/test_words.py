@@ -27,5 +27,5 @@ def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:
     own = dict(words(study=False))
     assert set(own) < set(SECTIONS)
     assert dict(words(study=True)).items() > own.items()
-    assert ("data_wait, ms", "Asking for a minibatch until it is there.") in own["Parts of a step"]
+    assert ("data_wait, ms", "Waiting for the minibatch.") in own["Parts of a step"]
     assert dict(own["Of a rank"])["busy_ms"]
