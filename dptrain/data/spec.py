@@ -12,6 +12,9 @@ from dptrain.data.preprocessing import FITS, Preprocessing
 from dptrain.errors import UserError, shown, suggest
 from dptrain.network.network import Network
 
+PYTHON_DATA = ("arrays", "samples")
+"""Names of data sets that were made from Python objects; see `dptrain.data.objects`."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -177,6 +180,11 @@ def parse(
     front, question, tail = spec.partition("?")
     name, colon, path = front.partition(":")
     path = ",".join(map(_expand_home, path.split(",")))
+    if name in PYTHON_DATA:
+        raise UserError(
+            f"data '{name}' are Python objects, which dptrain cannot open by name; pass them from "
+            "Python: Trainer.resume(RUN_DIR, data) or load(RUN_DIR).evaluate(data)"
+        )
     if name not in sources:
         raise UserError(
             f"unknown data '{shown(name)}'; expected one of {', '.join(sources)}"

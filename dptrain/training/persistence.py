@@ -11,6 +11,7 @@ from dptrain.data import Dataset
 from dptrain.errors import UserError
 from dptrain.measure.environment import environment
 from dptrain.network.network import Network
+from dptrain.network.zoo import build_network
 from dptrain.training.checkpoints import (
     MANIFEST,
     Checkpoint,
@@ -74,13 +75,21 @@ def start_run(
     values = chosen.to_toml_values()
     # The configuration comes first: only a directory that has one counts as a run.
     run.write_config(values, chosen.origins)
-    if chosen.network != network.name:
+    if not _is_listed(chosen.network, network):
         run.write_config({**values, "network": run.keep_network(network)}, chosen.origins)
     run.write_specification(run_spec.to_dict())
     run.metrics.truncate_after(first_step)
     run.write_environment(environment(world))
     if first_step < run_spec.job.steps:
         run.remove_summary()
+
+
+def _is_listed(name: str, network: Network) -> bool:
+    """Return True if dptrain builds this network by its name, so that it needs no file."""
+    try:
+        return build_network(name) == network
+    except UserError:
+        return False
 
 
 def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:

@@ -48,7 +48,7 @@ from dptrain.training.history import History
 from dptrain.training.job import Job, assemble
 from dptrain.training.persistence import checkpoint_facts, load_checkpoint
 from dptrain.training.progress import Progress as RunningState
-from dptrain.training.settings import Settings
+from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec
 from dptrain.training.summary import Conclusion, conclude
 
@@ -97,12 +97,34 @@ class Trainer:
         world = connect_ranks(settings.get("timeout")) if world is None else world
         graph = network if isinstance(network, Network) else get_network(network)
         chosen = _settings(network, data, settings).with_recipe(graph)
-        dataset = None
-        if data is not None and not isinstance(data, str):
-            dataset = dataset_from(data, graph, seed=chosen.seed, ranks_per_node=world.local_size)
-        keeps_run = chosen.run_dir is not None
-        job = assemble(chosen, world, network=graph, dataset=dataset, keeps_run=keeps_run)
+        job = _assemble(chosen, world, graph, data, keeps_run=chosen.run_dir is not None)
         self._start([*([Progress()] if progress else []), *callbacks], job)
+
+    @classmethod
+    def resume(
+        cls,
+        run_dir: str | os.PathLike[str],
+        data: Any = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = True,
+        world: World | None = None,
+        **settings: Any,
+    ) -> Trainer:
+        """Return a trainer that continues a run from its newest checkpoint.
+
+        Args:
+            run_dir: the run directory.
+            data: the data of the run if it was made of Python objects; None opens it by its name.
+            callbacks, progress, world: as for the class.
+            **settings: settings that replace those of the run, for example ``steps=2000``.
+        """
+        world = connect_ranks(settings.get("timeout")) if world is None else world
+        chosen = load_settings({**settings, "resume": str(run_dir)}, {})
+        trainer = cls.__new__(cls)
+        job = _assemble(chosen, world, chosen.load_network(), data, keeps_run=True)
+        trainer._start([*([Progress()] if progress else []), *callbacks], job)
+        return trainer
 
     @classmethod
     def from_settings(
@@ -418,8 +440,19 @@ def connect_ranks(timeout: float | None = None) -> World:
     return World.connect(timeout=300.0 if timeout is None else timeout)
 
 
+def _assemble(
+    chosen: Settings, world: World, network: Network, data: Any, *, keeps_run: bool
+) -> Job:
+    dataset = None
+    if data is not None and not isinstance(data, str):
+        dataset = dataset_from(data, network, seed=chosen.seed, ranks_per_node=world.local_size)
+    return assemble(chosen, world, network=network, dataset=dataset, keeps_run=keeps_run)
+
+
 def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Settings:
     named = dict(given)
+    if "resume" in named:
+        raise UserError("Trainer starts a new run; use Trainer.resume(RUN_DIR) to continue one")
     named["network"] = network.name if isinstance(network, Network) else str(network)
     if data is not None:
         named["data"] = data if isinstance(data, str) else "arrays"

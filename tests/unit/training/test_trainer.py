@@ -94,6 +94,26 @@ def test_a_saved_trainer_continues_to_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.parameters[name], values)
 
 
+def test_a_run_on_arrays_is_resumed_with_the_arrays(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"momentum": 0.9, "schedule": "constant", "run_dir": tmp_path / "run"}
+    trainer = tiny(**same)
+    trainer.callbacks.insert(0, StopAfter(7))
+    trainer.fit()
+    trainer.close()
+    assert trainer.step < 18
+    with pytest.raises(UserError, match=r"data 'arrays' are Python objects.*Trainer\.resume"):
+        Trainer.resume(tmp_path / "run", progress=False)
+    resumed = Trainer.resume(
+        tmp_path / "run", (*arrays(), *arrays(30, 1)), progress=False, backend="reference"
+    )
+    assert resumed.step == trainer.step
+    resumed.fit()
+    whole = tiny(momentum=0.9, schedule="constant")
+    whole.fit()
+    for name, values in whole.parameters.items():
+        np.testing.assert_array_equal(resumed.parameters[name], values)
+
+
 class StopAfter(Callback):
     """Request a stop after a number of steps."""
 
