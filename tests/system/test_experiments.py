@@ -17,7 +17,7 @@ BENCH = (
 )  # fmt: skip
 
 
-def test_bench_is_killed_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     command = [sys.executable, "-m", "dptrain", *BENCH, str(folder)]
     process = subprocess.Popen(
@@ -45,7 +45,7 @@ def test_bench_is_killed_and_gone_on_with(tmp_path: Path) -> None:
     other = dptrain_command(*BENCH, str(folder), "--threads", "2")
     assert other.returncode == 2
     assert other.stderr.count("\n") == 1
-    assert "is of threads 1, this command asks for 2" in other.stderr
+    assert "measured with threads 1, but this command has 2" in other.stderr
 
 
 def test_bench_refuses_ranks() -> None:
@@ -62,7 +62,7 @@ def test_a_study_on_two_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     done = dptrain_command(*arguments, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("3 variants to train, 6 steps of minibatches of 32 on digits") == 1
+    assert done.stdout.count("3 variants to train, 6 steps with batch size 32 on digits") == 1
     assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in done.stdout
     again = dptrain_command(*arguments, "--json", ranks=2)
     assert again.returncode == 0, again.stderr
