@@ -2,8 +2,8 @@
 
 python -m benchmarks.agreement [--output DIR] [options of `dptrain scale`]
 
-Runs `dptrain scale` twice, one study behind the other, and holds every point of the first against
-the second. Two medians agree if their intervals meet. Requires an otherwise idle machine.
+Run `dptrain scale` twice in succession and compare every point of the two studies. Two medians
+agree if their intervals overlap. The machine must be idle otherwise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def agreement(found: Sequence[Compared]) -> float:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--output", type=click.Path(path_type=Path),
-              help="Folder of both studies; a temporary one where left out.")  # fmt: skip
+              help="Folder of both studies.  [default: a temporary folder]")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(output: Path | None, arguments: tuple[str, ...]) -> None:
     """Run `dptrain scale` twice with the same ARGUMENTS and compare the studies."""

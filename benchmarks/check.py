@@ -1,11 +1,11 @@
 """Check that dptrain computes what PyTorch computes in float64, before anything is timed.
 
-A right program gives the exact result of slightly changed numbers (Higham, "Accuracy and stability
-of numerical algorithms", 2002, section 1.5). How much the numbers may change is known: a sum of n
-terms is off by u·√n of its size, u the unit roundoff, where roundings are independent (Higham and
-Mary, "A new approach to probabilistic rounding error analysis", 2019). How far results then move,
-units at the kink of a ReLU and near-equal maxima included, is measured: the exact program runs
-again on parameters and inputs that are changed at random by that much.
+A backward stable program computes the exact result of slightly changed inputs (Higham, "Accuracy
+and stability of numerical algorithms", 2002, section 1.5). The size of this change is known: if
+roundings are independent, the error of a sum of n terms is u·√n of its size, with the unit roundoff
+u (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). The effect on
+the results, including units at the kink of a ReLU and near-equal maxima, is measured: the reference
+runs again with parameters and inputs that are changed at random by this amount.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dptrain.plan.random import dropout_keep
 SEED = 0
 DRAWS = 2
 MARGIN = 4.0
-"""Factor of the largest change in `DRAWS` random draws, because there are few."""
+"""Factor of the largest change, because `DRAWS` is a small sample."""
 
 Array = NDArray[np.float64]
 
@@ -111,8 +111,8 @@ def expect(
         network: the network.
         parameters: by name, in canonical layout.
         x, y: the batch.
-        operand: unit roundoff to which every number is rounded before and behind a layer, where
-            that is coarser than float32's; also of weights.
+        operand: unit roundoff of the inputs, weights and outputs of a layer with weights, if it is
+            larger than that of float32.
         device: device of PyTorch.
     """
     exact = _compute(network, parameters, x, y, device)
@@ -146,7 +146,7 @@ def judge(
 
 
 def rounding(network: Network, batch_size: int) -> float:
-    """Return u·Σ√n over the layers, where n is the length of a layer's longest sum."""
+    """Return u·Σ√n over the layers; n is the length of the longest sum of a layer."""
     total = 0.0
     for node in network.nodes:
         layer = node.layer
@@ -174,7 +174,7 @@ def _distance(array: NDArray[Any], exact: Array) -> float:
 class _Noise:
     """Random relative changes of up to `size`, like rounding.
 
-    Gradients on their way back are changed by the same factors.
+    In the backward pass, gradients are multiplied by the same factors.
     """
 
     def __init__(self, size: float, seed: int, device: str) -> None:

@@ -78,7 +78,7 @@ class Comparison:
     def at_peak(self) -> float:
         """The speedup if every operation ran at the sgemm peak and nothing else took time.
 
-        More takes an algorithm of fewer operations.
+        A larger speedup requires an algorithm with fewer operations.
         """
         return self.theirs.median_ms / (1e3 * self.flops / self.peak)
 
@@ -142,7 +142,7 @@ def _build(
 ) -> tuple[dict[str, Program], dict[str, str]]:
     """Build programs by mode, and return the reasons for missing modes.
 
-    What torch.compile raises is nobody's to list; without it, an error is an error.
+    torch.compile raises undocumented exceptions, so any exception of a compiled mode is a reason.
     """
     programs: dict[str, Program] = {}
     failed: dict[str, str] = {}

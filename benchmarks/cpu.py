@@ -83,12 +83,12 @@ def main(
         sys.exit(1 if isinstance(error, WrongResultError) else 2)
     progress.close()
     progress.show(results.tables())
-    progress.say(headline(results))
-    progress.say(f"{time.perf_counter() - start:.0f} s")
+    progress.print(headline(results))
+    progress.print(f"{time.perf_counter() - start:.0f} s")
     folder = output or (None if quick else Path(__file__).parent / "results")
     if folder is not None:
         for path in write(results, folder):
-            progress.say(f"written: {path}")
+            progress.print(f"written: {path}")
 
 
 def _features_without(prefix: str) -> str:

@@ -58,9 +58,9 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     replica.load(numbers.x, targets, training=training)
     stages = {stage.phase: kernel for stage, kernel in replica.stages if stage.group == group}
     if training:
-        # This brings weights into the order of the way back, too.
+        # The forward pass also packs the weights for the backward pass.
         stages[Phase.FORWARD](replica.context)
-        _give(replica, f"d{group}", numbers.dy)
+        _store_maps(replica, f"d{group}", numbers.dy)
     kernel = stages[direction]
 
     def result() -> NDArray[Any]:
@@ -73,13 +73,13 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
     return Rung(f"dptrain {precision}", lambda: kernel(replica.context), result)
 
 
-def _give(replica: Replica, name: str, values: NDArray[np.float32]) -> None:
-    """Fill a buffer of maps (N, C, H, W), as it stores them."""
+def _store_maps(replica: Replica, name: str, values: NDArray[np.float32]) -> None:
+    """Store feature maps (N, C, H, W) in a buffer, in its layout and data type."""
     view = replica._views[name]
     stored = np.ascontiguousarray(values.transpose(0, 2, 3, 1))
     if view.dtype == np.uint16:
         bits = stored.view(np.uint32)
-        # To the nearest bfloat16, to the even one of two.
+        # Round to the nearest bfloat16, ties to even.
         stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     replica.memory.upload(view, stored)
 

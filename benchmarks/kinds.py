@@ -8,7 +8,7 @@ from dptrain.plan.plan import Plan, Stage
 
 PRODUCTS = (Phase.FORWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
 FEW_CHANNELS = 3
-"""Convolutions with at most this many input channels have their own target: they reuse little."""
+"""Convolutions with at most this many input channels have their own target; they reuse less."""
 
 
 def kind_of(plan: Plan, stage: Stage) -> str:
@@ -18,6 +18,6 @@ def kind_of(plan: Plan, stage: Stage) -> str:
         return "memory"
     head = heads[stage.group]
     if isinstance(head.layer, Conv2d):
-        few = head.input_shape[0] <= FEW_CHANNELS
-        return "first convolution" if few else "convolution"
+        first = head.input_shape[0] <= FEW_CHANNELS
+        return "first convolution" if first else "convolution"
     return "dense" if isinstance(head.layer, Dense) else "memory"

@@ -22,12 +22,12 @@ M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory, as PyTorch users do with jemalloc or tcmalloc.
 
-    glibc gives large blocks back to the system, which fills their pages with zeros when PyTorch
-    asks for them in the next step: `solar` at batch 128 took 1.6 times as long. dptrain allocates
-    nothing in a step.
+    By default glibc returns large blocks to the system, which fills their pages with zeros when
+    PyTorch allocates them again in the next step: `solar` at batch 128 took 1.6 times as long.
+    dptrain allocates nothing in a step.
 
     Returns:
-        Whether this C library can be told.
+        True if the C library supports this.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

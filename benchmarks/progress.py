@@ -40,7 +40,7 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print lines without formatting."""
         print(text, flush=True)
 

@@ -56,8 +56,8 @@ def measure_ranks(network: str, *, launches: int, steps: int) -> RankResult:
 
 def _train(network: str, *, ranks: int, threads: int, steps: int) -> dict[str, Any]:
     """Run `dptrain train` and return its summary."""
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    own = Path(sys.executable).with_name("mpirun")
+    mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:
         raise FileNotFoundError("no mpirun; install one with: pip install '.[mpi]'")
     with tempfile.TemporaryDirectory() as folder:

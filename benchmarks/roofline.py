@@ -208,17 +208,17 @@ def _names(panel: Axes, points: Sequence[Point]) -> None:
     """Draw labels on the left with lines to the stages, or next to stages on the left."""
     height = 0.98
     for point in sorted(points, key=lambda point: -point.gflop_per_s):
-        beside = point.intensity <= NAMES_UP_TO
-        place: dict[str, Any] = {"xytext": (14, 0), "textcoords": "offset points"}
-        if not beside:
+        on_the_left = point.intensity <= NAMES_UP_TO
+        position: dict[str, Any] = {"xytext": (14, 0), "textcoords": "offset points"}
+        if not on_the_left:
             line = {"arrowstyle": "-", "color": COLOURS[point.kind], "linewidth": 0.5,
                     "shrinkA": 1, "shrinkB": 0, "relpos": (1, 0.5)}  # fmt: skip
-            place = {"xytext": (0.44, height), "textcoords": "axes fraction", "ha": "right",
+            position = {"xytext": (0.44, height), "textcoords": "axes fraction", "ha": "right",
                      "arrowprops": line}  # fmt: skip
             height -= 0.045
         panel.annotate(
             point.label, (point.intensity, point.gflop_per_s), va="center", fontsize=6,
-            color=COLOURS[point.kind], zorder=4, **place,
+            color=COLOURS[point.kind], zorder=4, **position,
         )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _legend(panel: Axes, batch_size: int) -> None:
     row(f"Names, from {LABELLED:.0%} of the step on: share of the step · of the roof")
     row(f"Points and bars, from {DRAWN:.1%} on")
     row("Bars: the stages in order, as wide as their share of the step, as high")
-    row("as their share of the roof; white below the line is time to be had")
+    row("as their share of the roof; white below the line is time that faster code could save")
 
 
 @click.command()

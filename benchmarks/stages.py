@@ -20,25 +20,24 @@ from dptrain.plan.plan import Stage
 
 WARM_UP = 3
 ROUNDS = 5
-"""Spells of steps, each followed by a look at the limits: a shared machine is not always equally
-fast."""
+"""Series of steps. Limits are measured after each: the speed of a shared machine varies."""
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage, how long it took, and what its limit would have allowed.
+    """The time of a stage, and the limit that applies to it.
 
     Attributes:
         network, batch_size: the case.
         name: of the stage.
         kind: "convolution", "first convolution" (few input channels), "dense" or "memory".
-        flops, bytes_moved: of the plan; loading counts what it reads besides.
+        flops, bytes_moved: as in the plan; loading also counts the bytes of the user's arrays.
         time_us: median.
         quartiles_us: first and third.
         share_of_step: of the sum of all stages' medians.
-        rate: FLOP/s, or bytes/s for what only moves memory.
-        limit: the same unit: sgemm peak, or copying at the same working set.
-        share_of_limit: rate over limit, each measured in the same `ROUNDS` short spells.
+        rate: FLOP/s, or bytes/s of a memory-bound stage.
+        limit: sgemm peak in FLOP/s, or bytes/s of copying with the same working set.
+        share_of_limit: median of rate over limit, both measured in each of the `ROUNDS` series.
     """
 
     network: str
@@ -56,14 +55,14 @@ class StageResult:
 
 
 def bytes_of(stage: Stage) -> int:
-    """Bytes moved; loading reads the user's arrays as well, which no plan knows."""
+    """Return the bytes moved; loading also reads the user's arrays, which are not in the plan."""
     return stage.bytes_moved * (2 if stage.phase is Phase.LOAD else 1)
 
 
 def measure_stages(
     network: Network, batch_size: int, *, steps: int
 ) -> tuple[Roofs, list[StageResult]]:
-    """Time every stage inside of whole training steps, and what limits it in between."""
+    """Time every stage within whole training steps, and measure the limits between them."""
     x, y = random_batch(network, batch_size)
     replica = dptrain.make_replica(network, batch_size=batch_size)
     plan, cache = replica.plan, l2_bytes()
@@ -98,7 +97,7 @@ def measure_stages(
 
 
 def _laps(replica: dptrain.Replica, x: Any, y: Any) -> list[int]:
-    """Nanoseconds of every stage of one step, by index."""
+    """Return the nanoseconds of every stage of one step, by index."""
     clock = time.process_time_ns
     stamps = np.zeros(len(replica.plan.stages) + 1, np.int64)
     stamps[0] = clock()

@@ -65,7 +65,7 @@ def run(settings: Settings, progress: Progress) -> Results:
             threads=1,
             steps=f"at least {settings.steps} of each program",
             launches=settings.launches,
-            **{"torch.compile": "takes part" if settings.compiled else "left out"},
+            **{"torch.compile": "included" if settings.compiled else "not included"},
             **{"freed memory": "kept for the next step" if kept else "as the C library does"},
         )
     )

@@ -46,9 +46,9 @@ def new_files(folder: Path, kind: str, date: str) -> tuple[Path, Path]:
     """Return unused paths for JSON and Markdown, named by date with a suffix -2, -3, … if needed.
 
     Args:
-        folder: made where it is missing.
-        kind: first word of the names.
-        date: as ISO has it; the time of day is left out.
+        folder: created if it does not exist.
+        kind: prefix of the names.
+        date: in ISO format; only the day is used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     day, number = f"{kind}-{date.partition('T')[0]}", 1

@@ -1,9 +1,9 @@
 """Time programs against each other on a shared machine.
 
 Programs alternate in blocks of several steps, so that disturbances affect all of them.
-The clock is the process's CPU time, that of all its threads together: on a quiet machine it shows
-what a clock on the wall shows, since nothing here waits; on a busy one it leaves out the time in
-which somebody else had the core. The wall's time is kept beside it.
+The clock is the CPU time of the process, summed over its threads. Nothing here waits, so on an
+idle machine CPU time equals wall time; on a busy machine it excludes the time in which other
+programs had the core. Wall time is recorded too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_NS = 20e6
-"""Time of a block of steps, long enough to make the caches' initial content negligible."""
+"""Time of a block of steps, so long that the initial content of the caches is negligible."""
 MIN_BLOCKS = 10
 
 Program = Callable[[], object]
@@ -34,17 +34,17 @@ class Times:
 
     @property
     def median_ms(self) -> float:
-        """Median CPU time of a step in ns."""
+        """Median CPU time of a step in ms."""
         return float(np.median(self.cpu)) / 1e6
 
     @property
     def wall_median_ms(self) -> float:
-        """Median wall time of a step in ns."""
+        """Median wall time of a step in ms."""
         return float(np.median(self.wall)) / 1e6
 
     @property
     def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile of the CPU times."""
+        """First and third quartile of the CPU times of a step in ms."""
         low, high = np.percentile(self.cpu, [25, 75]) / 1e6
         return float(low), float(high)
 
@@ -56,7 +56,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speedup of a program: ratio of medians, and quartiles over the blocks."""
+    """Speedup of a program: median and quartiles of the ratios of alternating blocks."""
 
     value: float
     low: float
@@ -65,15 +65,14 @@ class Ratio:
 
 def ratio(slower: Times, faster: Times) -> Ratio:
     """Return the speedup of `faster` over `slower`, timed in alternating blocks."""
-    turns = slower.block_medians / faster.block_medians
-    low, high = np.percentile(turns, [25, 75])
-    return Ratio(float(np.median(slower.cpu) / np.median(faster.cpu)), float(low), float(high))
+    low, median, high = np.percentile(slower.block_medians / faster.block_medians, [25, 50, 75])
+    return Ratio(float(median), float(low), float(high))
 
 
 def take_turns(programs: Mapping[str, Program], steps: int, warm_up: int = 2) -> dict[str, Times]:
     """Time at least `steps` steps of each program in alternating blocks.
 
-    Without `warm_up`, which says how long a step takes, blocks are of one step.
+    The warm-up estimates the time of a step. Without it, a block has one step.
     """
     longest = max(_estimate(program, warm_up) for program in programs.values()) if warm_up else 0
     block = int(min(max(BLOCK_NS // longest, 1), 10)) if longest else 1

@@ -102,7 +102,7 @@ def _convolution(node: Node, layer: Conv2d) -> list[nn.Module]:
 
 def _max_pool(node: Node, layer: MaxPool2d) -> list[nn.Module]:
     (top, bottom), (left, right) = layer.pads(node.input_shape)
-    # PyTorch's own padding is faster than a layer in front, where it can say the same.
+    # PyTorch's own padding is faster than a padding layer, but supports only these cases.
     if (top, left) == (bottom, right) and 2 * max(top, left) <= min(layer.windows):
         return [nn.MaxPool2d(layer.windows, layer.strides, (top, left))]
     reaches_over = nn.MaxPool2d(layer.windows, layer.strides, ceil_mode=True)
@@ -115,7 +115,7 @@ def _max_pool(node: Node, layer: MaxPool2d) -> list[nn.Module]:
 
 
 class _SumPool(nn.Module):
-    """Sum of each window, or its mean over what lies inside the map."""
+    """Sum of each window, or the mean of its pixels inside the feature map."""
 
     def __init__(self, node: Node, *, average: bool) -> None:
         super().__init__()

@@ -112,12 +112,12 @@ def measure(settings: Settings, backends: Sequence[str], folder: Path | None) ->
         return 1
     # The most important table is printed last, next to the prompt.
     progress.show(reversed(results.tables()))
-    progress.say(headline(results))
+    progress.print(headline(results))
     for missing in machine.missing:
-        progress.say(f"missing: {missing}")
-    progress.say(f"{time.perf_counter() - start:.0f} s")
+        progress.print(f"missing: {missing}")
+    progress.print(f"{time.perf_counter() - start:.0f} s")
     for path in paths or ():
-        progress.say(f"written: {path}")
+        progress.print(f"written: {path}")
     return 0 if results.complete else 1
 
 

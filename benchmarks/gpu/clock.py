@@ -77,9 +77,9 @@ def take_turns(programs: Mapping[str, Program], blocks: int = BLOCKS) -> dict[st
 
 
 def ratio(slower: Laps, faster: Laps) -> Ratio:
-    """Return the speedup: the ratio of medians, and its quartiles over the blocks."""
-    low, high = np.percentile(slower.us / faster.us, [25, 75])
-    return Ratio(slower.median / faster.median, float(low), float(high))
+    """Return the speedup: median and quartiles of the ratios of alternating blocks."""
+    low, median, high = np.percentile(slower.us / faster.us, [25, 50, 75])
+    return Ratio(float(median), float(low), float(high))
 
 
 def host_timer(start: Start, steps: int) -> float:

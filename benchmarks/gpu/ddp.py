@@ -57,7 +57,7 @@ class Rank:
         torch._foreach_add_(self.weights, gradients, alpha=-LEARNING_RATE * share)
 
     def ddp(self) -> Start:
-        """Return a step that uses DistributedDataParallel in the documented way."""
+        """Return a step that uses DistributedDataParallel as its documentation recommends."""
         wrapped = DistributedDataParallel(self.modules, gradient_as_bucket_view=True)
         loss = self.gradients(wrapped)
 

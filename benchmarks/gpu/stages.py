@@ -92,7 +92,7 @@ def measure_stages(
     step = Step(network, backend, precision, batch_size)
     plan, results = step.replica.plan, []
     for index, stage in enumerate(step.stages()):
-        # Recompute what stages change in place, such as gradients after dropout.
+        # Recompute arrays that stages change in place, such as gradients after dropout.
         step.run_stages(index)
         laps = take_turns({stage.name: step.stage_program(index, times)}, BLOCKS)[stage.name]
         results.append(

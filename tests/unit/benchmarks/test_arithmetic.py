@@ -24,15 +24,15 @@ def times(*milliseconds: float, block: int = 1) -> Times:
     return Times(array, 2 * array, block)
 
 
-def test_ratio_is_of_medians_and_its_spread_is_over_turns() -> None:
+def test_ratio_and_its_quartiles_are_over_blocks() -> None:
     slow, fast = times(30, 30, 90, 30, 60, 60, block=2), times(10, 10, 30, 10, 15, 15, block=2)
     found = ratio(slow, fast)
-    # Medians 45 and 12.5; of the turns 30/10, 60/20 and 60/15.
-    assert found.value == pytest.approx(3.6)
+    # The medians of the blocks are 30/10, 60/20 and 60/15.
+    assert found.value == pytest.approx(3.0)
     assert (found.low, found.high) == pytest.approx((3.0, 3.5))
 
 
-def test_a_spike_in_one_turn_moves_neither_ratio_nor_quartiles() -> None:
+def test_a_spike_in_one_block_changes_neither_ratio_nor_quartiles() -> None:
     calm = times(*[10] * 8)
     assert ratio(times(*[30] * 7, 3000), calm) == ratio(times(*[30] * 8), calm)
 
