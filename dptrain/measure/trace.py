@@ -94,7 +94,9 @@ def rank_events(
             lines += map(writer.event, stages, *_ends(found.stages))
             long = [c for c in found.exposed if c[1] - c[0] >= SHORTEST_NS]
             lines += [writer.event(exposed, *call) for call in long]
-            lines += map(writer.event, sums, *_ends(_one_after_another(found.sums)))
+            # A single rank sums nothing, so its sums have no times.
+            if any(end for _, end in found.sums):
+                lines += map(writer.event, sums, *_ends(_one_after_another(found.sums)))
     return ",\n".join(lines)
 
 
