@@ -20,22 +20,21 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain import get_network
-from dptrain.backends import load_backend
-from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
-from dptrain.data import Dataset, Loader, Sampler, open_data
+from dptrain.data import Batch
 from dptrain.errors import UserError
-from dptrain.measure.recorder import DATA_WAIT, StepRecorder
-from dptrain.plan import SGD, make_buckets, make_plan
-from dptrain.training.engines import Engine, make_engine
+from dptrain.measure.recorder import DATA_WAIT
+from dptrain.training.baseline import open_loader
+from dptrain.training.engines import Engine
+from dptrain.training.job import assemble
+from dptrain.training.settings import Settings
 
 NETWORK, BATCH_SIZE, LEARNING_RATE = "model0", 32, 0.01
 WARM_UP, BLOCK = 200, 100
@@ -66,7 +65,7 @@ class UncopiedSamples:
         samples: replaced by this object; only their number is used.
     """
 
-    canvas = None
+    readable_shape = None
 
     def __init__(self, samples: Any) -> None:
         self._count = len(samples)
@@ -89,21 +88,21 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
     Raises:
         UserError: the backend is not available.
     """
-    network, backend = get_network(NETWORK), load_backend(backend_name)
-    plan = make_plan(
-        network, backend, BATCH_SIZE, precision=next(iter(backend.precisions)), optimizer=SGD(0.9)
-    )
-    replica = backend.make_replica(plan)
-    buckets = make_buckets(plan, None)
-    gradient_sum = make_gradient_sum("mirrored", World.single(), replica, buckets)
-    recorder = StepRecorder(plan.stages, capacity=steps)
-    data = open_data("digits", network, seed=0)
+    chosen = Settings(
+        network=NETWORK, backend=backend_name, data="digits", crop=0, batch_size=BATCH_SIZE,
+        threads=1, steps=WARM_UP + steps,
+    ).with_recipe()  # fmt: skip
     total = WARM_UP + steps
+    job = assemble(chosen, World.single(), keeps_run=False, recorded_steps=steps)
+    if not copies_images:
+        samples: Any = UncopiedSamples(job.dataset.train)
+        job.dataset = replace(job.dataset, train=samples)
     with (
-        make_engine(replica, gradient_sum, buckets, recorder) as engine,
-        open_loader(data, total, copies_images=copies_images) as loader,
+        job.engine,
+        open_loader(job, batch_size=BATCH_SIZE, rank=0, size=1, first=0, last=total) as loader,
     ):
-        times = time_steps(engine, loader, total)[WARM_UP:] / 1e3
+        times = time_steps(job.engine, loader, total)[WARM_UP:] / 1e3
+    recorder = job.recorder
     q1, median, q3 = (float(q) for q in np.percentile(times, [25, 50, 75]))
     blocks = [np.median(times[start : start + BLOCK]) for start in range(0, steps, BLOCK)]
     waits = recorder.rows()[:, recorder.names.index(DATA_WAIT)] / 1e3
@@ -111,14 +110,7 @@ def measure(backend_name: str, steps: int, *, copies_images: bool = True) -> Ove
     return Overhead(name, (q1, median, q3), float(min(blocks)), float(np.median(waits)))
 
 
-def open_loader(data: Dataset, steps: int, *, copies_images: bool) -> Loader:
-    """Return the loader that `dptrain train` uses for data in memory on the CPU."""
-    samples: Any = data.train if copies_images else UncopiedSamples(data.train)
-    sampler = Sampler(len(samples), BATCH_SIZE, seed=0)
-    return Loader(samples, sampler, range(steps), data.input_shape, data.target_shape, depth=0)
-
-
-def time_steps(engine: Engine, loader: Loader, steps: int) -> NDArray[np.int64]:
+def time_steps(engine: Engine, loader: Iterator[Batch], steps: int) -> NDArray[np.int64]:
     """Return nanoseconds from the end of one step to the end of the next."""
     times = np.zeros(steps, np.int64)
     with frozen_objects():
