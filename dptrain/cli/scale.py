@@ -118,11 +118,11 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     left = missing(folder, design)
     total = len(design.tasks())
     if not done:
-        display.say(f"stopped on request, {total - left} of {total} launches are made; "
+        display.print(f"stopped on request, {total - left} of {total} launches are made; "
                     f"go on with: {again}")  # fmt: skip
         return STOPPED
     if not chosen.is_all:
-        display.say(f"{total - left} of {total} launches are made; when all are: "
+        display.print(f"{total - left} of {total} launches are made; when all are: "
                     f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
         return 0
     _print(conclude_study([folder], folder), folder, as_json=as_json)

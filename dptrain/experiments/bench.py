@@ -89,7 +89,7 @@ def _measure_all(
     first_s = [estimator.case_s(case) for case in cases]
     with StopRequest() as stop, CaseDisplay(verbose, first_s) as display:
         start = monotonic()
-        display.say(_opening(len(cases), total, sum(first_s), ledger.folder))
+        display.print(_opening(len(cases), total, sum(first_s), ledger.folder))
         for number, case in enumerate(cases):
             display.begin(_case_text(case), left_s(number))
             result = measure(
@@ -100,7 +100,7 @@ def _measure_all(
             ledger.append(case.key, asdict(result))
             display.end(_outcome(case, result), left_s(number + 1))
             if stop.requested and case is not cases[-1]:
-                display.say("stopped on request; repeat the command to continue")
+                display.print("stopped on request; repeat the command to continue")
                 return True
     return False
 
@@ -144,11 +144,11 @@ def _conclude(
     written = [write_csv(folder / f"{NAME}.csv", rows(results, view))]
     written += plot_bench(results, folder)
     display = CaseDisplay(verbose, ())
-    display.say(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
+    display.print(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
     for table in bench_tables(results, view):
-        display.say(table)
+        display.print(table)
     for path in written:
-        display.say(f"written: {path}")
+        display.print(f"written: {path}")
     findings = [
         {
             "backend": configuration[0],

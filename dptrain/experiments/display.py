@@ -56,4 +56,4 @@ class CaseDisplay(ProgressPrinter):
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, refresh=True)
         left = f"  ({duration(left_s)} left)" if self._bar is None and left_s >= 1 else ""
-        self.say(f"{self._done}/{self._total}  {what}{left}")
+        self.print(f"{self._done}/{self._total}  {what}{left}")

@@ -243,18 +243,18 @@ def _train_all(
 ) -> bool:
     """Train the variants; return True if a signal ended the study early."""
     display = CaseDisplay(verbose and runs.world.is_rank_zero, ())
-    display.say(_opening(len(left), total, runs.config, folder))
+    display.print(_opening(len(left), total, runs.config, folder))
     start, work_done = monotonic(), 0
     first = len(left) == total
     for number, variant in enumerate(left):
         if variant.network is None:
             runs.keep(VariantResult(variant.name, variant.changes, False, variant.why))
-            display.say(f"{number + 1}/{len(left)}  {variant.name}: not possible")
+            display.print(f"{number + 1}/{len(left)}  {variant.name}: not possible")
             continue
         try:
             summary = runs.train(variant)
             if summary["stopped"]:
-                display.say("stopped on request; repeat the command to continue")
+                display.print("stopped on request; repeat the command to continue")
                 return True
             result = result_of(variant, summary)
         except UserError as error:
@@ -266,7 +266,7 @@ def _train_all(
         runs.keep(result)
         work_done += _work(variant)
         left_s = (monotonic() - start) / work_done * sum(map(_work, left[number + 1 :]))
-        display.say(f"{number + 1}/{len(left)}  {_outcome(result)}{_left(left_s)}")
+        display.print(f"{number + 1}/{len(left)}  {_outcome(result)}{_left(left_s)}")
     return False
 
 
@@ -387,6 +387,6 @@ def conclude(
     written += plot_variants(network.name, results, folder)
     display = CaseDisplay(verbose, ())
     for part in study_report(network, config, results):
-        display.say(part)
+        display.print(part)
     for path in written:
-        display.say(f"written: {path}")
+        display.print(f"written: {path}")

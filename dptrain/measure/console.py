@@ -118,7 +118,7 @@ class ProgressPrinter:
             self._bar.stop()
             self._bar = None
 
-    def say(self, what: str | Table) -> None:
+    def print(self, what: str | Table) -> None:
         """Print a table, or a line of any length, above the bar."""
         if self._console is not None:
             self._console.print(what, soft_wrap=isinstance(what, str))

@@ -52,11 +52,11 @@ class StudyDisplay(ProgressPrinter):
     def _begin(self, bar: Progress) -> Any:
         return bar.add_task("", total=None, facts="")
 
-    def say_now(self, text: str) -> None:
+    def print_now(self, text: str) -> None:
         """Show the present activity, before the first launch."""
         self._what = text
         if self._bar is None:
-            self.say(text)
+            self.print(text)
         self.tick()
 
     def begin(self, *, done: int, total: int, left_s: float) -> None:
@@ -64,7 +64,7 @@ class StudyDisplay(ProgressPrinter):
         self._done, self._total = done, total
         already = f" ({done} of {total} are complete)" if done else ""
         count = total - done
-        self.say(f"{count} launch{'es' * (count != 1)}{already}, about {time_text(left_s)}")
+        self.print(f"{count} launch{'es' * (count != 1)}{already}, about {time_text(left_s)}")
         if self._bar is not None:
             self._bar.update(self._task, total=total, completed=done)
 
@@ -85,7 +85,7 @@ class StudyDisplay(ProgressPrinter):
             self._bar.update(self._task, completed=self._done)
         elif monotonic() - self._printed_at >= LINE_EVERY_S or self._done == self._total:
             self._printed_at = monotonic()
-            self.say(f"{self._done}/{self._total}  {self._what}  {time_text(left_s)} left")
+            self.print(f"{self._done}/{self._total}  {self._what}  {time_text(left_s)} left")
 
     def tick(self) -> None:
         """Redraw the bar, if there is one."""

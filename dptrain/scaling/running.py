@@ -130,9 +130,9 @@ def run_tasks(
     times = Times(design.steps, walls=_walls(folder, tasks))
     with StopRequest() as stop, display:
         if _is_busy_now(stop):
-            display.say("warning: other programs use this machine; the figures will scatter")
+            display.print("warning: other programs use this machine; the figures will scatter")
         if oversubscription := _oversubscription(left, launcher):
-            display.say(f"warning: {oversubscription}")
+            display.print(f"warning: {oversubscription}")
         try:
             _prepare(folder, design, left, launcher, display, stop, times)
             display.begin(done=len(tasks) - len(left), total=len(tasks), left_s=times.total(left))
@@ -176,7 +176,7 @@ def _prepare(
     shapes = sorted({(task.point.threads, _local(task)) for task in tasks})
     with _removed_unless_failed(own):
         for number, (threads, samples) in enumerate(shapes, 1):
-            display.say_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
+            display.print_now(f"compiling kernels, batch {samples} ({number} of {len(shapes)})")
             work = own / f"t{threads}-b{samples}"
             options = ["--steps", "3", "--skip", "1", "--no-roofs"]
             program = _program(design, samples, threads, options, work)

@@ -76,7 +76,7 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
     # The design is stored only if its launcher works, because a study keeps its launcher.
     launcher.try_out()
     design.keep(folder)
-    display.say(f"study: {folder}")
+    display.print(f"study: {folder}")
     return run_tasks(folder, design, tasks, launcher, display)
 
 

@@ -120,15 +120,15 @@ class Progress(Callback):
 
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         assert self._display is not None
-        self._display.say(trainer.progress.epoch_line(trainer.job.spec))
+        self._display.print(trainer.progress.epoch_line(trainer.job.spec))
 
     def on_fit_end(self, trainer: Trainer, conclusion: Conclusion) -> None:
         assert self._display is not None
         self._display.__exit__(None, None, None)
         for part in conclusion.tables if self._tables else ():
-            self._display.say(part)
+            self._display.print(part)
         for line in conclusion.lines:
-            self._display.say(line)
+            self._display.print(line)
 
     def close(self) -> None:
         if self._display is not None:

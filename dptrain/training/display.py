@@ -26,7 +26,7 @@ class Display(ProgressPrinter):
         verbose: whether this rank prints.
         first_step, last_step: of this run.
         task: what is done, in a word.
-        brief: show how far it is, and leave out all that `say` would tell.
+        brief: show how far it is, and leave out all that `print` would show.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Display(ProgressPrinter):
     ) -> None:
         super().__init__(make_console() if verbose else None)
         self._first, self._last = first_step, last_step
-        self._start = self._said = self._drawn = monotonic()
+        self._start = self._printed_at = self._drawn = monotonic()
         self._name, self._brief = task, brief
 
     def __enter__(self) -> Display:
-        self._start = self._said = monotonic()
+        self._start = self._printed_at = monotonic()
         return super().__enter__()
 
     def _columns(self) -> list[ProgressColumn]:
@@ -62,10 +62,10 @@ class Display(ProgressPrinter):
     def _begin(self, bar: Bar) -> Any:
         return bar.add_task(self._name, total=self._last - self._first, facts="")
 
-    def say(self, what: str | Table) -> None:
+    def print(self, what: str | Table) -> None:
         """Print a line, which is never cut, or a table, above the bar; nothing if brief."""
         if not self._brief:
-            super().say(what)
+            super().print(what)
 
     def step(self, progress: Progress) -> None:
         """A step is done. Cheap: it draws at most ten times a second."""
@@ -78,10 +78,10 @@ class Display(ProgressPrinter):
             self._drawn = now
             self._bar.update(self._task, completed=step - self._first, facts=_facts(progress))
             self._bar.refresh()
-        elif now - self._said >= LINE_EVERY_S:
-            self._said = now
+        elif now - self._printed_at >= LINE_EVERY_S:
+            self._printed_at = now
             left = (now - self._start) / (step - self._first) * (self._last - step)
-            super().say(f"step {step}/{self._last}  {_facts(progress)}  {left:.0f} s left")
+            super().print(f"step {step}/{self._last}  {_facts(progress)}  {left:.0f} s left")
 
 
 def _facts(progress: Progress) -> str:

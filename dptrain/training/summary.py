@@ -48,13 +48,13 @@ def introduce(job: Job, display: Display, step: int) -> None:
     spec, world = job.spec, job.world
     memory = sum(job.memory_bytes.values()) / 2**20
     worker = "1 GPU" if job.replica.memory.on_gpu else _count(job.plan.setting.threads, "thread")
-    display.say(
+    display.print(
         f"dptrain {__version__}: {job.network.name} ({job.network.num_parameters:,} parameters, "
         f"{memory:.1f} MiB per rank), backend {spec.backend}, {spec.precision}"
     )
-    display.say(f"data: {job.dataset.description}")
+    display.print(f"data: {job.dataset.description}")
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
-    display.say(
+    display.print(
         f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}; global minibatch "
         f"{spec.batch_size}, at most {job.local_batch} per rank; {spec.optimizer}, learning rate "
         f"{spec.learning_rate:g} ({spec.schedule}{warmup})"
@@ -62,16 +62,16 @@ def introduce(job: Job, display: Display, step: int) -> None:
     if job.run is not None:
         resumed = f", resumed after step {step}" if step else ""
         again = ", started again: it had no checkpoint" if job.settings.resume else ""
-        display.say(f"run: {job.run.path}{resumed or again}")
+        display.print(f"run: {job.run.path}{resumed or again}")
     if job.warning is not None:
-        display.say(f"warning: {job.warning}")
+        display.print(f"warning: {job.warning}")
     if spec.batch_size > len(job.dataset.train):
-        display.say(
+        display.print(
             f"warning: batch size {spec.batch_size} exceeds the {len(job.dataset.train):,} "
             "training samples, so every minibatch is the whole training data"
         )
     if step >= spec.steps:
-        display.say(
+        display.print(
             f"nothing left to do: {step} of {spec.steps} steps are complete; "
             f"{_advice_to_continue(job)}"
         )
