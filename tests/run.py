@@ -70,7 +70,7 @@ def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
 
 def suites() -> dict[str, Suite]:
     """Every suite by name, the quick ones first."""
-    unit = (*PYTEST, "--doctest-modules", "dptrain/network", "dptrain/plan", "tests/unit")
+    unit = (*PYTEST, "--doctest-modules", "dptrain", "tests/unit")
     named = {
         "unit": Suite(
             (*unit, "-k", f"not ({EMULATED}) and not ({COMPILED})"), environment=ONE_THREAD

@@ -29,7 +29,9 @@ class DeviceTimes:
         self._num_stages = len(self._stages)
         self.exposed_ns = self.hidden_ns = 0
         self.calls: list[tuple[int, int]] = []
-        self.spans = [(0, 0)] * len(gradient_sum.buckets)
+        # The buckets of a single rank are not summed, and have no times.
+        num_sums = len(gradient_sum.buckets) if gradient_sum.world.size > 1 else 0
+        self.spans = [(0, 0)] * num_sums
 
     def record_begin(self) -> None:
         """Enqueue the time stamp of the step's begin."""

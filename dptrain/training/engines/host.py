@@ -106,7 +106,9 @@ class HostEngine(Engine):
             global_count=batch.global_count,
         )
         if recorder.moments is not None:
-            recorder.note_moments(timer.calls, timer.spans)
+            # The buckets of a single rank are not summed, and have no times.
+            spans = () if self.gradient_sum.is_identity else timer.spans
+            recorder.note_moments(timer.calls, spans)
         if recorder.timed:
             self._next_timed = recorder.steps - 1 + self._time_every
         self._done.append(self._result(batch, sums, learning_rate, row))

@@ -52,7 +52,7 @@ def check_trace(trace: Mapping[str, Any]) -> dict[tuple[int, int], list[dict[str
             continue
         assert event["ph"] == "X"
         assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
-        assert event["ts"] >= 0
+        assert event["ts"] >= 0, event
         assert event["dur"] >= 0
         assert find_term(event["cat"]) is not None
         assert all(find_term(key) is not None for key in event["args"])

@@ -1,12 +1,16 @@
-"""Profiles of jobs whose steps are enqueued."""
+"""Profiles of jobs of one rank."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 
 from dptrain.comm.world import World
 from dptrain.training.profiling import ProfileOptions, profile
 from dptrain.training.settings import load_settings
+from tests.unit.measure.test_trace import check_trace
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -22,3 +26,13 @@ def test_as_many_steps_are_timed_as_were_asked_for(samples: int, steps: int) -> 
     assert found is not None
     assert found.steps == steps
     assert all(stage.time_ms.n == steps and stage.time_ms.mean > 0 for stage in found.stages)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cuda"])
+def test_a_trace_of_one_rank_contains_no_sums(backend: str, tmp_path: Path) -> None:
+    flags = {"network": "mlp-5", "backend": backend, "batch_size": "8"}
+    options = ProfileOptions(steps=2, skip=0, roofs=False, output=tmp_path / "p", trace=True)
+    assert profile(load_settings(flags, {}), World.single(), options, quiet=True) is not None
+    threads = check_trace(json.loads((tmp_path / "p" / "trace.json").read_text()))
+    assert threads[0, 0]
+    assert (0, 1) not in threads
