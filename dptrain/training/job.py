@@ -19,7 +19,6 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
-from dptrain.data.base import Samples
 from dptrain.data.crop_windows import can_cache_on_device
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
@@ -39,6 +38,7 @@ from dptrain.training.resources import (
     describe_ranks,
     find_transport,
     make_replica,
+    notice_if_slow,
     open_backend,
     share_state,
 )
@@ -46,6 +46,8 @@ from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
 from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
+
+COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 
 DEVICE_SHARE = 0.5
 """Largest share of the free device memory that a cached data set may take."""
@@ -102,6 +104,25 @@ class Job:
         self.engine = _engine(self.spec, self.world, self.replica, self.buckets, self.recorder)
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What a job computes on, agreed by all ranks, before anything large is allocated.
+
+    Attributes:
+        fingerprint: of the data, see `data_fingerprint`.
+        epoch_steps: updates per epoch.
+    """
+
+    backend: Backend
+    network: Network
+    dataset: Dataset
+    fingerprint: dict[str, Any]
+    plan: Plan
+    augmentation: Augmentation | None
+    schedule: Schedule
+    epoch_steps: int
+
+
 def assemble(
     chosen: Settings,
     world: World,
@@ -110,6 +131,7 @@ def assemble(
     dataset: Dataset | None = None,
     keeps_run: bool = True,
     recorded_steps: int = 2048,
+    quiet: bool = False,
 ) -> Job:
     """Agree on the job, open the data and the run directory, plan, compile and share parameters.
 
@@ -120,73 +142,28 @@ def assemble(
         dataset: the data set; opened from the settings if it is None.
         keeps_run: True if there is a run directory to write or to continue.
         recorded_steps: number of steps whose times are kept, the last ones.
+        quiet: True prints nothing if the compilation of kernels takes long.
 
     Raises:
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
     """
     agree(world, job_settings(chosen))
-    backend = open_backend(chosen, world)
-    network = network or call_on_all_ranks(world, chosen.load_network)
-    dataset = dataset or _open_data(chosen, network, world)
-    description = network_to_dict(network)
-    data, preprocessing = data_fingerprint(dataset), dataset.preprocessing.to_dict()
-    agree(world, {"network": digest(description), **_named("data", data)})
-    threads = compute_threads(chosen, world)
-    precision = chosen.precision or next(iter(backend.precisions))
-    plan = call_on_all_ranks(
-        world,
-        lambda: make_plan(
-            network,
-            backend,
-            max(math.ceil(chosen.batch_size / world.size), 1),
-            precision=precision,
-            optimizer=chosen.update_rule(),
-            threads=threads,
-        ),
-    )
-    call_on_all_ranks(world, lambda: check_memory(backend, plan, len(dataset.train), world))
-    augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen))
-    if augmentation is not None:
-        augmentation.check(network.input_shape)
-    epoch_steps = steps_per_epoch(len(dataset.train), chosen.batch_size)
-    schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
-    run = (
-        call_on_rank_zero(world, lambda: open_run(chosen, network, dataset)) if keeps_run else None
-    )
-    replica = make_replica(world, backend, plan, chosen.seed)
-    images = _cached_images(replica, dataset.train, augmentation, world, chosen.share_gpus)
-    if images is not None:
-        assert isinstance(replica, DeviceReplica)
-        replica.cache_images(images)
-    transport = find_transport(chosen, world, replica)
-    bucket_size = bucket_bytes(chosen, world, transport)
-    spec = resolve_job(
-        chosen,
-        ranks=world.size,
-        epoch_steps=epoch_steps,
-        precision=precision,
-        prefetch=0 if images is not None else choose_prefetch(
-            chosen, dataset.train, world, threads
-        ),
-        transport=transport,
-        bucket_kib=(bucket_size or 0) // 1024,
-    )  # fmt: skip
-    run_spec = RunSpec(
-        version=__version__,
-        job=spec,
-        network=description,
-        data=data,
-        preprocessing=preprocessing,
-        ranks=describe_ranks(world, replica, plan),
-        origins=dict(chosen.origins),
-    )
-    agree(world, {"specification": run_spec.digest})
+    inputs = _open_inputs(chosen, world, network, dataset)
+    network, dataset, plan = inputs.network, inputs.dataset, inputs.plan
+    run = None
+    if keeps_run:
+        run = call_on_rank_zero(world, lambda: open_run(chosen, network, dataset))
+    with notice_if_slow("" if quiet or not world.is_rank_zero else COMPILING):
+        replica = make_replica(world, inputs.backend, plan, chosen.seed)
+    images = _cache_images(replica, inputs, world, chosen.share_gpus)
+    run_spec = _specify(chosen, world, inputs, replica, is_cached=images is not None)
+    spec = run_spec.job
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, spec, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
     if run is not None:
         start_run(run, chosen, run_spec, network, world, first_step)
-    buckets = make_buckets(plan, bucket_size)
+    buckets = make_buckets(plan, spec.bucket_kib * 1024 or None)
     recorder = StepRecorder(plan.stages, recorded_steps)
     return Job(
         settings=chosen,
@@ -195,19 +172,79 @@ def assemble(
         world=world,
         network=network,
         dataset=dataset,
-        backend=backend,
+        backend=inputs.backend,
         plan=plan,
         replica=replica,
         buckets=buckets,
         recorder=recorder,
         engine=_engine(spec, world, replica, buckets, recorder),
-        schedule=schedule,
-        augmentation=augmentation,
+        schedule=inputs.schedule,
+        augmentation=inputs.augmentation,
         cached_images=images,
         run=run,
         first_step=first_step,
         warning=None if restored is None else restored.warning,
     )
+
+
+def _open_inputs(
+    chosen: Settings, world: World, network: Network | None, dataset: Dataset | None
+) -> _Inputs:
+    """Open network and data, agree on them, and plan."""
+    backend = open_backend(chosen, world)
+    graph = network or call_on_all_ranks(world, chosen.load_network)
+    data = dataset or _open_data(chosen, graph, world)
+    fingerprint = data_fingerprint(data)
+    named = {f"data {name}": value for name, value in fingerprint.items()}
+    agree(world, {"network": digest(network_to_dict(graph)), **named})
+    threads = compute_threads(chosen, world)
+    plan = call_on_all_ranks(
+        world,
+        lambda: make_plan(
+            graph,
+            backend,
+            max(math.ceil(chosen.batch_size / world.size), 1),
+            precision=chosen.precision,
+            optimizer=chosen.update_rule(),
+            threads=threads,
+        ),
+    )
+    call_on_all_ranks(world, lambda: check_memory(backend, plan, len(data.train), world))
+    augmentation = call_on_all_ranks(world, lambda: make_augmentation(chosen, graph))
+    epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
+    schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
+    return _Inputs(backend, graph, data, fingerprint, plan, augmentation, schedule, epoch_steps)
+
+
+def _specify(
+    chosen: Settings, world: World, inputs: _Inputs, replica: Replica, *, is_cached: bool
+) -> RunSpec:
+    """Resolve what is still open, and agree on the specification."""
+    plan = inputs.plan
+    transport = find_transport(chosen, world, replica)
+    prefetch = 0
+    if not is_cached:
+        prefetch = choose_prefetch(chosen, inputs.dataset.train, world, plan.setting.threads)
+    spec = resolve_job(
+        chosen,
+        ranks=world.size,
+        epoch_steps=inputs.epoch_steps,
+        precision=plan.precision,
+        prefetch=prefetch,
+        transport=transport,
+        bucket_kib=(bucket_bytes(chosen, world, transport) or 0) // 1024,
+    )
+    run_spec = RunSpec(
+        version=__version__,
+        job=spec,
+        network=network_to_dict(inputs.network),
+        data=inputs.fingerprint,
+        preprocessing=inputs.dataset.preprocessing.to_dict(),
+        ranks=describe_ranks(world, replica, plan),
+        origins=dict(chosen.origins),
+    )
+    agree(world, {"specification": run_spec.digest})
+    return run_spec
 
 
 def _open_data(chosen: Settings, network: Network, world: World) -> Dataset:
@@ -232,19 +269,12 @@ def _engine(
     return make_engine(replica, gradient_sum, buckets, recorder)
 
 
-def _named(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    return {f"{prefix} {name}": value for name, value in values.items()}
-
-
-def _cached_images(
-    replica: Replica,
-    samples: Samples,
-    augmentation: Augmentation | None,
-    world: World,
-    share_gpus: bool,
+def _cache_images(
+    replica: Replica, inputs: _Inputs, world: World, share_gpus: bool
 ) -> NDArray[np.float32] | None:
-    """Return the training images if every rank can cache them on its device, else None."""
-    fits = isinstance(replica, DeviceReplica) and can_cache_on_device(samples, augmentation)
+    """Cache the training images on every rank's device; return them, or None if they do not fit."""
+    samples = inputs.dataset.train
+    fits = isinstance(replica, DeviceReplica) and can_cache_on_device(samples, inputs.augmentation)
     if fits:
         assert isinstance(samples, CachedSamples)
         free = replica.backend.free_bytes()
@@ -253,15 +283,19 @@ def _cached_images(
         fits = free is not None and samples.x.nbytes * users <= DEVICE_SHARE * free
     if not all(world.all_gather_json(bool(fits))):
         return None
+    assert isinstance(replica, DeviceReplica)
     assert isinstance(samples, CachedSamples)
+    replica.cache_images(samples.x)
     return samples.x
 
 
-def make_augmentation(chosen: Settings) -> Augmentation | None:
+def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:
     """Return the augmentation of the training images; None if nothing is changed."""
     if not (chosen.crop or chosen.flip or chosen.brightness or chosen.contrast):
         return None
-    return Augmentation(chosen.crop or 0, chosen.flip, chosen.brightness, chosen.contrast)
+    found = Augmentation(chosen.crop or 0, chosen.flip, chosen.brightness, chosen.contrast)
+    found.check(network.input_shape)
+    return found
 
 
 def make_schedule(chosen: Settings, epoch_steps: int) -> Schedule:

@@ -104,7 +104,8 @@ def profile(
     ranges = call_on_all_ranks(world, load_ranges) if options.nvtx else None
     total = options.skip + options.steps
     chosen = replace(settings, steps=total, epochs=None, run_dir=None, resume=None)
-    job = assemble(chosen, world, keeps_run=False, recorded_steps=4 * (total + FIRST_TIMED))
+    recorded = 4 * (total + FIRST_TIMED)
+    job = assemble(chosen, world, keeps_run=False, recorded_steps=recorded, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(job.engine)
         afterwards = ranges is not None and job.replica.memory.asynchronous

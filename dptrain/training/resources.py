@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -126,6 +130,28 @@ def check_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -
     if backend.free_bytes() is None:
         purpose = f"{plan.network.name} with {plan.batch_size:,} samples in a minibatch{node}"
         require_memory(ranks * sum(plan.memory.values()), purpose)
+
+
+NOTICE_AFTER_S = 2.0
+
+
+@contextmanager
+def notice_if_slow(text: str) -> Iterator[None]:
+    """Print a line on standard error if the block takes more than two seconds.
+
+    Args:
+        text: the line; empty prints nothing.
+    """
+    if not text:
+        yield
+        return
+    timer = threading.Timer(NOTICE_AFTER_S, print, (f"dptrain: {text}",), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:

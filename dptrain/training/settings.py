@@ -113,7 +113,8 @@ class Settings:
     )  # fmt: skip
     precision: str | None = _setting(
         "model", None, "Precision of the arithmetic: fp32; cuda and cudnn also tf32 and bf16; "
-        "reference also fp64.", otherwise="the first precision of the backend",
+        "numba also fp32-direct (no Winograd convolution); reference also fp64.",
+        otherwise="the first precision of the backend",
     )  # fmt: skip
     seed: int = _setting(
         "model", 0, "Seed of the initial parameters, the order of the samples, dropout and "

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import DivergedError, World
@@ -97,7 +98,8 @@ class Trainer:
         world = connect_ranks(settings.get("timeout")) if world is None else world
         graph = network if isinstance(network, Network) else get_network(network)
         chosen = _settings(network, data, settings).with_recipe(graph)
-        job = _assemble(chosen, world, graph, data, keeps_run=chosen.run_dir is not None)
+        keeps_run = chosen.run_dir is not None
+        job = _assemble(chosen, world, graph, data, keeps_run=keeps_run, quiet=not progress)
         self._start([*([Progress()] if progress else []), *callbacks], job)
 
     @classmethod
@@ -122,7 +124,8 @@ class Trainer:
         world = connect_ranks(settings.get("timeout")) if world is None else world
         chosen = load_settings({**settings, "resume": str(run_dir)}, {})
         trainer = cls.__new__(cls)
-        job = _assemble(chosen, world, chosen.load_network(), data, keeps_run=True)
+        graph = call_on_all_ranks(world, chosen.load_network)
+        job = _assemble(chosen, world, graph, data, keeps_run=True, quiet=not progress)
         trainer._start([*([Progress()] if progress else []), *callbacks], job)
         return trainer
 
@@ -441,12 +444,14 @@ def connect_ranks(timeout: float | None = None) -> World:
 
 
 def _assemble(
-    chosen: Settings, world: World, network: Network, data: Any, *, keeps_run: bool
+    chosen: Settings, world: World, network: Network, data: Any, *, keeps_run: bool, quiet: bool
 ) -> Job:
     dataset = None
     if data is not None and not isinstance(data, str):
         dataset = dataset_from(data, network, seed=chosen.seed, ranks_per_node=world.local_size)
-    return assemble(chosen, world, network=network, dataset=dataset, keeps_run=keeps_run)
+    return assemble(
+        chosen, world, network=network, dataset=dataset, keeps_run=keeps_run, quiet=quiet
+    )
 
 
 def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -14,8 +15,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.world import World
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
-from dptrain.training.job import _cached_images
-from dptrain.training.resources import bucket_bytes, open_backend
+from dptrain.training.resources import bucket_bytes, notice_if_slow, open_backend
 from dptrain.training.settings import Settings
 
 
@@ -78,5 +78,22 @@ def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
     replica: Any = Mock(spec=DeviceReplica, backend=backend)
     world = World.single()
     world.local_size = local_size
-    images = _cached_images(replica, samples, None, world, shared)
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
+    images = _cache_images(replica, inputs, world, shared)
+    assert replica.cache_images.called == cached
     assert images is (samples.x if cached else None)
+
+
+def test_a_slow_block_prints_a_notice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dptrain.training.resources.NOTICE_AFTER_S", 0.05)
+    with notice_if_slow("compiling kernels"):
+        time.sleep(0.5)
+    assert capsys.readouterr().err == "dptrain: compiling kernels\n"
+    monkeypatch.setattr("dptrain.training.resources.NOTICE_AFTER_S", 60.0)
+    with notice_if_slow("compiling kernels"):
+        pass
+    with notice_if_slow(""):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
