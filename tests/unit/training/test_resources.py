@@ -15,6 +15,7 @@ from dptrain.backends.device_replica import DeviceReplica
 from dptrain.comm.world import World
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
+from dptrain.training.job import _cache_images
 from dptrain.training.resources import bucket_bytes, notice_if_slow, open_backend
 from dptrain.training.settings import Settings
 
