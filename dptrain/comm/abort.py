@@ -60,19 +60,27 @@ def guard(main: Callable[[], int]) -> int:
     try:
         return main()
     except MemoryError as error:
-        return _fail(memory_user_error(error))
+        return fail(memory_user_error(error))
     except BaseException as error:
-        return _fail(error)
+        return fail(error)
     finally:
         threading.excepthook = previous
 
 
 def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
     if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
-        os._exit(_fail(arguments.exc_value))
+        os._exit(fail(arguments.exc_value))
 
 
-def _fail(error: BaseException) -> int:
+def fail(error: BaseException) -> int:
+    """Report an error once, and end all ranks unless all of them raise it.
+
+    Args:
+        error: what ended this rank's program.
+
+    Returns:
+        The exit code of this process, if all ranks end in order.
+    """
     job = current_job()
     if job is not None:
         if not isinstance(error, AgreedError):
@@ -97,7 +105,7 @@ def _fail_before_mpi(error: BaseException) -> int:
                 World.join(2 * _JOIN_S)
     except UserError as other:
         if current_job() is not None:
-            return _fail(other)
+            return fail(other)
     job = current_job()
     if job is not None:
         _end(job, error)

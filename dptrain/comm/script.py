@@ -20,10 +20,10 @@ def end_job_on_exception() -> None:
 def _end_job(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    from dptrain.comm.abort import _fail
+    from dptrain.comm.abort import fail
     from dptrain.comm.job import leave_job
 
-    code = _fail(error)
+    code = fail(error)
     # All ranks raise an agreed error, so all arrive here and can leave MPI in order.
     leave_job()
     sys.stdout.flush()
