@@ -98,9 +98,8 @@ def refuse_single(size: int, library: str, environ: Mapping[str, str] = os.envir
 def _explain(launch: Launch, library: str) -> str:
     plugin = "pmix" if library.startswith("Open MPI") else "pmi2"
     return (
-        f"MPI sees 1 rank but the launcher meant {launch.size} ({launch.source}): "
-        f"the launcher does not speak to the MPI that mpi4py loaded ({library}); "
-        f"start with that MPI's own mpirun, or with srun --mpi={plugin} (srun --mpi=list shows "
-        "others); "
-        f"`dptrain doctor` says more, {ALLOW_SINGLE}=1 goes on with one rank"
+        f"MPI reports 1 rank, but the launcher started {launch.size} ({launch.source}): the "
+        f"launcher does not support the MPI that mpi4py loaded ({library}); use the mpirun of "
+        f"that MPI, or srun --mpi={plugin} (srun --mpi=list shows the alternatives); `dptrain "
+        f"doctor` reports more, and {ALLOW_SINGLE}=1 continues with one rank"
     )

@@ -65,8 +65,8 @@ def import_nccl() -> Any:
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"NCCL cannot be used ({reason}); install it with pip install 'dptrain[cuda13]' or "
-            "'dptrain[cuda12]', or use --transport host"
+            f"NCCL cannot be used ({reason}); install it with pip install '.[cuda13]' or "
+            "'.[cuda12]', or use --transport host"
         ) from None
     return nccl
 

@@ -323,7 +323,7 @@ def _start_mpi(timeout: float) -> Any:
             reason = " ".join(str(error).split())
             raise UserError(
                 f"mpi4py finds no MPI library ({reason}); install one with pip install "
-                "'dptrain[mpi]', or load the MPI module of your cluster"
+                "'.[mpi]', or load the MPI module of your cluster"
             ) from None
         if not MPI.Is_initialized():
             refuse_stranger(_library(MPI))

@@ -74,7 +74,10 @@ class Adapter:
                 raise UserError(f"{misfit}; use a network with the shape of the samples")
             return
         if source[0] != target[0] and source[0] != 1 and (source[0], target[0]) != (3, 1):
-            raise UserError(f"{misfit}; only 1 channel can be repeated, and 3 converted to 1")
+            raise UserError(
+                f"{misfit}; dptrain converts 1 channel to any number and 3 channels to 1; "
+                f"use a network with an input of {source[0]} channels"
+            )
         if self.crop and (source[1] < target[1] or source[2] < target[2]):
             raise UserError(f"{misfit}; fit=crop needs larger images, try fit=resize")
 

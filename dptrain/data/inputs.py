@@ -107,7 +107,9 @@ def _open_array(source: Path, preprocessing: Preprocessing) -> UnlabelledInputs:
         expected = preprocessing.stored_shape or preprocessing.input_shape
         array = channels_first(stored, where, expected)
     else:
-        raise UserError(f"{source} is of no kind that can be read; {EXPECTED}")
+        raise UserError(
+            f"{source} has the type '{suffix or 'none'}', which dptrain cannot read; {EXPECTED}"
+        )
     preprocessing.check(array.shape[1:], array.dtype, where)
     if preprocessing.kind == "table":
         array = preprocessing.standardise(array)

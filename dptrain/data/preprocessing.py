@@ -227,8 +227,9 @@ class Preprocessing:
         if self.is_8bit and largest.max(initial=0.0) > 1.0 + ROUNDING:
             name = names[int(largest.argmax())]
             raise UserError(
-                f"{where}: sample {name} is too bright or too dark; the network was trained on "
-                f"pixels 0 to {self.white}, expected uint8 like them, or floats from -1 to 1"
+                f"{where}: sample {name} has a converted pixel of magnitude {largest.max():.4g}; "
+                f"the network was trained on pixels 0 to {self.white}; expected uint8 images with "
+                "these values, or floats from -1 to 1"
             )
 
     def standardise(self, rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -122,7 +122,7 @@ def mpirun_finding(vendor: str, search_path: str, scripts: Path) -> Finding:
         advice = "activate the environment, or call it by this path"
         return Finding("mpirun", NOTE, f"{beside} is not on PATH", advice)
     if mpirun is None:
-        advice = "pip install 'dptrain[mpi]' brings one; under Slurm, srun starts ranks too"
+        advice = "pip install '.[mpi]' in a clone installs one; under Slurm, srun starts ranks too"
         return Finding("mpirun", NOTE, "none on PATH", advice)
     answer = ask(mpirun, "--version")
     kind = launcher_kind(answer or "")

@@ -135,7 +135,7 @@ def import_tensorboard() -> Any:
     except ImportError as error:
         raise UserError(
             f"--tensorboard needs the package tensorboard ({error}); pip install "
-            "'dptrain[tensorboard]', or leave --tensorboard out"
+            "'.[tensorboard]', or leave --tensorboard out"
         ) from None
     names = (AttrValue, Event, EventFileWriter, GraphDef, HistogramProto, NodeDef, SessionLog,
              Summary, TensorShapeProto, VersionDef)  # fmt: skip

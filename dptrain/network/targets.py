@@ -25,10 +25,16 @@ def class_labels(y: NDArray[Any], network: Network, where: str) -> NDArray[Any]:
     width = network.num_outputs
     if y.ndim == 2 and y.shape[1] == width:
         if not (((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all()):
-            raise UserError(f"{where}: targets have {width} columns but are not one-hot")
+            raise UserError(
+                f"{where}: targets have {width} columns but are not one-hot; expected one 1 and "
+                "otherwise 0 in each row, or a vector of class labels"
+            )
         return np.asarray(y.argmax(axis=1))
     if y.ndim not in (1, 2) or y.shape[1:] not in ((), (1,)):
-        raise UserError(f"{where}: targets have shape {y.shape}; expected one class number each")
+        raise UserError(
+            f"{where}: targets have shape {y.shape}; expected one class label per sample, "
+            f"({len(y)},)"
+        )
     if y.size and (y != np.floor(y)).any():
         raise UserError(
             f"{where}: targets are not whole numbers, but network {network.name} distinguishes "

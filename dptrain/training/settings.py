@@ -28,7 +28,6 @@ PREFIX = "DPTRAIN_"
 OTHER_VARIABLES = (
     "DPTRAIN_ALLOW_SINGLE",
     "DPTRAIN_CACHE_DIR",
-    "DPTRAIN_VECTOR_WIDTH",
 )
 """Environment variables with the prefix that are not settings of a job."""
 

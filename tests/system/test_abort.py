@@ -217,7 +217,7 @@ def test_one_rank_where_the_launcher_meant_many_is_refused(temporary: Path) -> N
             check=False,
         )
         assert job.returncode == 2
-        assert job.stderr.count("the launcher meant 4 (SLURM_STEP_NUM_TASKS=4)") == spoken
+        assert job.stderr.count("the launcher started 4 (SLURM_STEP_NUM_TASKS=4)") == spoken
         assert len(job.stderr.splitlines()) == spoken
 
 

@@ -84,6 +84,6 @@ def test_doctor_finds_a_launcher_that_does_not_speak_to_mpi() -> None:
     done = dptrain_command("doctor", variables=variables)
     assert done.returncode == 1
     [line] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
-    assert "MPI sees 1 rank but the launcher meant 4" in line
+    assert "MPI reports 1 rank, but the launcher started 4" in line
     silent = dptrain_command("doctor", variables={**variables, "OMPI_COMM_WORLD_RANK": "3"})
     assert not silent.stdout

@@ -20,7 +20,7 @@ def import_cupy() -> Any:
         cause = "" if isinstance(error, ModuleNotFoundError) else f" ({first_line(error)})"
         raise UserError(
             f"training on a GPU needs CuPy, which cannot be imported{cause}; pip install "
-            "'dptrain[cuda13]' (or 'dptrain[cuda12]' if nvidia-smi shows CUDA 12)"
+            "'.[cuda13]' (or '.[cuda12]' if nvidia-smi shows CUDA 12)"
         ) from None
     return cupy
 

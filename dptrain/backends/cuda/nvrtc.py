@@ -148,7 +148,7 @@ def find_compiler(majors: Sequence[int] = MAJORS) -> Compiler:
                 return Compiler(library)
             except (OSError, RuntimeError):
                 continue
-    extras = " or ".join(f"'dptrain[cuda{major}]'" for major in majors)
+    extras = " or ".join(f"'.[cuda{major}]'" for major in majors)
     raise UserError(
         "libnvrtc, NVIDIA's run-time compiler, was not found in Python packages, CUDA_PATH or the "
         f"library path; pip install {extras}, or set CUDA_PATH to the folder of a CUDA toolkit"

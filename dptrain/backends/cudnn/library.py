@@ -15,7 +15,7 @@ from dptrain.errors import UserError
 
 LIBRARY = "libcudnn.so.9"
 
-INSTALL = "pip install 'dptrain[cuda13]' (or 'dptrain[cuda12]' if nvidia-smi shows CUDA 12)"
+INSTALL = "pip install '.[cuda13]' (or '.[cuda12]' if nvidia-smi shows CUDA 12)"
 
 
 class Library:

@@ -67,7 +67,7 @@ def test_the_exit_code_says_whether_there_is_a_problem(
 
 @pytest.mark.usefixtures("alone")
 def test_a_launcher_that_mpi_does_not_hear_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = UserError("MPI sees 1 rank but the launcher meant 4")
+    failure = UserError("MPI reports 1 rank, but the launcher started 4")
     import mpi4py.MPI  # noqa: F401
 
     assert doctor.launcher_finding(1, failure) == Finding("launcher", PROBLEM, str(failure))
@@ -178,7 +178,7 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     assert found["gpus"] == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
     assert {found[name].status for name in ("cupy", "nvrtc", "cudnn", "nccl")} == {NOTE}
     assert "CuPy" in found["cupy"].text
-    assert "pip install 'dptrain[cuda13]'" in found["cupy"].advice
+    assert "pip install '.[cuda13]'" in found["cupy"].advice
     assert found["nvrtc"].advice == "pip install it"
     assert found["gpu links"].status == NOTE
     assert "summed by the host's memory" in found["transport"].text

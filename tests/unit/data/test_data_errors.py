@@ -197,7 +197,7 @@ GOOD = {"x": np.zeros((10, 2)), "y": np.arange(10) % 3}
         ({"y": np.arange(10) / 2}, ["whole numbers", "mean_squared_error"]),
         ({"y": np.full(10, np.nan)}, ["sample 0", "finite"]),
         ({"y": np.ones((10, 3))}, ["one-hot"]),
-        ({"y": np.ones((10, 4))}, ["(10, 4)", "one class number"]),
+        ({"y": np.ones((10, 4))}, ["(10, 4)", "one class label per sample"]),
         ({"x": np.zeros((10, 3))}, ["(3,)", "(2,)"]),
         ({"x": np.zeros((10, 2, 2))}, ["(1, 2, 2)", "(2,)"]),
         ({"x": np.zeros((1, 2)), "y": np.zeros(1, int)}, ["1 samples", "at least 2"]),

@@ -119,7 +119,10 @@ def test_apply_takes_rows_and_named_columns(net, read, field):
     ("raw", "words"),
     [
         (np.zeros((2, 8, 8, 3), np.uint8), "has colours.*grey images of digits"),
-        (np.full((2, 8, 8), 17, np.uint8), "sample 0 is too bright.*0 to 16"),
+        (
+            np.full((2, 8, 8), 17, np.uint8),
+            "sample 0 has a converted pixel of magnitude 1.125; .*0 to 16",
+        ),
         (np.full((2, 8, 8), np.nan), "sample 0 has values that are not finite"),
         (np.zeros((2, 5)), "shape .5,."),
         ([], "at least one"),

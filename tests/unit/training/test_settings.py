@@ -152,7 +152,6 @@ def test_other_variables_of_the_project_are_left_alone() -> None:
         {
             "DPTRAIN_CACHE_DIR": "x",
             "DPTRAIN_ALLOW_SINGLE": "1",
-            "DPTRAIN_VECTOR_WIDTH": "8",
             "DPTRAINER": "x",
         },
     )
