@@ -94,7 +94,7 @@ def fail(error: BaseException) -> int:
 
 
 def _fail_before_mpi(error: BaseException) -> int:
-    """Start MPI to pass the error on: other ranks may wait there for this one without limit."""
+    """Start MPI to send the error to other ranks, which may wait there without limit."""
     launch = find_launch()
     text = describe(error, launch.rank, launch.size)
     try:
@@ -130,8 +130,8 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     """Print the error unless another rank has printed one, and end all ranks."""
     from mpi4py import MPI
 
-    # Ranks of other nodes cannot see this node's claim, so the nodes print one after another. A
-    # rank that only knows that it waited lets ranks print first that know the cause.
+    # Ranks of other nodes cannot read this node's claim, so each node waits longer than the one
+    # before it. A rank that only waited for others prints after ranks that have found the cause.
     time.sleep(min(0.25 * job.node, 2.0))
     if isinstance(error, RankTimeoutError) and not error.is_cause:
         time.sleep(_OTHER_NODES_S)

@@ -1,4 +1,4 @@
-"""How far the clocks of ranks are apart: measured by messages to rank 0 and back."""
+"""Offsets between the clocks of ranks, measured with messages to rank 0 and back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROUNDS = 40
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What this rank's clock lacks to rank 0's.
+    """The offset of this rank's clock from that of rank 0.
 
     Attributes:
         offset_ns: rank 0's `time.perf_counter_ns` minus this rank's, at the same moment.
-        round_trip_ns: of the message that told it; the error is at most half of this.
-        at_ns: when, by this rank's clock.
+        round_trip_ns: round-trip time of the message; the error is at most half of it.
+        at_ns: time of the measurement on this rank's clock.
     """
 
     offset_ns: int
@@ -28,35 +28,37 @@ class ClockOffset:
 
 
 def clock_offset(world: World) -> ClockOffset:
-    """Ask rank 0 for its time again and again, and believe the answer that came fastest.
+    """Return the offset with the shortest round trip of many; every rank calls this function.
 
-    All ranks call this; each is answered in its turn. Source: Cristian, "Probabilistic clock
-    synchronization", 1989.
+    Source: Cristian, "Probabilistic clock synchronization", 1989.
     """
     best = ClockOffset(0, 0, time.perf_counter_ns())
     for rank in range(1, world.size):
         if world.is_rank_zero:
-            _answer(world, rank)
+            _send_times(world, rank)
         elif world.rank == rank:
-            best = min((_ask(world) for _ in range(ROUNDS)), key=lambda found: found.round_trip_ns)
+            offsets = (_measure_offset(world) for _ in range(ROUNDS))
+            best = min(offsets, key=lambda found: found.round_trip_ns)
     return best
 
 
-def _answer(world: World, rank: int) -> None:
+def _send_times(world: World, rank: int) -> None:
+    """Reply to each request of a rank with the time of rank 0."""
     assert world.comm is not None
     now = np.zeros(1, np.int64)
     for _ in range(ROUNDS):
-        world.wait(world.comm.Irecv(now, rank), "a question about the time")
+        world.wait(world.comm.Irecv(now, rank), "a request for the time of rank 0")
         now[0] = time.perf_counter_ns()
-        world.wait(world.comm.Isend(now, rank), "an answer about the time")
+        world.wait(world.comm.Isend(now, rank), "the time of rank 0 to be sent")
 
 
-def _ask(world: World) -> ClockOffset:
+def _measure_offset(world: World) -> ClockOffset:
+    """Request the time of rank 0 once."""
     assert world.comm is not None
-    answer = np.zeros(1, np.int64)
+    received = np.zeros(1, np.int64)
     begin = time.perf_counter_ns()
-    world.wait(world.comm.Isend(answer.copy(), 0), "a question about the time")
-    world.wait(world.comm.Irecv(answer, 0), "an answer about the time")
+    world.wait(world.comm.Isend(received.copy(), 0), "a request for the time to be sent")
+    world.wait(world.comm.Irecv(received, 0), "the time of rank 0")
     end = time.perf_counter_ns()
     middle = begin + (end - begin) // 2
-    return ClockOffset(int(answer[0]) - middle, end - begin, middle)
+    return ClockOffset(int(received[0]) - middle, end - begin, middle)

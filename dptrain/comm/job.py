@@ -1,9 +1,9 @@
-"""What the processes of one node share besides MPI, so that a failure is reported once.
+"""The folder that the ranks of a node share without MPI, so that a failure is reported once.
 
-All ranks of a node meet in a folder of the temporary directory, whose name follows from the
-launcher's process. The first rank that arrives starts the watchdog (`dptrain.comm.watch`). The
-process that creates the file ``failed`` in the folder prints the cause. Files are used because MPI
-calls of a rank that fails can hang.
+The folder is in the temporary directory; its name follows from the launcher's process. The first
+rank that arrives starts the watchdog (`dptrain.comm.watch`). The process that creates the file
+``failed`` in the folder prints the cause. Files are used because MPI calls of a rank that fails can
+hang.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _BEGIN_S = 1.0
-_TIDY_S = 2.0
+_CLEANUP_S = 2.0
 
 
 @dataclass
 class Job:
-    """The place of this process in its job.
+    """The job of this process, and its connection to the watchdog.
 
     Attributes:
         rank, size: of COMM_WORLD.
-        folder: where the ranks of this node meet.
+        folder: the folder that the ranks of this node share.
         node: index of this rank's node; 0 until MPI has started.
         pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
     """
@@ -57,7 +57,7 @@ class Job:
         except FileExistsError:
             return False
         except OSError:
-            return True  # A cause that is printed twice is better than none.
+            return True  # It is better to print the cause twice than not at all.
         return True
 
     def register(self) -> None:
@@ -73,17 +73,17 @@ class Job:
         # For reading and writing, since opening for writing alone needs a reader.
         self.pipe = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
         self.report(f"pid {os.getpid()}")
-        # The pipe stays open, since what it holds is lost if nobody has it open.
+        # The pipe stays open: its content is lost when no process has it open.
         os.write(register, f"{self.rank}\n".encode())
-        # Wait for the watchdog: of ranks that end before it watches them it cannot tell which
-        # was the first.
+        # Wait for the watchdog. It cannot determine which rank ended first if both ended before it
+        # opened their pipes.
         end = time.monotonic() + _BEGIN_S
         while not (self.folder / f"watched-{self.rank}").exists() and time.monotonic() < end:
             time.sleep(0.002)
         atexit.register(self.leave)
 
     def meet(self, folder: str) -> None:
-        """Join the ranks of this node in the folder of the first of them."""
+        """Use the folder of the first rank of this node."""
         if folder != str(self.folder):
             self.report("bye")
             if self.pipe is not None:
@@ -106,13 +106,18 @@ class Job:
         self.report("bye")
 
     @contextlib.contextmanager
-    def starting_mpi(self, timeout: float) -> Iterator[None]:
+    def limit_call(self, purpose: str, timeout: float) -> Iterator[None]:
         """Let the watchdog end this process if the block takes longer than `timeout` seconds.
 
-        Starting MPI waits for all ranks without limit and holds the interpreter's lock, so that
-        no Python code of this process can run. The watchdog sends SIGHUP, which the C function
-        ``_exit`` handles here: its argument is the number of the signal, so the exit code is 1.
-        The MPI library must be loaded before, because some libraries install handlers of their own.
+        Some calls wait for all ranks without limit and hold the interpreter's lock, so that no
+        Python code of this process can run meanwhile: starting MPI, connecting NCCL. The watchdog
+        names the rank that does not arrive. It sends SIGHUP, which the C function ``_exit``
+        handles here: its argument is the number of the signal, so the exit code is 1. The library
+        must be loaded before, because some libraries install handlers of their own.
+
+        Args:
+            purpose: what the call waits for, such as "MPI to start".
+            timeout: time limit in seconds. Time in which this process is stopped does not count.
         """
         import ctypes
 
@@ -120,11 +125,11 @@ class Job:
         library.signal.argtypes, library.signal.restype = [ctypes.c_int, ctypes.c_void_p], None
         previous = signal.getsignal(signal.SIGHUP)
         library.signal(signal.SIGHUP, ctypes.cast(library._exit, ctypes.c_void_p))
-        self.report(f"connect {timeout}")
+        self.report(f"wait {timeout} {purpose}")
         try:
             yield
         finally:
-            self.report("connected")
+            self.report("arrived")
             # No handler of Python's, or not the main thread.
             with contextlib.suppress(ValueError, TypeError):
                 signal.signal(signal.SIGHUP, previous)
@@ -135,7 +140,7 @@ _interrupt_handler: Callable[[int, FrameType | None], None] | None = None
 
 
 def start_job(rank: int, size: int) -> Job:
-    """Register this process as a rank of its job, once; failing to do so is only reported.
+    """Register this process as a rank of its job, once; if that fails, print a warning.
 
     Args:
         rank, size: as the launcher or MPI assigned them.
@@ -151,7 +156,7 @@ def start_job(rank: int, size: int) -> Job:
             if not (_current.folder / "failed").exists():
                 sys.stderr.write(
                     f"dptrain: warning: rank {rank} runs without watchdog ({error}); if a rank is "
-                    "killed, nothing names it\n"
+                    "killed, no message names it\n"
                 )
     return _current
 
@@ -202,7 +207,7 @@ def current_job() -> Job | None:
 
 
 def meeting_folder() -> Path:
-    """Return the folder in which the ranks of this node meet.
+    """Return the folder that the ranks of this node share.
 
     Processes of one job on a node have the same launcher's process (the proxy of mpirun, the step
     daemon of Slurm) as their ancestor. Its number, start time and the user make the name unique.
@@ -238,8 +243,8 @@ def _open_folder(folder: Path, size: int) -> int:
 
 
 def _wait_for_watchdog(helper: int) -> None:
-    """Let the watchdog tidy up: when its ranks have ended, Slurm kills what is left of a step."""
-    end = time.monotonic() + _TIDY_S
+    """Wait until the watchdog has removed its folder: Slurm kills it when the ranks have ended."""
+    end = time.monotonic() + _CLEANUP_S
     with contextlib.suppress(ChildProcessError):
         while not os.waitpid(helper, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.005)

@@ -61,8 +61,8 @@ def shorten_addresses(version: str, environ: MutableMapping[str, str] = os.envir
         environ[_NETMOD] = "ofi"
 
 
-def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse another MPI under Open MPI's mpirun before it starts: MPICH would abort there.
+def refuse_other_mpi(library: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to start another MPI library under Open MPI's mpirun, where MPICH would abort.
 
     Args:
         library: name and version of the MPI that mpi4py loaded.
@@ -72,8 +72,8 @@ def refuse_stranger(library: str, environ: Mapping[str, str] = os.environ) -> No
         UserError: the launcher is Open MPI's, and the library is another one.
     """
     launch = find_launch(environ)
-    stranger = launch.source.startswith("OMPI") and not library.startswith("Open MPI")
-    if stranger and launch.size > 1 and environ.get(ALLOW_SINGLE) != "1":
+    is_other = launch.source.startswith("OMPI") and not library.startswith("Open MPI")
+    if is_other and launch.size > 1 and environ.get(ALLOW_SINGLE) != "1":
         raise UserError(_explain(launch, library))
 
 

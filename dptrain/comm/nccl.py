@@ -5,12 +5,13 @@ Source: NVIDIA NCCL user guide, https://docs.nvidia.com/deeplearning/nccl.
 
 from __future__ import annotations
 
-import faulthandler
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.replica import Replica
 from dptrain.comm.enqueued import Carrier, Shared
+from dptrain.comm.job import current_job
 from dptrain.comm.world import World
 from dptrain.errors import UserError
 
@@ -72,15 +73,13 @@ def import_nccl() -> Any:
 
 
 def connect(world: World, nccl: Any) -> Any:
-    """Return a communicator of all ranks.
+    """Return a communicator of all ranks; every rank calls this function.
 
-    The call waits for all ranks and holds the global interpreter lock, so a timer in another thread
-    ends the process if a rank does not arrive in time.
+    NCCL waits for all ranks without limit and holds the interpreter's lock, so the watchdog of the
+    node ends this process if a rank does not arrive within the world's timeout.
     """
     identifier = world.broadcast_json(list(nccl.get_unique_id()) if world.is_rank_zero else None)
     world.barrier()
-    faulthandler.dump_traceback_later(world.timeout, exit=True)
-    try:
+    job = current_job()
+    with nullcontext() if job is None else job.limit_call("NCCL to connect", world.timeout):
         return nccl.NcclCommunicator(world.size, bytes(identifier), world.rank)
-    finally:
-        faulthandler.cancel_dump_traceback_later()

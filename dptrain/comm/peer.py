@@ -72,7 +72,7 @@ class ReceiveBuffers:
         vectors: size of this rank's buffer, in vectors of 16 bytes.
 
     Attributes:
-        addresses: uint64 (ranks,), where the buffers begin, for kernels of this rank.
+        addresses: uint64 (ranks,), start of each rank's buffer as kernels of this rank access it.
 
     Raises:
         UserError: a GPU cannot access another's memory; the same error on every rank.
@@ -140,7 +140,7 @@ class Peers(Carrier):
         first = replica.plan.layout.size
         self._loss_sums = replica.flat_gradients[first : first + len(SUMS)]
         self._timeout_ns = np.uint64(1e9 * (world.timeout if timeout_s is None else timeout_s))
-        self._gave_up = self.device.zeros((1,), "uint32")
+        self._timed_out = self.device.zeros((1,), "uint32")
         self._one_shot = self.device.function(
             "all_reduce.cu", "one_shot_all_reduce", RANKS=world.size
         )
@@ -191,7 +191,7 @@ class Peers(Carrier):
     def _launch(self, kernel: Function, array: Array, *numbers: int) -> None:
         channel = self._channels[self.device.address(array)]
         counts = np.int32(channel.count), *map(np.int32, numbers)
-        state = self.rank, channel.counters, self._gave_up, self._loss_sums, self._timeout_ns
+        state = self.rank, channel.counters, self._timed_out, self._loss_sums, self._timeout_ns
         kernel(
             (channel.blocks, 1, 1),
             (THREADS, 1, 1),

@@ -1,4 +1,4 @@
-"""Requests to stop, from the keyboard or a batch system, that training follows between steps."""
+"""Requests to stop from the keyboard or a batch system. Training reads them between steps."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ class StopRequest:
     The training loop reads `requested` once a step and adds it to the sums over the ranks, so that
     all ranks stop after the same step, whichever of them received the signal.
 
-    What users see: MPICH's mpirun passes the first Ctrl-C, SIGTERM and SIGUSR1 on to all ranks and
+    MPICH's mpirun passes the first Ctrl-C, SIGTERM and SIGUSR1 on to all ranks and
     waits without limit; a second Ctrl-C makes it kill them. In a terminal, a rank may receive the
     same Ctrl-C twice, from the keyboard and from mpirun: signals within 1 s count as one. Without
     mpirun, a later second Ctrl-C raises `KeyboardInterrupt`. Slurm's `scancel` sends SIGTERM, and
     SIGKILL after KillWait (30 s by default). Under ``nohup`` SIGHUP stays ignored.
 
-    Outside the main thread, where Python allows no handlers, the block changes nothing.
+    Python allows signal handlers only in the main thread; in another thread the block changes
+    nothing.
 
     Args:
         signals: those that set the flag from the beginning. [default: all of `SIGNALS`]

@@ -1,11 +1,13 @@
-"""The watchdog process of a node. It reports what a rank can no longer report. Run by path.
+"""The watchdog process of a node: it reports failures that a rank cannot report itself.
+
+This file is run by its path.
 
 ``watch.py ranks FOLDER HOST SIZE`` watches the ranks of one node. A rank writes its number to the
 named pipe ``register`` in FOLDER and keeps the named pipe ``alive-RANK`` open. It writes these
 lines to ``alive-RANK``:
 
 - ``pid N`` before it registers;
-- ``connect SECONDS`` before it starts MPI, and ``connected`` afterwards;
+- ``wait SECONDS PURPOSE`` before a call that waits for all ranks, and ``arrived`` afterwards;
 - ``bye`` when it ends regularly.
 
 The watchdog creates the file ``watched-RANK`` when it has opened the pipe of a rank.
@@ -15,7 +17,7 @@ The watchdog names the cause on stderr, once for each node (the file ``failed`` 
 - A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
   are killed.
-- If MPI does not start within SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
+- If such a call takes longer than SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
 - If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
 
 Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end.
@@ -90,15 +92,27 @@ def _stat(pid: int) -> tuple[str, list[str]] | None:
 
 
 class Rank:
-    """A rank as the watchdog sees it."""
+    """The state of a rank.
+
+    Attributes:
+        number: the rank, as text.
+        pipe: file descriptor of its pipe.
+        pid: its process.
+        has_ended: True if it reported a regular end.
+        limit_s: time limit of the call in which it waits for all ranks; None outside such calls.
+        purpose: what that call waits for.
+        waited_s: time since the call began.
+        num_arrived: number of such calls that have returned.
+    """
 
     def __init__(self, number: str, pipe: int) -> None:
         self.number, self.pipe = number, pipe
         self.pid = 0
         self.has_ended = False
         self.limit_s: float | None = None
+        self.purpose = ""
         self.waited_s = 0.0
-        self.has_joined = False
+        self.num_arrived = 0
         self._unread = b""
 
     def read(self) -> bool:
@@ -112,16 +126,19 @@ class Rank:
                 return False
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
-                self._take(line.decode().split())
+                self._parse(line.decode())
 
-    def _take(self, words: list[str]) -> None:
-        if words[:1] == ["pid"]:
-            self.pid = int(words[1])
-        elif words[:1] == ["connect"]:
-            self.limit_s, self.waited_s = float(words[1]), 0.0
-        elif words == ["connected"]:
-            self.limit_s, self.has_joined = None, True
-        elif words == ["bye"]:
+    def _parse(self, line: str) -> None:
+        command, _, arguments = line.partition(" ")
+        if command == "pid":
+            self.pid = int(arguments)
+        elif command == "wait":
+            seconds, _, self.purpose = arguments.partition(" ")
+            self.limit_s, self.waited_s = float(seconds), 0.0
+        elif command == "arrived":
+            self.limit_s = None
+            self.num_arrived += 1
+        elif command == "bye":
             self.has_ended = True
 
     @property
@@ -147,7 +164,7 @@ class Watchdog:
     def run(self) -> None:
         """Watch until every rank has ended."""
         begin = last = time.monotonic()
-        # The rank that started this process registers at once. If it was killed, nobody does.
+        # The rank that started this process registers at once, unless it was killed.
         while self.ranks or time.monotonic() < begin + LAUNCHER_S:
             for pipe, _ in self.poll.poll(self._patience()):
                 if pipe == self.register:
@@ -156,13 +173,13 @@ class Watchdog:
                     self._remove(self.ranks[pipe])
                     begin = 0.0
             now = time.monotonic()
-            self._check_start(min(now - last, 2 * _POLL_S))
+            self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
             if self.kill_at is not None and now >= self.kill_at:
                 kill_holders(list(self.ranks))
                 self.kill_at = None
             last = now
-        self._tidy()
+        self._remove_folder()
 
     def _patience(self) -> float:
         waits = any(rank.limit_s is not None for rank in self.ranks.values())
@@ -193,8 +210,8 @@ class Watchdog:
                 "run (out of memory, kill -9, a crash or os._exit)",
             )
 
-    def _check_start(self, elapsed_s: float) -> None:
-        """End ranks whose MPI does not start in time, and name the rank that they wait for."""
+    def _check_calls(self, elapsed_s: float) -> None:
+        """End ranks that wait too long for all ranks, and name the rank that does not arrive."""
         for rank in list(self.ranks.values()):
             if rank.limit_s is None:
                 continue
@@ -205,56 +222,61 @@ class Watchdog:
             self._name_late(rank)
             rank.limit_s = None
             with contextlib.suppress(OSError):
-                os.kill(rank.pid, signal.SIGHUP)  # Job.starting_mpi makes this an exit with 1.
+                os.kill(rank.pid, signal.SIGHUP)  # `Job.limit_call` exits with code 1.
             self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
 
     def _name_late(self, waiting: Rank) -> None:
-        waited = f"rank {waiting.number} waited {waiting.waited_s:.0f} s for MPI to start"
+        waited = f"waited {waiting.waited_s:.0f} s for {waiting.purpose}"
+        by_rank = f"rank {waiting.number} {waited}"
         others = [rank for rank in self.ranks.values() if rank is not waiting]
         for rank in others:
             if rank.is_stopped:
                 return self._name(
-                    rank, f"its process {rank.pid} on {self.host} is stopped (SIGSTOP?); {waited}"
+                    rank, f"its process {rank.pid} on {self.host} is stopped (SIGSTOP?); {by_rank}"
                 )
         for rank in others:
-            if rank.limit_s is None and not rank.has_joined:
+            if rank.limit_s is None and rank.num_arrived <= waiting.num_arrived:
                 return self._name(
-                    rank, f"its process {rank.pid} on {self.host} has not started MPI; {waited}"
+                    rank, f"its process {rank.pid} on {self.host} has not arrived; {by_rank}"
                 )
         known = {rank.number for rank in self.ranks.values()}
         absent = [number for number in map(str, range(int(self.size))) if number not in known]
+        elsewhere = ""
+        if absent:
+            names = ", ".join(absent[:MAX_NAMED]) + ", …" * (len(absent) > MAX_NAMED)
+            elsewhere = f"; no process of rank {names} runs on {self.host}"
         return self._name(
             waiting,
-            f"waited {waiting.waited_s:.0f} s for MPI to start; there is no sign of rank "
-            f"{', '.join(absent[:MAX_NAMED])} on {self.host}: a rank hangs, is stopped, was not "
-            "started or waits on another node",
+            f"{waited}{elsewhere}; a rank hangs, is stopped or was not started",
         )
 
     def _check_launcher(self) -> None:
         if self.launcher is None or start_time(self.launcher[0]) == self.launcher[1]:
             return
         self.launcher = None
-        self._say(f"dptrain: the launcher's process on {self.host} has ended; its ranks end too\n")
+        self._print(
+            f"dptrain: the launcher's process on {self.host} has ended; its ranks end too\n"
+        )
         for rank in self.ranks.values():
             with contextlib.suppress(OSError):
                 os.kill(rank.pid, signal.SIGTERM)
         self.kill_at = time.monotonic() + CHECKPOINT_S
 
     def _name(self, rank: Rank, cause: str) -> None:
-        self._say(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
+        self._print(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
 
-    def _say(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         """Print a cause unless a process of this node has printed one."""
         try:
             os.close(os.open(f"{self.folder}/failed", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
         except OSError:
-            pass  # A cause that is printed twice is better than none.
+            pass  # It is better to print the cause twice than not at all.
         with contextlib.suppress(OSError):
             os.write(2, message.encode())
 
-    def _tidy(self) -> None:
+    def _remove_folder(self) -> None:
         with contextlib.suppress(OSError):
             for file in Path(self.folder).iterdir():
                 file.unlink()

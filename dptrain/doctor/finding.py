@@ -1,4 +1,4 @@
-"""A line of the doctor's report, and how it asks."""
+"""One line of the report of `dptrain doctor`, and functions that inspect the installation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
-_ANSWER_S = 20.0
-"""Longest wait for another program's answer."""
+_TIMEOUT_S = 20.0
+"""Time limit of another program."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        subject: what was looked at.
-        status: ``ok``, ``note`` (works, but worth knowing) or ``problem``.
+        subject: what was checked.
+        status: ``ok``, ``note`` (training works, but something can be improved) or ``problem``.
         text: what was found.
-        advice: what to do about it; "" where there is nothing to do.
+        advice: what to do about it; "" if nothing needs to be done.
     """
 
     subject: str
@@ -30,18 +30,18 @@ class Finding:
 
 
 def version_of(distribution: str) -> str:
-    """Of an installed distribution, or ``absent``."""
+    """Return the version of an installed distribution, or ``absent``."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
 
 
-def ask(*command: str) -> str | None:
-    """Output of another program; None if it fails or is silent for too long."""
+def run_program(*command: str) -> str | None:
+    """Return the output of another program; None if it fails or takes longer than 20 s."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

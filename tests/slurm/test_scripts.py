@@ -253,7 +253,7 @@ def test_the_doctor_knows_slurms_ranks(cluster: Cluster, tmp_path: Path, launche
     text = job.output[job.output.index("[") : job.output.rindex("]") + 1]
     found = {item["subject"]: item for item in json.loads(text)}
     assert found["launcher"]["status"] == ("ok" if works else "problem")
-    expected = "meant 2 (PMI_SIZE=2), MPI sees 2" if works else "MPI sees 1 rank but the launcher"
+    expected = "started 2 ranks (PMI_SIZE=2)" if works else "MPI reports 1 rank"
     assert expected in found["launcher"]["text"]
     assert works or "srun --mpi=pmi2" in found["launcher"]["text"]
 

@@ -78,8 +78,8 @@ def test_doctor_hears_from_all_ranks() -> None:
     assert found["mpi"]["status"] == "ok"
 
 
-def test_doctor_finds_a_launcher_that_does_not_speak_to_mpi() -> None:
-    # What srun without the right --mpi does: every process thinks that it is alone.
+def test_doctor_finds_a_launcher_that_does_not_work_with_mpi() -> None:
+    # As with srun without the right --mpi: every process has an MPI of one rank.
     variables = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
     done = dptrain_command("doctor", variables=variables)
     assert done.returncode == 1

@@ -74,9 +74,6 @@ def wait_for(event: Any, timeout: float) -> None:
     while not event.done:
         waited = time.monotonic() - begin
         if waited > timeout:
-            raise TimeoutError(
-                f"the GPU has not finished after {waited:.0f} s: another rank hangs, was stopped "
-                "or has ended"
-            )
+            raise TimeoutError(f"the GPU has not finished its work after {waited:.0f} s")
         if waited > SPIN_S:
             time.sleep(SLEEP_S)

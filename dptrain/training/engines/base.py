@@ -161,12 +161,10 @@ class Engine(ABC):
         self, batch: Batch, sums: Sequence[float], learning_rate: float, row: Row
     ) -> StepResult:
         """Return the result of a step that has ended, from its loss sums over all ranks."""
-        # A loss may be NaN. The number of stop requests is NaN only if a sum was given up.
+        # A loss may be NaN. The number of stop requests is NaN only if a sum timed out.
         if math.isnan(sums[STOP]):
-            raise TimeoutError(
-                f"a gradient sum was given up after {self.gradient_sum.world.timeout:.0f} s: "
-                "another rank hangs, was stopped or has ended"
-            )
+            world = self.gradient_sum.world
+            raise world.timeout_error("a gradient sum", world.timeout)
         return StepResult(
             step=batch.step,
             loss=sums[LOSS],

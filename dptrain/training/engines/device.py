@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from types import TracebackType
 from typing import NamedTuple
 
@@ -134,7 +134,7 @@ class DeviceEngine(Engine):
         if recorder.timed:
             # Earlier steps end now, and not when this one does.
             self._collect(0)
-            sums(self.gradient_sum.world.timeout)
+            self._wait_for(sums)
             self._device_times.record(recorder)
         return sums
 
@@ -207,13 +207,28 @@ class DeviceEngine(Engine):
         """Wait for the results of all steps in flight except the last `remaining`."""
         while len(self._in_flight) > remaining:
             step = self._in_flight.popleft()
-            sums = step.sums(self.gradient_sum.world.timeout)
+            sums = self._wait_for(step.sums)
             end = perf_counter_ns()
             step.row.set_time(end - max(step.begin_ns, self._last_end_ns))
             self._last_end_ns = end
             result = self._result(step.batch, sums, step.learning_rate, step.row)
             self._done.append(result)
             self._stops = self._stops or result.stop
+
+    def _wait_for(self, sums: SumsFuture) -> list[float]:
+        """Return the loss sums of a step when the device has finished it.
+
+        Raises:
+            TimeoutError: it took longer than the world's timeout; if there are several ranks, a
+                `RankTimeoutError` that names the rank.
+        """
+        world, begin = self.gradient_sum.world, monotonic()
+        try:
+            return sums(world.timeout)
+        except TimeoutError:
+            if world.size == 1:
+                raise
+            raise world.timeout_error("a gradient sum", monotonic() - begin) from None
 
     def _sum_alone(self, bucket: int) -> None:
         super()._sum_alone(bucket)

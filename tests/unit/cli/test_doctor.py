@@ -1,4 +1,4 @@
-"""`dptrain doctor`: each thing that can be wrong here, found and mended by advice."""
+"""`dptrain doctor` finds each problem of an installation, and advises how to correct it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def executable(path: Path, text: str) -> Path:
 @pytest.mark.usefixtures("alone")
 def test_one_rank_finds_itself() -> None:
     found = by_subject(examine())
-    assert found["launcher"].text == "none: one rank, started by hand"
+    assert found["launcher"].text == "none; this is a single rank"
     assert "rank 0" in found["ranks"].text
     assert found["variables"].status == OK
     assert found["numba"].status == OK
@@ -50,7 +50,7 @@ def test_one_rank_finds_itself() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_exit_code_says_whether_there_is_a_problem(
+def test_the_exit_code_shows_whether_there_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["doctor"], is_rank_zero=True) == 0
@@ -66,14 +66,14 @@ def test_the_exit_code_says_whether_there_is_a_problem(
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_launcher_that_mpi_does_not_hear_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_of_another_mpi_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = UserError("MPI reports 1 rank, but the launcher started 4")
     import mpi4py.MPI  # noqa: F401
 
     assert doctor.launcher_finding(1, failure) == Finding("launcher", PROBLEM, str(failure))
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PMI_RANK", "0")
-    assert doctor.launcher_finding(4, None).text == "meant 4 (PMI_SIZE=4), MPI sees 4"
+    assert doctor.launcher_finding(4, None).text == "started 4 ranks (PMI_SIZE=4); MPI has 4"
 
 
 def test_no_mpi_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,19 +132,19 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {**same, **changes}
 
 
-def test_ranks_are_told_by_host_and_crowding_is_noted() -> None:
+def test_ranks_are_listed_by_host_and_oversubscription_is_noted() -> None:
     ranks = [facts(), facts(), facts(host="b", cores=1), facts(host="b", cores=1), facts()]
     first, second = doctor.rank_findings(ranks)
-    assert first == Finding("ranks", OK, "a: 3 ranks (0, 1, 4), 4 cores, 2 threads a rank")
+    assert first == Finding("ranks", OK, "a: 3 ranks (0, 1, 4), 4 cores, 2 threads per rank")
     assert second.status == NOTE
-    assert second.text.startswith("b: 2 ranks (2 to 3), 1 core, 2 threads a rank")
-    assert "at most 1 on this node" in second.advice
+    assert second.text.startswith("b: 2 ranks (2 to 3), 1 core, 2 threads per rank")
+    assert "at most 1 rank on it" in second.advice
 
 
 def test_ranks_with_other_versions_are_a_problem() -> None:
     *_, last = doctor.rank_findings([facts(), facts(versions={"numpy": "1"}), facts()])
     assert last.status == PROBLEM
-    assert last.text == "rank 1 runs other versions than rank 0"
+    assert last.text == "rank 1: versions of packages differ from those of rank 0"
 
 
 def test_a_cache_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_a_cache_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     assert cache == Finding("kernel cache", OK, f"{tmp_path}, 1 file, 3.0 MB")
     _, cache = doctor.kernel_findings([facts(cache=str(tmp_path)), facts(cache=None)])
     assert cache.status == NOTE
-    assert cache.text.startswith("rank 1 can write none")
+    assert cache.text.startswith("rank 1 has no folder that it can write to")
     assert "DPTRAIN_CACHE_DIR" in cache.advice
 
 
-def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
+def test_missing_libraries_are_noted_if_there_are_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -173,7 +173,7 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     assert {finding.status for finding in found.values()} == {OK}
     line = "NVIDIA H200, 143771 MiB, 580.65.06"
     executable(tmp_path / "nvidia-smi", f"{line}\n{line}")
-    monkeypatch.setattr(gpus, "link", lambda one, other: "the host")
+    monkeypatch.setattr(gpus, "link", lambda one, other: "host memory")
     found = by_subject(tuple(doctor.gpu_findings()))
     assert found["gpus"] == Finding("gpus", OK, "2 × NVIDIA H200, 143771 MiB, driver 580.65.06")
     assert {found[name].status for name in ("cupy", "nvrtc", "cudnn", "nccl")} == {NOTE}
@@ -181,17 +181,19 @@ def test_what_the_cuda_backend_lacks_is_noted_where_there_are_gpus(
     assert "pip install '.[cuda13]'" in found["cupy"].advice
     assert found["nvrtc"].advice == "pip install it"
     assert found["gpu links"].status == NOTE
-    assert "summed by the host's memory" in found["transport"].text
+    assert found["transport"].text == (
+        "gradients are transferred through host memory, within this node and across nodes"
+    )
     monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink")
     text = by_subject(tuple(doctor.gpu_findings()))["transport"].text
-    assert text.endswith("write into each other's memory; over several nodes by the host's memory")
+    assert text.endswith("peer-to-peer memory within this node, host memory across nodes")
 
 
 def test_links_between_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink")
     assert gpus.link_finding(gpus.links(4), 4) == Finding("gpu links", OK, "all 4 by NVLink")
     monkeypatch.setattr(gpus, "link", lambda one, other: "NVLink" if one + other == 1 else "PCIe")
-    assert gpus.link_finding(gpus.links(3), 3).text == "2 pairs by PCIe, 1 pairs by NVLink"
+    assert gpus.link_finding(gpus.links(3), 3).text == "2 pairs by PCIe, 1 pair by NVLink"
     assert gpus.nccl_version(22809) == "2.28.9"
 
 
@@ -201,7 +203,7 @@ def test_cupys_cuda_must_run_on_the_driver() -> None:
         cupy = SimpleNamespace(__version__="14.2.0", cuda=SimpleNamespace(runtime=runtime))
         return gpus.cupy_finding(cupy, have_gpus=True)
 
-    good = "14.2.0 for CUDA 12.9, the driver runs up to 13.0"
+    good = "14.2.0 for CUDA 12.9; the driver supports up to CUDA 13.0"
     assert found(12090, 13000) == Finding("cupy", OK, good)
     assert found(12090, 12040).status == OK
     assert found(13000, 12090).status == PROBLEM

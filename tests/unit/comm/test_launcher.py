@@ -7,8 +7,8 @@ import pytest
 from dptrain.comm.launcher import (
     Launch,
     find_launch,
+    refuse_other_mpi,
     refuse_single,
-    refuse_stranger,
     shorten_addresses,
 )
 from dptrain.errors import UserError
@@ -74,10 +74,10 @@ def test_what_was_meant_is_let_through(size: int, environ: dict[str, str]) -> No
 def test_another_mpi_under_open_mpi_is_refused_before_it_starts() -> None:
     environ = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
     with pytest.raises(UserError, match=r"OMPI_COMM_WORLD_SIZE=2.*MPICH 5\.0\.2"):
-        refuse_stranger("MPICH 5.0.2", environ)
-    refuse_stranger("Open MPI 5.0.11", environ)
-    refuse_stranger("MPICH 5.0.2", {**environ, "DPTRAIN_ALLOW_SINGLE": "1"})
-    refuse_stranger("MPICH 5.0.2", {"PMI_SIZE": "2"})
+        refuse_other_mpi("MPICH 5.0.2", environ)
+    refuse_other_mpi("Open MPI 5.0.11", environ)
+    refuse_other_mpi("MPICH 5.0.2", {**environ, "DPTRAIN_ALLOW_SINGLE": "1"})
+    refuse_other_mpi("MPICH 5.0.2", {"PMI_SIZE": "2"})
 
 
 WHEEL = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\nMPICH CC:           cc\n"

@@ -35,9 +35,29 @@ GOOD = RANK + "sys.stdin.read()"
 CONNECTING = (
     RANK
     + """
-with job.starting_mpi(1.0):
+with job.limit_call("MPI to start", 1.0):
     while True:
         pass
+"""
+)
+
+
+SECOND_CALL = (
+    RANK
+    + """
+with job.limit_call("MPI to start", 60.0):
+    pass
+with job.limit_call("NCCL to connect", 1.0):
+    while True:
+        pass
+"""
+)
+FIRST_CALL = (
+    RANK
+    + """
+with job.limit_call("MPI to start", 60.0):
+    pass
+sys.stdin.read()
 """
 )
 
@@ -103,6 +123,28 @@ def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> Non
         _, said = waiting.communicate(timeout=10)
     assert said.startswith(f"dptrain: rank 1 of 3: its process {stopped.pid} on ")
     assert "is stopped (SIGSTOP?); rank 0 waited 1 s for MPI to start" in said
+    assert said.count("\n") == 1
+
+
+def test_a_rank_that_does_not_arrive_at_a_later_call_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ranks(folder, SECOND_CALL, FIRST_CALL) as (waiting, late):
+        assert waiting.wait(10) == 1
+        late.kill()
+        _, said = waiting.communicate(timeout=10)
+    assert said.startswith(f"dptrain: rank 1 of 3: its process {late.pid} on ")
+    assert said.endswith("has not arrived; rank 0 waited 1 s for NCCL to connect\n")
+    assert said.count("\n") == 1
+
+
+def test_a_wait_for_a_rank_of_another_node_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ranks(folder, CONNECTING) as (waiting,):
+        assert waiting.wait(10) == 1
+        _, said = waiting.communicate(timeout=10)
+    assert said.startswith(
+        "dptrain: rank 0 of 3: waited 1 s for MPI to start; no process of rank 1, 2 "
+    )
     assert said.count("\n") == 1
 
 

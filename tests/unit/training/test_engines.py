@@ -16,6 +16,7 @@ from dptrain.backends.null.backend import NULL_LOSS
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.base import GradientSum, UpdateSlice
+from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.none import NoSum
 from dptrain.comm.transport import check_strategy, choose_transport
 from dptrain.comm.world import World
@@ -132,6 +133,24 @@ def test_engines_follow_the_memory() -> None:
         alone = make_gradient_sum("mirrored", World.single(), replica, buckets)
         engine = make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))
         assert type(engine) is expected
+
+
+def test_a_device_that_waits_too_long_names_the_rank() -> None:
+    def never(timeout: float) -> list[float]:
+        raise TimeoutError("the GPU has not finished its work after 300 s")
+
+    replica = make(backend="cuda")
+    buckets = make_buckets(replica.plan, None)
+    world = World.single()
+    alone = make_gradient_sum("mirrored", world, replica, buckets)
+    engine = make_engine(replica, alone, buckets, StepRecorder(replica.plan.stages))
+    assert isinstance(engine, DeviceEngine)
+    with pytest.raises(TimeoutError, match="the GPU has not finished"):
+        engine._wait_for(never)
+    world.size, world.rank = 2, 1
+    with pytest.raises(RankTimeoutError, match=r"waited 0 s for a gradient sum") as caught:
+        engine._wait_for(never)
+    assert caught.value.rank == 1
 
 
 def public_names(kind: type) -> set[str]:
