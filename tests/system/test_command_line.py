@@ -82,7 +82,7 @@ def test_doctor_finds_a_launcher_that_does_not_work_with_mpi() -> None:
     # As with srun without the right --mpi: every process has an MPI of one rank.
     variables = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
     done = dptrain_command("doctor", variables=variables)
-    assert done.returncode == 1
+    assert done.returncode == 2
     [line] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
     assert "MPI reports 1 rank, but the launcher started 4" in line
     silent = dptrain_command("doctor", variables={**variables, "OMPI_COMM_WORLD_RANK": "3"})
