@@ -1,25 +1,27 @@
 """Matrix products on Intel AMX with the accuracy of float32.
 
-The unit multiplies bfloat16 and sums in float32, 16 times as many products a cycle as vectors of
-float32. A float32 has 24 significant bits, a bfloat16 has 8, so every float32 is the sum of three
-bfloat16 parts, x = x₀ + x₁ + x₂, with no error at all: each part is what the rounding of the ones
-before it left. Of the nine products of parts
+The AMX unit multiplies bfloat16 numbers and sums in float32. It computes 16 times as many products
+per cycle as float32 vectors. A float32 has 24 significant bits and a bfloat16 has 8, so every
+float32 is exactly the sum of three bfloat16 parts, x = x₀ + x₁ + x₂: each part is the remainder of
+the previous parts, rounded. The approximation
 
     x·y ≈ x₀y₀ + x₀y₁ + x₁y₀ + x₁y₁ + x₀y₂ + x₂y₀
 
-keeps the six largest. What it drops is below 2⁻²⁵ of |x·y|, half of what rounding the product to
-float32 would cost, and bfloat16 products are exact in float32. So the result is a float32 product
-by other means: six products at 16 times the rate. (Henry, Tang and Heinecke, "Leveraging the
-bfloat16 artificial intelligence datatype for higher-precision computations", 2019.)
+uses the six largest of the nine products of parts. The dropped products are below 2⁻²⁵ of |x·y|,
+which is half of the error of rounding the product to float32, and products of bfloat16 numbers are
+exact in float32. The result therefore has the accuracy of a float32 product. (Henry, Tang and
+Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision
+computations", 2019.)
 
-Operands are prepared once and used often:
+Operands are split once and read several times:
 
-- *rows* of A: each part of a matrix lies by itself, in the order of the source, `part` elements
-  from the next;
-- *panels* of B: for 16 columns and 32 steps, each part as the unit wants it, pairs of steps side
-  by side; panels of one column tile lie behind each other.
+- *Rows* of A: each part of a matrix is stored separately, in the order of the source, with a stride
+  of `part` elements.
+- *Panels* of B: a panel has 16 columns and 32 steps of the sum. The steps of each part are
+  interleaved in pairs, which is the layout that the AMX unit reads. The panels of a column tile are
+  adjacent.
 
-An infinite element becomes a NaN, parts below 2⁻¹²⁶ count as zero.
+An infinite element becomes NaN, and parts below 2⁻¹²⁶ count as zero.
 """
 
 from __future__ import annotations
@@ -45,20 +47,20 @@ PARTS = 3
 STEPS = 32
 """Steps of the sum in one panel of B."""
 SIDE = 16
-"""Rows and columns of a tile of C at most."""
+"""Largest number of rows and of columns of a tile of C."""
 PANEL = PARTS * STEPS * SIDE
 """Elements of a panel."""
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Tiles of C that are summed side by side, and what the eight registers hold.
+    """Tiles of C that are summed at the same time, and the use of the eight tile registers.
 
     Attributes:
-        across: column tiles; row tiles are two, or one at the end.
+        across: number of column tiles. The number of row tiles is two, or one at the end.
         sums, rows, panels: registers of C, A and B.
-        order: which parts of A and B are multiplied, one pair after the other. Where registers
-            hold one part of B at a time, only one operand changes from pair to pair.
+        order: pairs of parts of A and B in the order of their products. If the registers hold one
+            part of B at a time, only one operand changes from pair to pair.
     """
 
     across: int
@@ -76,61 +78,65 @@ _SHAPES = (
 
 @functools.cache
 def available() -> bool:
-    """Whether kernels may use the unit: compiled for, and granted by the operating system."""
+    """Return whether kernels are compiled for AMX and the operating system permits its use."""
     from numba.core.registry import cpu_target
 
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     if not {"+amx-tile", "+amx-bf16", "+avx512f"} <= set(features.split(",")):
         return False
-    return sys.platform == "linux" and _granted()
+    return sys.platform == "linux" and _request_permission()
 
 
-def _granted() -> bool:
-    """Ask Linux for the registers, which it hands out to processes that ask."""
+def _request_permission() -> bool:
+    """Request permission for the tile registers; Linux requires the request in every process."""
     arch_prctl, request, tiles = 158, 0x1023, 18
     call = ctypes.CDLL(None).syscall
     return bool(call(ctypes.c_long(arch_prctl), ctypes.c_long(request), ctypes.c_long(tiles)) == 0)
 
 
-class Unit(Writer):
-    """A function that uses the unit's registers."""
+class TileWriter(Writer):
+    """A function that uses the tile registers."""
 
-    def unit(self, name: str, *operands: ir.Value) -> None:
-        """One of the unit's instructions."""
+    def call_instruction(self, name: str, *operands: ir.Value) -> None:
+        """Call an instruction of the AMX unit."""
         kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
         function = cgutils.get_or_insert_function(self.module, kind, f"llvm.x86.{name}")
         self.builder.call(function, operands)
 
     def configure(self, registers: Sequence[tuple[Iterable[int], ir.Value, ir.Value]]) -> None:
-        """Set how many rows and float32 of a row (or pairs) the registers have."""
+        """Set the rows of registers and the float32 elements (or bfloat16 pairs) of a row."""
         b = self.builder
         with b.goto_entry_block():
             configuration = b.alloca(ir.ArrayType(I64, 8))
         b.store(ir.Constant(ir.ArrayType(I64, 8), None), configuration)
-        place = b.bitcast(configuration, I8P)
-        b.store(I8(1), place)
+        address = b.bitcast(configuration, I8P)
+        b.store(I8(1), address)
         for numbers, rows, columns in registers:
             for number in numbers:
-                wide = b.bitcast(b.gep(place, [I64(16 + 2 * number)]), I16P)
+                wide = b.bitcast(b.gep(address, [I64(16 + 2 * number)]), I16P)
                 b.store(b.trunc(b.mul(columns, I64(4)), I16), wide, align=1)
-                b.store(b.trunc(rows, I8), b.gep(place, [I64(48 + number)]))
-        self.unit("ldtilecfg", place)
+                b.store(b.trunc(rows, I8), b.gep(address, [I64(48 + number)]))
+        self.call_instruction("ldtilecfg", address)
 
     def load_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
-        """Load rows `distance` bytes from each other."""
-        self.unit("tileloadd64", I8(register), self.builder.bitcast(pointer, I8P), distance)
+        """Load rows with a stride of `distance` bytes."""
+        self.call_instruction(
+            "tileloadd64", I8(register), self.builder.bitcast(pointer, I8P), distance
+        )
 
     def store_tile(self, register: int, pointer: ir.Value, distance: ir.Value) -> None:
-        """Store rows `distance` bytes from each other."""
-        self.unit("tilestored64", I8(register), self.builder.bitcast(pointer, I8P), distance)
+        """Store rows with a stride of `distance` bytes."""
+        self.call_instruction(
+            "tilestored64", I8(register), self.builder.bitcast(pointer, I8P), distance
+        )
 
     def multiply(self, c: int, a: int, b: int) -> None:
-        """C += A·B of registers."""
-        self.unit("tdpbf16ps", I8(c), I8(a), I8(b))
+        """Add the product A·B of two registers to C."""
+        self.call_instruction("tdpbf16ps", I8(c), I8(a), I8(b))
 
 
-class _Product(Unit):
-    """All tiles of C: column tiles outside, so that panels of B stay in cache."""
+class _Product(TileWriter):
+    """Compute all tiles of C; the outer loop is over column tiles, so B's panels stay in cache."""
 
     arguments = {  # noqa: RUF012
         "a": I16P,
@@ -173,10 +179,10 @@ class _Product(Unit):
         with b.if_then(b.icmp_signed("<", start, across), likely=False):
             self.prepare(_SHAPES[-1], self.args["last"])
             self.columns(_SHAPES[-1], start, ())
-        self.unit("tilerelease")
+        self.call_instruction("tilerelease")
 
     def prepare(self, shape: _Shape, columns: ir.Value) -> None:
-        """Set what the registers hold."""
+        """Configure the registers for a shape and a number of columns."""
         height, whole = self.args["height"], I64(SIDE)
         self.configure(
             [
@@ -187,24 +193,24 @@ class _Product(Unit):
         )
 
     def columns(self, shape: _Shape, column: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-        """All rows of the column tiles from number `column` on."""
+        """Compute all row tiles of the shape's column tiles, beginning with number `column`."""
         b, tiles = self.builder, self.args["tiles"]
         columns = [b.add(column, I64(j)) for j in range(shape.across)]
         panels = [self.at(self.args["b"], self.entry("b_columns", j)) for j in columns]
-        places = [self.entry("c_columns", j) for j in columns]
+        c_columns = [self.entry("c_columns", j) for j in columns]
         pairs = b.mul(b.sdiv(tiles, I64(2)), I64(2))
 
         def pair(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            self.tiles(shape, panels, places, [m, b.add(m, I64(1))])
+            self.tiles(shape, panels, c_columns, [m, b.add(m, I64(1))])
             return []
 
         self.loop(I64(0), pairs, [], pair, step=2)
         with b.if_then(b.icmp_signed("<", pairs, tiles)):
-            self.tiles(shape, panels, places, [pairs])
+            self.tiles(shape, panels, c_columns, [pairs])
         return []
 
     def entry(self, table: str, index: ir.Value) -> ir.Value:
-        """Offset that a table gives."""
+        """Load an offset from a table."""
         return self.builder.sext(self.builder.load(self.at(self.args[table], index)), I64)
 
     def tiles(
@@ -214,13 +220,13 @@ class _Product(Unit):
         columns: Sequence[ir.Value],
         rows: Sequence[ir.Value],
     ) -> None:
-        """Some row tiles by the column tiles of a shape."""
+        """Compute the product of some row tiles and the column tiles of a shape."""
         b, args = self.builder, self.args
         starts = [self.at(args["a"], self.entry("a_rows", m)) for m in rows]
-        places = [self.entry("c_rows", m) for m in rows]
+        c_rows = [self.entry("c_rows", m) for m in rows]
         tiles = [
-            (shape.sums[m * shape.across + j], place, column)
-            for m, place in enumerate(places)
+            (shape.sums[m * shape.across + j], c_row, column)
+            for m, c_row in enumerate(c_rows)
             for j, column in enumerate(columns)
         ]
         self.begin(tiles)
@@ -233,8 +239,8 @@ class _Product(Unit):
             def hold(register: int, part: int, start: ir.Value, parts: str, row: ir.Value) -> None:
                 if held.get(register) != part:
                     held[register] = part
-                    place = self.at(start, b.mul(args[parts], I64(part)))
-                    self.load_tile(register, place, row)
+                    address = self.at(start, b.mul(args[parts], I64(part)))
+                    self.load_tile(register, address, row)
 
             for part_a, part_b in shape.order:
                 chosen = shape.panels[part_b % sets * shape.across :]
@@ -249,33 +255,33 @@ class _Product(Unit):
             return []
 
         self.loop(I64(0), args["steps"], [], step)
-        for register, place, column in tiles:
-            target = self.at(args["c"], b.add(place, column))
+        for register, row, column in tiles:
+            target = self.at(args["c"], b.add(row, column))
             self.store_tile(register, target, b.mul(args["c_row"], I64(4)))
 
     def begin(self, tiles: Sequence[tuple[int, ir.Value, ir.Value]]) -> None:
-        """Let the sums start from D, or from zero."""
+        """Initialise the sums with D, or with zero."""
         b, args = self.builder, self.args
         with b.if_else(b.icmp_signed("<", args["d_row"], I64(0))) as (nothing, something):
             with nothing:
                 for register, _, _ in tiles:
-                    self.unit("tilezero", I8(register))
+                    self.call_instruction("tilezero", I8(register))
             with something:
                 same = b.icmp_signed("==", args["d_row"], I64(0))
-                for register, place, column in tiles:
-                    start = b.add(b.select(same, I64(0), place), column)
+                for register, row, column in tiles:
+                    start = b.add(b.select(same, I64(0), row), column)
                     source = self.at(args["d"], start)
                     self.load_tile(register, source, b.mul(args["d_row"], I64(4)))
 
 
 def split(writer: Writer, value: ir.Value) -> list[ir.Value]:
-    """The three parts of a vector of float32, as int32 whose upper halves are the bfloat16."""
+    """Return the three parts of a vector of float32: int32 whose upper halves are bfloat16."""
     b = writer.builder
     ints = ir.VectorType(I32, writer.width)
     half, upper = (writer.splat(I32(bits)) for bits in (0x8000, 0xFFFF0000))
     parts = []
     for _ in range(PARTS - 1):
-        # Half of a unit away from zero, so the rest has one bit less than by cutting off.
+        # Rounding to nearest leaves a remainder with one bit less than truncation does.
         rounded = b.and_(b.add(b.bitcast(value, ints), half), upper)
         parts.append(rounded)
         value = b.fsub(value, b.bitcast(rounded, writer.vector))
@@ -283,7 +289,7 @@ def split(writer: Writer, value: ir.Value) -> list[ir.Value]:
 
 
 class _Rows(Writer):
-    """Split a run of float32 into parts, in the order of the source."""
+    """Split consecutive float32 elements into parts, in the order of the source."""
 
     arguments = {"source": F32P, "target": I16P, "part": I64, "count": I64}  # noqa: RUF012
 
@@ -299,8 +305,8 @@ class _Rows(Writer):
             for h in range(2):
                 if masked:
                     self.mask_after(b.sub(args["count"], b.add(i, I64(h * SIDE))))
-                place = self.at(args["source"], b.add(i, I64(h * SIDE)))
-                halves.append(split(self, self.load(place, masked=masked)))
+                address = self.at(args["source"], b.add(i, I64(h * SIDE)))
+                halves.append(split(self, self.load(address, masked=masked)))
             for p in range(PARTS):
                 self.store_words(
                     halves[0][p], halves[1][p], b.add(i, b.mul(args["part"], I64(p))), masked
@@ -311,13 +317,13 @@ class _Rows(Writer):
         with b.if_then(b.icmp_signed("<", whole, args["count"])):
             body(whole, [], True)
 
-    def store_words(self, low: ir.Value, high: ir.Value, place: ir.Value, masked: bool) -> None:
-        """Store the upper halves of two vectors, side by side."""
+    def store_words(self, low: ir.Value, high: ir.Value, offset: ir.Value, masked: bool) -> None:
+        """Store the upper halves of two vectors, one vector after the other."""
         b = self.builder
         words = ir.VectorType(I16, 2 * SIDE)
         odd = ir.Constant(ir.VectorType(I32, 2 * SIDE), list(range(1, 4 * SIDE, 2)))
         packed = b.shuffle_vector(b.bitcast(low, words), b.bitcast(high, words), odd)
-        target = b.bitcast(self.at(self.args["target"], place), words.as_pointer())
+        target = b.bitcast(self.at(self.args["target"], offset), words.as_pointer())
         if not masked:
             b.store(packed, target, align=2)
             return
@@ -335,7 +341,7 @@ class _Rows(Writer):
 
 
 class _Pairs(Writer):
-    """Split a matrix into pairs of rows of B."""
+    """Split a matrix into panels of B, whose rows are interleaved in pairs."""
 
     arguments = {  # noqa: RUF012
         "source": F32P,
@@ -362,15 +368,15 @@ class _Pairs(Writer):
             def pair(i: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
                 panel = b.mul(b.sdiv(i, I64(STEPS)), args["panel"])
                 inside = b.mul(b.srem(i, I64(STEPS)), I64(SIDE))
-                place = self.at(target, b.add(panel, inside))
+                address = self.at(target, b.add(panel, inside))
                 rows = [self.row(b.add(i, I64(h)), k) for h in range(2)]
                 sixteen = self.splat(I32(16))
                 upper = self.splat(I32(0xFFFF0000))
                 for p in range(PARTS):
                     low, high = b.lshr(rows[0][p], sixteen), b.and_(rows[1][p], upper)
-                    spot = self.at(place, b.mul(args["part"], I64(p)))
-                    spot = b.bitcast(spot, ir.VectorType(I32, SIDE).as_pointer())
-                    b.store(b.or_(low, high), spot, align=4)
+                    part_address = self.at(address, b.mul(args["part"], I64(p)))
+                    part_address = b.bitcast(part_address, ir.VectorType(I32, SIDE).as_pointer())
+                    b.store(b.or_(low, high), part_address, align=4)
                 return []
 
             self.loop(I64(0), args["written"], [], pair, step=2)
@@ -379,17 +385,17 @@ class _Pairs(Writer):
         self.loop(I64(0), args["columns"], [], column, step=SIDE)
 
     def row(self, i: ir.Value, column: ir.Value) -> list[ir.Value]:
-        """Parts of 16 elements of a row; of zeros beyond the last."""
+        """Return the parts of 16 elements of a row, or of zeros after the last row."""
         b, args = self.builder, self.args
         exists = b.icmp_signed("<", i, args["rows"])
         row = b.select(exists, i, I64(0))
-        place = self.at(args["source"], b.add(b.mul(row, args["source_row"]), column))
-        value = self.load(place, masked=True)
+        address = self.at(args["source"], b.add(b.mul(row, args["source_row"]), column))
+        value = self.load(address, masked=True)
         return split(self, b.select(exists, value, self.zero))
 
 
 def emit(writer: Any) -> Any:
-    """What an intrinsic generates: a call of the function that `writer` writes."""
+    """Return the code generator of an intrinsic that calls the function of `writer`."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         kinds: list[Any] = []
@@ -409,18 +415,18 @@ def emit(writer: Any) -> Any:
 def multiply_tiles(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape):  # type: ignore[no-untyped-def]
     """C = D + A·B from operands that `split_rows` and `split_pairs` prepared.
 
-    Row tile m of A begins at ``a + a_rows[m]``, its 32 columns of step t at ``a_steps[t]`` behind
-    that. Column tile j of B begins at ``b + b_columns[j]``. Their tile of C is at
-    ``c + c_rows[m] + c_columns[j]``.
+    Row tile m of A begins at ``a + a_rows[m]``, and the 32 columns of its step t begin at
+    ``a + a_rows[m] + a_steps[t]``. Column tile j of B begins at ``b + b_columns[j]``. Their tile
+    of C begins at ``c + c_rows[m] + c_columns[j]``.
 
     Args:
-        a: (array, start, distance of parts); `a_rows` (table, first entry, distance of rows).
-        b: (array, start, distance of parts, of steps).
-        c: (array, start); `c_rows` (table, first entry, distance of rows).
+        a: (array, start, part stride); `a_rows` is (table, first entry, row stride).
+        b: (array, start, part stride, step stride).
+        c: (array, start); `c_rows` is (table, first entry, row stride).
         a_steps, b_columns, c_columns: (table, first entry).
-        d: (array, start, distance of rows): of a bias 0, of what C holds that of C, of nothing
-            negative.
-        shape: (rows of a tile, row tiles, steps, column tiles, columns of the last).
+        d: (array, start, row stride). The row stride is 0 for a bias, that of C if D is the
+            previous C, and negative if there is no D.
+        shape: (rows of a tile, row tiles, steps, column tiles, columns of the last column tile).
     """
     sig = types.none(a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape)
     return sig, emit(_Product)
@@ -428,18 +434,18 @@ def multiply_tiles(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_col
 
 @intrinsic
 def split_rows(typingctx, source, target, part, count):  # type: ignore[no-untyped-def]
-    """Split `count` elements; source and target are (contiguous array, start)."""
+    """Split `count` elements into parts; source and target are (contiguous array, start)."""
     return types.none(source, target, part, count), emit(_Rows)
 
 
 @intrinsic
 def split_pairs(typingctx, source, source_row, target, shape, distances):  # type: ignore[no-untyped-def]
-    """Split a matrix into pairs of rows.
+    """Split a matrix into panels of B, whose rows are interleaved in pairs.
 
     Args:
         source, target: (contiguous array, start).
-        source_row: distance of rows.
-        shape: (rows, rows to write: zeros behind the last; columns).
-        distances: in `target`, of column tiles, of parts, of every 32 rows.
+        source_row: row stride of the source.
+        shape: (rows, rows to write, columns). Rows after the last one of the source are zeros.
+        distances: strides in `target` of column tiles, of parts and of 32 rows.
     """
     return types.none(source, source_row, target, shape, distances), emit(_Pairs)

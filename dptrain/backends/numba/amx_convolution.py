@@ -35,22 +35,23 @@ from dptrain.backends.numba.microkernels import multiply
 from dptrain.backends.numba.vector import copy, transpose
 
 LINE = 16
-"""Float32 elements of a line."""
+"""Float32 elements of a cache line."""
 WORDS = 2 * LINE
+"""16-bit words of a cache line."""
 
 
 def _lines(elements: int) -> int:
-    """`elements` of float32, rounded up to whole lines."""
+    """Return `elements` of float32, rounded up to whole cache lines."""
     return -(-elements // LINE) * LINE
 
 
 def _words(elements: int) -> int:
-    """Float32 elements that hold so many words, in whole lines."""
+    """Return the float32 elements, in whole cache lines, that hold `elements` 16-bit words."""
     return _lines(-(-elements // 2))
 
 
 class CorrelationGeometry(NamedTuple):
-    """Sizes of an AMX correlation of x (N, H, W, C) that gives y (N, Ho, Wo, K).
+    """Sizes of an AMX correlation from x (N, H, W, C) to y (N, Ho, Wo, K).
 
     Attributes:
         height: rows of x.
@@ -70,7 +71,7 @@ class CorrelationGeometry(NamedTuple):
         run_pixels: pixels of a run.
         run_tiles: tiles of a run.
         tile_height: rows of an AMX tile.
-        y_pitch: distance of rows of y, in pixels.
+        y_pitch: row stride of y, in pixels.
         table_offset: start of the offset tables in scratch.
         panel_offset: start of the packed weights in scratch.
         y_offset: start of one sample's y in scratch.
@@ -109,7 +110,7 @@ def make_correlation_geometry(
     window: tuple[int, int],
     pads: tuple[int, int],
 ) -> CorrelationGeometry:
-    """Return the geometry of a correlation of `maps` (H, W, C) that gives `out` (Ho, Wo, K).
+    """Return the geometry of a correlation from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
     Args:
         window: (R, S).
@@ -152,7 +153,7 @@ def make_correlation_geometry(
 
 @inlined
 def _prepare(geo, w, start, scratch):  # type: ignore[no-untyped-def]
-    """Zeros for the padding, tables, and the weights (R, S, C, K) in panels."""
+    """Zero the padding, fill the tables, and pack the weights (R, S, C, K) in panels."""
     c, k, r, s = geo.c, geo.k, geo.r, geo.s
     columns, row_steps, runs, across = geo.padded_width, geo.row_steps, geo.runs, geo.run_tiles
     words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), geo.table_offset
@@ -161,7 +162,7 @@ def _prepare(geo, w, start, scratch):  # type: ignore[no-untyped-def]
     tiles = runs * across
     for i in range(runs):
         for j in range(across):
-            # The last tile of a run begins where it still has all of its rows.
+            # The last tile of a run overlaps the one before it, so that all of its rows exist.
             pixel = min(j * geo.tile_height, geo.run_pixels - geo.tile_height)
             tables[table + i * across + j] = (i * columns + pixel) * c
             tables[table + tiles + i * across + j] = (i * geo.y_pitch + pixel) * k
@@ -183,18 +184,18 @@ def _prepare(geo, w, start, scratch):  # type: ignore[no-untyped-def]
 
 @inlined
 def _split(geo, maps, start, scratch):  # type: ignore[no-untyped-def]
-    """One sample's maps, split and padded."""
+    """Split one sample's maps into padded x."""
     height, width, c = geo.height, geo.width, geo.c
     above, before, columns, part = geo.pad_top, geo.pad_left, geo.padded_width, geo.part_size
     words = scratch.view(np.uint16)
     for i in range(height):
-        place = ((i + above) * columns + before) * c
-        split_rows((maps, start + i * width * c), (words, place), part, width * c)
+        row_start = ((i + above) * columns + before) * c
+        split_rows((maps, start + i * width * c), (words, row_start), part, width * c)
 
 
 @inlined
 def _correlate(geo, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-def]
-    """One sample's output from its split maps, `geo.y_pitch` pixels from row to row."""
+    """Compute one sample's output from its split maps, with a row stride of `geo.y_pitch`."""
     c, k, r = geo.c, geo.k, geo.r
     part, row_steps, tiles = geo.part_size, geo.row_steps, geo.runs * geo.run_tiles
     words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), geo.table_offset
@@ -215,15 +216,15 @@ def _correlate(geo, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-d
 
 
 @inlined
-def _write(geo, scratch, d, d_row, floor, y, y_start):  # type: ignore[no-untyped-def]
-    """One sample's output (Ho, Wo, K), not below `floor`, from its split maps."""
+def _write(geo, scratch, d, d_row, lower_bound, y, y_start):  # type: ignore[no-untyped-def]
+    """Compute one sample's output (Ho, Wo, K), at least `lower_bound`, from its split maps."""
     h_out, row, pitch, band = geo.h_out, geo.w_out * geo.k, geo.y_pitch * geo.k, geo.y_offset
     _correlate(geo, scratch, d, d_row, scratch, band)
     for i in range(h_out):
         for q in range(np.uintp(row)):
             value = scratch[band + i * pitch + q]
-            # Written so that a NaN passes: it must reach the loss to be noticed.
-            y[y_start + i * row + q] = floor if value < floor else value
+            # This comparison keeps a NaN, which has to reach the loss to be detected.
+            y[y_start + i * row + q] = lower_bound if value < lower_bound else value
 
 
 @kernel
@@ -231,11 +232,11 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
     """Compute `direct_convolution.conv2d_forward`."""
     mine, y_flat = scratch[thread], y.reshape(-1)
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
-    floor = np.float32(0) if relu else NOTHING
+    lower_bound = np.float32(0) if relu else NOTHING
     _prepare(geo, w, 0, mine)
     for n in range(start, stop):
         _split(geo, x, n * x_size, mine)
-        _write(geo, mine, b, 0, floor, y_flat, n * y_size)
+        _write(geo, mine, b, 0, lower_bound, y_flat, n * y_size)
 
 
 @kernel
@@ -269,7 +270,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
 
 @inlined
 def _prepare_flipped(geo, w, scratch):  # type: ignore[no-untyped-def]
-    """As `_prepare`, with weights (R, S, K, C) as backward by the input meets them."""
+    """Call `_prepare` with rotated weights (R, S, K, C), as the input gradient needs them."""
     k, c, taps, flipped = geo.c, geo.k, geo.r * geo.s, geo.work_offset
     for tap in range(taps):
         transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
@@ -321,13 +322,13 @@ class WeightGradientGeometry(NamedTuple):
         pad_left: columns of zeros to the left of x.
         gemm_channels: channels of the matrix product.
         gemm_columns: filter columns of the matrix product.
-        pitch: distance of rows.
+        pitch: row stride, in pixels.
         steps: steps of 32 pixels.
-        dz_row: distance of the channels of transposed dz.
-        dz_part: distance of the parts of transposed dz.
-        x_part: distance of the parts of x.
-        x_tile: distance of the column tiles of x.
-        x_copy: distance of the even and odd copies of x.
+        dz_row: stride of the channels of transposed dz.
+        dz_part: stride of the parts of transposed dz.
+        x_part: stride of the parts of x.
+        x_tile: stride of the column tiles of x.
+        x_copy: stride of the even and odd copies of x.
         x_offset: start of packed x in scratch.
         table_offset: start of the offset tables in scratch.
         sum_offset: start of the sums of dw in scratch.
@@ -375,21 +376,21 @@ def make_weight_gradient_geometry(
 ) -> WeightGradientGeometry:
     """Return the geometry of the weight gradient for x of `maps` and dy of `out`.
 
-    A filter whose rows have at most 16 elements counts as one column with that many channels.
+    A filter row of at most 16 elements is one column with that many channels.
     """
     (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
     channels, columns = (s * c, 1) if s * c <= SIDE else (c, s)
     high, wide = -(-k // SIDE), -(-channels // SIDE)
     pitch = (w_out + s) // 2 * 2
     steps = -(-h_out * pitch // STEPS)
-    # An odd number of lines, so that the rows of a tile lie in different sets of the cache.
+    # With an odd number of cache lines, the rows of a tile are in different cache sets.
     row = (steps | 1) * WORDS
-    turned = high * SIDE * row
+    transposed = high * SIDE * row
     part = ((r - 1) * pitch + s + steps * STEPS) // 2 * WORDS
     tile = PARTS * part
     copy = wide * tile
     taps = r * columns * wide
-    x = _words(PARTS * turned)
+    x = _words(PARTS * transposed)
     tables = x + _words(min(2, columns) * copy)
     sums = tables + _lines(2 * high + steps + 2 * taps)
     padded = sums + taps * high * SIDE * SIDE
@@ -406,7 +407,7 @@ def make_weight_gradient_geometry(
         pitch,
         steps,
         row,
-        turned,
+        transposed,
         part,
         tile,
         copy,
@@ -423,7 +424,7 @@ def make_weight_gradient_geometry(
 
 @inlined
 def _prepare_sums(geo, scratch):  # type: ignore[no-untyped-def]
-    """Zeros for the padding and the sums, and tables."""
+    """Zero the padding and the sums, and fill the tables."""
     k, r = geo.k, geo.r
     channels, columns, pitch, steps, row = (
         geo.gemm_channels,
@@ -442,40 +443,40 @@ def _prepare_sums(geo, scratch):  # type: ignore[no-untyped-def]
         tables[table + 2 * high + t] = t * STEPS
     first = table + 2 * high + steps
     taps = r * columns * wide
-    # Filter rows inside, which share what they meet in the cache.
+    # The inner loop is over filter rows, which share data in the cache.
     for q in range(wide):
         for j in range(columns):
             for i in range(r):
-                place = first + (q * columns + j) * r + i
+                entry = first + (q * columns + j) * r + i
                 pair = (i * pitch + j) // 2
-                tables[place] = j % 2 * geo.x_copy + q * geo.x_tile + pair * WORDS
-                tables[taps + place] = (i * columns + j) * high * SIDE * wide * SIDE + q * SIDE
+                tables[entry] = j % 2 * geo.x_copy + q * geo.x_tile + pair * WORDS
+                tables[taps + entry] = (i * columns + j) * high * SIDE * wide * SIDE + q * SIDE
 
 
 @inlined
-def _turn(geo, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
-    """One sample's padded dy (Ho, pitch, K) split, channel by channel."""
-    h_out, k, pitch, row, turned = geo.h_out, geo.k, geo.pitch, geo.dz_row, geo.dz_part
+def _split_transposed(geo, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
+    """Split one sample's padded dy (Ho, pitch, K), transposed so that pixels are adjacent."""
+    h_out, k, pitch, row, transposed = geo.h_out, geo.k, geo.pitch, geo.dz_row, geo.dz_part
     words, work = scratch.view(np.uint16), geo.transpose_offset
     size, high = h_out * pitch, -(-k // SIDE)
     for p in range(0, size, STEPS):
-        few = min(STEPS, size - p)
+        pixels = min(STEPS, size - p)
         split_pairs(
             (dz, dz_start + p * k),
             k,
             (words, 2 * work),
-            (few, STEPS, k),
+            (pixels, STEPS, k),
             (PANEL, PANEL // PARTS, 0),
         )
         for m in range(high):
             for part in range(PARTS):
-                # Pairs of words are elements of 32 bits, which is all that turning asks for.
+                # The transposition treats a pair of bfloat16 words as one element of 32 bits.
                 transpose(
                     scratch,
                     work + (m * PARTS + part) * STEPS * SIDE // 2,
                     SIDE,
                     scratch,
-                    (part * turned + m * SIDE * row + p) // 2,
+                    (part * transposed + m * SIDE * row + p) // 2,
                     row // 2,
                     SIDE,
                     SIDE,
@@ -484,7 +485,7 @@ def _turn(geo, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
 
 @inlined
 def _pair(geo, scratch):  # type: ignore[no-untyped-def]
-    """One sample's padded maps as pairs of pixels."""
+    """Pack one sample's padded maps in pairs of pixels."""
     c, channels, columns, part = geo.c, geo.gemm_channels, geo.gemm_columns, geo.x_part
     words = scratch.view(np.uint16)
     pixels = 2 * part // WORDS
@@ -507,7 +508,7 @@ def _accumulate(geo, x, x_start, dz, dz_start, scratch):  # type: ignore[no-unty
     for i in range(max(0, -geo.pad_top), min(height, h_out + r - 1 - geo.pad_top)):
         row = geo.padded_offset + ((i + geo.pad_top) * pitch + first + geo.pad_left) * c
         copy(x, x_start + (i * width + first) * c, scratch, row, (last - first) * c)
-    _turn(geo, dz, dz_start, scratch)
+    _split_transposed(geo, dz, dz_start, scratch)
     _pair(geo, scratch)
     words, tables, table, sums = (
         scratch.view(np.uint16),
@@ -535,7 +536,7 @@ def _accumulate(geo, x, x_start, dz, dz_start, scratch):  # type: ignore[no-unty
 
 @inlined
 def _finish_sums(geo, scratch, dw):  # type: ignore[no-untyped-def]
-    """Dw (R, S, C, K) from its transposed sums."""
+    """Store dw (R, S, C, K) from its transposed sums."""
     k, r, channels, columns = geo.k, geo.r, geo.gemm_channels, geo.gemm_columns
     high, wide = -(-k // SIDE), -(-channels // SIDE)
     for tap in range(r * columns):

@@ -1,8 +1,8 @@
 """Dense layers on the AMX unit (`amx`), with the kernels of `matmul`.
 
-Weights change with every step, so every pass splits them anew; it reads them once and in the order
-in which they lie, a block at a time that stays in the second cache while all samples use it. With
-few samples splitting takes longer than the unit saves, and vectors remain.
+Weights change in every step, so every pass splits them again. It reads them once, in the order of
+memory, in blocks that stay in the L2 cache while all samples use them. For small batches splitting
+takes longer than the AMX unit saves, and the vector kernels are used.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from dptrain.backends.numba.vector import transpose
 from dptrain.plan.lowering import Phase
 
 _BLOCK = 256
-"""Samples of a product, and steps of any, at most."""
+"""Largest number of samples and of steps in one product."""
 _WIDE = 640
-"""Columns of w in a block: with `_BLOCK` of its rows, split, it stays in the second cache."""
+"""Columns of w in a block: with `_BLOCK` split rows, the block stays in the L2 cache."""
 _HIGH = 256
-"""Rows of w in a block, where its columns are steps."""
+"""Rows of w in a block whose columns are steps."""
 _SAMPLES = 64
-"""Samples from which on the unit is faster. With 32, splitting w takes as long as multiplying, and
-backward by the weights is slower than with vectors unless dw is in the second cache."""
+"""Smallest batch size for which the AMX unit is faster. With 32 samples, splitting w takes as long
+as multiplying, and the weight gradient is slower than with vectors unless dw is in the L2 cache."""
 _GATHERED = 64
-"""Features of x that `dense_backward_weight` turns at a time."""
+"""Features of x that `dense_backward_weight` transposes at a time."""
 _WRITTEN = 512
-"""Columns of dw that it writes at a time."""
+"""Columns of dw that `dense_backward_weight` writes at a time."""
 _TILE = _BLOCK // STEPS * PANEL
-"""Words of 16 rows or columns of a block."""
+"""16-bit words of 16 rows or columns of a block."""
 _TILES = 64
-"""Entries of a table: tiles of a block at most."""
+"""Entries of a table: largest number of tiles of a block."""
 _TABLES = 3 * _TILES
 _STEP_AT = np.arange(_BLOCK // STEPS, dtype=np.int32) * PANEL
 _COLUMN_AT = np.arange(_TILES, dtype=np.int32) * SIDE
 
 
 def choose(samples: int, threads: int, inputs: int, outputs: int) -> Mapping[Phase, Any]:
-    """Kernels that are faster than vectors, each with the elements of scratch a thread needs."""
+    """Return the kernels that are faster than vectors, with their scratch elements per thread."""
     if not available() or min(inputs, outputs) < 2 * SIDE:
         return {}
     forward, weight, backward = scratch(samples, inputs, outputs)
     chosen = {}
     if samples >= _SAMPLES:
         chosen[Phase.BACKWARD_WEIGHT] = dense_backward_weight, weight
-    # Every thread splits all of w for its samples.
+    # Every thread splits all of w for its own samples.
     if samples >= _SAMPLES * threads:
         chosen[Phase.BACKWARD_INPUT] = dense_backward_input, backward
-        # A sum of few steps costs more to store.
+        # With fewer steps the stores of the sums take too long.
         if inputs >= 4 * STEPS:
             chosen[Phase.FORWARD] = dense_forward, forward
     return chosen
 
 
 def scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Elements of scratch a thread, forward, backward by the weights and by the input."""
+    """Return the scratch elements of a thread: forward, weight gradient and input gradient."""
     rows, panels = _tiles(min(samples, _BLOCK)), -(-outputs // STEPS)
     wide, high = _tiles(min(outputs, _WIDE)), _tiles(min(inputs, _HIGH))
     written = _tiles(min(outputs, _WRITTEN)) + _GATHERED // SIDE
-    turned = max(STEPS, high * SIDE) * rows * SIDE
+    transposed = max(STEPS, high * SIDE) * rows * SIDE
     return (
         _TABLES + (rows + wide) * _TILE // 2,
         _TABLES + _GATHERED * _BLOCK + written * _TILE // 2,
-        _TABLES + turned + (rows * panels * PANEL + high * _TILE) // 2,
+        _TABLES + transposed + (rows * panels * PANEL + high * _TILE) // 2,
     )
 
 
@@ -77,7 +77,7 @@ def _tiles(elements: int) -> int:
 
 @inlined
 def _tabulate(scratch, b_tile, c_row):  # type: ignore[no-untyped-def]
-    """Where tiles of A, B and C begin."""
+    """Return the tables of the starts of tiles of A, B and C."""
     tables = scratch[:_TABLES].view(np.int32)
     for i in range(_TILES):
         tables[i] = i * _TILE
@@ -88,18 +88,18 @@ def _tabulate(scratch, b_tile, c_row):  # type: ignore[no-untyped-def]
 
 @inlined
 def _multiply(tables, left, right, right_start, c, c_row, d, shape):  # type: ignore[no-untyped-def]
-    """C = D + A·B from `left` and `right`, both packed.
+    """Compute C = D + A·B from `left` and `right`, both packed.
 
     Args:
         c: (array, start).
-        c_row: distance of rows.
-        d: (array, start, distance of rows).
+        c_row: row stride.
+        d: (array, start, row stride).
         shape: (rows, steps, columns).
     """
     rows, steps, columns = shape
     across, whole = -(-columns // SIDE), rows // SIDE
     last, deep = columns - (across - 1) * SIDE, -(-steps // STEPS)
-    # All whole row tiles, then what is left.
+    # All whole row tiles, then the remaining rows.
     for m, height, tiles in ((0, SIDE, whole), (whole, rows - whole * SIDE, 1)):
         if height > 0 and tiles > 0:
             multiply_tiles(
@@ -112,7 +112,7 @@ def _multiply(tables, left, right, right_start, c, c_row, d, shape):  # type: ig
 
 @kernel
 def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: ignore[no-untyped-def]
-    """As `matmul.dense_forward`."""
+    """Compute `matmul.dense_forward`."""
     inputs, outputs = w.shape
     mine = scratch[thread]
     tables = _tabulate(mine, _TILE, outputs)
@@ -126,8 +126,8 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
             pack_rows((x_flat, n * inputs + i), inputs, (left, 0), _TILE, (rows, steps))
             for o in range(0, outputs, _WIDE):
                 columns, at = min(_WIDE, outputs - o), n * outputs + o
-                place = i * outputs + o
-                pack_columns((w_flat, place), outputs, (right, 0), _TILE, (steps, columns))
+                w_start = i * outputs + o
+                pack_columns((w_flat, w_start), outputs, (right, 0), _TILE, (steps, columns))
                 d = (b, o, 0) if i == 0 else (y_flat, at, outputs)
                 shape = (rows, steps, columns)
                 _multiply(tables, left, right, 0, (y_flat, at), outputs, d, shape)
@@ -138,7 +138,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
 
 @kernel
 def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: ignore[no-untyped-def]
-    """As `matmul.dense_backward_input`: computes its transpose, with rows of w as those of A."""
+    """Compute `matmul.dense_backward_input`, transposed: the rows of w are the rows of A."""
     inputs, outputs = w.shape
     most = -(-min(len(dy), _BLOCK) // SIDE) * SIDE
     panels = -(-outputs // STEPS) * PANEL
@@ -158,8 +158,8 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
         for i in range(0, inputs, _HIGH):
             rows = min(_HIGH, inputs - i)
             for o in range(0, outputs, _BLOCK):
-                steps, place = min(_BLOCK, outputs - o), i * outputs + o
-                pack_rows((w_flat, place), outputs, (left, 0), _TILE, (rows, steps))
+                steps, w_start = min(_BLOCK, outputs - o), i * outputs + o
+                pack_rows((w_flat, w_start), outputs, (left, 0), _TILE, (rows, steps))
                 d, shape = (block, 0, -1 if o == 0 else most), (rows, steps, samples)
                 panel = o // STEPS * PANEL
                 _multiply(tables, left, right, panel, (block, 0), most, d, shape)
@@ -170,7 +170,7 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
 def dense_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, dw, db, scratch, samples
 ):
-    """As `matmul.dense_backward_weight`."""
+    """Compute `matmul.dense_backward_weight`."""
     inputs, outputs = dw.shape
     mine = scratch[thread]
     tables = _tabulate(mine, _TILE, outputs)
@@ -185,8 +185,8 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     for n in range(0, samples, _BLOCK):
         steps = min(_BLOCK, samples - n)
         for o in range(0, outputs, _WRITTEN):
-            columns, place = min(_WRITTEN, outputs - o), n * outputs + o
-            pack_columns((dy_flat, place), outputs, (right, 0), _TILE, (steps, columns))
+            columns, dy_start = min(_WRITTEN, outputs - o), n * outputs + o
+            pack_columns((dy_flat, dy_start), outputs, (right, 0), _TILE, (steps, columns))
             for i in range(start, stop, _GATHERED):
                 rows, at = min(_GATHERED, stop - i), i * outputs + o
                 transpose(x_flat, n * inputs + i, inputs, block, 0, _BLOCK, steps, rows)

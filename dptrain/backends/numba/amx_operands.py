@@ -1,10 +1,12 @@
 """Operands of AMX products (`amx`), split into bfloat16 parts and packed tile by tile.
 
-A matrix becomes tiles of 16 rows (A) or columns (B) and 32 steps of the sum: `PANEL` words, part
-after part, in one piece. Tiles that follow each other in the sum lie behind each other.
+A matrix is split into tiles of 16 rows (A) or columns (B) and 32 steps of the sum. A tile has
+`PANEL` contiguous 16-bit words, one part after the other. Tiles that follow each other in the sum
+are adjacent.
 
-Steps k and k + 16 of every 32 share a double word, in A and in B alike: the sum does not ask for
-their order, and so halves of vectors need no shuffling. Matrices are read as they lie.
+In A and in B, steps k and k + 16 of every 32 share a 32-bit word. The order of the steps does not
+change the sum, and this order needs no shuffling of vector halves. Matrices are read in the order
+of memory.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dptrain.backends.numba.vector import F32P, I32, I64, Writer
 
 
 class _Packer(Writer):
-    """Packs a matrix of `rows` by `columns`; tiles across the sum are `tile` words apart."""
+    """Packs a matrix of `rows` by `columns`; `tile` is the stride of row or column tiles."""
 
     name = ""
     arguments = {  # noqa: RUF012
@@ -36,30 +38,30 @@ class _Packer(Writer):
         super().__init__(module, self.name, self.arguments, SIDE)
 
     def row(self, index: ir.Value) -> ir.Value:
-        """Where a row of the source begins."""
+        """Return the address of a row of the source."""
         return self.at(self.args["source"], self.builder.mul(index, self.args["source_row"]))
 
     def pack(self, values: Sequence[ir.Value], target: ir.Value) -> None:
-        """Store the parts of two vectors: of the first in lower, of the second in upper halves."""
+        """Store the parts of two vectors: the first in the lower halves of 32-bit words."""
         b, sixteen = self.builder, self.splat(I32(16))
         upper = self.splat(I32(0xFFFF0000))
         parts = zip(*(split(self, value) for value in values), strict=True)
         for p, (low, high) in enumerate(parts):
             packed = b.or_(b.lshr(low, sixteen), b.and_(high, upper))
-            place = self.at(target, I64(p * (PANEL // PARTS)))
-            b.store(packed, b.bitcast(place, packed.type.as_pointer()), align=4)
+            address = self.at(target, I64(p * (PANEL // PARTS)))
+            b.store(packed, b.bitcast(address, packed.type.as_pointer()), align=4)
 
 
 class _Rows(_Packer):
-    """Rows of A; columns of the matrix are steps."""
+    """Packs rows of A; columns of the matrix are steps."""
 
     name = "dptrain_pack_rows"
 
     def write(self) -> None:
-        self.loop(I64(0), self.args["rows"], [], self.one)
+        self.loop(I64(0), self.args["rows"], [], self.pack_row)
 
-    def one(self, r: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-        """One row."""
+    def pack_row(self, r: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """Pack row r."""
         b, args = self.builder, self.args
         source, columns = self.row(r), args["columns"]
         inside = b.mul(b.srem(r, I64(SIDE)), I64(STEPS))
@@ -82,7 +84,7 @@ class _Rows(_Packer):
 
 
 class _Columns(_Packer):
-    """Columns of B; rows of the matrix are steps."""
+    """Packs columns of B; rows of the matrix are steps."""
 
     name = "dptrain_pack_columns"
 
@@ -102,7 +104,7 @@ class _Columns(_Packer):
         self.loop(I64(0), self.args["rows"], [], step, step=STEPS)
 
     def pair(self, first: ir.Value, target: ir.Value) -> None:
-        """Rows `first` and `first` + 16, or zeros for those beyond the last."""
+        """Pack rows `first` and `first` + 16; rows after the last are zeros."""
         b, args = self.builder, self.args
         rows = [first, b.add(first, I64(SIDE))]
         sources = [self.row(row) for row in rows]
@@ -124,12 +126,12 @@ class _Columns(_Packer):
 
 @intrinsic
 def pack_rows(typingctx, source, source_row, target, tile, shape):  # type: ignore[no-untyped-def]
-    """Split a matrix into row tiles of A; zeros fill the last step.
+    """Split a matrix into row tiles of A; zeros fill the last 32 steps.
 
     Args:
-        source, target: (contiguous array, start); of float32, and of words.
-        source_row: distance of rows.
-        tile: distance of row tiles in `target`.
+        source, target: (contiguous array, start), float32 and uint16.
+        source_row: row stride of the source.
+        tile: stride of row tiles in `target`.
         shape: (rows, columns).
     """
     return types.none(source, source_row, target, tile, shape), emit(_Rows)
@@ -137,5 +139,5 @@ def pack_rows(typingctx, source, source_row, target, tile, shape):  # type: igno
 
 @intrinsic
 def pack_columns(typingctx, source, source_row, target, tile, shape):  # type: ignore[no-untyped-def]
-    """As `pack_rows`, into column tiles of B; zeros fill the last tile, too."""
+    """Split a matrix into column tiles of B; zeros fill the last tile. Arguments: `pack_rows`."""
     return types.none(source, source_row, target, tile, shape), emit(_Columns)

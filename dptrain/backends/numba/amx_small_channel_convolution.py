@@ -142,16 +142,17 @@ def make_geometry(
 
 @inlined
 def _prepare(geo, w, b, scratch):  # type: ignore[no-untyped-def]
-    """Numbers of pairs, weights and bias."""
+    """Store the permutation indices, the packed weights and the bias, and configure the tiles."""
     c, k, r, s, lines = geo.c, geo.k, geo.r, geo.s, geo.patch_lines
     patch = s * c
-    numbers = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
-    for i in range(len(numbers)):
+    indices = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
+    for i in range(len(indices)):
         pixel, pair = i // (lines * SIDE), i % (lines * SIDE)
-        # What lies behind a patch meets weights of zero; it is of the patch, should it be a NaN.
+        # Elements after the patch have zero weights. They repeat an element of the patch, so that a
+        # NaN elsewhere does not reach this output.
         element = pair // PAIRS if pair < PAIRS * patch else 0
         third = pair < PAIRS * patch and pair % PAIRS == PAIRS - 1
-        numbers[i] = pixel * c + element + (SIDE if third else 0)
+        indices[i] = pixel * c + element + (SIDE if third else 0)
     weights = scratch[geo.weight_offset : geo.bias_offset].view(np.int32)
     weights[:] = 0
     for q in range(k // SIDE):
@@ -165,15 +166,17 @@ def _prepare(geo, w, b, scratch):  # type: ignore[no-untyped-def]
 
 @inlined
 def _ring(r):  # type: ignore[no-untyped-def]
-    """Rows of the ring: those that a filter meets, in pairs, and two that come next."""
+    """Return the rows of the ring buffer: those under two filter positions, and two more."""
     return -(-(r + ROWS - 1) // ROWS) * ROWS + ROWS
 
 
 @inlined
 def _rows(geo, x_size, n, i, stop):  # type: ignore[no-untyped-def]
-    """Rows i and i + 1 of sample n's padded map: where in x, how much of each, where in the ring.
+    """Return the source and the target of rows i and i + 1 of sample n's padded map.
 
-    Of samples from `stop` on there is nothing.
+    Returns:
+        (start in x, elements of row i, elements of row i + 1, start of row i in the ring buffer,
+        start of row i + 1). There are 0 elements in the padding and for samples from `stop`.
     """
     height, row, r = geo.height, geo.width * geo.c, geo.r
     ring, p = _ring(r), i - geo.pad_top
@@ -190,24 +193,24 @@ def _rows(geo, x_size, n, i, stop):  # type: ignore[no-untyped-def]
 
 @inlined
 def _begin(geo, x, n, stop, scratch):  # type: ignore[no-untyped-def]
-    """Lay out the first rows of a sample's map."""
+    """Store the first rows of a sample's map in im2col form."""
     width, c, r, lines, group = geo.width, geo.c, geo.r, geo.patch_lines, geo.patches_per_vector
     ring = scratch[: geo.pairs_offset].view(np.int32)
-    lanes = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
+    pair_indices = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
     for i in range(0, r + ROWS - 1, ROWS):
-        start, first, second, target, next_ = _rows(geo, geo.height * width * c, n, i, stop)
+        start, first, second, target, second_target = _rows(geo, geo.height * width * c, n, i, stop)
         lay_out_patches(
             (x, start, width * c, -geo.pad_left * c),
             (first, second),
-            (ring, target, ring, next_),
-            (lanes, 0),
+            (ring, target, ring, second_target),
+            (pair_indices, 0),
             (geo.row_vectors, group * c, group * lines),
         )
 
 
 @inlined
 def _multiply(geo, x, n, i, scratch, c, c_start):  # type: ignore[no-untyped-def]
-    """Rows i and i + 1 of a sample's output; rows before i have been computed."""
+    """Compute rows i and i + 1 of a sample's output; rows before i have been computed."""
     width, w_out, k, r, lines, group = (
         geo.width,
         geo.w_out,
@@ -216,16 +219,18 @@ def _multiply(geo, x, n, i, scratch, c, c_start):  # type: ignore[no-untyped-def
         geo.patch_lines,
         geo.patches_per_vector,
     )
-    met = r + ROWS - 1
+    input_rows = r + ROWS - 1
     ring = scratch[: geo.pairs_offset].view(np.int32)
-    lanes = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
+    pair_indices = scratch[geo.pairs_offset : geo.table_offset].view(np.int32)
     table = scratch[geo.table_offset : geo.weight_offset].view(np.int32)
-    for p in range(met):
+    for p in range(input_rows):
         table[p] = (i + p) % _ring(r) * geo.row_size
-    ahead = i + met + met % ROWS
-    start, first, second, target, next_ = _rows(geo, geo.height * width * geo.c, n, ahead, n + 1)
+    ahead = i + input_rows + input_rows % ROWS
+    start, first, second, target, second_target = _rows(
+        geo, geo.height * width * geo.c, n, ahead, n + 1
+    )
     vectors = geo.row_vectors if i + ROWS < geo.h_out else 0
-    products = met * lines * (-(-geo.tiles_across // 2)) * (k // SIDE)
+    products = input_rows * lines * (-(-geo.tiles_across // 2)) * (k // SIDE)
     multiply_rows(
         (ring, 0),
         (table, 0),
@@ -236,8 +241,8 @@ def _multiply(geo, x, n, i, scratch, c, c_start):  # type: ignore[no-untyped-def
         (geo.tile_height, geo.tiles_across, w_out, r, lines, k, -(-2 * vectors // products)),
         (x, start, width * geo.c, -geo.pad_left * geo.c),
         (first, second),
-        (ring, target, ring, next_),
-        (lanes, 0),
+        (ring, target, ring, second_target),
+        (pair_indices, 0),
         (vectors, group * geo.c, group * lines),
     )
 
@@ -250,16 +255,16 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
     y_size = h_out * row
     band = mine[geo.band_offset :]
     _prepare(geo, w.reshape(-1), b, mine)
-    floor = np.float32(0) if relu else np.float32(-np.inf)
+    lower_bound = np.float32(0) if relu else np.float32(-np.inf)
     for n in range(start, stop):
         _begin(geo, x_flat, n, stop, mine)
         for i in range(0, h_out, ROWS):
             _multiply(geo, x_flat, n, i, mine, band, 0)
-            place = np.uintp(n * y_size + i * row)
+            y_start = np.uintp(n * y_size + i * row)
             for p in range(np.uintp(min(ROWS, h_out - i) * row)):
                 value = band[p]
-                # Written so that a NaN passes: it must reach the loss to be noticed.
-                y_flat[place + p] = floor if value < floor else value
+                # This comparison keeps a NaN, which has to reach the loss to be detected.
+                y_flat[y_start + p] = lower_bound if value < lower_bound else value
     end_rows()
 
 
@@ -273,7 +278,7 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
     y_flat, argmax_flat, band = y.reshape(-1), argmax.reshape(-1), mine[geo.band_offset :]
     _prepare(geo, w.reshape(-1), b, mine)
     for n in range(start, stop):
-        # The band holds rows from `top` to `ready`.
+        # The band contains rows `top` to `ready` − 1.
         top, ready = 0, 0
         _begin(geo, x_flat, n, stop, mine)
         for i in range(h_pool):

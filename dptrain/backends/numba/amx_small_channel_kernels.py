@@ -1,17 +1,17 @@
-"""AMX products for few input channels: im2col rows that fill the tiles.
+"""AMX products for few input channels, with im2col rows that fill the tiles.
 
-`tiles` splits every float32 into three bfloat16 parts and multiplies six pairs of them, each in an
-instruction of its own for 32 steps of the sum. A row of a first layer's filter has nine elements or
-so, which would leave most steps empty. Here the six products of one element share an instruction.
-The unit takes pairs of bfloat16, so an element x of a patch becomes three pairs, and so does the
-weight w that it meets:
+`amx` splits every float32 into three bfloat16 parts and multiplies six pairs of parts, each with a
+separate instruction for 32 steps of the sum. A filter row of a first layer has about nine elements,
+so most of the 32 steps would be empty. Here the six products of one element share an instruction.
+The AMX unit multiplies pairs of bfloat16 numbers, so an element x of a patch is stored as three
+pairs, and so is its weight w:
 
     (x₀, x₁) · (w₀, w₀) + (x₀, x₁) · (w₁, w₁) + (x₀, x₂) · (w₂, w₀)
 
-Nine elements are 27 pairs, two instructions' 32. Every row of the map is laid out once for each
-column of the output, patch by patch, in whole lines: a tile's row that crosses lines costs the
-unit's load three cycles instead of half a cycle (17 against 3 ns a tile). All rows of the filter
-and two rows of the output share it.
+Nine elements are 27 pairs, and two instructions have 32. Every row of the map is stored once in
+im2col form: for each column of the output its patch, in whole cache lines. Loading a tile whose
+rows cross cache lines takes 17 ns instead of 3 ns. All filter rows and two rows of the output read
+the same im2col rows.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dptrain.backends.numba.amx import SIDE, Unit, emit, split
+from dptrain.backends.numba.amx import SIDE, TileWriter, emit, split
 from dptrain.backends.numba.vector import F32P, I32, I32P, I64, Writer
 
 PAIRS = 3
-"""Pairs that an element becomes."""
+"""Pairs for each element."""
 PANEL = SIDE * SIDE
 """Pairs of a tile."""
 
 
 def _paired(writer: Writer, value: ir.Value) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Parts of a vector as lower and as upper halves of pairs."""
+    """Return the parts of a vector as lower and as upper halves of pairs."""
     b = writer.builder
     sixteen, upper = writer.splat(I32(16)), writer.splat(I32(0xFFFF0000))
     parts = split(writer, value)
     return [b.lshr(part, sixteen) for part in parts], [b.and_(part, upper) for part in parts]
 
 
-class _Begin(Unit):
-    """Registers as `_Rows` wants them: C of two rows in 0 to 3, A in 4 and 5, B in 6 and 7."""
+class _Begin(TileWriter):
+    """Configures registers for `_Rows`: C of two rows in 0 to 3, A in 4 and 5, B in 6 and 7."""
 
     arguments = {"height": I64}  # noqa: RUF012
 
@@ -53,14 +53,14 @@ class _Begin(Unit):
         self.configure([(range(6), height, whole), (range(6, 8), whole, whole)])
 
 
-class _End(Unit):
-    """Give the registers back."""
+class _End(TileWriter):
+    """Releases the tile registers."""
 
     def __init__(self, module: ir.Module) -> None:
         super().__init__(module, "dptrain_tile_end", {}, SIDE)
 
     def write(self) -> None:
-        self.unit("tilerelease")
+        self.call_instruction("tilerelease")
 
 
 _PATCHES = {
@@ -71,15 +71,15 @@ _PATCHES = {
     "second_count": I64,
     "target": I32P,
     "second_target": I32P,
-    "lanes": I32P,
+    "pair_indices": I32P,
     "vectors": I64,
     "distance": I64,
     "lines": I64,
 }
 
 
-class _Patches(Unit):
-    """Lay out two rows of a map, some pixels for each vector that is loaded."""
+class _Patches(TileWriter):
+    """Stores two rows of a map in im2col form, several pixels for each loaded vector."""
 
     arguments = _PATCHES
 
@@ -90,7 +90,7 @@ class _Patches(Unit):
         self.lay_out(I64(0), self.builder.mul(self.args["vectors"], I64(2)))
 
     def lay_out(self, start: ir.Value, stop: ir.Value) -> None:
-        """Lay out what comes from a range of the vectors, usual numbers of lines without a loop."""
+        """Store a range of the vectors in im2col form; 3 and 6 lines have unrolled code."""
         b, lines = self.builder, self.args["lines"]
         with b.if_else(b.icmp_signed("==", lines, I64(6))) as (six, other):
             with six:
@@ -109,34 +109,36 @@ class _Patches(Unit):
         permute = cgutils.get_or_insert_function(
             self.module, kind, "llvm.x86.avx512.vpermi2var.d.512"
         )
-        held = [self.load(self.at(args["lanes"], I64(j * SIDE)), I32) for j in range(lines or 0)]
+        held = [
+            self.load(self.at(args["pair_indices"], I64(j * SIDE)), I32) for j in range(lines or 0)
+        ]
 
         def vector(q: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
             second = b.icmp_signed(">=", q, args["vectors"])
             i = b.sub(q, b.select(second, args["vectors"], I64(0)))
             offset = b.add(args["first"], b.mul(i, args["distance"]))
-            # Before the row numbers are negative, so as unsigned ones they lie behind it.
-            place = b.add(self.splat(b.trunc(offset, I32)), ramp)
+            # Offsets before the row are negative: as unsigned numbers they exceed the row's count.
+            elements = b.add(self.splat(b.trunc(offset, I32)), ramp)
             count = b.trunc(b.select(second, args["second_count"], args["count"]), I32)
-            self.mask = b.icmp_unsigned("<", place, self.splat(count))
+            self.mask = b.icmp_unsigned("<", elements, self.splat(count))
             offset = b.add(offset, b.select(second, args["row"], I64(0)))
             low, high = _paired(self, self.load(self.at(args["source"], offset), masked=True))
             pairs = b.or_(low[0], high[1]), b.or_(low[0], high[2])
             target = b.select(second, args["second_target"], args["target"])
             target = self.at(target, b.mul(b.mul(i, args["lines"]), I64(SIDE)))
 
-            def line(j: ir.Value, lanes: ir.Value) -> Sequence[ir.Value]:
-                chosen = b.call(permute, [pairs[0], lanes, pairs[1]])
+            def line(j: ir.Value, indices: ir.Value) -> Sequence[ir.Value]:
+                chosen = b.call(permute, [pairs[0], indices, pairs[1]])
                 self.store(chosen, self.at(target, b.mul(j, I64(SIDE))))
                 return []
 
-            for j, lanes in enumerate(held):
-                line(I64(j), lanes)
+            for j, indices in enumerate(held):
+                line(I64(j), indices)
             if lines is None:
                 self.loop(
                     I64(0), args["lines"], [],
                     lambda j, _: line(
-                        j, self.load(self.at(args["lanes"], b.mul(j, I64(SIDE))), I32)
+                        j, self.load(self.at(args["pair_indices"], b.mul(j, I64(SIDE))), I32)
                     ),
                 )  # fmt: skip
             return []
@@ -145,7 +147,7 @@ class _Patches(Unit):
 
 
 class _Weights(Writer):
-    """Pairs of 16 columns of a matrix, three lines for each of its rows."""
+    """Stores 16 columns of a matrix as pairs, three lines for each row."""
 
     arguments = {"source": F32P, "row": I64, "target": I32P, "count": I64}  # noqa: RUF012
 
@@ -157,9 +159,9 @@ class _Weights(Writer):
 
         def row(i: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
             low, high = _paired(self, self.load(self.at(args["source"], b.mul(i, args["row"]))))
-            place = b.mul(i, I64(PAIRS * SIDE))
+            row_start = b.mul(i, I64(PAIRS * SIDE))
             for j, pair in enumerate(((0, 0), (1, 1), (2, 0))):
-                target = self.at(args["target"], b.add(place, I64(j * SIDE)))
+                target = self.at(args["target"], b.add(row_start, I64(j * SIDE)))
                 self.store(b.or_(low[pair[0]], high[pair[1]]), target)
             return []
 
@@ -167,9 +169,9 @@ class _Weights(Writer):
 
 
 class _Rows(_Patches):
-    """Two rows of the output, of whole column tiles, while two rows of the map are laid out.
+    """Computes two rows of the output while it stores two rows of the map in im2col form.
 
-    The unit multiplies on its own, and what vectors do in between costs next to nothing.
+    The AMX unit works in parallel with the vector units, so the im2col stores take almost no time.
     """
 
     arguments = {  # noqa: RUF012
@@ -190,7 +192,7 @@ class _Rows(_Patches):
     }
 
     def __init__(self, module: ir.Module) -> None:
-        Unit.__init__(self, module, "dptrain_tile_rows", self.arguments, SIDE)
+        TileWriter.__init__(self, module, "dptrain_tile_rows", self.arguments, SIDE)
 
     def write(self) -> None:
         b, args, whole = self.builder, self.args, I64(SIDE)
@@ -213,7 +215,7 @@ class _Rows(_Patches):
         self.lay_out(b.load(self.done), b.mul(args["vectors"], I64(2)))
 
     def advance(self) -> None:
-        """Lay out a few vectors."""
+        """Store the next `between` vectors in im2col form."""
         b, args = self.builder, self.args
         start, all_ = b.load(self.done), b.mul(args["vectors"], I64(2))
         stop = b.add(start, args["between"])
@@ -222,7 +224,7 @@ class _Rows(_Patches):
         b.store(stop, self.done)
 
     def tiles(self, k: ir.Value, tiles: Sequence[ir.Value]) -> None:
-        """One column tile and some row tiles of both rows."""
+        """Compute one column tile and some row tiles of both rows."""
         b, args, line = self.builder, self.args, I64(4 * SIDE)
         last = b.sub(args["width"], args["height"])
         pixels = []
@@ -244,10 +246,10 @@ class _Rows(_Patches):
             ]
 
             def row(i: ir.Value, new: int | None, old: int | None) -> None:
-                """What row i of the input gives to rows of the output.
+                """Add the products of row i of the input to both rows of the output.
 
-                Row i of the filter, in register `new`, is for the first, the row before it, in
-                `old`, for the second.
+                The first output row uses filter row i, in register `new`; the second one uses
+                filter row i − 1, in register `old`.
                 """
                 if new is not None:
                     number = b.add(b.mul(i, args["steps"]), t)
@@ -274,60 +276,60 @@ class _Rows(_Patches):
         self.loop(I64(0), args["steps"], [], step)
         for output in range(2):
             for m, pixel in enumerate(pixels):
-                place = b.add(pixel, b.mul(args["width"], I64(output)))
-                target = self.at(args["c"], b.add(b.mul(place, args["c_row"]), column))
+                row = b.add(pixel, b.mul(args["width"], I64(output)))
+                target = self.at(args["c"], b.add(b.mul(row, args["c_row"]), column))
                 self.store_tile(2 * output + m, target, b.mul(args["c_row"], I64(4)))
 
 
 @intrinsic
-def lay_out_patches(typingctx, source, counts, targets, lanes, shape):  # type: ignore[no-untyped-def]
-    """Lay out two rows of a map.
+def lay_out_patches(typingctx, source, counts, targets, pair_indices, shape):  # type: ignore[no-untyped-def]
+    """Store two rows of a map in im2col form.
 
     Args:
-        source: (contiguous array, start, distance of rows, where the first patch starts in a row,
+        source: (contiguous array, start, row stride, start of the first patch in a row, which is
             negative in the padding).
-        counts: how many elements of each row exist; 0 for a row of padding.
+        counts: existing elements of each row; 0 for a row of padding.
         targets: (int32, start, int32, start).
-        lanes: (int32, start) for every line, which pairs it takes: 0 to 15 of (x₀, x₁), from 16 on
-            of (x₀, x₂).
-        shape: (vectors to load of a row, their distance, lines that each becomes).
+        pair_indices: (int32, start). For every line, the indices of its pairs: 0 to 15 select from
+            (x₀, x₁), and 16 to 31 select from (x₀, x₂).
+        shape: (vectors to load of a row, their stride, lines for each vector).
     """
-    return types.none(source, counts, targets, lanes, shape), emit(_Patches)
+    return types.none(source, counts, targets, pair_indices, shape), emit(_Patches)
 
 
 @intrinsic
 def lay_out_weights(typingctx, source, row, target, count):  # type: ignore[no-untyped-def]
-    """Pairs of 16 columns of `count` rows, `row` from each other in the source."""
+    """Store 16 columns of `count` rows as pairs; `row` is the row stride of the source."""
     return types.none(source, row, target, count), emit(_Weights)
 
 
 @intrinsic
 def begin_rows(typingctx, height):  # type: ignore[no-untyped-def]
-    """Prepare the unit for `multiply_rows` with tiles of `height` pixels."""
+    """Configure the tile registers for `multiply_rows` with tiles of `height` pixels."""
     return types.none(height), emit(_Begin)
 
 
 @intrinsic
 def end_rows(typingctx):  # type: ignore[no-untyped-def]
-    """Let the unit rest."""
+    """Release the tile registers."""
     return types.none(), emit(_End)
 
 
 @intrinsic
 def multiply_rows(  # type: ignore[no-untyped-def]
-    typingctx, a, a_rows, b, c, c_row, bias, shape, source, counts, targets, lanes, patches
+    typingctx, a, a_rows, b, c, c_row, bias, shape, source, counts, targets, pair_indices, patches
 ):
-    """Two rows of the output, while two rows of the map are laid out as by `lay_out_patches`.
+    """Compute two rows of the output, and store two rows of the map as `lay_out_patches` does.
 
     Args:
-        a: (int32, start) rows of the input, laid out; `a_rows` (table, first entry) where each of
-            those that the filter meets begins.
-        b: (int32, start) weights, laid out by column tiles and filter rows.
-        c: (float32, start) the two rows, one behind the other; `c_row` distance of pixels.
+        a: (int32, start), rows of the input in im2col form; `a_rows` is (table, first entry), the
+            starts of the rows under the filter.
+        b: (int32, start), packed weights by column tiles and filter rows.
+        c: (float32, start), the two rows, one after the other; `c_row` is the pixel stride.
         bias: (float32, start).
         shape: (pixels of a tile, tiles of a row, pixels of a row, filter rows, lines of a patch,
-            columns, vectors to lay out between products).
+            columns, vectors to store between products).
     """
     return types.none(
-        a, a_rows, b, c, c_row, bias, shape, source, counts, targets, lanes, patches
+        a, a_rows, b, c, c_row, bias, shape, source, counts, targets, pair_indices, patches
     ), emit(_Rows)
