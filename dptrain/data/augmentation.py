@@ -168,10 +168,10 @@ class Augmentation:
     def _shift(self) -> Callable[..., None]:
         """Kernel; its arguments are the number of items, `source`, windows and `x`."""
         from dptrain.backends.numba.shifts import shift
-        from dptrain.backends.numba.threads import Team
+        from dptrain.backends.numba.threads import ThreadPool
 
         maps = np.zeros((0, 0, 0, 0), np.float32)
-        return Team(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
+        return ThreadPool(1).bind(shift, varying=(maps, np.zeros((0, 4), np.int64), maps))
 
 
 def centred_windows(

@@ -19,15 +19,15 @@ PROGRAM = """
 import numpy as np
 from dptrain.backends.numba import elementwise as kernels
 from dptrain.backends.numba.jit import Kernel
-from dptrain.backends.numba.threads import Team
+from dptrain.backends.numba.threads import ThreadPool
 
 a, b, c = np.linspace(-1, 1, 9, dtype=np.float32), np.ones(9, np.float32), np.ones(9, np.float32)
-team = Team(1)
-team.bind(kernels.relu_forward, a, b)(9)
-team.bind(kernels.relu_mask, a, b, 0.5)(9)
-team.bind(kernels.relu_backward, a, b, c)(9)
-team.bind(kernels.sigmoid_forward, c, a)(9)
-team.bind(kernels.sigmoid_backward, a, b, c)(9)
+pool = ThreadPool(1)
+pool.bind(kernels.relu_forward, a, b)(9)
+pool.bind(kernels.relu_mask, a, b, 0.5)(9)
+pool.bind(kernels.relu_backward, a, b, c)(9)
+pool.bind(kernels.sigmoid_forward, c, a)(9)
+pool.bind(kernels.sigmoid_backward, a, b, c)(9)
 all_ = [k.dispatcher for k in vars(kernels).values() if isinstance(k, Kernel)]
 all_ = [kernel for kernel in all_ if kernel.signatures]
 assert all(len(kernel.signatures) == 1 for kernel in all_)

@@ -1,4 +1,4 @@
-"""CPU kernels in Python, compiled by numba: float32, channels last, fused, on a team of threads."""
+"""CPU kernels in Python, compiled by numba: float32, channels last, fused, on a thread pool."""
 
 from dptrain.backends.numba.backend import NumbaBackend
 

@@ -65,7 +65,7 @@ class Shape:
 
     @property
     def is_plain(self) -> bool:
-        """True if strides are 1 and no filter position lies entirely in the padding."""
+        """True if strides are 1 and no filter position is entirely in the padding."""
         fits = (self.out[i] - self.maps[i] <= self.pads[i] for i in range(2))
         return self.strides == (1, 1) and min(self.dy_pads) >= 0 and all(fits)
 

@@ -55,8 +55,8 @@ def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-de
     """Write `value` if the word is `expected`; return the word's previous value."""
 
     def write(b, address, expected, value):  # type: ignore[no-untyped-def]
-        place = b.inttoptr(address, WORD)
-        return b.extract_value(b.cmpxchg(place, expected, value, "acq_rel", "acquire"), 0)
+        pointer = b.inttoptr(address, WORD)
+        return b.extract_value(b.cmpxchg(pointer, expected, value, "acq_rel", "acquire"), 0)
 
     return types.int64(types.int64, types.int64, types.int64), _codegen(write)
 
@@ -78,7 +78,7 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def give_way(typingctx):  # type: ignore[no-untyped-def]
+def yield_core(typingctx):  # type: ignore[no-untyped-def]
     """Yield this core to another runnable thread."""
 
     def write(b):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
 from dptrain.backends.numba.operations import Operation
-from dptrain.backends.numba.threads import Team
+from dptrain.backends.numba.threads import ThreadPool
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
@@ -99,7 +99,7 @@ class NumbaBackend(Backend):
         assert isinstance(replica, NumbaReplica)
         operation = OPERATIONS[type(group.head.layer)]
         return operation(
-            group, arrays, replica.team, replica.context.seed, replica.plan.setting.precision
+            group, arrays, replica.thread_pool, replica.context.seed, replica.plan.setting.precision
         ).kernels()
 
     def bind_loss(
@@ -115,7 +115,7 @@ class NumbaBackend(Backend):
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
         classes = kernel is losses.softmax_cross_entropy
         scratch = (losses.softmax_scratch(output.shape[1]),) if classes else ()
-        launch = Team(1).bind(kernel, output, target, dz, sums, *scratch, varying=(1.0, True))
+        launch = ThreadPool(1).bind(kernel, output, target, dz, sums, *scratch, varying=(1.0, True))
 
         def run(context: Context) -> None:
             launch(context.n, context.scale, context.training and gradient is not None)
@@ -124,7 +124,7 @@ class NumbaBackend(Backend):
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        rule, bind = replica.plan.optimizer, replica.team.bind
+        rule, bind = replica.plan.optimizer, replica.thread_pool.bind
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
@@ -156,16 +156,18 @@ class NumbaBackend(Backend):
 
 
 class NumbaReplica(Replica):
-    """A replica with a team of threads and a transposing kernel for input images."""
+    """A replica with a thread pool and a transposing kernel for input images."""
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
-        self.team = Team(plan.setting.threads)
+        self.thread_pool = ThreadPool(plan.setting.threads)
         super().__init__(backend, plan, seed=seed)
         target = self._views[plan.resolve(INPUT)]
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
-        self._transpose = self.team.bind(elementwise.channels_last, self._input, varying=(staged,))
+        self._transpose = self.thread_pool.bind(
+            elementwise.channels_last, self._input, varying=(staged,)
+        )
 
     def _load_input(self, x: NDArray[Any]) -> None:
         # The kernel has one signature; other inputs are copied by NumPy, which is slower.

@@ -65,7 +65,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
-    floor = np.float32(0) if relu else NOTHING
+    lower_bound = np.float32(0) if relu else NOTHING
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
@@ -84,7 +84,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
                 (y_flat, (n * pixels + i * w_out) * k),
                 (c_rows, 0, 1),
                 ((stop_row - i) * w_out, (last - first) * s * c, k),
-                floor,
+                lower_bound,
                 w_out,
             )
             i = stop_row

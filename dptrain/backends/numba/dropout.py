@@ -1,7 +1,7 @@
 """Dropout with the masks of `dptrain.plan.random`, drawn and applied in one pass.
 
-Forward draws as many counters at a time as fill a vector, and stores one bit per element for
-backward, 1/32 of the activations' memory, so that backward costs as much as a copy.
+Forward generates the random numbers of whole vectors of counters and stores one bit per element,
+1/32 of the activations' memory. With these bits, backward takes the time of a copy.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Array = NDArray[Any]
 Words = tuple[ir.Value, ir.Value, ir.Value, ir.Value]
 
 CHAINS = 4
-"""Vectors of counters that go through the rounds side by side, for each round waits for the last:
-0.44 ns an element, 0.49 with one."""
+"""Independent vectors of counters that are computed at the same time to hide instruction latency:
+0.44 ns per element; with one vector 0.49 ns."""
 ALIGNMENT = 128
-"""Elements that the bits of a sample are rounded up to: what is treated at a time, or more."""
+"""The elements of a sample are rounded up to a multiple of this; chunks are at most as long."""
 
 
 class _Masked(Writer):
-    """y = x · scale where kept, x · 0 elsewhere, a chunk of 2 · CHAINS vectors at a time."""
+    """Computes y = x · scale if kept, else x · 0, in chunks of 2 · CHAINS vectors."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
         "x": F32P, "y": F32P, "bits": I8P, "size": I64, "scale": F32,
@@ -67,55 +67,56 @@ class _Masked(Writer):
             self.chunk(whole, rest)
 
     def chunk(self, i: ir.Value, rest: ir.Value | None) -> None:
-        """Treat a chunk, or its first `rest` elements."""
+        """Compute chunk i, or its first `rest` elements."""
         b = self.builder
         start, masked = b.mul(i, I64(self.span)), rest is not None
         for first, kept in zip(range(0, self.span, self.width), self.kept(i), strict=True):
             if rest is not None:
                 self.mask_after(b.sub(rest, I64(first)))
-            place = b.add(start, I64(first))
-            x = self.load(self.at(self.args["x"], place), masked=masked)
+            offset = b.add(start, I64(first))
+            x = self.load(self.at(self.args["x"], offset), masked=masked)
             y = b.fmul(x, b.select(kept, self.scale, self.zero))
-            self.store(y, self.at(self.args["y"], place), masked=masked)
+            self.store(y, self.at(self.args["y"], offset), masked=masked)
 
-    def places(self, i: ir.Value) -> list[ir.Value]:
-        """Pointers to the bits of chunk i, those of a vector or of a byte each."""
+    def bit_addresses(self, i: ir.Value) -> list[ir.Value]:
+        """Return the addresses of the bits of chunk i, for each vector or at least each byte."""
         b, size = self.builder, max(self.width // 8, 1)
         start = self.at(self.args["bits"], b.mul(i, I64(self.span // 8)))
         kind = ir.IntType(8 * size).as_pointer()
         return [b.bitcast(self.at(start, I64(j)), kind) for j in range(0, self.span // 8, size)]
 
     def part(self, mask: ir.Value, lanes: Sequence[int], other: ir.Value | None = None) -> ir.Value:
-        """Some elements of one mask, or of one behind another."""
+        """Return the elements `lanes` of a mask, or of two concatenated masks."""
         order = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         return self.builder.shuffle_vector(mask, other or mask, order)
 
     @abstractmethod
     def kept(self, i: ir.Value) -> list[ir.Value]:
-        """Which elements of chunk i are kept, vector by vector."""
+        """Return the masks of the kept elements of chunk i, one for each vector."""
 
 
-class _Recall(_Masked):
-    """With the bits as they are."""
+class _StoredMask(_Masked):
+    """Dropout with stored bits."""
 
     name = "dropout_recall"
 
     def kept(self, i: ir.Value) -> list[ir.Value]:
         b, kept = self.builder, []
-        for place in self.places(i):
-            bits = b.load(place, align=1)
+        for address in self.bit_addresses(i):
+            bits = b.load(address, align=1)
             mask = b.bitcast(bits, ir.VectorType(ir.IntType(1), bits.type.width))
             for first in range(0, bits.type.width, self.width):
                 kept.append(self.part(mask, range(first, first + self.width)))
         return kept
 
 
-class _Draw(_Masked):
-    """With bits that are drawn, and written.
+class _NewMask(_Masked):
+    """Dropout with new random bits, which are stored.
 
-    Philox multiplies 32-bit words to 64-bit products, so a counter has a 64-bit element in each of
-    four vectors, whose upper halves may hold anything: products ignore them, and at the end two
-    words share an element. Rounds whose words are equal for the whole sample leave the loop.
+    Philox multiplies 32-bit words to 64-bit products, so each of the four words of a counter is the
+    lower half of a 64-bit element. The upper halves are undefined: products ignore them, and the
+    last round stores two words in an element. LLVM moves operations on words that are equal for the
+    whole sample out of the loop.
     """
 
     name = "dropout_draw"
@@ -139,11 +140,11 @@ class _Draw(_Masked):
         super().write()
 
     def constant(self, elements: list[int]) -> ir.Constant:
-        """A vector of 64-bit elements."""
+        """Return a constant vector of 64-bit elements."""
         return ir.Constant(self.pairs, elements)
 
     def pair(self, scalar: ir.Value) -> ir.Value:
-        """A vector of equal 64-bit elements."""
+        """Return a vector of equal 64-bit elements."""
         b, empty = self.builder, ir.Constant(self.pairs, ir.Undefined)
         lanes = ir.Constant(ir.VectorType(I32, self.width // 2), [0] * (self.width // 2))
         return b.shuffle_vector(b.insert_element(empty, scalar, I32(0)), empty, lanes)
@@ -151,7 +152,7 @@ class _Draw(_Masked):
     def kept(self, i: ir.Value) -> list[ir.Value]:
         b, n = self.builder, self.width // 2
         first = b.mul(i, I64(CHAINS * n))
-        # Even elements have the first half of the blocks, odd ones the second, see `compared`.
+        # Even elements have the first half of the blocks, odd ones the second (see `compared`).
         blocks = [j // 2 + j % 2 * (n // 2) for j in range(n)]
         chains: list[Words] = [
             (b.add(self.pair(first), self.constant([c * n + j for j in blocks])), *self.fixed)
@@ -168,12 +169,12 @@ class _Draw(_Masked):
             masks = [
                 self.part(low, both, high) for low, high in zip(kept[::2], kept[1::2], strict=True)
             ]
-        for mask, place in zip(masks, self.places(i), strict=True):
-            b.store(b.bitcast(mask, place.type.pointee), place, align=1)
+        for mask, address in zip(masks, self.bit_addresses(i), strict=True):
+            b.store(b.bitcast(mask, address.type.pointee), address, align=1)
         return kept
 
     def compared(self, first: ir.Value, second: ir.Value) -> list[ir.Value]:
-        """Which elements of two vectors are kept, in order: pairs interleave within 128 bits."""
+        """Return the masks of two vectors of words, in order; pairs interleave within 128 bits."""
         b, n, masks = self.builder, self.width // 2, []
         for odd in range(2):
             lanes = [j + odd - j % 2 + j % 2 * n for j in range(n)]
@@ -183,7 +184,7 @@ class _Draw(_Masked):
         return masks
 
     def products(self, c0: ir.Value, c2: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """64-bit products of the lower halves."""
+        """Return the 64-bit products of the lower halves and the multipliers."""
         b, n = self.builder, self.width // 2
         first, second = (
             b.mul(b.and_(c, self.low), self.constant([multiplier] * n))
@@ -194,7 +195,7 @@ class _Draw(_Masked):
     def round(
         self, c0: ir.Value, c1: ir.Value, c2: ir.Value, c3: ir.Value, k0: ir.Value, k1: ir.Value
     ) -> Words:
-        """One round; upper halves of the results mean nothing."""
+        """Compute one round; the upper halves of the results are undefined."""
         b = self.builder
         p0, p1 = self.products(c0, c2)
         return (
@@ -205,7 +206,7 @@ class _Draw(_Masked):
     def last_round(
         self, c0: ir.Value, c1: ir.Value, c2: ir.Value, c3: ir.Value, k0: ir.Value, k1: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        """The last round; words 0 and 1 share an element, 2 and 3 another."""
+        """Compute the last round; words 0 and 1 share an element, and so do words 2 and 3."""
         b = self.builder
         p0, p1 = self.products(c0, c2)
         swapped = (b.or_(b.lshr(p, self.half), b.shl(p, self.half)) for p in (p1, p0))
@@ -221,25 +222,25 @@ def _call(kind: type[_Masked], context: Any, builder: Any, kinds: Any, values: A
 
 
 @intrinsic
-def _draw(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale, counter):  # type: ignore[no-untyped-def]
-    """Dropout of a sample; the counter is (limit, sample, step, layer, key0, key1)."""
+def _apply_new_mask(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale, counter):  # type: ignore[no-untyped-def]
+    """Apply dropout to a sample; the counter is (limit, sample, step, layer, key0, key1)."""
     sig = types.none(x, x_start, y, y_start, bits, bits_start, size, scale, counter)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         kinds = [*sig.args[:-1], *sig.args[-1].types]
         values = [*args[:-1], *cgutils.unpack_tuple(builder, args[-1])]
-        return _call(_Draw, context, builder, kinds, values)
+        return _call(_NewMask, context, builder, kinds, values)
 
     return sig, codegen
 
 
 @intrinsic
-def _recall(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale):  # type: ignore[no-untyped-def]
-    """Dropout of a sample by the bits that are there."""
+def _apply_stored_mask(typingctx, x, x_start, y, y_start, bits, bits_start, size, scale):  # type: ignore[no-untyped-def]
+    """Apply dropout to a sample with stored bits."""
     sig = types.none(x, x_start, y, y_start, bits, bits_start, size, scale)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _call(_Recall, context, builder, sig.args, args)
+        return _call(_StoredMask, context, builder, sig.args, args)
 
     return sig, codegen
 
@@ -250,32 +251,32 @@ def dropout_forward(
     x: Array, y: Array, bits: Array, factor: float, limit: int, layer: int, samples: Array,
     key0: int, key1: int, step: int,
 ) -> None:  # fmt: skip
-    """Y = x · factor where kept, x · 0 elsewhere, so that NaN stays; items are samples.
+    """Compute y = x · factor if kept, else x · 0, which keeps a NaN; items are samples.
 
     Args:
-        x, y: (N, elements), perhaps the same.
-        bits: uint8 (N, `mask_bytes`), written: 1 where an element is kept, the lowest bit first.
-        factor: what is kept is multiplied by.
-        limit: words below it are dropped; at most 2³² − 1.
-        layer, step, key0, key1: of the counter and the key.
-        samples: int64 (N,), identities.
+        x, y: (N, elements); they may be the same array.
+        bits: uint8 (N, `mask_bytes`), output: 1 if an element is kept, the lowest bit first.
+        factor: factor of the kept elements.
+        limit: an element is dropped if its random word is below this; at most 2³² − 1.
+        layer, step, key0, key1: elements of the counter and the key.
+        samples: int64 (N,), identities of the samples.
     """
     size, row = x.shape[1], bits.shape[1]
     for n in range(start, stop):
         counter = (limit, samples[n], step, layer, key0, key1)
-        _draw(x, n * size, y, n * size, bits, n * row, size, factor, counter)
+        _apply_new_mask(x, n * size, y, n * size, bits, n * row, size, factor, counter)
 
 
 @kernel
 def dropout_backward(
     start: int, stop: int, thread: int, dy: Array, dx: Array, bits: Array, factor: float
 ) -> None:
-    """Dx = dy · factor where kept, dy · 0 elsewhere; items are samples, arrays as in forward."""
+    """Compute dx = dy · factor if kept, else dy · 0; items are samples, arrays as in forward."""
     size, row = dy.shape[1], bits.shape[1]
     for n in range(start, stop):
-        _recall(dy, n * size, dx, n * size, bits, n * row, size, factor)
+        _apply_stored_mask(dy, n * size, dx, n * size, bits, n * row, size, factor)
 
 
 def mask_bytes(elements: int) -> int:
-    """Bytes that keep the mask of a sample of so many elements."""
+    """Return the bytes of the mask of a sample with `elements` elements."""
     return -(-elements // ALIGNMENT) * ALIGNMENT // 8

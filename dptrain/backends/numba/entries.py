@@ -67,7 +67,7 @@ class Record:
 
     Attributes:
         address: address of the first word.
-        places: for each argument a pair (words, index); ``words[index] = value`` replaces the value
+        slots: for each argument a pair (words, index); ``words[index] = value`` replaces the value
             by another one of the same type.
     """
 
@@ -78,11 +78,11 @@ class Record:
         self._arrays: dict[int, NDArray[Any]] = {}
         # Writing through memoryviews takes a third of the time of writing to an array.
         self._integers, self._floats = memory.data, memory.view(np.float64).data
-        self.places = [
+        self.slots = [
             (self._words(value), start) for value, start in zip(values, starts, strict=True)
         ]
-        for (words_, place), value in zip(self.places, values, strict=True):
-            words_[place] = value
+        for (words_, index), value in zip(self.slots, values, strict=True):
+            words_[index] = value
 
     def _words(self, value: Any) -> Any:
         if isinstance(value, np.ndarray | tuple):
@@ -91,24 +91,24 @@ class Record:
 
     def __setitem__(self, start: int, array: NDArray[Any] | tuple[int, ...]) -> None:
         if isinstance(array, tuple):
-            for place, value in enumerate(array, start):
-                self._integers[place] = int(value)
+            for index, value in enumerate(array, start):
+                self._integers[index] = int(value)
             return
         before = self._arrays.get(start)
         self._arrays[start] = array
         self._integers[start] = address_of(array)
         if before is None or before.shape != array.shape:
-            for place, word in enumerate((*array.shape, *array.strides), start + 1):
-                self._integers[place] = word
+            for index, word in enumerate((*array.shape, *array.strides), start + 1):
+                self._integers[index] = word
 
 
-def _load(context: Any, builder: ir.IRBuilder, kind: Any, place: ir.Value) -> ir.Value:
-    """Load the argument of this type from the words at `place`, in the form that Numba's code
+def _load(context: Any, builder: ir.IRBuilder, kind: Any, address: ir.Value) -> ir.Value:
+    """Load the argument of this type from the words at `address`, in the form that Numba's code
     expects.
     """
 
     def word(i: int) -> ir.Value:
-        return builder.load(builder.gep(place, [I64(i)]))
+        return builder.load(builder.gep(address, [I64(i)]))
 
     if kind == types.int64:
         return word(0)

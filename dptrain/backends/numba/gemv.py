@@ -33,7 +33,7 @@ LINE = 16
 
 
 class _Row(Writer):
-    """y = max(floor, b + x w) for w (inputs, outputs) with at most `VECTORS` vectors of outputs."""
+    """y = max(lower_bound, b + x w) for w (inputs, outputs); at most `VECTORS` output vectors."""
 
     ARGUMENTS: ClassVar[dict[str, ir.Type]] = {
         "x": F32P,
@@ -42,7 +42,7 @@ class _Row(Writer):
         "y": F32P,
         "inputs": I64,
         "outputs": I64,
-        "floor": F32,
+        "lower_bound": F32,
     }
 
     def __init__(self, module: ir.Module, width: int) -> None:
@@ -73,10 +73,10 @@ class _Row(Writer):
             ]
 
         sums = self.loop(I64(0), args["inputs"], vectors(args["b"]), row)
-        floor = self.splat(args["floor"])
+        lower_bound = self.splat(args["lower_bound"])
         for v, (total, self.mask) in enumerate(zip(sums, masks, strict=True)):
             # This comparison passes NaN through, so that the loss reveals it.
-            value = b.select(b.fcmp_ordered("<", total, floor), floor, total)
+            value = b.select(b.fcmp_ordered("<", total, lower_bound), lower_bound, total)
             self.store(value, self.at(args["y"], I64(v * self.width)), masked=True)
 
 
@@ -97,13 +97,15 @@ def fits_registers(typingctx, outputs):  # type: ignore[no-untyped-def]
 
 # fmt: off
 @intrinsic
-def multiply_row(typingctx, x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor):  # type: ignore[no-untyped-def]
-    """Y = max(floor, b + x w); x, w (inputs, outputs), b and y are float32 in contiguous arrays.
+def multiply_row(  # type: ignore[no-untyped-def]
+    typingctx, x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, lower_bound
+):
+    """Y = max(lower_bound, b + x w); x, w (inputs, outputs), b, y are contiguous float32 arrays.
 
     `fits_registers` limits the number of outputs.
     """
     sig = types.none(
-        x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, floor
+        x, x_start, w, w_start, b, b_start, y, y_start, inputs, outputs, lower_bound
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]

@@ -208,9 +208,9 @@ def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, lef
             if begin == 0 and end == wide:
                 # Process all windows up to the last complete one together.
                 count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
-            place = start + (i * w_pool + j) * k
+            window = start + (i * w_pool + j) * k
             scatter_to_windows(
-                *(target, ((row + top) * columns + column + left) * k, dy, place, argmax, place),
+                *(target, ((row + top) * columns + column + left) * k, dy, window, argmax, window),
                 *(sums, 0, overlap, max(0, -row), min(high, h_out - row), begin, end),
                 *(wide, columns * k, pool.stride_h, k, count),
             )
@@ -278,14 +278,14 @@ def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
     """Pack the weights for the input gradient: by phase, flipped, as (…, K, C)."""
     r, s, c, k = shape
     down, across = geometry.stride_v, geometry.stride_h
-    place = 0
+    offset = 0
     for f in range(down):
         for g in range(across):
             for i in range(taps(r, f, down) - 1, -1, -1):
                 for j in range(taps(s, g, across) - 1, -1, -1):
                     source = ((f + i * down) * s + g + j * across) * c * k
-                    transpose(w, source, k, packed, place, c, c, k)
-                    place += c * k
+                    transpose(w, source, k, packed, offset, c, c, k)
+                    offset += c * k
 
 
 @inlined

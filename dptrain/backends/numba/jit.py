@@ -1,11 +1,11 @@
 """Compile kernels and cache them on disk.
 
 Nearly every kernel has one signature, so its cache has one entry. If several processes compile a
-kernel at the same time, each writes the same file and the last one wins; all files are valid. A
-kernel with two signatures may lose an entry in this way; it is compiled again when needed. Files
-are written next to their final path, renamed, and carry a checksum; a damaged file is compiled
-again. The folder name is a digest of everything that the machine code depends on, so entries are
-never stale.
+kernel at the same time, each writes the same file and the last one wins; all files are valid. If
+the kernel has two signatures, an entry can be lost; it is compiled again when needed. Files are
+written next to their final path, renamed, and contain a checksum; a damaged file is compiled again.
+The folder name is a digest of everything that the machine code depends on, so entries are never
+stale.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Kernel:
         return entry_address(self.dispatcher.overloads[signature])
 
     def __call__(self, start: int, stop: int, thread: int, *args: Any) -> None:
-        """Run on a range in this thread. `Team.bind` is faster for repeated launches."""
+        """Run on a range in this thread. `ThreadPool.bind` is faster for repeated launches."""
         entry = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_int64,) * 4)(self.compile(*args))
         record = Record(args)
         if entry(start, stop, thread, record.address):
@@ -139,7 +139,7 @@ def _digest() -> str:
 
 
 class _Locator:
-    """Tells Numba in which folder a function's cache is, and what it was compiled from."""
+    """Cache locator for Numba: the folder of a function's cache, and the stamp of its source."""
 
     folder: Path
 

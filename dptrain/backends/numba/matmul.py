@@ -56,12 +56,12 @@ def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-unty
     """Compute `dense_forward` for fewer samples than fill tiles; reading w limits the speed."""
     inputs, outputs = w.shape
     if fits_registers(outputs):
-        floor = np.float32(0) if relu else NOTHING
+        lower_bound = np.float32(0) if relu else NOTHING
         for n in range(start, stop):
             x_start, y_start = n * inputs, n * outputs
             multiply_row(
                 x.reshape(-1), x_start, w.reshape(-1), 0, b, 0, y.reshape(-1), y_start,
-                inputs, outputs, floor,
+                inputs, outputs, lower_bound,
             )  # fmt: skip
         return
     whole = inputs - inputs % 4
@@ -112,7 +112,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
                 if aliased:
                     a, a_start, a_row = mine, 0, _PITCH
                     _gather(x_flat, n * inputs + i, inputs, mine, 0, rows, steps, _PITCH)
-                floor = np.float32(0) if relu and i + steps == inputs else NOTHING
+                lower_bound = np.float32(0) if relu and i + steps == inputs else NOTHING
                 at = n * outputs + o
                 d, d_start, d_row = (b, o, 0) if i == 0 else (y_flat, at, outputs)
                 multiply_ahead(
@@ -124,7 +124,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
                     (y_flat, at),
                     (_RAMP, 0, outputs),
                     (rows, steps, min(wide, outputs - o)),
-                    floor,
+                    lower_bound,
                     (w_flat, (i + steps) * outputs + o),
                 )
 
@@ -196,7 +196,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
         dw[start:stop] = 0
     mine = scratch[thread]
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
-    # dy is read once for every 48 inputs: directly if there are few, else from packed panels.
+    # dy is read once for every 48 inputs: directly for small layers, else from packed panels.
     packed = stop - start > 4 * 48
     if packed:
         for o in range(0, outputs, _PANEL):
@@ -212,7 +212,7 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
             rows = min(48, gathered - i)
             for o in range(0, outputs, _PANEL):
                 columns = min(_PANEL, outputs - o)
-                place = (first + i) * outputs + o
+                dw_start = (first + i) * outputs + o
                 panel, row = (o * samples, columns) if packed else (o, outputs)
                 for n in range(0, samples, _BLOCK):
                     multiply_ahead(
@@ -220,8 +220,8 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
                         (_RAMP, 0, 1),
                         (_RAMP, 0, gathered),
                         (panels, panel + n * row, row),
-                        (dw_flat, place, -1 if n == 0 else outputs),
-                        (dw_flat, place),
+                        (dw_flat, dw_start, -1 if n == 0 else outputs),
+                        (dw_flat, dw_start),
                         (_RAMP, 0, outputs),
                         (rows, min(_BLOCK, samples - n), columns),
                         NOTHING,

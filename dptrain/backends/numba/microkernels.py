@@ -2,7 +2,7 @@
 
 Every convolution and every matrix product is a loop over tiles of
 
-    C[m, k] = max(floor, D[m, k] + Σ_t A[m, t] · B[t, k])
+    C[m, k] = max(lower_bound, D[m, k] + Σ_t A[m, t] · B[t, k])
 
 for a few rows m and one or two vectors of columns k. The sums of a tile stay in registers until
 they are complete. A is read element by element and broadcast, B is read in vectors:
@@ -59,7 +59,7 @@ _ARGUMENTS = {
     "rows": I64,
     "steps": I64,
     "columns": I64,
-    "floor": F32,
+    "lower_bound": F32,
 }
 
 LINE = 16
@@ -116,15 +116,17 @@ class Tile(Writer):
 
         def step(t: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
             pointer, offset, *sums = state
-            columns = [self.load(place, masked=masked) for place, masked in self.columns(pointer)]
+            columns = [
+                self.load(address, masked=masked) for address, masked in self.columns(pointer)
+            ]
             if "ahead" in args:
                 self.prefetch(self.at(args["ahead"], b.mul(t, I64(LINE))), cache=2)
             following = b.add(t, I64(1))
             following = b.select(b.icmp_signed("<", following, args["steps"]), following, t)
             following = self.entry("a_steps", following, args["a_step"])
             new = [self.at(pointer, args["b_step"]), following]
-            for m, place in enumerate(rows(offset)):
-                element = self.splat(b.load(place, align=4))
+            for m, address in enumerate(rows(offset)):
+                element = self.splat(b.load(address, align=4))
                 for v, column in enumerate(columns):
                     new.append(self.multiply_add(element, column, sums[m * self.vectors + v]))
             return new
@@ -137,15 +139,15 @@ class Tile(Writer):
         return [self.zero] * (self.height * self.vectors)
 
     def finish(self, sums: Sequence[ir.Value]) -> None:
-        """Add D, apply the floor, and store the rows that exist."""
+        """Add D, apply the lower bound, and store the rows that exist."""
         b, args = self.builder, self.args
         kind = ir.ArrayType(F32, self.vectors * self.width)
         zeros = ir.GlobalVariable(self.module, kind, f"{self.function.name}_zeros")
         zeros.linkage, zeros.global_constant = "internal", True
         zeros.initializer = ir.Constant(kind, None)
-        nothing = b.icmp_signed("<", args["d_row"], I64(0))
-        d = b.select(nothing, b.bitcast(zeros, F32P), args["d"])
-        self.store_rows(sums, d, b.select(nothing, I64(0), args["d_row"]))
+        no_d = b.icmp_signed("<", args["d_row"], I64(0))
+        d = b.select(no_d, b.bitcast(zeros, F32P), args["d"])
+        self.store_rows(sums, d, b.select(no_d, I64(0), args["d_row"]))
 
     def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
         """Add D and store the rows that exist."""
@@ -157,14 +159,14 @@ class Tile(Writer):
                 self.store_row(sums[m * self.vectors :], addend, target)
 
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
-        """Store the sums of one row plus `addend`'s, at least the floor."""
-        b, floor = self.builder, self.splat(self.args["floor"])
-        places = zip(sums, self.columns(addend), self.columns(target), strict=False)
-        for total, (source, masked), (place, _) in places:
+        """Store the sums of one row plus `addend`'s, at least the lower bound."""
+        b, lower_bound = self.builder, self.splat(self.args["lower_bound"])
+        vectors = zip(sums, self.columns(addend), self.columns(target), strict=False)
+        for total, (source, masked), (address, _) in vectors:
             value = b.fadd(total, self.load(source, masked=masked))
             # This comparison passes NaN through, so that the loss reveals it.
-            value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
-            self.store(value, place, masked)
+            value = b.select(b.fcmp_ordered("<", value, lower_bound), lower_bound, value)
+            self.store(value, address, masked)
 
 
 class _Regular(Tile):
@@ -192,12 +194,12 @@ class _Regular(Tile):
         one = I64(1) if self.adjacent else self._distance("a_rows", args["a_row"])
         distances = [self.builder.mul(one, I64(j)) for j in range(self.group)]
 
-        def places(offset: ir.Value) -> Iterator[ir.Value]:
+        def addresses(offset: ir.Value) -> Iterator[ir.Value]:
             for leader in leaders:
                 moved = self.at(leader, offset)
                 yield from (self.at(moved, distance) for distance in distances)
 
-        return places
+        return addresses
 
     def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
         b, c_row = self.builder, self.args["c_row"]
@@ -210,9 +212,9 @@ class _Regular(Tile):
 
 
 class _Plain(_Regular):
-    """A spaced tile without D and floor.
+    """A spaced tile without D and lower bound.
 
-    With few steps, D and floor would add half of the time (F(4×4, 3×3) with 16 channels).
+    With few steps, D and lower bound would add half of the time (F(4×4, 3×3) with 16 channels).
     """
 
     def __init__(
@@ -222,8 +224,8 @@ class _Plain(_Regular):
         Tile.__init__(self, module, width, height, vectors)
 
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
-        for total, (place, masked) in zip(sums, self.columns(target), strict=False):
-            self.store(total, place, masked)
+        for total, (address, masked) in zip(sums, self.columns(target), strict=False):
+            self.store(total, address, masked)
 
 
 class _Ahead(Tile):
@@ -234,7 +236,7 @@ class _Ahead(Tile):
 
 
 _ANY = ("any", "ahead")
-"""Kinds of products whose rows may be anywhere."""
+"""Kinds of products whose rows have arbitrary offsets."""
 
 
 class _Product(Writer):
@@ -242,8 +244,8 @@ class _Product(Writer):
 
     Args:
         kind: "any", or the order of the rows of A within every ``run`` of them: "spaced" at equal
-            distances, "adjacent", or "plain": spaced, without D and floor. "ahead" is "any" with
-            prefetches at ``ahead``, one line in each step of each tile.
+            distances, "adjacent", or "plain": spaced, without D and lower bound. "ahead" is "any"
+            with prefetches at ``ahead``, one line in each step of each tile.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
@@ -332,7 +334,7 @@ class _Product(Writer):
 
 
 def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
-    """Call a product with grouped arguments; `floor` and the run are single."""
+    """Call a product with grouped arguments; `lower_bound` and the run are not grouped."""
     flat_kinds: list[Any] = []
     flat: list[ir.Value] = []
     for group, value in zip(kinds, values, strict=True):
@@ -347,17 +349,17 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any
 
 
 @intrinsic
-def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # type: ignore[no-untyped-def]
-    """C = max(floor, D + A·B) with any number of rows, steps and columns; see the module.
+def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound):  # type: ignore[no-untyped-def]
+    """C = max(lower_bound, D + A·B) with any number of rows, steps and columns; see the module.
 
     Args:
         a, c: (contiguous array, start).
         a_rows, a_steps, c_rows: (table, first entry, multiplier).
         b, d: (contiguous array, start, distance of steps or rows).
         shape: (rows, steps, columns).
-        floor: float32.
+        lower_bound: float32.
     """
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor)
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "any")
@@ -366,9 +368,9 @@ def multiply(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor):  # t
 
 
 @intrinsic
-def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead):  # type: ignore[no-untyped-def]
+def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, ahead):  # type: ignore[no-untyped-def]
     """Compute `multiply` and prefetch from `ahead`, (contiguous array, start)."""
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, ahead)
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, ahead)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "ahead")
@@ -377,14 +379,14 @@ def multiply_ahead(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor,
 
 
 @intrinsic
-def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
+def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run):  # type: ignore[no-untyped-def]
     """Compute `multiply` for rows of C at equal distances and rows of A at equal distances in each
     run.
 
     Args:
         run: rows of a run; all runs have the same distance.
     """
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run)
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "spaced")
@@ -400,7 +402,7 @@ def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         *first, c_kind, rows_kind, shape_kind, run_kind = sig.args
         *given, c, rows, shape, run = args
-        nothing = types.float32, context.get_constant(types.float32, -math.inf)
+        bound = types.float32, context.get_constant(types.float32, -math.inf)
         # D is unused; any array serves.
         d_kind = types.Tuple((*c_kind.types, types.int64))
         d = context.make_tuple(
@@ -408,16 +410,16 @@ def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # 
             d_kind,
             [*cgutils.unpack_tuple(builder, c), context.get_constant(types.int64, -1)],
         )
-        kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, nothing[0], run_kind]
-        return _call(context, builder, kinds, [*given, d, c, rows, shape, nothing[1], run], "plain")
+        kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, bound[0], run_kind]
+        return _call(context, builder, kinds, [*given, d, c, rows, shape, bound[1], run], "plain")
 
     return sig, codegen
 
 
 @intrinsic
-def multiply_adjacent(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run):  # type: ignore[no-untyped-def]
+def multiply_adjacent(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run):  # type: ignore[no-untyped-def]
     """Compute `multiply_spaced` for rows of A that are adjacent in each run."""
-    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, floor, run)
+    sig = types.none(a, a_rows, a_steps, b, d, c, c_rows, shape, lower_bound, run)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _call(context, builder, sig.args, args, "adjacent")

@@ -1,8 +1,9 @@
 """Local response normalisation; items are pixels, arrays are (N·H·W, C).
 
-Pixels are processed in tiles, in passes whose rows stay in the L1 cache: squares, then powers of
-their sums over windows of channels. Zeros before and after each pixel's channels make windows at
-the ends regular. Pixels with 64 channels and radius 4 are held in registers and need no rows.
+Pixels are processed in tiles, in several passes over rows that stay in the L1 cache: first the
+squares, then powers of their sums over windows of channels. Zeros before and after the channels of
+each pixel make all windows equally long. With 64 channels and radius 4, AVX-512 registers hold a
+pixel, and one pass without rows replaces the others.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ TILE = 1024
 """Approximate elements of a row: three rows of them fit the L1 cache."""
 
 CHANNELS, RADIUS = 64, 4
-"""Channels and radius of pixels that are held in registers."""
+"""Channels and radius for which a pixel stays in registers."""
 
 AHEAD = 16
-"""Distance in pixels of the prefetches."""
+"""Prefetch distance in pixels."""
 
 LANES = AVX512.width
-"""Channels and zeros of a row are padded to whole vectors of the widest kind."""
+"""Elements of the widest vector, to multiples of which channels and zeros are padded."""
 
 
 def _filled(count: int) -> int:
+    """Return `count` rounded up to whole vectors."""
     return -(-count // LANES) * LANES
 
 
 def scratch_shape(threads: int, channels: int, radius: int) -> tuple[int, int, int]:
-    """Rows of a tile for each thread, with zeros and one more vector at both ends."""
+    """Return (threads, rows, elements of a row with zeros and one more vector at both ends)."""
     zeros = _filled(radius)
     width = _filled(channels) + zeros
     return threads, len(ROWS), max(1, TILE // width) * width + zeros + 2 * LANES
@@ -60,7 +62,7 @@ def scratch_shape(threads: int, channels: int, radius: int) -> tuple[int, int, i
 class _Pass(Writer):
     """A loop over pixels and vectors of channels.
 
-    Arrays of a layer have `channels` elements a pixel, rows of scratch memory `stride`.
+    The pixel stride is `channels` in the arrays of a layer and `stride` in the rows of scratch.
     """
 
     name: ClassVar[str]
@@ -87,30 +89,30 @@ class _Pass(Writer):
             layer, row = b.mul(p, args["channels"]), b.mul(p, args["stride"])
 
             def vector(q: ir.Value, _: Any) -> list[ir.Value]:
-                self.lanes(b.add(layer, q), b.add(row, q), masked=False)
+                self.compute(b.add(layer, q), b.add(row, q), masked=False)
                 return []
 
             self.loop(I64(0), whole, [], vector, step=self.width)
             with b.if_then(b.icmp_signed("!=", rest, I64(0)), likely=False):
-                self.lanes(b.add(layer, whole), b.add(row, whole), masked=True)
+                self.compute(b.add(layer, whole), b.add(row, whole), masked=True)
             return []
 
         self.loop(I64(0), args["pixels"], [], pixel)
 
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
-        """Write the work of one vector at places in the layer's arrays and in rows."""
+    def compute(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
+        """Compute one vector: offset `layer` in the layer's arrays, offset `row` in the rows."""
         raise NotImplementedError
 
     def get(self, name: str, offset: ir.Value, masked: bool = False) -> ir.Value:
-        """The vector of an array at an offset."""
+        """Load the vector at an offset of an array."""
         return self.load(self.at(self.args[name], offset), masked=masked)
 
     def put(self, value: ir.Value, name: str, offset: ir.Value, masked: bool = False) -> None:
-        """Write a vector to an array."""
+        """Store a vector at an offset of an array."""
         self.store(value, self.at(self.args[name], offset), masked=masked)
 
     def window(self, name: str, row: ir.Value) -> ir.Value:
-        """Sums of a row over windows of channels."""
+        """Return the sums of a row over windows of channels."""
         b = self.builder
 
         def add(i: ir.Value, state: Any) -> list[ir.Value]:
@@ -120,7 +122,7 @@ class _Pass(Writer):
         return self.loop(b.neg(radius), b.add(radius, I64(1)), [self.zero], add)[0]
 
     def constant(self, value: float) -> ir.Value:
-        """A vector of equal numbers."""
+        """Return a vector of equal numbers."""
         return ir.Constant(self.vector, [value] * self.width)
 
 
@@ -130,16 +132,16 @@ class _Squares(_Pass):
     name = "squares"
     arguments: ClassVar[Mapping[str, ir.Type]] = {"x": F32P, "squares": F32P}
 
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
+    def compute(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         x = self.get("x", layer, masked)
         self.put(self.builder.fmul(x, x), "squares", row)
 
 
 class _Powers(_Pass):
-    """What is made from s = bias + alpha · Σ x²."""
+    """A pass that computes powers of s = bias + alpha · Σ x²."""
 
     def powers(self, sums: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """s^−beta and 1 / s."""
+        """Return s^−beta and 1 / s."""
         b, args, one = self.builder, self.args, self.constant(1.0)
         s = self.multiply_add(self.splat(args["alpha"]), sums, self.splat(args["bias"]))
         if not self.usual:
@@ -151,11 +153,12 @@ class _Powers(_Pass):
         return b.fmul(root, self.call("llvm.sqrt", self.vector, root)), b.fmul(root, root)
 
     def three_quarters(self, s: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """s^−¾ and 1 / s: division and two square roots take three times as long.
+        """Return s^−¾ and 1 / s in a third of the time of a division and two square roots.
 
-        The processor's estimates r of s^−½ and u of r^−½ are within 2^−14. With d = 1 − s r² and
-        e = 1 − r u², s^−¾ = r² u (1 − d)^−¾ (1 − e)^−½ and 1 / s = r² (1 − d)^−1. Of these
-        series the first terms do: the next are below 2e-8.
+        The processor's estimates r of s^−½ and u of r^−½ have a relative error below 2^−14. With
+        d = 1 − s r² and e = 1 − r u², s^−¾ = r² u (1 − d)^−¾ (1 − e)^−½ and
+        1 / s = r² (1 − d)^−1. The first-order terms of these series suffice: the following ones
+        are below 2e-8.
         """
         b, one = self.builder, self.constant(1.0)
         r = self.estimate(s)
@@ -165,13 +168,13 @@ class _Powers(_Pass):
         e = self.multiply_add(b.fneg(v), u, one)
         power, inverse = b.fmul(r, v), b.fmul(r, r)
         change = self.multiply_add(d, self.constant(0.75), b.fmul(e, self.constant(0.5)))
-        # Infinity times zero is in d; all other s that are no positive numbers give NaN.
+        # An infinite s makes d NaN, so it is replaced; negative numbers and NaN result in NaN.
         finite = b.fcmp_unordered("!=", s, self.constant(float("inf")))
         power = b.select(finite, self.multiply_add(power, change, power), self.zero)
         return power, b.select(finite, self.multiply_add(inverse, d, inverse), self.zero)
 
     def estimate(self, x: ir.Value) -> ir.Value:
-        """1 / √x, off by 2^−14 of it at the most."""
+        """Return 1 / √x with a relative error of at most 2^−14."""
         kind = ir.FunctionType(self.vector, [self.vector, self.vector, ir.IntType(16)])
         function = cgutils.get_or_insert_function(
             self.module, kind, "llvm.x86.avx512.rsqrt14.ps.512"
@@ -192,7 +195,7 @@ class _Forward(_Powers):
         "beta": F32,
     }
 
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
+    def compute(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         power, _ = self.powers(self.window("squares", row))
         self.put(self.builder.fmul(self.get("x", layer, masked), power), "y", layer, masked)
 
@@ -212,7 +215,7 @@ class _Terms(_Powers):
         "beta": F32,
     }
 
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
+    def compute(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         b = self.builder
         power, inverse = self.powers(self.window("squares", row))
         kept = b.fmul(self.get("dy", layer, masked), power)
@@ -233,17 +236,17 @@ class _Gradient(_Pass):
         "shared": F32,
     }
 
-    def lanes(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
+    def compute(self, layer: ir.Value, row: ir.Value, masked: bool) -> None:
         b = self.builder
         factor = b.fmul(b.fneg(self.splat(self.args["shared"])), self.get("x", layer, masked))
         dx = self.multiply_add(factor, self.window("terms", row), self.get("kept", row))
         self.put(dx, "dx", layer, masked)
 
 
-class _Whole(_Powers):
-    """One pass instead of several: a pixel stays in registers.
+class _SinglePass(_Powers):
+    """A single pass that keeps a pixel in registers.
 
-    Sums of 9 are made from sums of 3, with 4 instead of 8 additions.
+    Sums of 9 elements are computed from sums of 3, with 4 instead of 8 additions.
     """
 
     def write(self) -> None:
@@ -252,83 +255,83 @@ class _Whole(_Powers):
             for name in ("x", "dy", "y", "dx"):
                 for i in range(0, CHANNELS, self.width):
                     if name in self.args:
-                        # What is needed some pixels later: 15 to 30% faster from the third cache.
+                        # Prefetching is 15 to 30% faster if the data is in the L3 cache.
                         later = self.builder.add(layer, I64(AHEAD * CHANNELS + i))
-                        place = self.at(self.args[name], later)
-                        self.prefetch(place, cache=1, written=name in ("y", "dx"))
+                        address = self.at(self.args[name], later)
+                        self.prefetch(address, cache=1, written=name in ("y", "dx"))
             self.pixel([self.builder.add(layer, I64(i)) for i in range(0, CHANNELS, self.width)])
             return []
 
         self.loop(I64(0), self.args["pixels"], [], pixel)
 
-    def pixel(self, places: list[ir.Value]) -> None:
-        """Write the work of a pixel whose vectors lie at these places."""
+    def pixel(self, offsets: list[ir.Value]) -> None:
+        """Compute a pixel whose vectors are at these offsets."""
         raise NotImplementedError
 
     def windows(self, vectors: list[ir.Value]) -> list[ir.Value]:
-        """Sums over windows of 9 channels."""
-        # Unlike 0, −0 is nothing to add.
-        nothing = self.constant(-0.0)
-        threes = self.sides([nothing, nothing, *vectors, nothing, nothing], 1)
-        return self.sides(threes, 3)
+        """Return the sums over windows of 9 channels."""
+        # LLVM removes the addition of −0, but not that of 0.
+        zero = self.constant(-0.0)
+        threes = self.add_neighbours([zero, zero, *vectors, zero, zero], 1)
+        return self.add_neighbours(threes, 3)
 
-    def sides(self, vectors: list[ir.Value], distance: int) -> list[ir.Value]:
-        """Each element, but those of the first and last vector, plus two at a distance."""
+    def add_neighbours(self, vectors: list[ir.Value], distance: int) -> list[ir.Value]:
+        """Add to each element (not in the first and last vector) its neighbours at `distance`."""
         b, sums = self.builder, []
         for left, here, right in zip(vectors, vectors[1:], vectors[2:], strict=False):
             before = self.shift(left, here, self.width - distance)
-            behind = self.shift(here, right, distance)
-            sums.append(b.fadd(b.fadd(before, behind), here))
+            after = self.shift(here, right, distance)
+            sums.append(b.fadd(b.fadd(before, after), here))
         return sums
 
     def shift(self, left: ir.Value, right: ir.Value, by: int) -> ir.Value:
-        """The vector that starts at an element of the left one and ends in the right one."""
+        """Return the vector that begins at element `by` of `left` and continues in `right`."""
         lanes = ir.VectorType(I32, self.width)
         mask = ir.Constant(lanes, list(range(by, by + self.width)))
         return self.builder.shuffle_vector(left, right, mask)
 
-    def squares(self, places: list[ir.Value]) -> list[ir.Value]:
-        """x²."""
-        x = [self.get("x", place) for place in places]
+    def squares(self, offsets: list[ir.Value]) -> list[ir.Value]:
+        """Return x²."""
+        x = [self.get("x", offset) for offset in offsets]
         return [self.builder.fmul(v, v) for v in x]
 
 
-class _WholeForward(_Whole):
+class _SinglePassForward(_SinglePass):
     """Y = x · s^−beta."""
 
-    name = "whole_forward"
+    name = "single_forward"
     arguments = _Forward.arguments
 
-    def pixel(self, places: list[ir.Value]) -> None:
-        for place, total in zip(places, self.windows(self.squares(places)), strict=True):
+    def pixel(self, offsets: list[ir.Value]) -> None:
+        for offset, total in zip(offsets, self.windows(self.squares(offsets)), strict=True):
             power, _ = self.powers(total)
-            self.put(self.builder.fmul(self.get("x", place), power), "y", place)
+            self.put(self.builder.fmul(self.get("x", offset), power), "y", offset)
 
 
-class _WholeBackward(_Whole):
+class _SinglePassBackward(_SinglePass):
     """Dx = dy s^−beta − shared · x · Σ dy x s^(−beta−1)."""
 
-    name = "whole_backward"
+    name = "single_backward"
     arguments: ClassVar[Mapping[str, ir.Type]] = {**_Terms.arguments, **_Gradient.arguments}
 
-    def pixel(self, places: list[ir.Value]) -> None:
+    def pixel(self, offsets: list[ir.Value]) -> None:
         b, kept, terms = self.builder, [], []
-        for place, total in zip(places, self.windows(self.squares(places)), strict=True):
+        for offset, total in zip(offsets, self.windows(self.squares(offsets)), strict=True):
             power, inverse = self.powers(total)
-            kept.append(b.fmul(self.get("dy", place), power))
-            terms.append(b.fmul(kept[-1], b.fmul(self.get("x", place), inverse)))
+            kept.append(b.fmul(self.get("dy", offset), power))
+            terms.append(b.fmul(kept[-1], b.fmul(self.get("x", offset), inverse)))
         shared = b.fneg(self.splat(self.args["shared"]))
-        for place, first, total in zip(places, kept, self.windows(terms), strict=True):
-            factor = b.fmul(shared, self.get("x", place))
-            self.put(self.multiply_add(factor, total, first), "dx", place)
+        for offset, first, total in zip(offsets, kept, self.windows(terms), strict=True):
+            factor = b.fmul(shared, self.get("x", offset))
+            self.put(self.multiply_add(factor, total, first), "dx", offset)
 
 
 class _Calls:
     """Call passes on a tile, with arguments selected by name.
 
     Args:
-        values: numbers and pointers by name: `rows`, the first pixel in the first row, and
-            `length`, the distance of rows.
+        values: numbers and pointers by name. `rows` is the address of the first pixel in the first
+            row, and `length` is the row stride.
     """
 
     def __init__(self, builder: ir.IRBuilder, values: Mapping[str, ir.Value]) -> None:
@@ -337,8 +340,8 @@ class _Calls:
             start = builder.mul(I64(index), values["length"])
             self.values[row] = builder.gep(values["rows"], [start])
 
-    def run(self, whole: type[_Pass], passes: Sequence[type[_Pass]]) -> None:
-        """Call the pass of whole pixels where it serves, or the others one after the other."""
+    def run(self, single: type[_Pass], passes: Sequence[type[_Pass]]) -> None:
+        """Call the single pass if it supports the shape, or the others one after the other."""
         b, values = self.builder, self.values
         usual = b.fcmp_ordered("==", values["beta"], F32(0.75))
         fits = b.and_(usual, b.icmp_signed("==", values["radius"], I64(RADIUS)))
@@ -347,7 +350,7 @@ class _Calls:
             fits = ir.IntType(1)(0)
         with b.if_else(fits) as (then, otherwise):
             with then:
-                self._call(whole, True)
+                self._call(single, True)
             with otherwise:
                 for kind in passes:
                     self._choose(usual, kind)
@@ -373,7 +376,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     typingctx, x, x_start, y, y_start, rows, rows_start, length,
     pixels, channels, stride, radius, bias, alpha, beta,
 ):
-    """Y of a tile."""
+    """Compute y of a tile of pixels."""
     sig = types.none(
         x, x_start, y, y_start, rows, rows_start, length,
         pixels, channels, stride, radius, bias, alpha, beta,
@@ -383,7 +386,7 @@ def _normalise(  # type: ignore[no-untyped-def]
         names = ("x", "y", "rows", "length", *_NUMBERS)
         flat = flatten_arguments(context, builder, sig.args, args)
         calls = _Calls(builder, dict(zip(names, flat, strict=True)))
-        calls.run(_WholeForward, (_Squares, _Forward))
+        calls.run(_SinglePassForward, (_Squares, _Forward))
         return context.get_dummy_value()
 
     return sig, codegen
@@ -394,7 +397,7 @@ def _differentiate(  # type: ignore[no-untyped-def]
     typingctx, x, x_start, dy, dy_start, dx, dx_start, rows, rows_start, length, shared,
     pixels, channels, stride, radius, bias, alpha, beta,
 ):
-    """Dx of a tile."""
+    """Compute dx of a tile of pixels."""
     sig = types.none(
         x, x_start, dy, dy_start, dx, dx_start, rows, rows_start, length, shared,
         pixels, channels, stride, radius, bias, alpha, beta,
@@ -404,7 +407,7 @@ def _differentiate(  # type: ignore[no-untyped-def]
         flat = flatten_arguments(context, builder, sig.args, args)
         names = ("x", "dy", "dx", "rows", "length", "shared", *_NUMBERS)
         calls = _Calls(builder, dict(zip(names, flat, strict=True)))
-        calls.run(_WholeBackward, (_Squares, _Terms, _Gradient))
+        calls.run(_SinglePassBackward, (_Squares, _Terms, _Gradient))
         return context.get_dummy_value()
 
     return sig, codegen
@@ -413,7 +416,7 @@ def _differentiate(  # type: ignore[no-untyped-def]
 
 @inlined
 def _tile(scratch: Array, thread: int, channels: int, radius: int) -> Any:
-    """Start of the first pixel, length of a row, distance of pixels, and pixels of a tile."""
+    """Return the first pixel's start, the row stride, the pixel stride and the tile's pixels."""
     zeros = -(-radius // LANES) * LANES
     length, stride = scratch.shape[2], -(-channels // LANES) * LANES + zeros
     for i in range(length):
@@ -427,7 +430,7 @@ def lrn_forward(
     start: int, stop: int, thread: int,
     x: Array, y: Array, scratch: Array, radius: int, bias: float, alpha: float, beta: float,
 ) -> None:  # fmt: skip
-    """Normalise: y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
+    """Compute y = x · s^−beta with s = bias + alpha · Σ x² over neighbouring channels."""
     channels, rows, x_flat, y_flat = x.shape[1], scratch.reshape(-1), x.reshape(-1), y.reshape(-1)
     origin, length, stride, tile = _tile(scratch, thread, channels, radius)
     for first in range(start, stop, tile):
@@ -444,9 +447,9 @@ def lrn_backward(
     x: Array, dy: Array, dx: Array, scratch: Array,
     radius: int, bias: float, alpha: float, beta: float,
 ) -> None:  # fmt: skip
-    """Its gradient: dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), the sum over neighbouring channels.
+    """Compute dx = dy s^−β − 2αβ x Σ dy x s^(−β−1), with the sum over neighbouring channels.
 
-    s is computed again from x: that costs less than to have kept it.
+    s is computed again from x, which takes less time than loading stored values.
     """
     channels, rows = x.shape[1], scratch.reshape(-1)
     x_flat, dy_flat, dx_flat = x.reshape(-1), dy.reshape(-1), dx.reshape(-1)

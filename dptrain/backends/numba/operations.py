@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import dropout, elementwise, im2col, normalization, pooling
-from dptrain.backends.numba.threads import Launch, Team
+from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import (
     Dropout,
@@ -39,13 +39,15 @@ class Operation(ABC):
     Args:
         group: the layers.
         arrays: memory by local name, without arrays that no stage of the plan uses.
-        team: the threads that run the kernels.
+        thread_pool: the threads that run the kernels.
         seed: key of the dropout masks.
         precision: name of the precision; `DIRECT` excludes the Winograd algorithms.
     """
 
-    def __init__(self, group: Group, arrays: Arrays, team: Team, seed: int, precision: str) -> None:
-        self.group, self.arrays, self.team, self.seed = group, arrays, team, seed
+    def __init__(
+        self, group: Group, arrays: Arrays, thread_pool: ThreadPool, seed: int, precision: str
+    ) -> None:
+        self.group, self.arrays, self.thread_pool, self.seed = group, arrays, thread_pool, seed
         self.precision = precision
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
@@ -91,7 +93,7 @@ class _Single(Operation):
 
     @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        """Return the buffers besides x and y for an output of `shape`, which includes the batch."""
+        """Return the buffers other than x and y; `shape` is that of the output, with the batch."""
         return {}
 
     @classmethod
@@ -136,11 +138,11 @@ class Rectifier(_Single):
 
     def forward(self) -> Kernel:
         x, y = self.flat("x"), self.flat("y")
-        return each(self.team.bind(elementwise.relu_forward, x, y), self.size)
+        return each(self.thread_pool.bind(elementwise.relu_forward, x, y), self.size)
 
     def backward(self) -> Kernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(self.team.bind(elementwise.relu_backward, dy, y, dx), self.size)
+        return each(self.thread_pool.bind(elementwise.relu_backward, dy, y, dx), self.size)
 
 
 class Logistic(_Single):
@@ -150,11 +152,11 @@ class Logistic(_Single):
 
     def forward(self) -> Kernel:
         x, y = self.flat("x"), self.flat("y")
-        return each(self.team.bind(elementwise.sigmoid_forward, x, y), self.size)
+        return each(self.thread_pool.bind(elementwise.sigmoid_forward, x, y), self.size)
 
     def backward(self) -> Kernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(self.team.bind(elementwise.sigmoid_backward, dy, y, dx), self.size)
+        return each(self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx), self.size)
 
 
 class DropoutMask:
@@ -167,9 +169,9 @@ class DropoutMask:
     """
 
     def __init__(
-        self, layer: Dropout, index: int, bits: NDArray[Any], team: Team, seed: int
+        self, layer: Dropout, index: int, bits: NDArray[Any], thread_pool: ThreadPool, seed: int
     ) -> None:
-        self._bits, self._team = bits, team
+        self._bits, self._thread_pool = bits, thread_pool
         self._samples = np.zeros(len(bits), np.int64)
         limit, factor = threshold(layer.rate), 1.0 / (1.0 - layer.rate)
         if limit > WORD:  # By a rate that rounds to 1 nothing is kept.
@@ -186,7 +188,7 @@ class DropoutMask:
         """Return the stage that draws a mask and writes y from x, both (N, elements) and possibly
         the same.
         """
-        launch = self._team.bind(
+        launch = self._thread_pool.bind(
             dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,)
         )
 
@@ -198,7 +200,7 @@ class DropoutMask:
 
     def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> Kernel:
         """Return the stage that writes dx from dy with the stored mask."""
-        bind = self._team.bind
+        bind = self._thread_pool.bind
         return each(bind(dropout.dropout_backward, dy, dx, self._bits, self._factor), 1)
 
 
@@ -213,7 +215,7 @@ class Drop(_Single):
 
     def _mask(self) -> DropoutMask:
         index, bits = self.group.head.index, self.arrays["mask"]
-        return DropoutMask(self.layer, index, bits, self.team, self.seed)
+        return DropoutMask(self.layer, index, bits, self.thread_pool, self.seed)
 
     def forward(self) -> Kernel:
         x, y = self.rows("x"), self.rows("y")
@@ -258,12 +260,16 @@ class MaxPooling(_Pooling):
 
     def forward(self) -> Kernel:
         a = self.arrays
-        launch = self.team.bind(pooling.max_forward, a["x"], a["y"], a["argmax"], self.geometry())
+        launch = self.thread_pool.bind(
+            pooling.max_forward, a["x"], a["y"], a["argmax"], self.geometry()
+        )
         return each(launch, 1)
 
     def backward(self) -> Kernel:
         a, geometry = self.arrays, self.geometry()
-        launch = self.team.bind(pooling.max_backward, a["dy"], a["argmax"], a["dx"], geometry)
+        launch = self.thread_pool.bind(
+            pooling.max_backward, a["dy"], a["argmax"], a["dx"], geometry
+        )
         return each(launch, 1)
 
 
@@ -274,11 +280,11 @@ class SumPooling(_Pooling):
 
     def forward(self) -> Kernel:
         x, y, geometry = self.arrays["x"], self.arrays["y"], self.geometry()
-        return each(self.team.bind(pooling.sum_forward, x, y, geometry, self.average), 1)
+        return each(self.thread_pool.bind(pooling.sum_forward, x, y, geometry, self.average), 1)
 
     def backward(self) -> Kernel:
         dy, dx, geometry = self.arrays["dy"], self.arrays["dx"], self.geometry()
-        return each(self.team.bind(pooling.sum_backward, dy, dx, geometry, self.average), 1)
+        return each(self.thread_pool.bind(pooling.sum_backward, dy, dx, geometry, self.average), 1)
 
 
 class AveragePooling(SumPooling):
@@ -306,7 +312,7 @@ class ResponseNorm(_Single):
     def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> Kernel:
         layer, (_, height, width) = self.layer, self.group.head.output_maps
         numbers = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
-        return each(self.team.bind(kernel, *arrays, *numbers), height * width)
+        return each(self.thread_pool.bind(kernel, *arrays, *numbers), height * width)
 
     def forward(self) -> Kernel:
         x, y = self.pixels("x"), self.pixels("y")

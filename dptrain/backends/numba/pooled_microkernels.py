@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.microkernels import Tile
-from dptrain.backends.numba.pooling_windows import larger, nothing, store_maximum
+from dptrain.backends.numba.pooling_windows import initial_maximum, larger, store_maximum
 from dptrain.backends.numba.vector import (
     F32P,
     I8P,
@@ -47,11 +47,11 @@ _TILE = {
 
 
 class _Windows(Tile):
-    """Some windows side by side, of one vector of channels.
+    """Some adjacent windows of one vector of channels.
 
     Args:
-        windows: how many.
-        group: pixels of a row that one address serves; they come in whole groups.
+        windows: number of windows.
+        group: pixels of a row that share one address; it divides the pixels of the row.
     """
 
     kind = "windows"
@@ -71,12 +71,12 @@ class _Windows(Tile):
         ]
         distances = [b.mul(args["across"], I64(j)) for j in range(self.group)]
 
-        def places(offset: ir.Value) -> Iterator[ir.Value]:
+        def addresses(offset: ir.Value) -> Iterator[ir.Value]:
             for leader in leaders:
                 moved = self.at(leader, offset)
                 yield from (self.at(moved, distance) for distance in distances)
 
-        return places
+        return addresses
 
     def columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
         return [(pointer, False)]
@@ -87,25 +87,25 @@ class _Windows(Tile):
     def finish(self, sums: Sequence[ir.Value]) -> None:
         args = self.args
         for p in range(self.columns_ // SIDE):
-            state = nothing(self)
+            state = initial_maximum(self)
             for i in range(SIDE):
                 for j in range(SIDE):
                     value = sums[i * self.columns_ + p * SIDE + j]
                     state = larger(self, value, I32(i * SIDE + j), state)
-            place = self.builder.mul(args["b_step"], I64(p))
+            offset = self.builder.mul(args["b_step"], I64(p))
             store_maximum(
-                self, state, self.at(args["largest"], place), self.at(args["position"], place)
+                self, state, self.at(args["largest"], offset), self.at(args["position"], offset)
             )
 
 
 class _Row(Writer):
-    """A row of windows, in tiles of a number of windows that wastes little."""
+    """A row of windows, in tiles of the size with the smallest cost."""
 
     arguments: ClassVar = {**_TILE, "windows": I64}
 
     def __init__(self, module: ir.Module) -> None:
         registers = compiled_registers()
-        # Pixels of a tile, and how many of them one address serves.
+        # Windows of a tile, and pixels that share one address.
         self.sizes = ((6, 4), (5, 5), (4, 4)) if registers.spaced[0][0] >= 24 else ((3, 3), (2, 4))
         super().__init__(module, "dptrain_pooled_row", self.arguments, registers.width)
 
@@ -141,13 +141,13 @@ class _Row(Writer):
 
         def vector(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
             def tile(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                # The last tile begins where it still has all of its windows.
+                # The last tile overlaps the one before it, so that all of its windows exist.
                 p = b.select(b.icmp_signed("<", p, last), p, last)
                 moved = {name: args[name] for name in _TILE}
                 moved["a"] = self.at(args["a"], b.mul(b.mul(p, I64(SIDE)), args["across"]))
-                place = b.add(b.mul(p, args["b_step"]), k)
+                offset = b.add(b.mul(p, args["b_step"]), k)
                 for name in ("largest", "position"):
-                    moved[name] = self.at(args[name], place)
+                    moved[name] = self.at(args[name], offset)
                 for name in ("b", "bias"):
                     moved[name] = self.at(args[name], k)
                 tile = _Windows(self.module, self.width, size, group)
@@ -162,7 +162,7 @@ class _Row(Writer):
 
 @intrinsic
 def fewest_windows(typingctx):  # type: ignore[no-untyped-def]
-    """How many windows a row must have at least, a constant of the compiled code."""
+    """Return the smallest number of windows of a row, a constant of the compiled code."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return I64(_Row(builder.module).sizes[-1][0])
@@ -172,15 +172,15 @@ def fewest_windows(typingctx):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def multiply_pooled(typingctx, a, distances, a_steps, b, bias, y, argmax, shape):  # type: ignore[no-untyped-def]
-    """One row of 2 × 2 windows side by side: convolution, ReLU and max pooling.
+    """Compute convolution, ReLU and max pooling for one row of adjacent 2 × 2 windows.
 
     Args:
-        a: (contiguous array, start) of the first pixel's patch; `distances` to that of the pixel
-            below and of the one beside it.
+        a: (contiguous array, start) of the first pixel's patch.
+        distances: (distance of the patch of the pixel below, of the next pixel in the row).
         a_steps: (table, first entry, multiplier).
         b: (contiguous array, start, K): steps by K columns, whole vectors of them.
         bias, y, argmax: (contiguous array, start).
-        shape: (steps, windows), no fewer than `fewest_windows`.
+        shape: (steps, windows); windows is at least `fewest_windows`.
     """
     sig = types.none(a, distances, a_steps, b, bias, y, argmax, shape)
 

@@ -29,24 +29,29 @@ Array = NDArray[Any]
 
 
 class _Grid(Writer):
-    """A run of places, each beside a grid of cells: a window of pixels, or a pixel's windows.
+    """Computes consecutive output elements, each from a grid of input elements.
 
-    Cell (i, j) of place p and channel q lies at ``p · apart + i · row + j · channels + q`` in the
-    arrays `far`, the place itself at ``p · step + q`` in the arrays `near`. The number of the
-    cell's pixel in its window is ``position + i · down + j · across``.
+    Forward the outputs are windows and the inputs are their pixels; backward the outputs are pixels
+    and the inputs are the windows that contain them. Input (i, j) of output p and channel q is at
+    ``p · input_stride + i · row + j · channels + q`` in the arrays `inputs`, and the output is at
+    ``p · output_stride + q`` in the arrays `outputs`. The number of the pixel in its window is
+    ``position + i · down + j · across``.
 
     Args:
-        size: height and width of the grid, or None for any at run time.
+        size: height and width of the grid; None for a size that is passed at run time.
     """
 
     name: ClassVar[str]
-    near: ClassVar[tuple[str, ...]]
-    far: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
+    inputs: ClassVar[tuple[str, ...]]
 
     def __init__(self, module: ir.Module, width: int, size: tuple[int, int] | None) -> None:
         self.size = size
         suffix = "" if size is None else f"_{size[0]}x{size[1]}"
-        arguments = {**dict.fromkeys((*self.near, *self.far), F32P), **dict.fromkeys(_SHAPE, I64)}
+        arguments = {
+            **dict.fromkeys((*self.outputs, *self.inputs), F32P),
+            **dict.fromkeys(_SHAPE, I64),
+        }
         super().__init__(module, f"dptrain_pool_{self.name}{suffix}_x{width}", arguments, width)
 
     def write(self) -> None:
@@ -57,26 +62,26 @@ class _Grid(Writer):
         height, width = self.size or (0, 0)
         self.known = [self.cell(I64(i), I64(j)) for i in range(height) for j in range(width)]
 
-        def place(p: ir.Value, _: Any) -> list[ir.Value]:
-            near, far = b.mul(p, args["step"]), b.mul(p, args["apart"])
+        def element(p: ir.Value, _: Any) -> list[ir.Value]:
+            output, input_ = b.mul(p, args["output_stride"]), b.mul(p, args["input_stride"])
 
             def vector(q: ir.Value, _: Any) -> list[ir.Value]:
-                self.place(b.add(near, q), b.add(far, q), masked=False)
+                self.compute(b.add(output, q), b.add(input_, q), masked=False)
                 return []
 
             self.loop(I64(0), whole, [], vector, step=self.width)
             with b.if_then(b.icmp_signed("!=", rest, I64(0)), likely=False):
-                self.place(b.add(near, whole), b.add(far, whole), masked=True)
+                self.compute(b.add(output, whole), b.add(input_, whole), masked=True)
             return []
 
-        self.loop(I64(0), args["count"], [], place)
+        self.loop(I64(0), args["count"], [], element)
 
-    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
-        """Write the work of one place and vector of channels."""
+    def compute(self, output: ir.Value, input_: ir.Value, masked: bool) -> None:
+        """Compute one output element for a vector of channels, from offsets of output and input."""
         raise NotImplementedError
 
     def cell(self, i: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Offset and position of a cell."""
+        """Return the offset and the position of a grid element."""
         b, args = self.builder, self.args
         offset = b.add(b.mul(i, args["row"]), b.mul(j, args["channels"]))
         position = b.add(b.mul(i, args["down"]), b.mul(j, args["across"]))
@@ -100,57 +105,58 @@ class _Grid(Writer):
 
 
 class _Largest(_Grid):
-    """Largest of a window's pixels, and its position."""
+    """Stores the largest pixel of a window, and its position."""
 
-    name, near, far = "largest", ("y", "argmax"), ("x",)
+    name, outputs, inputs = "largest", ("y", "argmax"), ("x",)
 
-    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
+    def compute(self, output: ir.Value, input_: ir.Value, masked: bool) -> None:
         b, args = self.builder, self.args
 
         def compare(offset: ir.Value, position: ir.Value, state: Any) -> Sequence[ir.Value]:
             best, where = state
-            value = self.load(self.at(args["x"], b.add(far, offset)), masked=masked)
-            # A NaN is larger than all, and stays.
+            value = self.load(self.at(args["x"], b.add(input_, offset)), masked=masked)
+            # A NaN is larger than any number, and is kept.
             number = b.fcmp_ordered("ord", best, best)
             better = b.and_(number, b.fcmp_unordered(">", value, best))
             return [b.select(better, value, best), b.select(better, position, where)]
 
-        first = self.load(self.at(args["x"], far), masked=masked)
+        first = self.load(self.at(args["x"], input_), masked=masked)
         best, where = self.cells([first, self.cell(I64(0), I64(0))[1]], compare)
-        self.store(best, self.at(args["y"], near), masked)
-        self.store(b.bitcast(where, self.vector), self.at(args["argmax"], near), masked)
+        self.store(best, self.at(args["y"], output), masked)
+        self.store(b.bitcast(where, self.vector), self.at(args["argmax"], output), masked)
 
 
 class _Gather(_Grid):
-    """Sum of the gradients of those windows whose position is the pixel's."""
+    """Sums the gradients of the windows whose maximum is the pixel."""
 
-    name, near, far = "gather", ("dx",), ("dy", "argmax")
+    name, outputs, inputs = "gather", ("dx",), ("dy", "argmax")
 
-    def place(self, near: ir.Value, far: ir.Value, masked: bool) -> None:
+    def compute(self, output: ir.Value, input_: ir.Value, masked: bool) -> None:
         b, args = self.builder, self.args
 
         def add(offset: ir.Value, position: ir.Value, state: Any) -> Sequence[ir.Value]:
-            place = b.add(far, offset)
-            where = self.load(self.at(args["argmax"], place), masked=masked)
+            window = b.add(input_, offset)
+            where = self.load(self.at(args["argmax"], window), masked=masked)
             here = b.icmp_signed("==", b.bitcast(where, position.type), position)
-            gradient = self.load(self.at(args["dy"], place), masked=masked)
+            gradient = self.load(self.at(args["dy"], window), masked=masked)
             return [b.fadd(state[0], b.select(here, gradient, self.zero))]
 
         (total,) = self.cells([self.zero], add)
-        self.store(total, self.at(args["dx"], near), masked)
+        self.store(total, self.at(args["dx"], output), masked)
 
 
 _SHAPE = (
-    "rows", "columns", "position", "down", "across", "row", "channels", "count", "step", "apart",
+    "rows", "columns", "position", "down", "across", "row", "channels", "count",
+    "output_stride", "input_stride",
 )  # fmt: skip
 
 
 def _call(
     context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Grid], sizes: Any
 ) -> Any:
-    """Call the code for grids of one of `sizes`, which has no inner loops, or that for any."""
+    """Call the unrolled code for a grid of one of `sizes`, or the code for any size."""
     args = flatten_arguments(context, builder, kinds, values)
-    pointers = len(writer.near) + len(writer.far)
+    pointers = len(writer.outputs) + len(writer.inputs)
     args[:pointers] = [builder.bitcast(pointer, F32P) for pointer in args[:pointers]]
     rows, columns = args[pointers : pointers + 2]
     width = compiled_registers().width
@@ -177,12 +183,14 @@ def _call(
 @intrinsic
 def _largest(  # type: ignore[no-untyped-def]
     typingctx, y, y_start, argmax, argmax_start, x, x_start,
-    rows, columns, position, down, across, row, channels, count, step, apart,
+    rows, columns, position, down, across, row, channels, count,
+    output_stride, input_stride,
 ):
-    """Largest elements of a run of windows and their positions."""
+    """Store the largest elements of consecutive windows and their positions."""
     sig = types.none(
         y, y_start, argmax, argmax_start, x, x_start,
-        rows, columns, position, down, across, row, channels, count, step, apart,
+        rows, columns, position, down, across, row, channels, count,
+    output_stride, input_stride,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -195,12 +203,14 @@ def _largest(  # type: ignore[no-untyped-def]
 @intrinsic
 def _gather(  # type: ignore[no-untyped-def]
     typingctx, dx, dx_start, dy, dy_start, argmax, argmax_start,
-    rows, columns, position, down, across, row, channels, count, step, apart,
+    rows, columns, position, down, across, row, channels, count,
+    output_stride, input_stride,
 ):
-    """Gradients of a run of pixels that as many windows hold."""
+    """Store the gradients of pixels that are in the same number of windows."""
     sig = types.none(
         dx, dx_start, dy, dy_start, argmax, argmax_start,
-        rows, columns, position, down, across, row, channels, count, step, apart,
+        rows, columns, position, down, across, row, channels, count,
+    output_stride, input_stride,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -215,8 +225,8 @@ def _gather(  # type: ignore[no-untyped-def]
 def max_forward(
     start: int, stop: int, thread: int, x: Array, y: Array, argmax: Array, pool_geometry: Array
 ) -> None:
-    """Y = maximum of each window, argmax (int32) = its position in the window; the first among
-    equals.
+    """Store the maximum of each window in y and its position in argmax (int32); of equal elements,
+    the first one.
     """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
@@ -229,7 +239,7 @@ def max_forward(
                 before, count = j * horizontal - left, 1
                 begin, end = max(0, -before), min(window_h, width - before)
                 if begin == 0 and end == window_h:
-                    # All windows up to the last whole one.
+                    # Process all windows up to the last complete one together.
                     count = min(w_pool, (width - window_h + left) // horizontal + 1) - j
                 at = ((n * h_pool + i) * w_pool + j) * channels
                 corner = ((n * height + above + first) * width + before + begin) * channels
@@ -253,7 +263,7 @@ def max_backward(
         for row in range(height):
             i = max(0, (row + top - window_v + vertical) // vertical)
             rows = min(h_pool - 1, (row + top) // vertical) - i + 1
-            # Pixels a stride apart have their windows at the same distances.
+            # Pixels with a distance of the stride have windows with the same offsets.
             for phase in range(min(horizontal, width)):
                 column = phase
                 while column < width:

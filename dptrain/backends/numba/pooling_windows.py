@@ -1,8 +1,8 @@
-"""Maximum of pooling windows, channel by channel, and its gradient.
+"""Maximum of pooling windows for each channel, and its gradient.
 
-Both process a run of windows in one row; all of their pixels in rows `first` to `last` and columns
-`begin` to `end` (counted in the window) exist. Pixel (i, j) of window p and channel q is at ``map +
-i · row + (p · across + j) · channels + q``.
+Both functions process consecutive windows of one row. The pixels in rows `first` to `last` and
+columns `begin` to `end` of these windows exist. Pixel (i, j) of window p and channel q is at
+``map + i · row + (p · across + j) · channels + q``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dptrain.backends.numba.vector import (
 )
 
 NO_GRADIENT = 255
-"""Position for windows without a positive element."""
+"""Position of windows without a positive element."""
 
 _SHAPE = dict.fromkeys(
     ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64
@@ -37,13 +37,13 @@ class _Windows(Writer):
     """A loop over windows and vectors of channels.
 
     Args:
-        size: height and width of a window that is whole, or None for any window at run time.
+        size: height and width of complete windows; None for a size that is passed at run time.
     """
 
     name: str
     arrays: dict[str, ir.Type]
     sides: tuple[int, ...]
-    """Of square windows that have code of their own."""
+    """Sizes of square windows that have unrolled code."""
 
     def __init__(self, module: ir.Module, width: int, size: tuple[int, int] | None) -> None:
         self.size = size
@@ -53,7 +53,7 @@ class _Windows(Writer):
 
     def write(self) -> None:
         b, args = self.builder, self.args
-        # Whole vectors of channels, or with vectors of one element the channels behind them.
+        # Whole vectors of channels, or the remaining channels if vectors have one element.
         vectors = I64(compiled_registers().width)
         whole = b.mul(b.sdiv(args["channels"], vectors), vectors)
         channels = (I64(0), whole) if self.width > 1 else (whole, args["channels"])
@@ -70,29 +70,29 @@ class _Windows(Writer):
         self.loop(*channels, [], vector, step=self.width)
 
     def begin(self, channel: ir.Value) -> Sequence[ir.Value]:
-        """What the windows of a vector of channels hand on from one to the next."""
+        """Return the initial state of the loop over the windows of a vector of channels."""
         return []
 
     def finish(self, channel: ir.Value, state: Sequence[ir.Value]) -> None:
-        """Keep what the last one handed on."""
+        """Store the final state."""
 
     def pixels(self, corner: ir.Value, state: Sequence[ir.Value], body: Any) -> list[ir.Value]:
-        """Run ``body(place in the map, position in the window, state)`` over a window's pixels."""
+        """Run ``body(offset in the map, position in the window, state)`` for a window's pixels."""
         b, args = self.builder, self.args
         if self.size is not None:
             for i in range(self.size[0]):
                 for j in range(self.size[1]):
                     down, across = b.mul(I64(i), args["row"]), b.mul(I64(j), args["channels"])
-                    place = b.add(corner, b.add(down, across))
-                    state = body(place, I32(i * self.size[1] + j), state)
+                    offset = b.add(corner, b.add(down, across))
+                    state = body(offset, I32(i * self.size[1] + j), state)
             return list(state)
 
         def row(i: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
             def pixel(j: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
                 down, across = b.mul(i, args["row"]), b.mul(j, args["channels"])
-                place = b.add(corner, b.add(down, across))
+                offset = b.add(corner, b.add(down, across))
                 position = b.trunc(b.add(b.mul(i, args["width"]), j), I32)
-                result: Sequence[ir.Value] = body(place, position, state)
+                result: Sequence[ir.Value] = body(offset, position, state)
                 return result
 
             return self.loop(args["begin"], args["end"], state, pixel)
@@ -102,12 +102,12 @@ class _Windows(Writer):
     def window(
         self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
     ) -> Sequence[ir.Value]:
-        """Write the work of one window and vector."""
+        """Process one window for a vector of channels and return the new state."""
         raise NotImplementedError
 
 
-def nothing(writer: Writer) -> list[ir.Value]:
-    """The maximum of no elements, and its position."""
+def initial_maximum(writer: Writer) -> list[ir.Value]:
+    """Return the maximum of no elements, which is 0, and its position."""
     lanes = ir.VectorType(I32, writer.width)
     return [writer.zero, ir.Constant(lanes, [NO_GRADIENT] * writer.width)]
 
@@ -115,9 +115,9 @@ def nothing(writer: Writer) -> list[ir.Value]:
 def larger(
     writer: Writer, value: ir.Value, position: ir.Value, state: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """Maximum and its position, with one more element."""
+    """Return the maximum and its position after one more element."""
     b, (best, where) = writer.builder, state
-    # A NaN wins and stays: it must reach the loss to be noticed.
+    # A NaN is kept, because it has to reach the loss to be detected.
     better = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
     return [b.select(better, value, best), b.select(better, writer.splat(position), where)]
 
@@ -142,11 +142,11 @@ class _Maximum(_Windows):
         args = self.args
 
         def pixel(
-            place: ir.Value, position: ir.Value, state: Sequence[ir.Value]
+            offset: ir.Value, position: ir.Value, state: Sequence[ir.Value]
         ) -> Sequence[ir.Value]:
-            return larger(self, self.load(self.at(args["map"], place)), position, state)
+            return larger(self, self.load(self.at(args["map"], offset)), position, state)
 
-        best = self.pixels(corner, nothing(self), pixel)
+        best = self.pixels(corner, initial_maximum(self), pixel)
         store_maximum(
             self, best, self.at(args["largest"], pooled), self.at(args["position"], pooled)
         )
@@ -182,10 +182,10 @@ class _Scatter(_Windows):
         adding = b.icmp_signed("!=", args["add"], I64(0))
 
         def pixel(
-            place: ir.Value, position: ir.Value, state: Sequence[ir.Value]
+            offset: ir.Value, position: ir.Value, state: Sequence[ir.Value]
         ) -> Sequence[ir.Value]:
             chosen = b.icmp_unsigned("==", where, self.splat(position))
-            value, target = b.select(chosen, gradient, self.zero), self.at(args["map"], place)
+            value, target = b.select(chosen, gradient, self.zero), self.at(args["map"], offset)
             if self.size is None:
                 value = b.select(adding, b.fadd(value, self.load(target)), value)
             self.store(value, target)
@@ -196,9 +196,9 @@ class _Scatter(_Windows):
 
 
 def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Windows]) -> Any:
-    """Call for whole vectors and for the channels behind them; usual whole windows by their own.
+    """Call the function for whole vectors of channels and then for the remaining channels.
 
-    They deserve code without inner loops: it made pooling 2 by 2 three times as fast.
+    Complete windows of a usual size have unrolled code: 2 × 2 pooling became three times as fast.
     """
     args = flatten_arguments(context, builder, kinds, values)
     by_name = dict(zip((*writer.arrays, *_SHAPE), args, strict=True))
@@ -234,7 +234,7 @@ def maximum_of_windows(  # type: ignore[no-untyped-def]
     typingctx, map_, map_start, largest, largest_start, position, position_start,
     first, last, begin, end, width, row, across, channels, windows,
 ):
-    """Write every window's largest element above 0 and its position, or 0 and `NO_GRADIENT`."""
+    """Store the largest positive element of each window and its position, or 0, `NO_GRADIENT`."""
     sig = types.none(
         map_, map_start, largest, largest_start, position, position_start,
         first, last, begin, end, width, row, across, channels, windows,
@@ -251,9 +251,10 @@ def scatter_to_windows(  # type: ignore[no-untyped-def]
     typingctx, map_, map_start, gradient, gradient_start, position, position_start,
     sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
 ):
-    """Give every window's gradient to the element at its position, and 0 to the others.
+    """Store the gradient of each window at its position, and 0 at the other elements.
 
-    With `add`, add it to what is there. Gradients that have a position are added to `sums`, too.
+    If `add` is nonzero, the gradient is added to the previous values. `sums` receives the sum of
+    the gradients that have a position.
     """
     sig = types.none(
         map_, map_start, gradient, gradient_start, position, position_start,

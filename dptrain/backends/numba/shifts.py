@@ -24,7 +24,7 @@ def shift(start: int, stop: int, thread: int, source: Array, moves: Array, targe
     height, width = target.shape[2], target.shape[3]
     zero, one = np.float32(0.0), np.uintp(1)
     for n in range(start, stop):
-        picture, top, left, mirrored = moves[n, 0], moves[n, 1], moves[n, 2], moves[n, 3]
+        image, top, left, mirrored = moves[n, 0], moves[n, 1], moves[n, 2], moves[n, 3]
         first = min(max(-left, 0), width)
         count = np.uintp(max(min(columns - left, width) - first, 0))
         for c in range(channels):
@@ -36,12 +36,12 @@ def shift(start: int, stop: int, thread: int, source: Array, moves: Array, targe
                         line[x] = zero
                 if not inside or count == 0:
                     continue
-                seen = source[picture, c, top + y, left + first :]
+                row = source[image, c, top + y, left + first :]
                 if mirrored != 0:
                     end = np.uintp(width - first) - one
                     for x in range(count):
-                        line[end - x] = seen[x]
+                        line[end - x] = row[x]
                 else:
                     part = line[first:]
                     for x in range(count):
-                        part[x] = seen[x]
+                        part[x] = row[x]

@@ -1,4 +1,4 @@
-"""A team of threads that run kernels in parallel, outside the interpreter.
+"""A thread pool that runs kernels in parallel, outside the interpreter.
 
 Each thread except the caller's has a state word:
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.memory import aligned_zeros
-from dptrain.backends.numba.atomics import call, exchange, give_way, load, pause, store
+from dptrain.backends.numba.atomics import call, exchange, load, pause, store, yield_core
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 
@@ -37,14 +37,14 @@ _Tokens = SimpleQueue[bool]
 
 ASLEEP, IDLE, POSTED, GONE = range(4)
 BUSY, RECORD, COUNT, FAILED = range(0, 32, 8)
-"""Offsets in bytes of the current launch's words from the start of a team's memory."""
+"""Offsets in bytes of the current launch's words from the start of a pool's memory."""
 DISMISSED = 8
 """Offset in bytes, from a thread's state word, of the word that requests its end."""
 LINE = 128
 """Distance in bytes of the slots of two threads: two cache lines, which processors fetch in
 pairs."""
 ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
-"""Offsets in bytes of the words in a launch's record: kernel entry, team memory, threads,
+"""Offsets in bytes of the words in a launch's record: kernel entry, pool memory, threads,
 arguments."""
 DONE, ERROR, SLEEPERS = range(3)
 """Return values of `_run`."""
@@ -66,16 +66,14 @@ _LOCAL_RANKS = (
 def _wait(turns):  # type: ignore[no-untyped-def]
     """Pause briefly; every 64th turn, yield the core to other threads."""
     if turns % 64 == 63:
-        give_way()
+        yield_core()
     else:
         pause()
 
 
 @inlined
 def _post(slot, patience):  # type: ignore[no-untyped-def]
-    """Post to a thread; return whether it will work, that is, whether it was idle before `patience`
-    turns.
-    """
+    """Post to a thread if it becomes idle within `patience` turns; return whether it did."""
     turns = 0
     while True:
         state = exchange(slot, IDLE, POSTED)
@@ -137,12 +135,12 @@ def _run(record: int, count: int, patience: int) -> int:
 
 @native
 def _serve(memory: int, threads: int, thread: int, spin_limit: int) -> int:
-    """Run what is posted to a thread. Return after `spin_limit` polls without work."""
+    """Run the launches that are posted to a thread. Return after `spin_limit` polls without one."""
     slot, turns = memory + thread * LINE, 0
     exchange(slot, ASLEEP, IDLE)
     while True:
-        tired = turns >= spin_limit or load(slot + DISMISSED)
-        if tired and exchange(slot, IDLE, ASLEEP) == IDLE:
+        idle_too_long = turns >= spin_limit or load(slot + DISMISSED)
+        if idle_too_long and exchange(slot, IDLE, ASLEEP) == IDLE:
             return DONE
         if load(slot) == POSTED:
             _work(memory, thread, threads)
@@ -153,11 +151,11 @@ def _serve(memory: int, threads: int, thread: int, spin_limit: int) -> int:
             turns += 1
 
 
-class Team:
-    """Threads that live as long as the team.
+class ThreadPool:
+    """A pool of threads that live as long as the object.
 
-    The same thread always computes item i of a kernel, so the same number of threads gives the same
-    bits. After `close`, and in a forked process, the caller does all of the work.
+    The same thread always computes item i of a kernel, so results are bitwise equal for the same
+    number of threads. After `close`, and in a forked process, the caller does all of the work.
 
     Args:
         threads: number of threads that compute, including the caller's.
@@ -179,7 +177,7 @@ class Team:
         ]
         for thread in self._threads:
             thread.start()
-        # The threads have no reference to the team, so that the team can be garbage-collected.
+        # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
             self, _dismiss, self._memory, self._tokens, self._threads
         )
@@ -202,11 +200,11 @@ class Team:
         record = Record((*head, *args, *varying))
         run, first = interpreted(_run, 3), len(head) + len(args)
         # `zip` in the launch took 3 µs in a step, because its code is not cached between stages.
-        places = [(*place, i) for i, place in enumerate(record.places[first:])]
+        slots = [(*slot, i) for i, slot in enumerate(record.slots[first:])]
 
         def launch(count: int, *rest: Any) -> None:
-            for words, place, i in places:
-                words[place] = rest[i]
+            for words, index, i in slots:
+                words[index] = rest[i]
             # The record outlives the launch that reads it.
             status = run(record.address, count, 0)
             if status == SLEEPERS:
@@ -224,7 +222,7 @@ class Team:
 
 
 def default_spin_limit(threads: int) -> int:
-    """Return the polls after which idle threads of a team sleep.
+    """Return the polls after which idle threads of a pool sleep.
 
     Waking a thread needs the interpreter's lock, one thread after another, so threads that have
     their own cores should not sleep within a training step. If threads share cores, those that
@@ -236,7 +234,7 @@ def default_spin_limit(threads: int) -> int:
 def _cores_of_this_rank() -> int:
     """Return the number of cores of this process divided by the number of ranks that share them.
 
-    A launcher that binds ranks to cores gives each rank its own; otherwise all ranks of a node
+    If the launcher binds ranks to cores, each rank has its own cores; otherwise all ranks of a node
     share all cores.
     """
     machine = os.cpu_count() or 1
@@ -247,7 +245,7 @@ def _cores_of_this_rank() -> int:
 
 
 def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens, spin_limit: int) -> None:
-    """Work, sleep until a token arrives, and end when the token is False."""
+    """Run launches, sleep until a token arrives, and end if the token is False."""
     serve, address = interpreted(_serve, 4), address_of(memory)
     awake = True
     while awake:
@@ -263,7 +261,7 @@ def _dismiss(
     for queue in tokens:
         queue.put(False)
     for thread in threads:
-        # Any thread may drop the last reference to a team, including one of the team's own.
+        # Any thread may drop the last reference to a pool, including one of the pool's own.
         if thread is not threading.current_thread():
             thread.join()
 

@@ -129,28 +129,28 @@ class Writer:
     def load(self, pointer: ir.Value, kind: ir.Type = F32, masked: bool = False) -> ir.Value:
         """Load the vector of `kind` elements at `pointer`."""
         b, vector = self.builder, ir.VectorType(kind, self.width)
-        place = b.bitcast(pointer, vector.as_pointer())
+        address = b.bitcast(pointer, vector.as_pointer())
         if not masked:
-            return b.load(place, align=1 if kind == I8 else 4)
+            return b.load(address, align=1 if kind == I8 else 4)
         assert self.mask is not None
-        return self.call("llvm.masked.load", vector, place, I32(4), self.mask, self.zero)
+        return self.call("llvm.masked.load", vector, address, I32(4), self.mask, self.zero)
 
     def store(self, value: ir.Value, pointer: ir.Value, masked: bool = False) -> None:
         """Store a vector at `pointer`."""
         b = self.builder
-        place = b.bitcast(pointer, value.type.as_pointer())
+        address = b.bitcast(pointer, value.type.as_pointer())
         if not masked:
-            b.store(value, place, align=1 if value.type.element == I8 else 4)
+            b.store(value, address, align=1 if value.type.element == I8 else 4)
             return
         assert self.mask is not None
-        self.call("llvm.masked.store", ir.VoidType(), value, place, I32(4), self.mask)
+        self.call("llvm.masked.store", ir.VoidType(), value, address, I32(4), self.mask)
 
     def prefetch(self, pointer: ir.Value, cache: int, written: bool = False) -> None:
         """Prefetch the cache line at `pointer`, which may be invalid, into the L1 or L2 cache."""
         kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
         function = cgutils.get_or_insert_function(self.module, kind, "llvm.prefetch.p0i8")
-        place = self.builder.bitcast(pointer, I8P)
-        self.builder.call(function, [place, I32(int(written)), I32(4 - cache), I32(1)])
+        address = self.builder.bitcast(pointer, I8P)
+        self.builder.call(function, [address, I32(int(written)), I32(4 - cache), I32(1)])
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         """Call an LLVM intrinsic by the first part of its name.
@@ -220,9 +220,9 @@ class _Transpose(Writer):
             high = [j + half if not j & half else size + j for j in range(size)]
             for i in (i for i in range(size) if not i & half):
                 pair = rows[i], rows[i + half]
-                for place, lanes in ((i, low), (i + half, high)):
+                for row, lanes in ((i, low), (i + half, high)):
                     mask = ir.Constant(ir.VectorType(I32, size), lanes)
-                    rows[place] = b.shuffle_vector(*pair, mask)
+                    rows[row] = b.shuffle_vector(*pair, mask)
             half //= 2
         for i, row in enumerate(rows):
             self.store(row, self.at(args["target"], b.mul(I64(i), args["target_row"])))
@@ -244,7 +244,7 @@ class _Interleave(Writer):
     """Interleave three consecutive arrays of `count` elements: RGB planes become RGB pixels."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {"source": F32P, "target": F32P, "count": I64}
-    COLOURS: ClassVar[int] = 3
+    CHANNELS: ClassVar[int] = 3
 
     def __init__(self, module: ir.Module, width: int) -> None:
         super().__init__(module, f"dptrain_interleave_x{width}", self.ARGUMENTS, width)
@@ -268,27 +268,27 @@ class _Interleave(Writer):
     def _pixels(self, i: ir.Value, size: int) -> None:
         """Write pixels i to i + size; size is 1 or the vector width."""
         b, (source, target, count) = self.builder, self.args.values()
-        sources = [self.at(source, b.add(b.mul(I64(c), count), i)) for c in range(self.COLOURS)]
-        place = self.at(target, b.mul(i, I64(self.COLOURS)))
+        sources = [self.at(source, b.add(b.mul(I64(c), count), i)) for c in range(self.CHANNELS)]
+        first = self.at(target, b.mul(i, I64(self.CHANNELS)))
         if size == 1:
-            for c, colour in enumerate(sources):
-                b.store(b.load(colour), self.at(place, I64(c)))
+            for c, plane in enumerate(sources):
+                b.store(b.load(plane), self.at(first, I64(c)))
             return
-        colours = [self.load(colour) for colour in sources]
-        for j in range(self.COLOURS):
+        planes = [self.load(plane) for plane in sources]
+        for j in range(self.CHANNELS):
             pixels, channels = zip(
-                *(divmod(j * size + lane, self.COLOURS) for lane in range(size)), strict=True
+                *(divmod(j * size + lane, self.CHANNELS) for lane in range(size)), strict=True
             )
-            result = colours[0]
-            for c in range(1, self.COLOURS):
+            result = planes[0]
+            for c in range(1, self.CHANNELS):
                 # Elements of channel c come from its vector; the others keep their position.
                 lanes = [
                     size + pixel if channel == c else (lane if c > 1 else pixel)
                     for lane, (pixel, channel) in enumerate(zip(pixels, channels, strict=True))
                 ]
                 order = ir.Constant(ir.VectorType(I32, size), lanes)
-                result = b.shuffle_vector(result, colours[c], order)
-            self.store(result, self.at(place, I64(j * size)))
+                result = b.shuffle_vector(result, planes[c], order)
+            self.store(result, self.at(first, I64(j * size)))
 
 
 @intrinsic
@@ -310,8 +310,8 @@ def copy(typingctx, source, start, target, target_start, count):  # type: ignore
     sig = types.none(source, start, target, target_start, count)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        origin, place, count = flatten_arguments(context, builder, sig.args, args)
-        cgutils.memcpy(builder, place, origin, count)
+        source, target, count = flatten_arguments(context, builder, sig.args, args)
+        cgutils.memcpy(builder, target, source, count)
         return context.get_dummy_value()
 
     return sig, codegen
@@ -329,7 +329,7 @@ def vector_width(typingctx):  # type: ignore[no-untyped-def]
 
 @inlined
 def transpose(source, start, source_row, target, target_start, target_row, rows, columns):  # type: ignore[no-untyped-def]
-    """target[j, i] = source[i, j] for matrices that lie in flat arrays.
+    """target[j, i] = source[i, j] for matrices in flat arrays.
 
     Args:
         source, target: contiguous.

@@ -79,11 +79,11 @@ class Convolution(Operation):
         a = self.arrays
         y = (a["y"], a["argmax"]) if "argmax" in a else (a["y"],)
         operands = self._operands(Phase.FORWARD, a["x"], a["weight"], a["bias"], *y)
-        return each(self.team.bind(*operands), 1)
+        return each(self.thread_pool.bind(*operands), 1)
 
     def _backward(self) -> Kernel:
         dy, y = self.flat("dy"), self.flat("y")
-        return each(self.team.bind(elementwise.relu_mask, dy, y, 1.0), self.size)
+        return each(self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0), self.size)
 
     def _gradient(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays from which backward computes dz."""
@@ -93,8 +93,8 @@ class Convolution(Operation):
     def _backward_weight(self) -> Kernel:
         a, partial = self.arrays, self.arrays["partial"]
         operands = self._operands(Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), partial)
-        accumulate = self.team.bind(*operands)
-        reduce = self.team.bind(
+        accumulate = self.thread_pool.bind(*operands)
+        reduce = self.thread_pool.bind(
             direct_convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
         )
 
@@ -107,7 +107,7 @@ class Convolution(Operation):
     def _backward_input(self) -> Kernel:
         a = self.arrays
         operands = self._operands(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
-        return each(self.team.bind(*operands), 1)
+        return each(self.thread_pool.bind(*operands), 1)
 
 
 def _select(group: Group, precision: str) -> Mapping[Phase, Algorithm]:
@@ -178,12 +178,14 @@ class FullyConnected(Operation):
 
     def _kernel_and_scratch(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
         """Return the kernel of a phase and its scratch."""
-        kernel, _ = _select_kernels(self.group, len(self.arrays["x"]), self.team.threads)[phase]
+        kernel, _ = _select_kernels(self.group, len(self.arrays["x"]), self.thread_pool.threads)[
+            phase
+        ]
         return kernel, self.arrays[_SCRATCH[phase]]
 
     def _forward(self) -> Kernel:
         kernel, scratch = self._kernel_and_scratch(Phase.FORWARD)
-        dense = self.team.bind(
+        dense = self.thread_pool.bind(
             kernel,
             self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
             ReLU in self.group.kinds, scratch,
@@ -192,7 +194,7 @@ class FullyConnected(Operation):
             return each(dense, 1)
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
-        mask = DropoutMask(layer, index, self.arrays["mask"], self.team, self.seed)
+        mask = DropoutMask(layer, index, self.arrays["mask"], self.thread_pool, self.seed)
         drop = mask.forward(self.rows("y"), self.rows("y"))
 
         def run(context: Context) -> None:
@@ -206,12 +208,12 @@ class FullyConnected(Operation):
         tail = self.group.tail.layer
         factor = 1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0
         dy, y = self.flat("dy"), self.flat("y")
-        return each(self.team.bind(elementwise.relu_mask, dy, y, factor), self.size)
+        return each(self.thread_pool.bind(elementwise.relu_mask, dy, y, factor), self.size)
 
     def _backward_weight(self) -> Kernel:
         dw, db = self._weight("dweight"), self.arrays["dbias"]
         kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_WEIGHT)
-        launch = self.team.bind(
+        launch = self.thread_pool.bind(
             kernel, self.rows("x"), self.rows("dy"), dw, db, scratch, varying=(0,)
         )
 
@@ -223,7 +225,7 @@ class FullyConnected(Operation):
     def _backward_input(self) -> Kernel:
         kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_INPUT)
         weight = self._weight("weight")
-        launch = self.team.bind(kernel, self.rows("dy"), weight, self.rows("dx"), scratch)
+        launch = self.thread_pool.bind(kernel, self.rows("dy"), weight, self.rows("dx"), scratch)
         return each(launch, 1)
 
 

@@ -183,8 +183,8 @@ def _pad(geo, x, start, scratch):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _inputs(geo, scratch, first, few, place):  # type: ignore[no-untyped-def]
-    """Transform input tiles of the padded sample into V, from tile `place` on."""
+def _inputs(geo, scratch, first, num_tiles, tile):  # type: ignore[no-untyped-def]
+    """Transform input tiles of the padded sample into V, from tile `tile` on."""
     c = geo.c
     transform_inputs(
         scratch,
@@ -194,9 +194,9 @@ def _inputs(geo, scratch, first, few, place):  # type: ignore[no-untyped-def]
         geo.tile_side,
         geo.tiles_across,
         first,
-        few,
+        num_tiles,
         scratch,
-        geo.v_offset + place * c,
+        geo.v_offset + tile * c,
         geo.v_stride,
     )
 
@@ -219,26 +219,26 @@ def _products(geo, scratch, count):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _outputs(geo, scratch, first, few, place, y, start, bias, biased, floor):  # type: ignore[no-untyped-def]
-    """Transform products from tile `place` on into one sample's output."""
+def _outputs(geo, scratch, first, num_tiles, tile, y, start, bias, biased, lower_bound):  # type: ignore[no-untyped-def]
+    """Transform products from tile `tile` on into one sample's output."""
     k = geo.k
     transform_outputs(
         scratch,
-        geo.m_offset + place * k,
+        geo.m_offset + tile * k,
         geo.m_stride,
         k,
         geo.taps,
         geo.tile_side,
         geo.tiles_across,
         first,
-        few,
+        num_tiles,
         y,
         start,
         geo.h_out,
         geo.w_out,
         bias,
         biased,
-        floor,
+        lower_bound,
     )
 
 
@@ -251,7 +251,7 @@ def _clear(scratch, start, stop):  # type: ignore[no-untyped-def]
 @kernel
 def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
     """Compute `direct_convolution.conv2d_forward`."""
-    mine, floor = scratch[thread], np.float32(0) if relu else NOTHING
+    mine, lower_bound = scratch[thread], np.float32(0) if relu else NOTHING
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
     transform_weights(w, 0, geo.taps, geo.c, geo.k, mine, 0)
@@ -259,14 +259,25 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     _pad(geo, x, (n + g) * x_size, mine)
-                _inputs(geo, mine, first, few, g * few)
-            _products(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+            _products(geo, mine, count * num_tiles)
             for g in range(count):
-                _outputs(geo, mine, first, few, g * few, y, (n + g) * y_size, b, True, floor)
+                _outputs(
+                    geo,
+                    mine,
+                    first,
+                    num_tiles,
+                    g * num_tiles,
+                    y,
+                    (n + g) * y_size,
+                    b,
+                    True,
+                    lower_bound,
+                )
 
 
 @kernel
@@ -281,15 +292,17 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     _pad(geo, x, (n + g) * x_size, mine)
-                _inputs(geo, mine, first, few, g * few)
-            _products(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+            _products(geo, mine, count * num_tiles)
             for g in range(count):
-                _outputs(geo, mine, first, few, g * few, mine, band, b, True, np.float32(0))
-                if first + few < tiles:
+                _outputs(
+                    geo, mine, first, num_tiles, g * num_tiles, mine, band, b, True, np.float32(0)
+                )
+                if first + num_tiles < tiles:
                     continue
                 for i in range(h_pool):
                     above = i * pool.stride_v - pool.pad_top
@@ -330,15 +343,24 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     _pad(geo, dy, (n + g) * dy_size, mine)
-                _inputs(geo, mine, first, few, g * few)
-            _products(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+            _products(geo, mine, count * num_tiles)
             for g in range(count):
                 _outputs(
-                    geo, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
+                    geo,
+                    mine,
+                    first,
+                    num_tiles,
+                    g * num_tiles,
+                    dx,
+                    (n + g) * dx_size,
+                    mine,
+                    False,
+                    NOTHING,
                 )
 
 
@@ -356,7 +378,7 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     unpool(
@@ -373,17 +395,26 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
                         geo.pad_left,
                         sums,
                     )
-                _inputs(geo, mine, first, few, g * few)
-            _products(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+            _products(geo, mine, count * num_tiles)
             for g in range(count):
                 _outputs(
-                    geo, mine, first, few, g * few, dx, (n + g) * dx_size, mine, False, NOTHING
+                    geo,
+                    mine,
+                    first,
+                    num_tiles,
+                    g * num_tiles,
+                    dx,
+                    (n + g) * dx_size,
+                    mine,
+                    False,
+                    NOTHING,
                 )
 
 
 @inlined
-def _gradients(geo, dz, start, scratch, first, few, place):  # type: ignore[no-untyped-def]
-    """Transform tiles of one sample's dz, from tile `place` on."""
+def _gradients(geo, dz, start, scratch, first, num_tiles, tile):  # type: ignore[no-untyped-def]
+    """Transform tiles of one sample's dz, from tile `tile` on."""
     k = geo.k
     transform_gradients(
         dz,
@@ -395,9 +426,9 @@ def _gradients(geo, dz, start, scratch, first, few, place):  # type: ignore[no-u
         geo.tile_side,
         geo.tiles_across,
         first,
-        few,
+        num_tiles,
         scratch,
-        geo.m_offset + place * k,
+        geo.m_offset + tile * k,
         geo.m_stride,
     )
 
@@ -435,13 +466,13 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
-                _inputs(geo, mine, first, few, g * few)
-                _gradients(geo, dy, (n + g) * pixels * k, mine, first, few, g * few)
-            _add(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+                _gradients(geo, dy, (n + g) * pixels * k, mine, first, num_tiles, g * num_tiles)
+            _add(geo, mine, count * num_tiles)
         # db is the product of ones with dy.
         multiply(
             (mine, one),
@@ -473,7 +504,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
     for n in range(start, stop, samples):
         count = min(samples, stop - n)
         for first in range(0, tiles, together):
-            few = min(together, tiles - first)
+            num_tiles = min(together, tiles - first)
             for g in range(count):
                 if first == 0:
                     _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
@@ -491,7 +522,7 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
                         0,
                         db,
                     )
-                _inputs(geo, mine, first, few, g * few)
-                _gradients(geo, dz, 0, mine, first, few, g * few)
-            _add(geo, mine, count * few)
+                _inputs(geo, mine, first, num_tiles, g * num_tiles)
+                _gradients(geo, dz, 0, mine, first, num_tiles, g * num_tiles)
+            _add(geo, mine, count * num_tiles)
     finish_weight_gradient(mine, 0, geo.taps, c, k, sums)

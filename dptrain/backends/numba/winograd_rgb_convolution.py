@@ -14,13 +14,13 @@ from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.vector import compiled_registers, vector_width
 from dptrain.backends.numba.winograd_rgb_transforms import (
     CHANNELS,
-    HALF,
+    INTERMEDIATES,
     LANES,
-    add_halves,
-    halve_products,
-    pool_halves,
-    spread_halves,
-    transform_colours,
+    add_weight_gradients,
+    transform_product_columns,
+    transform_rgb_inputs,
+    transform_rows_and_pool,
+    unpool_and_transform_rows,
 )
 from dptrain.backends.numba.winograd_transforms import (
     MATRICES,
@@ -31,11 +31,11 @@ from dptrain.backends.numba.winograd_transforms import (
 )
 
 WINDOWS = SIDE // 2
-"""Windows of a tile, down and across."""
+"""Pooling windows of a tile in each dimension."""
 
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
-    """Whether it can be computed so, if it is pooled by whole windows of 2 × 2 side by side."""
+    """Return whether this module supports the convolution, pooled by adjacent 2 × 2 windows."""
     return (
         window == (3, 3)
         and strides == (1, 1)
@@ -61,11 +61,11 @@ class WinogradRgbGeometry(NamedTuple):
         padded_width: columns of padded x.
         tiles_down: rows of tiles.
         tiles_across: tiles in a row.
-        pitch: distance of rows.
+        pitch: row stride of Bᵀ x.
         u_offset: start of U (transformed weights, or sums of their gradient) in scratch.
         v_offset: start of V (transformed inputs) in scratch.
         mixed_offset: start of Bᵀ x in scratch.
-        half_offset: start of the half-transformed products in scratch.
+        intermediate_offset: start of the intermediates in scratch.
         padded_offset: start of padded x in scratch.
         scratch_size: float32 elements of scratch that a thread needs.
     """
@@ -86,7 +86,7 @@ class WinogradRgbGeometry(NamedTuple):
     u_offset: int
     v_offset: int
     mixed_offset: int
-    half_offset: int
+    intermediate_offset: int
     padded_offset: int
     scratch_size: int
 
@@ -100,12 +100,12 @@ def make_geometry(
     group = width // LANES
     down, across = (-(-(n // 2) // WINDOWS) for n in (h_out, w_out))
     rows, columns = SIDE * down + 2, SIDE * (-(-across // group) * group) + 2
-    # The last tile reads one number more than it has; a vector's rest may cross the row's end.
+    # The last tile reads one element beyond its end, and the last vector may cross the row's end.
     pitch = -(-(columns * c + 1) // width) * width
     v = MATRICES * c * k
     mixed = v + MATRICES * LANES * (-(-across // group) * group)
-    halves = mixed + (SIDE + 2) * pitch
-    padded = halves + across * HALF * width
+    intermediates = mixed + (SIDE + 2) * pitch
+    padded = intermediates + across * INTERMEDIATES * width
     size = padded + rows * columns * c + pitch
     return WinogradRgbGeometry(
         *maps,
@@ -119,7 +119,7 @@ def make_geometry(
         0,
         v,
         mixed,
-        halves,
+        intermediates,
         padded,
         -(-size // 16) * 16,
     )
@@ -129,7 +129,7 @@ def make_geometry(
 def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
     """Transform row i of the padded sample's tiles."""
     row = geo.padded_width * geo.c
-    transform_colours(
+    transform_rgb_inputs(
         scratch,
         geo.padded_offset + i * SIDE * row,
         row,
@@ -146,7 +146,7 @@ def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
 def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
     """Compute `direct_convolution_pool.conv2d_relu_pool_forward`.
 
-    Which maximum is the first among equals is decided before the bias is added.
+    The first of equal maxima is determined before the bias is added.
     """
     mine, x_flat, size = scratch[thread], x.reshape(-1), geo.height * geo.width * geo.c
     _, h_pool, w_pool, k = y.shape
@@ -167,25 +167,25 @@ def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool,
         )
         for i in range(geo.tiles_down):
             _inputs(geo, i, mine)
-            place = (n * h_pool + i * WINDOWS) * w_pool * k
+            row_start = (n * h_pool + i * WINDOWS) * w_pool * k
             for q in range(0, k, vector_width()):
-                halve_products(
+                transform_product_columns(
                     mine,
                     geo.u_offset + q,
                     k,
                     mine,
                     geo.v_offset,
                     mine,
-                    geo.half_offset,
+                    geo.intermediate_offset,
                     geo.tiles_across,
                 )
-                pool_halves(
+                transform_rows_and_pool(
                     mine,
-                    geo.half_offset,
+                    geo.intermediate_offset,
                     y_flat,
-                    place + q,
+                    row_start + q,
                     argmax_flat,
-                    place + q,
+                    row_start + q,
                     b,
                     q,
                     k,
@@ -220,15 +220,15 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
         )
         for i in range(geo.tiles_down):
             _inputs(geo, i, mine)
-            place = (n * h_pool + i * WINDOWS) * w_pool * k
+            row_start = (n * h_pool + i * WINDOWS) * w_pool * k
             for q in range(0, k, vector_width()):
-                spread_halves(
+                unpool_and_transform_rows(
                     mine,
-                    geo.half_offset,
+                    geo.intermediate_offset,
                     dy_flat,
-                    place + q,
+                    row_start + q,
                     argmax_flat,
-                    place + q,
+                    row_start + q,
                     sums,
                     9 * geo.c * k + q,
                     k,
@@ -236,14 +236,14 @@ def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
                     min(WINDOWS, h_pool - i * WINDOWS),
                     w_pool,
                 )
-                add_halves(
+                add_weight_gradients(
                     mine,
                     geo.u_offset + q,
                     k,
                     mine,
                     geo.v_offset,
                     mine,
-                    geo.half_offset,
+                    geo.intermediate_offset,
                     geo.tiles_across,
                 )
     finish_weight_gradient(mine, geo.u_offset, 3, geo.c, k, sums)

@@ -1,19 +1,19 @@
-"""F(4×4, 3×3) of colour images: three input channels, pooled by 2×2 windows in registers.
+"""Transforms of Winograd F(4×4, 3×3) for RGB images, fused with 2 × 2 max pooling.
 
-As in `winograd`, which says what A, B and G are, four rows and columns of outputs come from 36
-products instead of 144. But three channels neither fill a vector nor make 36 matrix products worth
-their loads and stores. So inputs are transformed with a few neighbouring tiles in one vector, a
-pixel's three channels and one number that nobody reads in every four elements of it; and a product
-goes from registers into half of the next transform:
+`winograd_transforms` defines the matrices A, B and G and computes 4 × 4 outputs with 36 products
+instead of 144. Three input channels do not fill a vector, and 36 matrix products with three steps
+are dominated by loads and stores. Therefore a vector of inputs holds adjacent tiles, with four
+elements for each: the three channels of a pixel and an unused element. Products stay in registers
+until the first of the next two one-dimensional transforms has been applied:
 
-    forward         (G w Gᵀ) ⊙ (Bᵀ x B)  →  Aᵀ ·  →  stored  →  · A, pooled, stored
-    by the weights  dy, unpooled  →  · Aᵀ  →  stored  →  A ·  →  ⊙ (Bᵀ x B), added up
+    forward          (G w Gᵀ) ⊙ (Bᵀ x B)  →  Aᵀ ·  →  stored  →  · A, pooled, stored
+    weight gradient  dy, unpooled  →  · Aᵀ  →  stored  →  A ·  →  ⊙ (Bᵀ x B), summed
 
-What is stored between is a *half*: 4 × 6 vectors of a tile, for one vector of filters. Memory:
+The stored *intermediates* are 4 × 6 vectors of a tile, for one vector of filters. Memory layouts:
 
-- inputs (group of tiles, column of the 6 × 6, row, tile of the group, 4);
-- halves (tile, column, row of the 4, filter of the vector);
-- weights and sums (row, column, channel, K).
+- inputs: (group of tiles, column of the 6 × 6, row, tile of the group, 4);
+- intermediates: (tile, column, row of the 4, filter of the vector);
+- weights and sums: (row, column, channel, K).
 
 Every function processes one row of tiles of one sample.
 """
@@ -49,29 +49,29 @@ from dptrain.backends.numba.winograd_transforms import (
 
 CHANNELS = 3
 LANES = 4
-"""Elements of a vector that a tile takes."""
+"""Elements of an input vector for each tile."""
 WINDOW = 2
-"""Height and width of the windows."""
-HALF = SIDE * (SIDE + 2)
-"""Vectors of a half."""
+"""Height and width of a pooling window."""
+INTERMEDIATES = SIDE * (SIDE + 2)
+"""Vectors of the intermediates of a tile."""
 
 Vectors = Sequence[ir.Value]
 
 
-class _Colour(Writer):
-    """What the writers here have in common: each has its name, and a list of arguments."""
+class _RgbTransform(Writer):
+    """Base class of the functions of this module."""
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]]
 
     def __init__(self, module: ir.Module, width: int) -> None:
-        name = f"dptrain_colour_{type(self).__name__.strip('_').lower()}_x{width}"
+        name = f"dptrain_rgb_{type(self).__name__.strip('_').lower()}_x{width}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
 
-class _Inputs(_Colour):
-    """Bᵀ x B of a row of tiles.
+class _Inputs(_RgbTransform):
+    """Computes Bᵀ x B of a row of tiles.
 
-    `mixed` takes Bᵀ x, six rows `pitch` apart, of which pitch elements are computed.
+    `mixed` receives Bᵀ x: six rows of `pitch` elements.
     """
 
     ARGUMENTS = {  # noqa: RUF012
@@ -95,12 +95,12 @@ class _Inputs(_Colour):
             return []
 
         def across(i: ir.Value, _: Vectors) -> Vectors:
-            row, place = self.at(args["mixed"], b.mul(i, args["pitch"])), b.mul(i, I64(self.width))
+            row, v_row = self.at(args["mixed"], b.mul(i, args["pitch"])), b.mul(i, I64(self.width))
 
             def some(t: ir.Value, _: Vectors) -> Vectors:
                 start = self.at(row, b.mul(t, I64(SIDE * CHANNELS)))
                 line = input_transform(self, [self._pixels(start, j) for j in range(size)])
-                v = self.at(args["v"], b.add(place, b.mul(t, I64(MATRICES * LANES))))
+                v = self.at(args["v"], b.add(v_row, b.mul(t, I64(MATRICES * LANES))))
                 for j, value in enumerate(line):
                     self.store(value, self.at(v, I64(j * size * self.width)))
                 return []
@@ -112,12 +112,12 @@ class _Inputs(_Colour):
         self.loop(I64(0), I64(size), [], across)
 
     def _pixels(self, start: ir.Value, column: int) -> ir.Value:
-        """Pixel number `column` of a few tiles."""
+        """Load pixel number `column` of the tiles of a vector."""
         b, quad = self.builder, ir.VectorType(F32, LANES)
         parts = []
         for tile in range(self.width // LANES):
-            place = self.at(start, I64((tile * SIDE + column) * CHANNELS))
-            parts.append(b.load(b.bitcast(place, quad.as_pointer()), align=4))
+            pixel = self.at(start, I64((tile * SIDE + column) * CHANNELS))
+            parts.append(b.load(b.bitcast(pixel, quad.as_pointer()), align=4))
         while len(parts) > 1:
             lanes = range(2 * parts[0].type.count)
             order = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
@@ -127,17 +127,17 @@ class _Inputs(_Colour):
         return parts[0]
 
 
-class _Columns(_Colour):
-    """Walks over columns of the 6 × 6 and, inside, over the tiles of a row."""
+class _Columns(_RgbTransform):
+    """Loops over the columns of the 6 × 6 products and, inside, over the tiles of a row."""
 
     ARGUMENTS = {  # noqa: RUF012
         "u": F32P,
         "filters": I64,
         "v": F32P,
-        "halves": F32P,
+        "intermediates": F32P,
         "tiles": I64,
     }
-    """Weights or sums, K, and so on."""
+    """`u` is the weights or the sums of their gradient, `filters` is K."""
 
     def write(self) -> None:
         b, args, size = self.builder, self.args, SIDE + 2
@@ -145,20 +145,20 @@ class _Columns(_Colour):
 
         def column(j: ir.Value, _: Vectors) -> Vectors:
             start = self.at(args["u"], b.mul(j, b.mul(I64(CHANNELS), args["filters"])))
-            self.places = [
+            self.addresses = [
                 self.at(start, b.mul(I64(i * size * CHANNELS + c), args["filters"]))
                 for i in range(size)
                 for c in range(CHANNELS)
             ]
             v = self.at(args["v"], b.mul(j, I64(size * self.width)))
-            halves = self.at(args["halves"], b.mul(j, I64(SIDE * self.width)))
+            intermediates = self.at(args["intermediates"], b.mul(j, I64(SIDE * self.width)))
 
             def tile(t: ir.Value, state: Vectors) -> Vectors:
                 first = b.mul(b.udiv(t, I64(group)), I64(MATRICES * self.width))
                 lane = b.mul(b.urem(t, I64(group)), I64(LANES))
                 inputs = self.at(v, b.add(first, lane))
-                half = self.at(halves, b.mul(t, I64(HALF * self.width)))
-                return self.tile(inputs, half, state)
+                start = self.at(intermediates, b.mul(t, I64(INTERMEDIATES * self.width)))
+                return self.tile(inputs, start, state)
 
             self.finish(self.loop(I64(0), args["tiles"], self.begin(), tile))
             return []
@@ -166,34 +166,34 @@ class _Columns(_Colour):
         self.loop(I64(0), I64(size), [], column)
 
     def element(self, inputs: ir.Value, i: int, c: int) -> ir.Value:
-        """Element of row i and channel c of a tile's inputs, in all lanes."""
-        place = self.at(inputs, I64(i * self.width + c))
-        return self.splat(self.builder.load(place, align=4))
+        """Broadcast the element of row i and channel c of a tile's inputs."""
+        address = self.at(inputs, I64(i * self.width + c))
+        return self.splat(self.builder.load(address, align=4))
 
-    def half(self, half: ir.Value, i: int) -> ir.Value:
-        """Where row i of a tile's half lies."""
-        return self.at(half, I64(i * self.width))
+    def intermediate(self, start: ir.Value, i: int) -> ir.Value:
+        """Return the address of row i of a column of a tile's intermediates."""
+        return self.at(start, I64(i * self.width))
 
     def begin(self) -> Vectors:
-        """What goes from tile to tile."""
+        """Return the initial state of the loop over tiles."""
         raise NotImplementedError
 
-    def tile(self, inputs: ir.Value, half: ir.Value, state: Vectors) -> Vectors:
-        """Write the work of one tile and column."""
+    def tile(self, inputs: ir.Value, start: ir.Value, state: Vectors) -> Vectors:
+        """Process one column of one tile and return the new state."""
         raise NotImplementedError
 
     def finish(self, state: Vectors) -> None:
-        """Keep what the last tile left."""
+        """Store the final state."""
 
 
-class _Products(_Columns):
-    """Halves = Aᵀ (U ⊙ V): a column's weights stay in registers."""
+class _ProductColumns(_Columns):
+    """Intermediates = Aᵀ (U ⊙ V); the weights of a column stay in registers."""
 
     def begin(self) -> Vectors:
-        self.weights = [self.load(place) for place in self.places]
+        self.weights = [self.load(address) for address in self.addresses]
         return []
 
-    def tile(self, inputs: ir.Value, half: ir.Value, state: Vectors) -> Vectors:
+    def tile(self, inputs: ir.Value, start: ir.Value, state: Vectors) -> Vectors:
         products = []
         for i in range(SIDE + 2):
             w = self.weights[i * CHANNELS : (i + 1) * CHANNELS]
@@ -202,18 +202,20 @@ class _Products(_Columns):
                 total = self.multiply_add(self.element(inputs, i, c), w[c], total)
             products.append(total)
         for i, value in enumerate(output_transform(self, products)):
-            self.store(value, self.half(half, i))
+            self.store(value, self.intermediate(start, i))
         return []
 
 
-class _Sums(_Columns):
-    """Sums += V ⊙ A halves: a column's sums stay in registers."""
+class _GradientSums(_Columns):
+    """Sums += V ⊙ (A · intermediates); the sums of a column stay in registers."""
 
     def begin(self) -> Vectors:
-        return [self.load(place) for place in self.places]
+        return [self.load(address) for address in self.addresses]
 
-    def tile(self, inputs: ir.Value, half: ir.Value, state: Vectors) -> Vectors:
-        gradients = gradient_transform(self, [self.load(self.half(half, i)) for i in range(SIDE)])
+    def tile(self, inputs: ir.Value, start: ir.Value, state: Vectors) -> Vectors:
+        gradients = gradient_transform(
+            self, [self.load(self.intermediate(start, i)) for i in range(SIDE)]
+        )
         return [
             self.multiply_add(self.element(inputs, i, c), gradient, state[i * CHANNELS + c])
             for i, gradient in enumerate(gradients)
@@ -221,19 +223,19 @@ class _Sums(_Columns):
         ]
 
     def finish(self, state: Vectors) -> None:
-        for value, place in zip(state, self.places, strict=True):
-            self.store(value, place)
+        for value, address in zip(state, self.addresses, strict=True):
+            self.store(value, address)
 
 
-class _Pooled(_Colour):
-    """Walks over the 2 × 2 windows of a row of tiles, between halves and pooled maps.
+class _PooledRows(_RgbTransform):
+    """Loops over the 2 × 2 windows of a row of tiles, between intermediates and pooled maps.
 
-    Of a row's windows only ``windows`` exist, and only ``rows`` rows of them; `line` is the
-    distance of these rows, and K that of windows.
+    Only ``windows`` windows of a row and ``rows`` rows of windows exist. `line` is the stride of
+    the rows, and K is the stride of the windows.
     """
 
     ARGUMENTS = {  # noqa: RUF012
-        "halves": F32P,
+        "intermediates": F32P,
         "values": F32P,
         "positions": I8P,
         "extra": F32P,
@@ -244,7 +246,7 @@ class _Pooled(_Colour):
     }
     """`values` are the pooled maps or their gradient, `extra` is the bias or its gradient."""
     every: ClassVar[bool] = False
-    """True if rows of windows that do not exist are processed, too."""
+    """True if rows of windows that do not exist are also processed."""
 
     def write(self) -> None:
         b, args, per_tile = self.builder, self.args, SIDE // WINDOW
@@ -256,12 +258,12 @@ class _Pooled(_Colour):
 
             def tile(t: ir.Value, state: Vectors) -> Vectors:
                 first = b.mul(t, I64(per_tile))
-                place = b.add(line, b.mul(first, args["filters"]))
-                half = b.add(b.mul(t, I64(HALF)), b.mul(p, I64(WINDOW)))
+                offset = b.add(line, b.mul(first, args["filters"]))
+                start = b.add(b.mul(t, I64(INTERMEDIATES)), b.mul(p, I64(WINDOW)))
                 left = b.sub(args["windows"], first)
-                half = self.at(args["halves"], b.mul(half, I64(self.width)))
+                start = self.at(args["intermediates"], b.mul(start, I64(self.width)))
                 second = b.and_(exists, b.icmp_signed(">", left, I64(1)))
-                return self.tile(half, place, (exists, second), state)
+                return self.tile(start, offset, (exists, second), state)
 
             return self.loop(I64(0), tiles, state, tile)
 
@@ -269,43 +271,43 @@ class _Pooled(_Colour):
         self.finish(self.loop(I64(0), rows, self.begin(), row))
 
     def begin(self) -> Vectors:
-        """What goes from tile to tile."""
+        """Return the initial state of the loop over tiles."""
         raise NotImplementedError
 
     def tile(
-        self, half: ir.Value, place: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
+        self, start: ir.Value, offset: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
     ) -> Vectors:
-        """Write the work of two windows side by side, the first of them at `place`."""
+        """Process two adjacent windows, of which the first is at `offset`."""
         raise NotImplementedError
 
     def finish(self, state: Vectors) -> None:
-        """Keep what the last tile left."""
+        """Store the final state."""
 
-    def line(self, half: ir.Value, i: int, j: int) -> ir.Value:
-        """Where row i, column j of a half lies."""
-        return self.at(half, I64((j * SIDE + i) * self.width))
+    def line(self, start: ir.Value, i: int, j: int) -> ir.Value:
+        """Return the address of row i and column j of a tile's intermediates."""
+        return self.at(start, I64((j * SIDE + i) * self.width))
 
 
-class _Maxima(_Pooled):
-    """Halves · A, maxima of windows, bias, ReLU."""
+class _MaxPooling(_PooledRows):
+    """Computes intermediates · A, the maxima of windows, the bias and ReLU."""
 
     def begin(self) -> Vectors:
         return [self.load(self.args["extra"])]
 
     def tile(
-        self, half: ir.Value, place: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
+        self, start: ir.Value, offset: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
     ) -> Vectors:
         outputs = []
         for i in range(WINDOW):
-            line = [self.load(self.line(half, i, j)) for j in range(SIDE + 2)]
+            line = [self.load(self.line(start, i, j)) for j in range(SIDE + 2)]
             outputs.append(output_transform(self, line))
-        (bias,), second = state, self.builder.add(place, self.args["filters"])
-        self._window([*outputs[0][:WINDOW], *outputs[1][:WINDOW]], place, bias)
+        (bias,), second = state, self.builder.add(offset, self.args["filters"])
+        self._window([*outputs[0][:WINDOW], *outputs[1][:WINDOW]], offset, bias)
         with self.builder.if_then(exist[1], likely=True):
             self._window([*outputs[0][WINDOW:], *outputs[1][WINDOW:]], second, bias)
         return [bias]
 
-    def _window(self, values: Vectors, place: ir.Value, bias: ir.Value) -> None:
+    def _window(self, values: Vectors, offset: ir.Value, bias: ir.Value) -> None:
         b, lanes = self.builder, ir.VectorType(I32, self.width)
 
         def larger(x: ir.Value, y: ir.Value) -> ir.Value:
@@ -316,19 +318,19 @@ class _Maxima(_Pooled):
         for i, value in reversed(list(enumerate(values[:-1]))):
             first = b.fcmp_ordered("==", value, largest)
             position = b.select(first, ir.Constant(lanes, [i] * self.width), position)
-        # A NaN passes: it must reach the loss to be noticed.
+        # A NaN is kept, because it has to reach the loss to be detected.
         lost = b.or_(*(b.fcmp_unordered("uno", *values[i : i + 2]) for i in (0, 2)))
         nan = ir.Constant(self.vector, [float("nan")] * self.width)
         total = b.fadd(b.select(lost, nan, largest), bias)
         dead = b.fcmp_ordered("<=", total, self.zero)
         nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
-        self.store(b.select(dead, self.zero, total), self.at(self.args["values"], place))
+        self.store(b.select(dead, self.zero, total), self.at(self.args["values"], offset))
         position = b.trunc(b.select(dead, nowhere, position), ir.VectorType(I8, self.width))
-        self.store(position, self.at(self.args["positions"], place))
+        self.store(position, self.at(self.args["positions"], offset))
 
 
-class _Spread(_Pooled):
-    """Gradients of windows to their maxima, · Aᵀ; those that have a place are added up, too."""
+class _Unpooling(_PooledRows):
+    """Unpools dy and multiplies by Aᵀ; `extra` receives the bias gradient."""
 
     every = True
 
@@ -339,13 +341,13 @@ class _Spread(_Pooled):
         self.store(state[0], self.args["extra"])
 
     def tile(
-        self, half: ir.Value, place: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
+        self, start: ir.Value, offset: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
     ) -> Vectors:
         b, args, lanes = self.builder, self.args, ir.VectorType(I32, self.width)
         total = state[0]
         rows: list[list[ir.Value]] = [[], []]
-        second = b.add(place, b.select(exist[1], args["filters"], I64(0)))
-        for at, exists in zip((place, second), exist, strict=True):
+        second = b.add(offset, b.select(exist[1], args["filters"], I64(0)))
+        for at, exists in zip((offset, second), exist, strict=True):
             gradient = b.select(exists, self.load(self.at(args["values"], at)), self.zero)
             position = b.zext(self.load(self.at(args["positions"], at), I8), lanes)
             for i in range(WINDOW):
@@ -357,12 +359,12 @@ class _Spread(_Pooled):
             total = b.fadd(total, b.select(alive, gradient, self.zero))
         for i, row in enumerate(rows):
             for j, value in enumerate(gradient_transform(self, row)):
-                self.store(value, self.line(half, i, j))
+                self.store(value, self.line(start, i, j))
         return [total]
 
 
-def _call(writer: type[_Colour], kinds: Sequence[Any]) -> Any:
-    """What an intrinsic of these arguments returns: a call of what `writer` writes."""
+def _call(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
+    """Return signature and code generator of an intrinsic that calls the function of `writer`."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         flat = flatten_arguments(context, builder, sig.args, args)
@@ -374,54 +376,60 @@ def _call(writer: type[_Colour], kinds: Sequence[Any]) -> Any:
 
 # fmt: off
 @intrinsic
-def transform_colours(typingctx, x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles):  # type: ignore[no-untyped-def]
-    """Bᵀ x B of a row of tiles.
+def transform_rgb_inputs(typingctx, x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles):  # type: ignore[no-untyped-def]
+    """Compute Bᵀ x B of a row of tiles.
 
     Args:
-        x: padded maps, whose first row of six begins at `x_start`; rows are `row` apart.
-        mixed: scratch of six rows, `pitch` apart and long: whole vectors.
-        v: the inputs.
-        tiles: how many.
+        x: padded maps; the first of six rows begins at `x_start`, and `row` is the row stride.
+        mixed: scratch of six rows of `pitch` elements, a multiple of the vector width.
+        v: transformed inputs.
+        tiles: number of tiles.
     """
     return _call(_Inputs, (x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles))
 
 
 @intrinsic
-def halve_products(typingctx, u, u_start, filters, v, v_start, halves, start, tiles):  # type: ignore[no-untyped-def]
-    """Halves = Aᵀ (U ⊙ V) for a vector of filters, whose weights begin at `u_start`."""
-    return _call(_Products, (u, u_start, filters, v, v_start, halves, start, tiles))
+def transform_product_columns(  # type: ignore[no-untyped-def]
+    typingctx, u, u_start, filters, v, v_start, intermediates, start, tiles,
+):
+    """Compute Aᵀ (U ⊙ V) for a vector of filters, whose weights begin at `u_start`."""
+    return _call(_ProductColumns, (u, u_start, filters, v, v_start, intermediates, start, tiles))
 
 
 @intrinsic
-def add_halves(typingctx, sums, s_start, filters, v, v_start, halves, start, tiles):  # type: ignore[no-untyped-def]
-    """Sums += V ⊙ A halves for a vector of filters, whose sums begin at `s_start`."""
-    return _call(_Sums, (sums, s_start, filters, v, v_start, halves, start, tiles))
+def add_weight_gradients(  # type: ignore[no-untyped-def]
+    typingctx, sums, s_start, filters, v, v_start, intermediates, start, tiles,
+):
+    """Add V ⊙ (A · intermediates) to the sums of a vector of filters, from `s_start`."""
+    return _call(_GradientSums, (sums, s_start, filters, v, v_start, intermediates, start, tiles))
 
 
 @intrinsic
-def pool_halves(  # type: ignore[no-untyped-def]
-    typingctx, halves, start, y, y_start, argmax, argmax_start, b, b_start,
+def transform_rows_and_pool(  # type: ignore[no-untyped-def]
+    typingctx, intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
     filters, line, rows, windows,
 ):
-    """Outputs of a vector of filters, halves · A, pooled, with bias and ReLU: y and argmax.
+    """Compute y and argmax of a vector of filters: intermediates · A, bias, ReLU, max pooling.
 
     Args:
-        line: distance of rows of y.
-        rows, windows: rows of windows that exist, 1 or 2, and windows of a row.
+        line: row stride of y.
+        rows: rows of windows that exist, 1 or 2.
+        windows: windows of a row.
     """
-    return _call(_Maxima, (
-        halves, start, y, y_start, argmax, argmax_start, b, b_start, filters, line, rows, windows,
+    return _call(_MaxPooling, (
+        intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
+        filters, line, rows, windows,
     ))
 
 
 @intrinsic
-def spread_halves(  # type: ignore[no-untyped-def]
-    typingctx, halves, start, dy, dy_start, argmax, argmax_start, db, db_start,
+def unpool_and_transform_rows(  # type: ignore[no-untyped-def]
+    typingctx, intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
     filters, line, rows, windows,
 ):
-    """Halves = dz · Aᵀ for a vector of filters, dz unpooled from dy; db grows by dz's sum."""
-    return _call(_Spread, (
-        halves, start, dy, dy_start, argmax, argmax_start, db, db_start,
+    """Compute dz · Aᵀ for a vector of filters; dz is unpooled dy. Add the sum of dz to db."""
+    return _call(_Unpooling, (
+        intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
         filters, line, rows, windows,
     ))
 # fmt: on

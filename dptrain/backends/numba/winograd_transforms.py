@@ -53,7 +53,7 @@ limits the number."""
 
 _RAMP = np.arange(MOST, dtype=np.int32)
 _P, _Q = 0.75, 1.5
-"""The points besides 0 and infinity are ±P and ±Q."""
+"""The evaluation points other than 0 and infinity are ±P and ±Q."""
 _PP, _QQ = _P * _P, _Q * _Q
 
 Vectors = Sequence[ir.Value]
@@ -156,10 +156,10 @@ def weight_gradient_transform(w: Writer, s: Vectors, taps: int = 3) -> Vectors:
 
 
 class _Transform(Writer):
-    """One of the transforms along rows and columns of a small matrix of vectors.
+    """One of the transforms, along the rows and the columns of a small matrix of vectors.
 
     Only the first ``rows`` and ``columns`` of a gradient or output exist. An output is the
-    transform plus bias, at least the floor.
+    transform plus bias, at least the lower bound.
 
     Args:
         taps: rows and columns of the filters.
@@ -178,7 +178,7 @@ class _Transform(Writer):
         "columns": I64,
         "bias": F32P,
         "biased": I64,
-        "floor": F32,
+        "lower_bound": F32,
     }
 
     def __init__(
@@ -207,7 +207,7 @@ class _Transform(Writer):
             )
             for i, row in enumerate(matrix):
                 for j, value in enumerate(row):
-                    self._store(value, self._place("target", q, i, j), i, j, offset)
+                    self._store(value, self._address("target", q, i, j), i, j, offset)
             return []
 
         self.loop(I64(0), self.args["channels"], [], body, step=self.width)
@@ -219,7 +219,7 @@ class _Transform(Writer):
             return weight_gradient_transform(self, column, self.taps)
         return self.transform(self, column)
 
-    def _place(self, which: str, q: ir.Value, i: int, j: int) -> ir.Value:
+    def _address(self, which: str, q: ir.Value, i: int, j: int) -> ir.Value:
         b, args = self.builder, self.args
         row, column = b.mul(I64(i), args[f"{which}_row"]), b.mul(I64(j), args[f"{which}_column"])
         return self.at(args[which], b.add(q, b.add(row, column)))
@@ -233,34 +233,34 @@ class _Transform(Writer):
 
     def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
         if self.transform is not gradient_transform or self.whole or i + j == 0:
-            return self.load(self._place("source", q, i, j))
+            return self.load(self._address("source", q, i, j))
         b, exists = self.builder, self._exists(i, j)
-        places = self._place("source", q, i, j), self._place("source", q, 0, 0)
-        return b.select(exists, self.load(b.select(exists, *places)), self.zero)
+        addresses = self._address("source", q, i, j), self._address("source", q, 0, 0)
+        return b.select(exists, self.load(b.select(exists, *addresses)), self.zero)
 
     def _offset(self, q: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Bias, or zero, and the floor."""
+        """Bias, or zero, and the lower bound."""
         b, args = self.builder, self.args
         biased = b.icmp_signed("!=", args["biased"], I64(0))
         bias = b.select(biased, self.load(self.at(args["bias"], q)), self.zero)
-        return bias, self.splat(args["floor"])
+        return bias, self.splat(args["lower_bound"])
 
     def _store(
-        self, value: ir.Value, place: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
+        self, value: ir.Value, address: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
     ) -> None:
-        b, (bias, floor) = self.builder, offset
+        b, (bias, lower_bound) = self.builder, offset
         if self.transform is output_transform:
             value = b.fadd(value, bias)
-            value = b.select(b.fcmp_ordered("<", value, floor), floor, value)
+            value = b.select(b.fcmp_ordered("<", value, lower_bound), lower_bound, value)
         if self.transform is not output_transform or self.whole:
-            self.store(value, place)
+            self.store(value, address)
             return
         with b.if_then(self._exists(i, j), likely=True):
-            self.store(value, place)
+            self.store(value, address)
 
 
 def _intrinsic(transform: Callable[..., Vectors]) -> Any:
-    """A function (source, …, target, …, channels, rows, columns, bias, …, floor, taps)."""
+    """A function (source, …, target, …, channels, rows, columns, bias, …, lower_bound, taps)."""
 
     def write(builder: ir.IRBuilder, taps: int, flat: Sequence[ir.Value]) -> None:
         """Call the transform for filters of some size."""
@@ -278,12 +278,12 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
 
     @intrinsic
     def apply(  # type: ignore[no-untyped-def]
-        typingctx, source, start, row, column, target, place, down, across, channels, h, w,
-        bias, bias_start, biased, floor, taps,
+        typingctx, source, start, row, column, target, target_start, down, across, channels, h, w,
+        bias, bias_start, biased, lower_bound, taps,
     ):  # fmt: skip
         kinds = (
-            source, start, row, column, target, place, down, across, channels, h, w,
-            bias, bias_start, biased, floor, taps,
+            source, start, row, column, target, target_start, down, across, channels, h, w,
+            bias, bias_start, biased, lower_bound, taps,
         )  # fmt: skip
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -335,14 +335,14 @@ def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, m
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
     m, m_start, matrix, k, taps, side, across, first, count,
-    y, start, h_out, w_out, bias, biased, floor,
+    y, start, h_out, w_out, bias, biased, lower_bound,
 ):  # fmt: skip
-    """Bias + Aᵀ m A of some tiles, not below `floor`, in one sample's y (h_out, w_out, K)."""
+    """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in one sample's y (h_out, w_out, K)."""
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_output(
             m, m_start + t * k, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k, k, k,
-            h_out - i, w_out - j, bias, 0, biased, floor, taps,
+            h_out - i, w_out - j, bias, 0, biased, lower_bound, taps,
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from dptrain.backends.numba.threads import (
     GONE,
     OVERSUBSCRIBED_SPIN_LIMIT,
     SPIN_LIMIT,
-    Team,
+    ThreadPool,
     default_spin_limit,
 )
 from dptrain.network import Network, ReLU
@@ -48,11 +48,11 @@ def fail(start: int, stop: int, thread: int, bad: int) -> None:
 class Marks:
     """A launch of `mark`, and what it should have done."""
 
-    def __init__(self, team: Team) -> None:
-        self.team, self.calls = team, 0
+    def __init__(self, pool: ThreadPool) -> None:
+        self.pool, self.calls = pool, 0
         self.times, self.owner = np.zeros((2, SIZE), np.int64), np.full(SIZE, -1)
         self.expected = np.zeros(SIZE, np.int64)
-        self._launch = team.bind(mark, self.times, self.owner, varying=(1,))
+        self._launch = pool.bind(mark, self.times, self.owner, varying=(1,))
 
     def launch(self, count: int, amount: int = 1) -> None:
         self._launch(count, amount)
@@ -61,41 +61,41 @@ class Marks:
 
     def check(self) -> None:
         np.testing.assert_array_equal(self.times[0], self.expected)
-        assert (self.times[1, : self.team.threads] == self.calls).all()
+        assert (self.times[1, : self.pool.threads] == self.calls).all()
 
 
 @pytest.fixture(params=[1, 2, 3, 4])
-def team(request: pytest.FixtureRequest) -> Team:
-    return Team(request.param)
+def pool(request: pytest.FixtureRequest) -> ThreadPool:
+    return ThreadPool(request.param)
 
 
-def sleep(team: Team) -> None:
+def sleep(pool: ThreadPool) -> None:
     """Until all threads are asleep."""
     deadline = time.monotonic() + 30
-    while (team._memory[1:, 0] != ASLEEP).any():
+    while (pool._memory[1:, 0] != ASLEEP).any():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 300])
-def test_ranges_cover_the_items_in_order(team: Team, count: int) -> None:
+def test_ranges_cover_the_items_in_order(pool: ThreadPool, count: int) -> None:
     """Each thread is called, some with an empty range, and item i is always the same one's."""
-    marks = Marks(team)
+    marks = Marks(pool)
     for _ in range(3):
         marks.owner[:] = -1
         marks.launch(count)
-        bounds = [count * t // team.threads for t in range(team.threads + 1)]
-        owner = np.repeat(np.arange(team.threads), np.diff(bounds))
+        bounds = [count * t // pool.threads for t in range(pool.threads + 1)]
+        owner = np.repeat(np.arange(pool.threads), np.diff(bounds))
         np.testing.assert_array_equal(marks.owner[:count], owner)
         assert (marks.owner[count:] == -1).all()
-        sleep(team)  # so that the next launch has to wake them
+        sleep(pool)  # so that the next launch has to wake them
     marks.check()
 
 
-def test_thousands_of_launches(team: Team) -> None:
+def test_thousands_of_launches(pool: ThreadPool) -> None:
     """Of uneven sizes, in a row and with pauses in which threads fall asleep, or almost."""
-    rng = np.random.default_rng(team.threads)
-    marks = Marks(team)
+    rng = np.random.default_rng(pool.threads)
+    marks = Marks(pool)
     for i, count in enumerate(rng.integers(0, SIZE, 4000)):
         marks.launch(int(count), i)
         if i % 100 == 0:
@@ -103,10 +103,10 @@ def test_thousands_of_launches(team: Team) -> None:
     marks.check()
 
 
-def test_threads_sleep_when_there_is_nothing_to_do(team: Team) -> None:
-    marks = Marks(team)
+def test_threads_sleep_when_there_is_nothing_to_do(pool: ThreadPool) -> None:
+    marks = Marks(pool)
     marks.launch(SIZE)
-    sleep(team)
+    sleep(pool)
     wall, used = time.monotonic(), time.process_time()
     time.sleep(0.2)
     assert time.process_time() - used < 0.5 * (time.monotonic() - wall)
@@ -143,37 +143,37 @@ def test_idle_threads_spin_for_long_only_on_their_own_cores(
     assert default_spin_limit(threads) == (SPIN_LIMIT if long else OVERSUBSCRIBED_SPIN_LIMIT)
 
 
-def test_a_kernel_that_raises(team: Team) -> None:
+def test_a_kernel_that_raises(pool: ThreadPool) -> None:
     """Whoever's part it was; the launches after it know nothing of it."""
-    launch, marks = team.bind(fail, varying=(0,)), Marks(team)
-    for bad in range(team.threads):
+    launch, marks = pool.bind(fail, varying=(0,)), Marks(pool)
+    for bad in range(pool.threads):
         for _ in range(2):
             with pytest.raises(KernelError, match="kernel fail raised"):
                 launch(6, bad)
-        launch(6, team.threads)
+        launch(6, pool.threads)
         marks.launch(SIZE)
     marks.check()
 
 
-def test_closed_in_the_middle(team: Team) -> None:
+def test_closed_in_the_middle(pool: ThreadPool) -> None:
     """Threads go though launches never pause; the caller goes on alone, with the same result."""
-    marks = Marks(team)
-    closer = threading.Timer(0.01, team.close)
+    marks = Marks(pool)
+    closer = threading.Timer(0.01, pool.close)
     closer.start()
     deadline = time.monotonic() + 10
     while closer.is_alive():
         assert time.monotonic() < deadline
         for _ in range(50):
             marks.launch(SIZE - 1)
-    assert (team._memory[1:, 0] == GONE).all()
+    assert (pool._memory[1:, 0] == GONE).all()
     for count in (3, SIZE):
         marks.launch(count)
     marks.check()
 
 
-def test_two_callers(team: Team) -> None:
-    """Launches of one team from two threads take turns."""
-    both = Marks(team), Marks(team)
+def test_two_callers(pool: ThreadPool) -> None:
+    """Launches of one pool from two threads take turns."""
+    both = Marks(pool), Marks(pool)
 
     def run(marks: Marks) -> None:
         for i in range(1500):
@@ -191,7 +191,7 @@ def test_two_callers(team: Team) -> None:
 def test_varying_arrays_are_read_where_they_are() -> None:
     """Of another length, read-only, or made anew."""
     owner = np.zeros(SIZE, np.int64)
-    launch = Team(2).bind(mark, varying=(np.zeros((2, 2), np.int64), owner, 1))
+    launch = ThreadPool(2).bind(mark, varying=(np.zeros((2, 2), np.int64), owner, 1))
     for length in (SIZE, 7, 30):
         times = np.zeros((2, length), np.int64)
         launch(length, times, owner, 3)
@@ -216,9 +216,9 @@ def test_threads_end_with_the_replica() -> None:
 PROGRAM = """
 import os, sys, warnings
 sys.path[:0] = {path!r}
-from test_numba_threads import SIZE, Marks, Team
-teams = [Team(2), Team(3)]
-all_ = [Marks(team) for team in teams]
+from test_numba_threads import SIZE, Marks, ThreadPool
+pools = [ThreadPool(2), ThreadPool(3)]
+all_ = [Marks(pool) for pool in pools]
 
 def work(rounds):
     for i in range(rounds):
@@ -231,7 +231,7 @@ PATH = [str(path) for path in sys.path]
 
 
 def start(body: str) -> subprocess.Popen[str]:
-    """Another process that made two teams, and goes on with `body`."""
+    """Another process that made two pools, and goes on with `body`."""
     program = PROGRAM.format(path=[*PATH, str(__file__).rpartition("/")[0]]) + body
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
