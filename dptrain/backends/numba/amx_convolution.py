@@ -29,9 +29,9 @@ from dptrain.backends.numba.amx import (
     split_pairs,
     split_rows,
 )
-from dptrain.backends.numba.im2col import NOTHING, pool_row, unpool
+from dptrain.backends.numba.im2col import pool_row, unpool
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.vector import copy, transpose
 
 LINE = 16
@@ -232,7 +232,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type
     """Compute `direct_convolution.conv2d_forward`."""
     mine, y_flat = scratch[thread], y.reshape(-1)
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
-    lower_bound = np.float32(0) if relu else NOTHING
+    lower_bound = np.float32(0) if relu else NO_LOWER_BOUND
     _prepare(geo, w, 0, mine)
     for n in range(start, stop):
         _split(geo, x, n * x_size, mine)
@@ -284,7 +284,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type
     _prepare_flipped(geo, w.reshape(-1), mine)
     for n in range(start, stop):
         _split(geo, dy, n * geo.height * geo.width * geo.c, mine)
-        _write(geo, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
+        _write(geo, mine, mine, -1, NO_LOWER_BOUND, dx_flat, n * dx_size)
 
 
 @kernel
@@ -303,7 +303,7 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
             dy, argmax, n * h_pool * w_pool * k, h_pool, w_pool, k, pool, dz, geo.width, 0, 0, sums
         )
         _split(geo, dz, 0, mine)
-        _write(geo, mine, mine, -1, NOTHING, dx_flat, n * dx_size)
+        _write(geo, mine, mine, -1, NO_LOWER_BOUND, dx_flat, n * dx_size)
 
 
 class WeightGradientGeometry(NamedTuple):
@@ -576,7 +576,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
             (sums, patch * k),
             (ramp, one + 1, 0),
             (1, h_out * geo.w_out, k),
-            NOTHING,
+            NO_LOWER_BOUND,
         )
     _finish_sums(geo, mine, sums)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.backends.numba.im2col import (
-    NOTHING,
     add_weight_gradient,
     copy_padded,
     correlate_phases,
@@ -29,7 +28,7 @@ from dptrain.backends.numba.im2col import (
     rows_alike,
 )
 from dptrain.backends.numba.jit import kernel
-from dptrain.backends.numba.microkernels import multiply, multiply_spaced
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply, multiply_spaced
 
 
 @kernel
@@ -65,7 +64,7 @@ def conv2d_forward(start, stop, thread, x, w, b, y, geometry, relu, scratch):  #
     fill_filter(r, s * c, width * c, a_steps)
     if not inside:
         padded[:] = 0
-    lower_bound = np.float32(0) if relu else NOTHING
+    lower_bound = np.float32(0) if relu else NO_LOWER_BOUND
     for n in range(start, stop):
         a, a_start = x_flat, n * h_in * w_in * c
         if not inside:
@@ -136,7 +135,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geometry, scratc
             (sums, patch * k),
             (tables, patch, 1),
             (1, pixels, k),
-            NOTHING,
+            NO_LOWER_BOUND,
         )
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from dptrain.backends.numba.jit import expanded, inlined
-from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
+from dptrain.backends.numba.microkernels import (
+    NO_LOWER_BOUND,
+    multiply_adjacent,
+    multiply_spaced,
+)
 from dptrain.backends.numba.pooling_windows import maximum_of_windows, scatter_to_windows
 from dptrain.backends.numba.vector import copy, transpose
-
-NOTHING = np.float32(-np.inf)
-"""A lower bound of the output that changes nothing."""
 
 BAND = 36 * 1024
 """Bytes of x and dz that the weight gradient processes at a time, so that they stay in the L1
@@ -268,7 +267,7 @@ def add_weight_gradient(  # type: ignore[no-untyped-def]
             (sums, 0),
             (tables, patch, 1),
             (patch, min(step, height * w_out - p), k),
-            NOTHING,
+            NO_LOWER_BOUND,
             s * c,
         )
 
@@ -342,7 +341,7 @@ def correlate_phases(  # type: ignore[no-untyped-def]
                     (dx, dx_start),
                     (c_rows, pixel + i * w_in, 1),
                     (count, (last - first) * taps(s, g, across) * k, c),
-                    NOTHING,
+                    NO_LOWER_BOUND,
                     run,
                 )
                 i = stop

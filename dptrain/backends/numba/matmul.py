@@ -14,10 +14,9 @@ import numpy as np
 
 from dptrain.backends.numba.gemv import fits_registers, multiply_row
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.microkernels import multiply, multiply_ahead
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply, multiply_ahead
 from dptrain.backends.numba.vector import copy, transpose
 
-NOTHING = np.float32(-np.inf)
 _BLOCK = 384
 """Maximum rows of a product."""
 _STEPS = 256
@@ -56,7 +55,7 @@ def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-unty
     """Compute `dense_forward` for fewer samples than fill tiles; reading w limits the speed."""
     inputs, outputs = w.shape
     if fits_registers(outputs):
-        lower_bound = np.float32(0) if relu else NOTHING
+        lower_bound = np.float32(0) if relu else NO_LOWER_BOUND
         for n in range(start, stop):
             x_start, y_start = n * inputs, n * outputs
             multiply_row(
@@ -112,7 +111,7 @@ def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: igno
                 if aliased:
                     a, a_start, a_row = mine, 0, _PITCH
                     _gather(x_flat, n * inputs + i, inputs, mine, 0, rows, steps, _PITCH)
-                lower_bound = np.float32(0) if relu and i + steps == inputs else NOTHING
+                lower_bound = np.float32(0) if relu and i + steps == inputs else NO_LOWER_BOUND
                 at = n * outputs + o
                 d, d_start, d_row = (b, o, 0) if i == 0 else (y_flat, at, outputs)
                 multiply_ahead(
@@ -155,7 +154,7 @@ def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: igno
                 (block, 0),
                 (_RAMP, 0, samples),
                 (rows, steps, samples),
-                NOTHING,
+                NO_LOWER_BOUND,
                 (w_flat, (i + 48) * outputs + o * 48),
             )
         transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
@@ -176,7 +175,7 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
             (sums, 0),
             (_RAMP, 0, 0),
             (1, min(_BLOCK, rows - r), columns),
-            NOTHING,
+            NO_LOWER_BOUND,
         )
 
 
@@ -224,6 +223,6 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
                         (dw_flat, dw_start),
                         (_RAMP, 0, outputs),
                         (rows, min(_BLOCK, samples - n), columns),
-                        NOTHING,
+                        NO_LOWER_BOUND,
                         (dw_flat, (first + i + 48) * outputs + o * 48),
                     )

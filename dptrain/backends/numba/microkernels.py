@@ -24,10 +24,10 @@ row or the elements of a filter row, a `_Regular` tile needs one address for sev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -42,6 +42,9 @@ from dptrain.backends.numba.vector import (
     compiled_registers,
     flatten_arguments,
 )
+
+NO_LOWER_BOUND = np.float32(-np.inf)
+"""Lower bound of outputs without ReLU."""
 
 _ARGUMENTS = {
     "a": F32P,
@@ -402,7 +405,7 @@ def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         *first, c_kind, rows_kind, shape_kind, run_kind = sig.args
         *given, c, rows, shape, run = args
-        bound = types.float32, context.get_constant(types.float32, -math.inf)
+        bound = types.float32, context.get_constant(types.float32, -np.inf)
         # D is unused; any array serves.
         d_kind = types.Tuple((*c_kind.types, types.int64))
         d = context.make_tuple(

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dptrain.backends.numba.im2col import NOTHING, pool_row, unpool
+from dptrain.backends.numba.im2col import pool_row, unpool
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.microkernels import multiply
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
 from dptrain.backends.numba.vector import compiled_registers, copy, transpose
 from dptrain.backends.numba.winograd_transforms import (
     FEWEST,
@@ -251,7 +251,7 @@ def _clear(scratch, start, stop):  # type: ignore[no-untyped-def]
 @kernel
 def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
     """Compute `direct_convolution.conv2d_forward`."""
-    mine, lower_bound = scratch[thread], np.float32(0) if relu else NOTHING
+    mine, lower_bound = scratch[thread], np.float32(0) if relu else NO_LOWER_BOUND
     x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
     tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
     transform_weights(w, 0, geo.taps, geo.c, geo.k, mine, 0)
@@ -360,7 +360,7 @@ def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type
                     (n + g) * dx_size,
                     mine,
                     False,
-                    NOTHING,
+                    NO_LOWER_BOUND,
                 )
 
 
@@ -408,7 +408,7 @@ def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
                     (n + g) * dx_size,
                     mine,
                     False,
-                    NOTHING,
+                    NO_LOWER_BOUND,
                 )
 
 
@@ -483,7 +483,7 @@ def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  
             (sums, patch * k),
             (ramp, one + 1, 0),
             (1, count * pixels, k),
-            NOTHING,
+            NO_LOWER_BOUND,
         )
     finish_weight_gradient(mine, 0, geo.taps, c, k, sums)
 

@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from dptrain.backends.numba.jit import inlined
-from dptrain.backends.numba.microkernels import multiply_plain, multiply_spaced
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_plain, multiply_spaced
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -303,7 +303,6 @@ _transform_output = _intrinsic(output_transform)
 _transform_gradient = _intrinsic(gradient_transform)
 _transform_weight = _intrinsic(weight_transform)
 _transform_weight_gradient = _intrinsic(weight_gradient_transform)
-_NOTHING = np.float32(-np.inf)
 
 
 @inlined
@@ -311,7 +310,22 @@ def transform_weights(w, start, taps, c, k, u, u_start):  # type: ignore[no-unty
     """G w Gᵀ of weights (taps, taps, C, K) as u (36, C, K)."""
     n = c * k
     _transform_weight(
-        w, start, taps * n, n, u, u_start, 6 * n, n, n, taps, taps, w, start, 0, _NOTHING, taps
+        w,
+        start,
+        taps * n,
+        n,
+        u,
+        u_start,
+        6 * n,
+        n,
+        n,
+        taps,
+        taps,
+        w,
+        start,
+        0,
+        NO_LOWER_BOUND,
+        taps,
     )
 
 
@@ -328,7 +342,7 @@ def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, m
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
             a, start + i * row + j * c, row, c, v, v_start + t * c, 6 * matrix, matrix, c, 6, 6,
-            a, start, 0, _NOTHING, 3,
+            a, start, 0, NO_LOWER_BOUND, 3,
         )  # fmt: skip
 
 
@@ -355,7 +369,7 @@ def transform_gradients(  # type: ignore[no-untyped-def]
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_gradient(
             dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * k, 6 * matrix, matrix,
-            k, h_out - i, w_out - j, dz, start, 0, _NOTHING, taps,
+            k, h_out - i, w_out - j, dz, start, 0, NO_LOWER_BOUND, taps,
         )  # fmt: skip
 
 
@@ -389,7 +403,7 @@ def add_products(v, v_start, v_matrix, c, m, m_start, m_matrix, k, sums, start, 
             (sums, start + e * c * k),
             (_RAMP, 0, k),
             (c, count, k),
-            _NOTHING,
+            NO_LOWER_BOUND,
             12,
         )
 
@@ -399,5 +413,20 @@ def finish_weight_gradient(sums, start, taps, c, k, dw):  # type: ignore[no-unty
     """Dw (taps, taps, C, K) = Gᵀ sums G."""
     n = c * k
     _transform_weight_gradient(
-        sums, start, 6 * n, n, dw, 0, taps * n, n, n, taps, taps, sums, start, 0, _NOTHING, taps
+        sums,
+        start,
+        6 * n,
+        n,
+        dw,
+        0,
+        taps * n,
+        n,
+        n,
+        taps,
+        taps,
+        sums,
+        start,
+        0,
+        NO_LOWER_BOUND,
+        taps,
     )
