@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from dptrain.backends import BACKENDS
-from dptrain.cli import words
-from dptrain.cli.common import JSON, STOPPED, examples
+from dptrain.cli import parsing
+from dptrain.cli.common import BACKEND_LIST, JSON, STOPPED, examples
 from dptrain.cli.options import GroupedCommand
 from dptrain.comm.launcher import find_launch
 from dptrain.errors import UserError
@@ -27,13 +26,12 @@ from dptrain.errors import UserError
     ),
 )
 @click.argument("networks", nargs=-1, metavar="[NETWORK]...")
-@click.option("--batch-sizes", metavar="N,…|none",
+@click.option("--batch-sizes", "--batch-size", "batch_sizes", metavar="N,…|none",
               help="Batch sizes of training.  [default: from the network's recipe]")  # fmt: skip
 @click.option("--samples", default="2,64,512,1024", show_default=True, metavar="N,…|none",
               help="Batch sizes of inference.")  # fmt: skip
-@click.option("--backends", default=BACKENDS[0], show_default=True, metavar="NAME,…",
-              help=f"Implementations of the layers: {', '.join(BACKENDS)}.")  # fmt: skip
-@click.option("--precisions", metavar="NAME,…",
+@BACKEND_LIST
+@click.option("--precisions", "--precision", "precisions", metavar="NAME,…",
               help="Precisions of the arithmetic: fp32, tf32, bf16, fp64.  [default: the first "
               "of each backend]")  # fmt: skip
 @click.option("--threads", metavar="N,…",
@@ -75,8 +73,8 @@ def bench(
     """Time training steps and inference of networks, by batch size, backend and threads.
 
     NETWORK is a name, a .toml file, or perceptrons for all multilayer perceptrons of the built-in
-    networks. [default: model0] A case that exceeds the memory is listed as such, and the others are
-    measured. Each result is saved as soon as it is known.
+    networks. [default: model0] A case that exceeds the memory is listed as such, and the
+    others are measured. Each result is saved as soon as it is known.
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the benchmark after the current case, with exit code
     75; the same command continues.
@@ -90,30 +88,30 @@ def bench(
     chosen = networks or ("model0",)
     numbers = None
     if batch_sizes is not None:
-        numbers = words.numbers(batch_sizes, "--batch-sizes", may_be_none=True)
-    answered = words.numbers(samples, "--samples", may_be_none=True)
-    limit = None if memory is None else words.nbytes(memory, "--memory")
-    within_s = words.seconds(within, "--within")
-    counts = None if threads is None else words.numbers(threads, "--threads")
+        numbers = parsing.parse_numbers(batch_sizes, "--batch-sizes", may_be_none=True)
+    sample_counts = parsing.parse_numbers(samples, "--samples", may_be_none=True)
+    limit = None if memory is None else parsing.parse_bytes(memory, "--memory")
+    within_s = parsing.parse_seconds(within, "--within")
+    counts = None if threads is None else parsing.parse_numbers(threads, "--threads")
     from dptrain.cli.printing import print_values
     from dptrain.experiments.bench import bench
     from dptrain.experiments.cases import BenchSettings
     from dptrain.experiments.findings import View
     from dptrain.machine import available_cores
 
-    question = BenchSettings(
+    settings = BenchSettings(
         networks=chosen,
         batch_sizes=numbers,
-        samples=answered,
-        backends=words.names(backends),
-        precisions=words.names(precisions or ""),
+        samples=sample_counts,
+        backends=parsing.parse_names(backends),
+        precisions=parsing.parse_names(precisions or ""),
         threads=counts or (available_cores(),),
         largest=largest,
         seconds_per_case=seconds_per_case,
         memory=limit,
     )
     view = View(within_s, epoch_samples, epochs)
-    found = bench(question, view, output or _folder(chosen), verbose=not as_json)
+    found = bench(settings, view, output or _folder(chosen), verbose=not as_json)
     if as_json:
         print_values(found, as_json=True)
     return STOPPED if found["stopped"] else 0

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import click
 
+from dptrain.backends import BACKENDS
+
 MISTAKE = 2
 """Exit code for a mistake that the user can correct."""
 
 STOPPED = 75
-"""Exit code of training that a signal ended early, with a checkpoint: EX_TEMPFAIL, try again."""
+"""Exit code of a command that a signal ended early after it saved its state (EX_TEMPFAIL)."""
 
 EXISTING = click.Path(path_type=Path)
 
+BACKEND_LIST = click.option("--backends", "--backend", "backends", default=BACKENDS[0],
+                            show_default=True, metavar="NAME,…",
+                            help="Implementations of the layers: "
+                            f"{', '.join(BACKENDS)}.")  # fmt: skip
 CHECKPOINT = click.option("--checkpoint", type=int, metavar="STEP",
                           help="Step of the checkpoint.  [default: the last one]")  # fmt: skip
 CONFIG = click.option("--config", "file", type=EXISTING, metavar="FILE",

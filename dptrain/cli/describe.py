@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from dptrain.backends import BACKENDS
-from dptrain.cli.common import JSON, NETWORK, PRECISION, THREADS, examples
+from dptrain.cli.common import BACKEND_LIST, JSON, NETWORK, PRECISION, THREADS, examples
 from dptrain.cli.options import GroupedCommand, network_of
+from dptrain.cli.parsing import parse_names
 from dptrain.errors import UserError
 
 
@@ -68,14 +69,12 @@ def describe(
     short_help="Time every layer of a step, with one backend or several.",
     epilog=examples(
         "dptrain layers model2",
-        "dptrain layers cifar --backend cuda --backend cudnn --precision tf32 --batch-size 2048",
+        "dptrain layers cifar --backends cuda,cudnn --precision tf32 --batch-size 2048",
     ),
 )
 @click.argument("name", required=False, metavar="NETWORK")
 @NETWORK
-@click.option("--backend", "backends", type=str, multiple=True, default=BACKENDS[:1],
-              show_default=True, metavar=f"[{'|'.join(BACKENDS)}]",
-              help="Implementation of the layers; repeat the flag to compare several.")  # fmt: skip
+@BACKEND_LIST
 @click.option("--batch-size", type=int, default=32, show_default=True, metavar="N",
               help="Samples of the step.")  # fmt: skip
 @PRECISION
@@ -84,7 +83,7 @@ def describe(
 def layers(
     name: str | None,
     network: str | None,
-    backends: tuple[str, ...],
+    backends: str,
     threads: int | None,
     as_json: bool,
     **choices: Any,
@@ -104,5 +103,8 @@ def layers(
         raise UserError("no network is named; expected dptrain layers NETWORK, such as model0")
     choices["threads"] = available_cores() if threads is None else threads
     described = get_network(chosen)
-    rows = time_layers(described, list(dict.fromkeys(backends)), **choices)
+    compared = parse_names(backends)
+    if not compared:
+        raise UserError(f"--backends is '{backends}'; expected names such as numba,reference")
+    rows = time_layers(described, list(compared), **choices)
     print_layers(rows, described, as_json=as_json, **choices)

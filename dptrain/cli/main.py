@@ -66,7 +66,7 @@ def _call(arguments: list[str]) -> int:
     try:
         result = cli.main(arguments, prog_name="dptrain", standalone_mode=False)
     except click.UsageError as error:
-        # Click ends some messages in a full stop and a question.
+        # Click ends some messages with a full stop and a question.
         message = " ".join(error.format_message().split())
         path = error.ctx.command_path if error.ctx is not None else "dptrain"
         raise UserError(f"{message.rstrip('.')}; see {path} --help") from None
@@ -96,8 +96,8 @@ def _run_launched(arguments: list[str]) -> int:
 EXIT_CODES = """\b
 Exit codes:
   0    success
-  1    a bug, or a rank that was killed, hangs or left the job
-  2    a mistake that you can correct; the message says how
+  1    a bug, or a rank that was killed, hangs or exited
+  2    a mistake in flags, files or data; the message shows how to correct it
   3    training diverged: the loss is not finite
   75   stopped early by a signal, with everything saved; the same command continues
   130  interrupted by Ctrl-C before there was anything to save

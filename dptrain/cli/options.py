@@ -46,30 +46,30 @@ SYNONYMS = {
     "continue": ("resume",),
     "amp": ("precision",),
 }
-"""Names that users of other programs try, with the flags that they mean."""
+"""Flags of other programs, with the flags of this one that have the same meaning."""
 
 
 class GroupedCommand(click.Command):
     """A command that lists flags under headings and suggests flags for common synonyms."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse flags; an unknown one suggests those that it may stand for."""
+        """Parse flags; the error for an unknown flag suggests flags with the same meaning."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = self._meant(error.option_name)
-            if meant:
-                flags = " or ".join(f"'{name}'" for name in meant)
+            suggested = self._suggest(error.option_name)
+            if suggested:
+                flags = " or ".join(f"'{name}'" for name in suggested)
                 raise click.UsageError(
                     f"No such option '{error.option_name}'. Did you mean {flags}?", ctx
                 ) from None
             raise
 
-    def _meant(self, option: str) -> list[str]:
-        word = option.lstrip("-").replace("_", "-").lower()
-        known = {name for parameter in self.params for name in parameter.opts}
-        candidates = (f"--{name}" for name in (word, *SYNONYMS.get(word, ())))
-        return [name for name in candidates if name in known]
+    def _suggest(self, option: str) -> list[str]:
+        name = option.lstrip("-").replace("_", "-").lower()
+        known = {flag for parameter in self.params for flag in parameter.opts}
+        candidates = (f"--{other}" for other in (name, *SYNONYMS.get(name, ())))
+        return [flag for flag in candidates if flag in known]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own flags, then those of the settings by group."""
@@ -97,16 +97,16 @@ class SettingOption(click.Option):
         self.group = group
 
 
-def setting_flags(leave_out: Collection[str] = ()) -> Callable[[Command], Command]:
+def setting_flags(omit: Collection[str] = ()) -> Callable[[Command], Command]:
     """Add one flag for each setting to a command; a flag that is not used has the value None.
 
     Args:
-        leave_out: names of the settings that have no meaning for the command.
+        omit: names of the settings that have no meaning for the command.
     """
 
     def decorate(command: Command) -> Command:
         for setting in reversed(settings()):
-            if setting.name not in leave_out:
+            if setting.name not in omit:
                 command = _option(setting)(command)
         return command
 
@@ -117,7 +117,7 @@ RUN_DIR = "the one of --run-dir"
 """Value of ``--resume`` if no directory follows it."""
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
+def set_flags(values: dict[str, Any]) -> dict[str, Any]:
     """Return the flags that the user set.
 
     ``--run-dir DIR --resume`` means ``--resume DIR`` if there is a run in DIR, and otherwise

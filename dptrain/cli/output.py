@@ -1,4 +1,4 @@
-"""Standard output that may be lost: a reader that ends early, or a full disk, ends no training."""
+"""Standard output that does not end training if the reader exits early or the disk is full."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OutputStream:
     def exit_code(self, code: int) -> int:
         """Return the exit code of a command that would end with `code`.
 
-        A reader that ended early is no failure. Text that a full disk did not take is one.
+        If the reader exited early, the code is unchanged. If the disk was full, it is 2.
         """
         self.flush()
         lost = self.error is not None and self.error.errno != errno.EPIPE

@@ -40,13 +40,19 @@ def print_networks(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     """Print what `dptrain.describe.list_networks` returns."""
     if as_json:
         return _print_json(rows)
-    table = _table("Networks", ["network", "what it is", "parameters", "trained on", "by"], {2})
+    table = _table(
+        "Networks", ["network", "description", "parameters", "default data", "optimizer"], {2}
+    )
     for row in rows:
-        by = f"{row['optimizer']} {row['learning_rate']:g}"
-        table.add_row(row["network"], row["description"], f"{row['parameters']:,}", row["data"], by)
+        rule = f"{row['optimizer']} {row['learning_rate']:g}"
+        table.add_row(
+            row["network"], row["description"], f"{row['parameters']:,}", row["data"], rule
+        )
     _print_all([table])
     console = make_console()
-    console.print("Any mlp-A-B-C is a network too, and so is a file ending in .toml.")
+    console.print(
+        "NETWORK can also be mlp-A-B-C, with A, B and C units per layer, or a .toml file."
+    )
     return None
 
 
@@ -93,13 +99,13 @@ def print_layers(
     from dptrain.measure.layers import layers_table
 
     arithmetic = f", {precision}" if precision else ""
-    title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each alone"
+    title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each layer alone"
     _print_all([layers_table(rows, title)])
     return None
 
 
 def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> None:
-    """Print what `dptrain.training.profiling.profile` returns, and where its files are."""
+    """Print what `dptrain.training.profiling.profile` returns, and the folder of its files."""
     if as_json:
         return click.echo(profile.text())
     from dptrain.measure.profile_tables import profile_report
@@ -112,7 +118,7 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
 
 
 def print_study(study: Study, folder: Path, *, as_json: bool) -> None:
-    """Print what `dptrain.scaling.scale.conclude_study` returns, and where its files are."""
+    """Print what `dptrain.scaling.scale.conclude_study` returns, and the folder of its files."""
     if as_json:
         return click.echo(study.text())
     from dptrain.scaling.tables import study_report
@@ -193,9 +199,9 @@ def _layer_table(description: Mapping[str, Any]) -> Table:
 def _stage_table(description: Mapping[str, Any]) -> Table:
     from dptrain.describe import group_stages
 
-    title = f"A step as {description['backend']} computes it, for a full batch"
+    title = f"Groups of layers that {description['backend']} computes together, for a full batch"
     backward = ["backward MFLOP"] if description["training"] else []
-    columns = ["computed together", "forward MFLOP", *backward, "MB moved"]
+    columns = ["group", "forward MFLOP", *backward, "MB moved"]
     table = _table(title, columns, {1, 2, 3})
     keys = ["forward_flops", "backward_flops"][: 1 + len(backward)]
     for row in group_stages(description["stages"]):

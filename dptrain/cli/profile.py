@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
-from dptrain.cli.options import GroupedCommand, given, setting_flags
+from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 
-LEFT_OUT = (
+OMITTED = (
     "epochs",
     "steps",
     "run_dir",
@@ -50,7 +50,7 @@ LEFT_OUT = (
 @click.option("--nvtx", is_flag=True,
               help="Mark stages by name for NVIDIA Nsight Systems and Nsight Compute.")  # fmt: skip
 @JSON
-@setting_flags(leave_out=LEFT_OUT)
+@setting_flags(omit=OMITTED)
 def profile(
     file: Path | None,
     steps: int,
@@ -77,7 +77,7 @@ def profile(
         from dptrain.training.settings import load_settings
 
         options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
-        config = load_settings({**given(flags), "steps": steps + skip}, os.environ, file)
+        config = load_settings({**set_flags(flags), "steps": steps + skip}, os.environ, file)
         record = measure(
             config, World.connect(timeout=config.timeout, command="profile"), options, quiet=as_json
         )

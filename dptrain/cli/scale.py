@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, STOPPED, examples
-from dptrain.cli.options import GroupedCommand, given, setting_flags
-from dptrain.cli.profile import LEFT_OUT
+from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
+from dptrain.cli.parsing import parse_numbers
+from dptrain.cli.profile import OMITTED
 from dptrain.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ DEFAULTS: dict[str, Any] = {
               help="Launch nothing; read the launches in this folder and below; may be "
               "repeated.")  # fmt: skip
 @JSON
-@setting_flags(leave_out=(*LEFT_OUT, "threads"))
+@setting_flags(omit=(*OMITTED, "threads"))
 def scale(
     file: Path | None,
     output: Path | None,
@@ -79,9 +80,9 @@ def scale(
 ) -> int:
     """Measure how training scales: weak and strong, over numbers of ranks and threads.
 
-    The command starts `dptrain profile` with mpirun or srun, every point several times in turn. It
-    reports how far training scales, where efficiency is lost, which models describe it, and what
-    they forecast. --batch-size is the global minibatch of the smallest number of workers (ranks ×
+    The command starts `dptrain profile` with mpirun or srun, every point several times. It reports
+    how far training scales, where efficiency is lost, which models fit the times, and what these
+    models forecast. --batch-size is the global minibatch of the smallest number of workers (ranks ×
     threads).
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP stop the study and keep finished launches, with exit code
@@ -98,7 +99,7 @@ def scale(
             raise UserError("--collect names several folders; expected --output DIR for the study")
         _print(conclude_study(collect, folder), folder, as_json=as_json)
         return 0
-    folder, design = _design(file, output, given(flags))
+    folder, design = _design(file, output, set_flags(flags))
     return _launch(folder, design, _selection(only, part), as_json=as_json)
 
 
@@ -113,16 +114,16 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
         done = launch_study(folder, design, chosen, display)
     except LaunchError as error:
         click.echo(f"dptrain: {error}", err=True)
-        click.echo(f"what is finished is kept; go on with: {again}", err=True)
+        click.echo(f"finished launches are kept; continue with: {again}", err=True)
         return error.code
     left = missing(folder, design)
     total = len(design.tasks())
     if not done:
-        display.print(f"stopped on request, {total - left} of {total} launches are made; "
-                    f"go on with: {again}")  # fmt: skip
+        display.print(f"stopped on request, {total - left} of {total} launches are complete; "
+                    f"continue with: {again}")  # fmt: skip
         return STOPPED
     if not chosen.is_all:
-        display.print(f"{total - left} of {total} launches are made; when all are: "
+        display.print(f"{total - left} of {total} launches are complete; when all are: "
                     f"dptrain scale --collect {shlex.quote(str(folder))}")  # fmt: skip
         return 0
     _print(conclude_study([folder], folder), folder, as_json=as_json)
@@ -142,64 +143,57 @@ def _design(
     from dptrain.scaling.design import Design, new_folder, refuse_difference
     from dptrain.training.settings import load_settings
 
-    kept = None if output is None else Design.read(output)
+    stored = None if output is None else Design.read(output)
     own = {name: flags[name] for name in DEFAULTS if name in flags}
     settings = {name: value for name, value in flags.items() if name not in DEFAULTS}
-    if kept is not None and file is None:
-        settings = {**kept.settings, "batch_size": kept.batch_size, **settings}
+    if stored is not None and file is None:
+        settings = {**stored.settings, "batch_size": stored.batch_size, **settings}
     config = load_settings(settings, os.environ, file)
-    values = {k: v for k, v in config.to_toml_values().items() if k not in (*LEFT_OUT, "threads")}
-    words = {**DEFAULTS, **own}
-    asked = Design(
-        ranks=_numbers(words["ranks"], "--ranks"),
-        threads=_numbers(words["threads"], "--threads"),
-        scalings=_scalings(words["scaling"]),
-        launches=words["launches"],
-        steps=words["steps"],
+    values = {k: v for k, v in config.to_toml_values().items() if k not in (*OMITTED, "threads")}
+    chosen = {**DEFAULTS, **own}
+    design = Design(
+        ranks=parse_numbers(chosen["ranks"], "--ranks"),
+        threads=parse_numbers(chosen["threads"], "--threads"),
+        scalings=_scalings(chosen["scaling"]),
+        launches=chosen["launches"],
+        steps=chosen["steps"],
         seed=config.seed,
-        launcher=_words(words["launcher"]),
+        launcher=_parse_launcher(chosen["launcher"]),
         batch_size=int(values.pop("batch_size")),
         settings=values,
     )
-    asked.points()
-    if kept is None:
-        return output or new_folder(config.network), asked
+    design.points()
+    if stored is None:
+        return output or new_folder(config.network), design
     fields = {"scaling": "scalings"}
-    left_out = [fields.get(name, name) for name in DEFAULTS if name not in own]
-    asked = asked.taking(kept, left_out)
+    default_names = [fields.get(name, name) for name in DEFAULTS if name not in own]
+    design = design.taking(stored, default_names)
     assert output is not None
-    refuse_difference(output, kept, asked)
-    return output, asked
+    refuse_difference(output, stored, design)
+    return output, design
 
 
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UserError(f"{flag} is '{text}'; expected whole numbers above 0 such as 1,2,4")
-    return tuple(sorted({int(word) for word in words}))
-
-
-def _words(launcher: str) -> tuple[str, ...]:
+def _parse_launcher(launcher: str) -> tuple[str, ...]:
     if launcher == "auto":
         return ()
     try:
-        words = tuple(shlex.split(launcher))
+        command = tuple(shlex.split(launcher))
     except ValueError as error:
-        raise UserError(f"--launcher is '{launcher}': {error}; expected words of a shell") from None
-    if not words:
+        raise UserError(f"--launcher is '{launcher}': {error}; expected a shell command") from None
+    if not command:
         raise UserError("--launcher is empty; expected auto, mpirun or srun")
-    return words
+    return command
 
 
 def _scalings(text: str) -> tuple[str, ...]:
     known = ("weak", "strong")
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in known:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
             raise UserError(
-                f"--scaling is '{text}'; expected weak, strong or both{suggest(word, known)}"
+                f"--scaling is '{text}'; expected weak, strong or both{suggest(name, known)}"
             )
-    return tuple(word for word in known if word in words)
+    return tuple(name for name in known if name in names)
 
 
 def _selection(only: tuple[str, ...], part: str | None) -> Selection:
@@ -208,7 +202,7 @@ def _selection(only: tuple[str, ...], part: str | None) -> Selection:
     if part is None:
         return Selection(only)
     first, _, second = part.partition("/")
-    right = first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)
-    if not right:
+    is_valid = first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second)
+    if not is_valid:
         raise UserError(f"--part is '{part}'; expected I/N with I from 1 to N, such as 3/25")
     return Selection(only, int(first), int(second))

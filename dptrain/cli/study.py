@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from dptrain.cli import words
+from dptrain.cli import parsing
 from dptrain.cli.common import CONFIG, JSON, STOPPED, examples, guarded
-from dptrain.cli.options import GroupedCommand, given, setting_flags
+from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
 
-LEFT_OUT = ("run_dir", "resume", "baseline_steps", "evaluate_every")
+OMITTED = ("run_dir", "resume", "baseline_steps", "evaluate_every")
 """Settings of training that a study decides itself."""
 
 EXAMPLES = examples(
@@ -45,7 +45,7 @@ def study(context: click.Context) -> None:
               help="Folder of the results.  [default: runs/variants-NETWORK]")  # fmt: skip
 @JSON
 @CONFIG
-@setting_flags(leave_out=LEFT_OUT)
+@setting_flags(omit=OMITTED)
 def variants(
     file: Path | None, output: Path | None, cross: bool, as_json: bool, **flags: Any
 ) -> int:
@@ -66,8 +66,8 @@ def variants(
         from dptrain.training.settings import load_settings
 
         texts = {name: flags.pop(name.replace("-", "_")) for name in AXES}
-        axes = {name: words.names(text) for name, text in texts.items() if text is not None}
-        config = load_settings(given(flags), os.environ, file)
+        axes = {name: parsing.parse_names(text) for name, text in texts.items() if text is not None}
+        config = load_settings(set_flags(flags), os.environ, file)
         from dptrain.comm.world import World
 
         world = World.connect(timeout=config.timeout, command="study")

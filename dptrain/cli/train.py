@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dptrain.cli.common import CHECKPOINT, CONFIG, EXISTING, JSON, STOPPED, examples, guarded
-from dptrain.cli.options import RUN_DIR, GroupedCommand, given, setting_flags
+from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 
 
 @click.command(
@@ -45,7 +45,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
         from dptrain.training.rundir import RunDirectory
         from dptrain.training.settings import load_settings
 
-        chosen = given(flags)
+        chosen = set_flags(flags)
         if "resume" in chosen:
             RunDirectory.open(Path(chosen["resume"]))
         # The directory of a run that this command started holds the values of the file.

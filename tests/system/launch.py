@@ -90,14 +90,14 @@ PARSER = """\
 #!PYTHON
 import json, os, sys
 from dptrain.cli.main import train
-from dptrain.cli.options import given
+from dptrain.cli.options import set_flags
 from dptrain.comm.launcher import find_launch
 from dptrain.training.settings import load_settings
 
 assert sys.argv[1] == "train"
 values = dict(train.make_context("train", sys.argv[2:]).params)
 file = values.pop("file")
-config = load_settings(given(values), os.environ, file)
+config = load_settings(set_flags(values), os.environ, file)
 launch = find_launch()
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
 found = dict(config.to_toml_values(), rank=launch.rank, size=launch.size, gpus=gpus)

@@ -36,7 +36,7 @@ def test_rows_end_where_every_backend_ends_a_group() -> None:
 
 
 def test_the_command_times_every_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--backend", "numba", "--backend", "reference", "--precision", "fp32"]
+    options = ["--backends", "numba,reference", "--precision", "fp32"]
     assert (
         run(["layers", "model-small", *options, "--batch-size", "2", "--json"], is_rank_zero=True)
         == 0

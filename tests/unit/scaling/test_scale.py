@@ -176,7 +176,7 @@ def test_a_failing_launch_ends_the_study_and_names_its_cause_once(
 def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale("--part", "1/2") == 0
     assert not Path("study/study.json").exists()
-    assert "3 of 6 launches are made; when all are: dptrain scale --collect study" in (
+    assert "3 of 6 launches are complete; when all are: dptrain scale --collect study" in (
         capsys.readouterr().out
     )
     assert run(["scale", "--collect", "study"], is_rank_zero=True) == 0
@@ -245,7 +245,7 @@ def test_collected_studies_lie_apart_from_their_launches() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ranks", "1,x"], "--ranks is '1,x'; expected whole numbers above 0"),
+        (["--ranks", "1,x"], "--ranks is '1,x'; expected whole numbers of at least 1"),
         (["--scaling", "wek"], "did you mean 'weak'"),
         (["--part", "3/2"], "--part is '3/2'; expected I/N"),
         (["--launcher", "nowhere-to-be-found"], "no such program"),
@@ -347,7 +347,7 @@ def test_a_study_that_is_stopped_takes_its_children_along_and_goes_on(
     study.send_signal(number)
     said, _ = study.communicate(timeout=30)
     assert study.returncode == 75
-    assert "3 of 6 launches are made; go on with: dptrain scale --output study" in said
+    assert "3 of 6 launches are complete; continue with: dptrain scale --output study" in said
     assert ends(launcher)
     monkeypatch.delenv("FAKE_HANG")
     assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
