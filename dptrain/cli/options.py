@@ -74,7 +74,9 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own flags, then those of the settings by group."""
         sections: dict[str, list[tuple[str, str]]] = {"": [], **{group: [] for group in GROUPS}}
-        for parameter in self.get_params(ctx):
+        # The text of a command describes its arguments.
+        flags = [found for found in self.get_params(ctx) if isinstance(found, click.Option)]
+        for parameter in flags:
             record = parameter.get_help_record(ctx)
             if record is not None:
                 group = parameter.group if isinstance(parameter, SettingOption) else ""

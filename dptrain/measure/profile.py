@@ -40,7 +40,7 @@ class Parts:
         compute: stages of the plan, with load and update.
         data_wait: waiting for the minibatch.
         transfer: exposed communication with all ranks present.
-        imbalance: exposed communication in which a rank waits for a later one.
+        imbalance: exposed communication in which a rank waits for the slowest one.
         other: the rest of the step.
     """
 

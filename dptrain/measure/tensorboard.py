@@ -116,7 +116,7 @@ class TensorBoard:
 
 
 def import_tensorboard() -> Any:
-    """What is used of the package, by name.
+    """Return the classes of the package ``tensorboard`` that are used, by name.
 
     Raises:
         UserError: it is not installed, or does not load.

@@ -51,8 +51,8 @@ PARTS = (
          "readings."),
     Term("communication.exposed", "ms", "Transfer and imbalance: time in calls that sum gradients "
          "(on a GPU: between the last stage and the end of the sums)."),
-    Term("communication.hidden", "ms", "Communication that overlaps with stages; not a part of the "
-         "sum that gives the step."),
+    Term("communication.hidden", "ms", "Communication that overlaps with stages. It is not one of "
+         "the parts that add up to the step."),
 )  # fmt: skip
 
 PROFILE = (
@@ -144,7 +144,7 @@ OTHERS = (
     Term("memory.gradients", "bytes", "Gradients of one rank."),
     Term("memory.optimizer", "bytes", "State of the optimizer."),
     Term("memory.buffers", "bytes", "Activations, their gradients and other buffers of the plan."),
-    Term("memory.pictures", "bytes", "Training images cached on the GPU."),
+    Term("memory.dataset cache", "bytes", "Training images cached on the GPU."),
     Term("memory.workspace", "bytes", "Workspace of cuDNN, which plans do not contain."),
     Term("memory.sums", "bytes", "Buffers of the gradient sum."),
     Term("memory.total", "bytes", "Sum of these."),

@@ -136,7 +136,7 @@ class Progress(Callback):
 
 
 class MetricsLog(Callback):
-    """Write ``metrics.jsonl`` and, if the job asks for them, files for TensorBoard."""
+    """Write ``metrics.jsonl`` and, if the setting `tensorboard` is on, files for TensorBoard."""
 
     def __init__(self) -> None:
         self._board: TensorBoard | None = None

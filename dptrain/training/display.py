@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of training: a bar on a terminal, a line every few seconds in a file or pipe."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from dptrain.training.progress import Progress
 
 LINE_EVERY_S = 10.0
-"""Where there is no terminal, seconds between lines inside a long epoch."""
+"""Seconds between two lines within an epoch if there is no terminal."""
 REFRESH_EVERY_S = 0.1
 
 
 class Display(ProgressPrinter):
-    """Rank 0's voice; on other ranks every call does nothing.
+    """Shows the progress on rank 0; on other ranks every call does nothing.
 
     Args:
-        verbose: whether this rank prints.
-        first_step, last_step: of this run.
-        task: what is done, in a word.
-        brief: show how far it is, and leave out all that `print` would show.
+        verbose: True if this rank prints.
+        first_step, last_step: steps of this run, counted from 0.
+        task: the name of the bar.
+        brief: show only the progress; `print` does nothing.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Display(ProgressPrinter):
         return bar.add_task(self._name, total=self._last - self._first, facts="")
 
     def print(self, what: str | Table) -> None:
-        """Print a line, which is never cut, or a table, above the bar; nothing if brief."""
+        """Print a table, or a line of any length, above the bar; nothing if `brief`."""
         if not self._brief:
             super().print(what)
 
     def step(self, progress: Progress) -> None:
-        """A step is done. Cheap: it draws at most ten times a second."""
+        """Show that a step is complete; draws at most ten times per second."""
         if self._console is None:
             return
         now, step = monotonic(), progress.step

@@ -116,7 +116,7 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
 
     Args:
         dataset: from `open_data`.
-        spec: of the data set; its options are left out of the description.
+        spec: specification of the data set; the description omits its options.
         whole: True if the data set was opened with ``split=False``.
     """
     count, name = len(dataset.test), spec.partition("?")[0]

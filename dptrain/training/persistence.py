@@ -1,4 +1,4 @@
-"""What a job reads from its run directory when it starts, and writes to it while it runs."""
+"""Files of the run directory that a job reads when it starts and writes while it runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _is_listed(name: str, network: Network) -> bool:
 
 
 def checkpoint_facts(run_spec: RunSpec, updates: int) -> CheckpointFacts:
-    """Return what a checkpoint records besides its arrays."""
+    """Return the facts that a checkpoint stores in addition to its arrays."""
     job = run_spec.job
     return CheckpointFacts(
         updates=updates,

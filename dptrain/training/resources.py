@@ -1,4 +1,4 @@
-"""What the machine offers to a job: cores, devices, and the choices that follow from them."""
+"""Resources of the machine, cores and devices, and the settings that follow from them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def choose_prefetch(chosen: Settings, samples: Samples, world: World, threads: i
 
 
 def find_transport(chosen: Settings, world: World, replica: Replica) -> str:
-    """Return how gradients travel between the ranks."""
+    """Return how gradients are transferred between the ranks."""
     return call_on_all_ranks(
         world,
         lambda: choose_transport(world, replica, chosen.transport, strategy=chosen.strategy),

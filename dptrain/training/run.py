@@ -1,4 +1,4 @@
-"""What ``dptrain train`` does: a whole run, or a dry run that prints the specification."""
+"""The command ``dptrain train``: a whole run, or a dry run that prints the specification."""
 
 from __future__ import annotations
 

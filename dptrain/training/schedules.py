@@ -30,7 +30,7 @@ class Schedule:
         base: α, the rate after warm-up.
         kind: ``constant``, ``step`` or ``cosine``.
         warmup_steps: W, steps in which the rate rises from α / W to α.
-        total_steps: T, where the cosine ends; read by ``cosine`` alone.
+        total_steps: T, the end of the cosine; only ``cosine`` reads it.
         step_every: steps between two falls; read by ``step`` alone.
         step_factor: what the rate is multiplied with at each fall; read by ``step`` alone.
         minimum: α₀, which ``step`` and ``cosine`` do not fall below; only the ramp is lower.

@@ -1,9 +1,9 @@
 """The settings of a training job: names, types, defaults, limits and help texts.
 
-`Settings` is the only place that declares a setting. The flags of the command line, the environment
-variables, the keys of a configuration file and the keyword arguments of `dptrain.Trainer` are
-derived from it. A setting that is None is resolved later, from the network's recipe, the backend,
-the data or the machine; `dptrain.training.spec` holds the result.
+Settings are declared only in `Settings`. The flags of the command line, the environment variables,
+the keys of a configuration file and the keyword arguments of `dptrain.Trainer` are derived from it.
+A setting that is None is resolved later, from the network's recipe, the backend, the data or the
+machine; `dptrain.training.spec` holds the result.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class Settings:
         otherwise="the cores of the node divided by its ranks", at_least=1, at_most=1024,
     )  # fmt: skip
     transport: str = _setting(
-        "parallelism", "auto", "How gradients travel between GPUs: peer-to-peer memory within a "
-        "node, NCCL, a CUDA-aware MPI, or host memory. auto takes the first that works.",
+        "parallelism", "auto", "How gradients are transferred between GPUs: peer-to-peer memory "
+        "within a node, NCCL, a CUDA-aware MPI, or host memory. auto takes the first that works.",
         choices=TRANSPORTS,
     )  # fmt: skip
     bucket_kib: int | None = _setting(
@@ -424,9 +424,9 @@ def load_settings(
 ) -> Settings:
     """Combine the layers: defaults < file < environment < flags.
 
-    If one layer sets `epochs` and a higher one `steps` (or the other way round), the higher one
-    counts. With `resume`, the file is the one of that run; its `threads` is ignored, because it
-    belongs to the machine on which the run was started.
+    If one layer sets `epochs` and a higher one `steps`, or vice versa, the higher one counts. With
+    `resume`, the file is the one of that run; its `threads` is ignored, because it belongs to the
+    machine on which the run was started.
 
     Args:
         flags: the given flags by the name of their setting; text is converted.

@@ -1,4 +1,4 @@
-"""What a run is: a job, which all ranks agree on, and the part of each rank.
+"""The specification of a run: the job, on which all ranks agree, and the hardware of each rank.
 
 `resolve_job` turns `Settings`, in which a user leaves most values open, into a `JobSpec`, in which
 every value is known. `RunSpec` adds the data, the preprocessing and the ranks. It is written to the
@@ -68,7 +68,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What one rank contributes: its place in the job and its hardware.
+    """The hardware of one rank.
 
     Attributes:
         rank: number of the rank.
@@ -98,7 +98,7 @@ class RunSpec:
         data: fingerprint of the data set, see `dptrain.data.fingerprint`.
         preprocessing: see `dptrain.data.preprocessing.Preprocessing.to_dict`.
         ranks: one entry for each rank.
-        origins: for each setting that is not a default, where its value comes from.
+        origins: origin of each setting that is not a default, such as a flag or a file.
     """
 
     version: str
