@@ -167,7 +167,7 @@ def _design(
         return output or new_folder(config.network), design
     fields = {"scaling": "scalings"}
     default_names = [fields.get(name, name) for name in DEFAULTS if name not in own]
-    design = design.taking(stored, default_names)
+    design = design.with_fields_of(stored, default_names)
     assert output is not None
     refuse_difference(output, stored, design)
     return output, design

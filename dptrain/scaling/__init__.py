@@ -1,1 +1,1 @@
-"""How well the job scales: measured baselines, statistics, efficiencies."""
+"""Scaling studies: launches over numbers of ranks, efficiencies, models, forecasts, reports."""

@@ -1,18 +1,20 @@
-"""A model of a step from its parts: nothing in it is fitted to the step times that it predicts.
+"""A model of the step time that is built from its parts and not fitted to step times.
 
-T(p) = ((compute + data wait) c + exposed sum) / possible + imbalance + other
+T(p) = ((compute + data wait) c + all-reduce − overlap) / possible + imbalance + other
 
-- compute is linear in a rank's samples: the update is its constant part, calibrated at the base
-  point. c is how much slower the same work was with as many workers on a node;
-- the gradient sum of m bytes takes, by a tree, 2 α log₂ p + 2 β m (p − 1) / p, and by a ring
-  2 α (p − 1) in place of the first term. α and β come from sums measured alone, at the sizes in
-  use. Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
-  in MPICH", IJHPCA 19 (2005), section 4; the cost of a message, α + β m, is Hockney's, "The
-  communication challenge for MPP", Parallel Computing 20 (1994);
-- a share ω of it runs behind the backward pass, at most as long as that lasts;
-- possible is the share of ranks that have a core: what shares cores takes turns. Sums are measured
-  where all have one, if they were anywhere: elsewhere they tell of the operating system's turns;
-- imbalance grows as the largest of p normal numbers does, with √(2 ln p). Source: Cramér,
+- compute is linear in the samples of a rank; its constant part is the update of the base point. c
+  is the slowdown of the same work with as many compute threads on a node.
+- An all-reduce of m bytes takes 2 α log₂ p + 2 β m (p − 1) / p with Rabenseifner's algorithm
+  (reduce-scatter by recursive halving, all-gather by recursive doubling). A ring has the first term
+  2 α (p − 1) instead. α and β are fitted to all-reduces that are timed alone, at the sizes in use.
+  Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+  MPICH", IJHPCA 19 (2005), section 4. The cost of a message, α + β m, is from Hockney, "The
+  communication challenge for MPP", Parallel Computing 20 (1994).
+- A fraction ω of the all-reduce overlaps with the backward pass, at most the time of that pass.
+- possible is the fraction of compute threads that have a core of their own. α and β are fitted to
+  points without oversubscription if there are any, because otherwise scheduling by the operating
+  system dominates the times.
+- imbalance grows as the expected maximum of p normal variables, with √(2 ln p). Source: Cramér,
   "Mathematical methods of statistics", 1946, section 28.6.
 """
 
@@ -32,11 +34,14 @@ from dptrain.scaling.points import Group
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the model takes from one point.
+    """The measurements of one point that the model uses.
 
     Attributes:
-        sums: (bytes, number a step, milliseconds of one), medians over launches.
-        update_ms, backward_ms: of a mean step.
+        setting: the point.
+        parts: parts of a step in milliseconds.
+        sums: for each bucket size: bytes, buckets per step, milliseconds of one all-reduce (median
+            over launches).
+        update_ms, backward_ms: times of the update and of the backward pass in a mean step.
     """
 
     setting: Setting
@@ -47,7 +52,7 @@ class Calibration:
 
     @classmethod
     def of(cls, group: Group, setting: Setting) -> Calibration:
-        """Medians over the launches of a point."""
+        """Return the medians over the launches of a point."""
         profiles = [measured.profile for measured in group.launches]
         sizes = {(s.bucket_bytes, s.buckets) for profile in profiles for s in profile.sums}
         sums = tuple(
@@ -60,7 +65,7 @@ class Calibration:
 
     @property
     def sum_ms(self) -> float:
-        """All sums of a step, one after another."""
+        """Time of all all-reduces of a step, one after another, in milliseconds."""
         return sum(number * time for _, number, time in self.sums)
 
 
@@ -75,107 +80,119 @@ def _phase_ms(profile: Profile, phase: str) -> float:
 
 @dataclass(frozen=True)
 class _Network:
-    """Cost of a message, found from sums alone.
+    """The cost of an all-reduce, fitted to all-reduces that were timed alone.
 
     Attributes:
-        tree: whether messages go along a tree; else around a ring.
-        known: whether two numbers of ranks told tree and ring apart.
-        apart: whether sums of different sizes or ranks told α and β apart.
-        alpha_ms, beta_ms: of a message, and of a byte.
+        ring: True for the ring algorithm, False for Rabenseifner's algorithm.
+        algorithm_determined: True if two numbers of ranks distinguish the algorithms.
+        latency_determined: True if different sizes or numbers of ranks distinguish α from β.
+        alpha_ms, beta_ms: latency of a message, and time per byte.
     """
 
-    tree: bool
-    known: bool
-    apart: bool
+    ring: bool
+    algorithm_determined: bool
+    latency_determined: bool
     alpha_ms: float
     beta_ms: float
 
     def sum_ms(self, ranks: int, size: float) -> float:
-        """One sum of `size` bytes."""
-        hops, share = _messages(ranks, tree=self.tree)
-        return self.alpha_ms * hops + self.beta_ms * share * size
+        """Return the time of an all-reduce of `size` bytes in milliseconds."""
+        messages, volume = _messages(ranks, ring=self.ring)
+        return self.alpha_ms * messages + self.beta_ms * volume * size
 
 
-def _messages(ranks: int, *, tree: bool) -> tuple[float, float]:
-    """Messages one after another, and how many times all bytes are sent."""
-    hops = math.log2(ranks) if tree else ranks - 1.0
-    return 2 * hops, 2 * (ranks - 1) / ranks
+def _messages(ranks: int, *, ring: bool) -> tuple[float, float]:
+    """Return the number of successive messages, and the volume over the size of the buffer."""
+    messages = ranks - 1.0 if ring else math.log2(ranks)
+    return 2 * messages, 2 * (ranks - 1) / ranks
 
 
 def _network(points: Sequence[Calibration]) -> _Network:
     rows = [(at.setting.ranks, size, time) for at in points for size, _, time in at.sums]
-    known = len({ranks for ranks, _, _ in rows}) > 1
-    apart = len({(ranks, size) for ranks, size, _ in rows}) > 1
+    algorithm_determined = len({ranks for ranks, _, _ in rows}) > 1
+    latency_determined = len({(ranks, size) for ranks, size, _ in rows}) > 1
+    determined = algorithm_determined, latency_determined
     found = []
-    for tree in (True, False):
-        costs = [(_messages(ranks, tree=tree), size, time) for ranks, size, time in rows]
-        # Bytes first: what cannot be told from latency counts as bandwidth.
+    for ring in (False, True):
+        costs = [(_messages(ranks, ring=ring), size, time) for ranks, size, time in rows]
+        # The column of bytes is first, so that time counts as bandwidth if the data do not
+        # distinguish it from latency.
         matrix = np.array(
-            [(share * size / time, hops / time) for (hops, share), size, time in costs]
+            [(volume * size / time, messages / time) for (messages, volume), size, time in costs]
         )
         beta, alpha = nonnegative(matrix, np.ones(len(rows)))
         error = float(np.sum((matrix @ [beta, alpha] - 1) ** 2))
-        found.append((error, _Network(tree, known, apart, float(alpha), float(beta))))
-    # A tree where nothing tells them apart: MPI libraries take one for long messages.
-    tree_error, ring_error = (error for error, _ in found)
-    return found[1][1] if known and ring_error < tree_error else found[0][1]
+        found.append((error, _Network(ring, *determined, float(alpha), float(beta))))
+    # MPI libraries use Rabenseifner's algorithm for long messages, so it is the default.
+    (error, default), (ring_error, ring_network) = found
+    return ring_network if algorithm_determined and ring_error < error else default
 
 
 def fit_alpha_beta(points: Sequence[Calibration]) -> Model:
-    """The model of this module's head, from the base point and the points of several ranks.
+    """Return the α–β model of this module, from the base point and the points of several ranks.
 
     Args:
-        points: the base first.
+        points: measurements of the points, the base first.
 
     Raises:
-        TooFewPointsError: no point of several ranks has a measured sum.
+        TooFewPointsError: no point of several ranks has a timed all-reduce.
     """
     base, others = points[0], [at for at in points if at.sums]
     if not others:
-        raise TooFewPointsError("the α–β model (takes a point of several ranks)")
+        raise TooFewPointsError("the α–β model (needs a point with several ranks)")
     others = [at for at in others if at.setting.possible == 1] or others
-    # A network between nodes is what further ranks meet; memory, where there was no other.
-    between = [at for at in others if at.setting.nodes > 1]
-    network = _network(between or others)
-    overlap = float(np.median([_hidden_share(at) for at in others]))
-    spread = float(np.median([at.parts.imbalance / _extreme(at.setting.ranks) for at in others]))
+    # More ranks than measured communicate between nodes, so points of several nodes are preferred.
+    multi_node = [at for at in others if at.setting.nodes > 1]
+    network = _network(multi_node or others)
+    overlap = float(np.median([_overlap(at) for at in others]))
+    imbalance = float(
+        np.median([at.parts.imbalance / _expected_maximum(at.setting.ranks) for at in others])
+    )
     step_ms = partial(
-        _step_ms, base, network, _contention(points), overlap, spread,
+        _step_ms, base, network, _contention(points), overlap, imbalance,
         tuple((size, number) for size, number, _ in others[-1].sums),
     )  # fmt: skip
     parameters = {
         "update_ms": base.update_ms,
         "compute_per_sample_ms": _per_sample(base),
-        "contention": max(_slower(base, at) for at in points),
+        "contention": max(_slowdown(base, at) for at in points),
         "alpha_us": 1e3 * network.alpha_ms,
         "beta_gb_per_s": 1e-6 / network.beta_ms if network.beta_ms else math.inf,
         "overlap": overlap,
-        "imbalance_ms": spread,
+        "imbalance_ms": imbalance,
     }
-    term = "2 α log₂ p" if network.tree else "2 α (p − 1)"
+    term = "2 α (p − 1)" if network.ring else "2 α log₂ p"
     equation = (
-        f"T(p) = (c (a + b·samples + data) + {term} + 2 m (p − 1) / (p B) − hidden) / possible "
+        f"T(p) = (c (a + b·samples + data) + {term} + 2 m (p − 1) / (p B) − overlap) / possible "
         "+ i √(2 ln p) + other"
     )
-    return Model("alpha-beta", parameters, equation, _assumptions(network, bool(between)), step_ms)
+    assumptions = _assumptions(network, multi_node=bool(multi_node))
+    return Model("alpha-beta", parameters, equation, assumptions, step_ms)
 
 
-def _assumptions(network: _Network, between: bool) -> tuple[str, ...]:
-    shape = "along a tree" if network.tree else "around a ring"
-    told = "" if network.known else "; one number of ranks does not tell that from a ring"
-    place = "between the measured ones" if between else "within the measured one"
-    bytes_alone = "all of a sum's time is taken for its bytes: one size among one number of ranks"
+def _assumptions(network: _Network, *, multi_node: bool) -> tuple[str, ...]:
+    algorithm = "a ring" if network.ring else "Rabenseifner's algorithm"
+    unsure = (
+        ""
+        if network.algorithm_determined
+        else "; a single number of ranks does not distinguish it from a ring"
+    )
+    nodes = "between the measured nodes" if multi_node else "within the measured node"
     return (
-        f"sums go {shape}{told}",
-        *[f"{bytes_alone} does not show latency"] * (not network.apart),
-        f"a message between nodes costs what it cost {place}",
-        "compute is linear in the samples of a rank, and slowed by neighbours as it was on the "
-        "measured nodes",
-        "imbalance grows with √(2 ln p): nothing but chance makes ranks late",
+        f"gradients are summed by {algorithm}{unsure}",
+        *[
+            "the time of an all-reduce is due to bandwidth alone, because a single size with a "
+            "single number of ranks does not show the latency"
+        ]
+        * (not network.latency_determined),
+        f"a message between nodes costs as much as one {nodes}",
+        "compute is linear in the samples of a rank, and contention on a node is as measured",
+        "imbalance grows with √(2 ln p), as for independent random delays",
     )
 
 
-def _extreme(ranks: int) -> float:
+def _expected_maximum(ranks: int) -> float:
+    """Return the expected maximum of normal variables in standard deviations (asymptotically)."""
     return math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
 
 
@@ -184,32 +201,33 @@ def _per_sample(base: Calibration) -> float:
 
 
 def _compute(base: Calibration, samples: float) -> float:
-    """Milliseconds of one undisturbed rank."""
+    """Return the compute time of a single rank in milliseconds."""
     return min(base.update_ms, base.parts.compute) + _per_sample(base) * samples
 
 
-def _slower(base: Calibration, at: Calibration) -> float:
-    """How many times as long as alone compute takes, sharing of cores aside."""
+def _slowdown(base: Calibration, at: Calibration) -> float:
+    """Return the compute time over that of a single rank, without the effect of shared cores."""
     alone = _compute(base, at.setting.local_batch) * base.setting.possible
     return at.parts.compute * at.setting.possible / alone
 
 
 def _on_node(setting: Setting) -> float:
-    """Workers of a node that compute at once."""
+    """Return the number of threads of a node that compute at the same time."""
     return math.ceil(setting.ranks / setting.nodes) * setting.threads * setting.possible
 
 
 def _contention(points: Sequence[Calibration]) -> Callable[[Setting], float]:
-    """Slowdown c by the workers of a node; a line between measured numbers, flat beyond them."""
-    by_workers: dict[float, list[float]] = {}
+    """Return the slowdown c by the threads of a node: linear interpolation, constant beyond."""
+    slowdowns: dict[float, list[float]] = {}
     for at in points:
-        by_workers.setdefault(_on_node(at.setting), []).append(_slower(points[0], at))
-    workers = sorted(by_workers)
-    factors = [float(np.median(by_workers[number])) for number in workers]
-    return lambda setting: float(np.interp(_on_node(setting), workers, factors))
+        slowdowns.setdefault(_on_node(at.setting), []).append(_slowdown(points[0], at))
+    threads = sorted(slowdowns)
+    factors = [float(np.median(slowdowns[number])) for number in threads]
+    return lambda setting: float(np.interp(_on_node(setting), threads, factors))
 
 
-def _hidden_share(at: Calibration) -> float:
+def _overlap(at: Calibration) -> float:
+    """Return the fraction of the all-reduces that overlaps with computation."""
     return float(np.clip(1 - at.parts.transfer / at.sum_ms, 0.0, 1.0)) if at.sum_ms else 0.0
 
 
@@ -218,16 +236,17 @@ def _step_ms(
     network: _Network,
     contention: Callable[[Setting], float],
     overlap: float,
-    spread: float,
+    imbalance: float,
     buckets: Sequence[tuple[int, int]],
     at: Setting,
 ) -> float:
-    crowd = base.setting.possible / at.possible
-    slow = contention(at) * crowd
+    oversubscription = base.setting.possible / at.possible
+    slow = contention(at) * oversubscription
     share = at.local_batch / base.setting.local_batch
     busy = _compute(base, at.local_batch) * slow + base.parts.data_wait * share * slow
     if at.ranks == 1:
         return busy + base.parts.other
     total = sum(number * network.sum_ms(at.ranks, size) for size, number in buckets)
-    hidden = min(overlap * total * crowd, base.backward_ms * share * slow)
-    return busy + total * crowd - hidden + spread * _extreme(at.ranks) + base.parts.other
+    overlapped = min(overlap * total * oversubscription, base.backward_ms * share * slow)
+    exposed = total * oversubscription - overlapped
+    return busy + exposed + imbalance * _expected_maximum(at.ranks) + base.parts.other

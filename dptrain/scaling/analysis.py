@@ -1,4 +1,4 @@
-"""From finished launches to a `Study`: points, fits, forecasts, and the conclusion in sentences."""
+"""Turn complete launches into a `Study`: points, fits, forecasts, and the conclusion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dptrain.errors import UserError
 from dptrain.measure.statistics import FEWEST
-from dptrain.scaling.answer import conclude
+from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
 from dptrain.scaling.points import (
     Measured,
@@ -22,10 +22,10 @@ from dptrain.scaling.study import Point, Study
 SAME = (
     "network", "data", "backend", "precision", "strategy", "optimizer", "parameters",
 )  # fmt: skip
-"""What launches of one study have in common; a difference would pass for a matter of scaling."""
+"""Job entries that must be equal; a difference would be mistaken for an effect of scaling."""
 MACHINE = ("cpu", "os", "python", "versions", "mpi", "host")
-"""What they should have in common, by the keys of ``env.json``. Cores are not: launchers bind some
-jobs to fewer."""
+"""Keys of ``env.json`` that should be equal. Cores are not compared: launchers bind some jobs to
+fewer cores."""
 
 
 def analyse(
@@ -34,16 +34,16 @@ def analyse(
     commands: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Study:
-    """Make a study of finished launches.
+    """Return the study of complete launches.
 
     Args:
         launches: one or more, in any order.
-        commands: of each launch's folder, as it can be typed.
-        notes: what was noticed while they ran.
+        commands: command line by the folder of the launch.
+        notes: observations during the launches.
 
     Raises:
-        UserError: they are not launches of one job, their data was too small, or a minibatch fits
-            no way of scaling.
+        UserError: the launches do not belong to one job, the data are too small, or a minibatch
+            fits neither weak nor strong scaling.
     """
     _check_same_job(launches)
     groups = make_groups(launches)
@@ -69,7 +69,7 @@ def analyse(
         points=points,
         fits=tuple(fits),
         forecasts=tuple(forecasts),
-        answer=conclude(points, forecasts),
+        conclusion=conclude(points, forecasts),
         notes=(*notes, *_notes(launches, points), *reasons),
         profiles={name: folder for name, folder in profiles.items() if name in names},
         commands={
@@ -90,39 +90,42 @@ def _check_same_job(launches: Sequence[Measured]) -> None:
             if one != two:
                 raise UserError(
                     f"{other.folder} has {key} {two}, {first.folder} has {one}; expected launches "
-                    "of one job, so collect them apart"
+                    "of one job, collect different jobs separately"
                 )
 
 
 def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
-    """What to know before believing the figures."""
+    """Return the restrictions of the validity of the results."""
     found = []
     shared = sorted({(p.ranks, p.threads, p.possible) for p in points if p.possible < 1})
     found += [
-        f"{ranks} ranks x {threads} thread{'s' * (threads > 1)} share cores: at most "
-        f"{possible:.0%} efficiency is possible there"
+        f"{ranks} ranks × {threads} thread{'s' * (threads > 1)} share cores: the efficiency there "
+        f"is at most {possible:.0%}"
         for ranks, threads, possible in shared
     ]
-    few = min(len(point.launches) for point in points)
-    if few < FEWEST:
+    fewest = min(len(point.launches) for point in points)
+    if fewest < FEWEST:
         found.append(
-            f"a point has {few} launch{'es' * (few > 1)}, too few for an interval; "
+            f"a point has {fewest} launch{'es' * (fewest > 1)}, too few for an interval; "
             "measure five or more"
         )
-    elif few < 5:
-        found.append(f"{few} launches a point make wide intervals; measure five or more")
+    elif fewest < 5:
+        found.append(f"{fewest} launches per point give wide intervals; measure five or more")
     named = set()
     for point in points:
         for launch in point.launches:
             if launch.order in point.outliers and launch.folder not in named:
                 named.add(launch.folder)
-                away = launch.step_ms / point.step_ms.value - 1
-                found.append(f"{launch.folder} is {away:+.0%} off the median of its point")
+                deviation = launch.step_ms / point.step_ms.value - 1
+                found.append(
+                    f"the step time of {launch.folder} deviates by {deviation:+.0%} from the "
+                    "median of its point"
+                )
     return found + _differences(launches)
 
 
 def _differences(launches: Sequence[Measured]) -> list[str]:
-    """Machines and versions that differ between launches."""
+    """Return the differences in machine and versions between launches."""
     found = []
     for key in MACHINE:
         seen: dict[str, str] = {}

@@ -1,7 +1,8 @@
-"""What a study launches, and in which order; kept in ``scale.json`` so that it can go on later."""
+"""The design of a study: its points and the order of launches, stored in ``scale.json``."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,18 +21,22 @@ DESIGN, LAUNCHES, PREPARE, PROFILE, LOG, LAUNCHED = (
     "scale.json", "launches", "prepare-", "profile.json", "log.txt", "launch.json",
 )  # fmt: skip
 FORM = Form(
-    noun="design of a study", otherwise="choose another --output", anew="choose another --output"
+    noun="design of a scaling study",
+    otherwise="choose another --output",
+    anew="choose another --output",
 )
 _PARTIAL = f".{DESIGN}."
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedPoint:
     """A point to measure.
 
     Attributes:
-        scaling: `WEAK` or `STRONG`; the base is a point of both and has the first.
-        batch_size: of all ranks.
+        scaling: `WEAK` or `STRONG`; the base belongs to both and is listed with the first one.
+        ranks: number of ranks.
+        threads: compute threads per rank.
+        batch_size: global minibatch size.
     """
 
     scaling: str
@@ -41,36 +46,38 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """``weak-r2-t1``."""
+        """The name of the point, such as ``weak-r2-t1``."""
         return f"{self.scaling}-r{self.ranks}-t{self.threads}"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One launch: a point and its round, from 1."""
+    """A launch to run: a point and its round, counted from 1."""
 
-    point: Wanted
+    point: PlannedPoint
     round: int
 
     @property
     def folder(self) -> str:
-        """Below the study's folder."""
+        """The folder of the launch, relative to the folder of the study."""
         return f"{LAUNCHES}/{self.point.name}-{self.round}"
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is varied, and how often it is measured.
+    """The parameters that are varied, and the number of measurements.
 
     Attributes:
-        ranks, threads: every combination is a point.
+        ranks, threads: numbers of ranks, and of compute threads per rank; every combination is a
+            point.
         scalings: `WEAK`, `STRONG` or both.
-        launches: of each point.
-        steps: timed in each.
-        seed: of the order.
-        launcher: what starts ranks, in words; empty: found by `dptrain.scaling.launching`.
-        batch_size: of all ranks at the smallest number of workers.
-        settings: of the job, as `Settings.to_toml_values` has them.
+        launches: launches per point.
+        steps: timed steps per launch.
+        seed: seed of the order of launches.
+        launcher: command line of the program that starts ranks; empty: found by
+            `dptrain.scaling.launching`.
+        batch_size: global minibatch size of the point with the fewest compute threads.
+        settings: settings of the job, as returned by `Settings.to_toml_values`.
     """
 
     ranks: tuple[int, ...]
@@ -83,34 +90,37 @@ class Design:
     batch_size: int
     settings: dict[str, Any]
 
-    def points(self) -> tuple[Wanted, ...]:
-        """Each point once, the base first.
+    def points(self) -> tuple[PlannedPoint, ...]:
+        """Return each point once, the base first.
 
         Raises:
-            UserError: a weak minibatch would not be whole.
+            UserError: the minibatch of a point of weak scaling is not an integer.
         """
-        places = sorted((r * t, t, r) for r in self.ranks for t in self.threads)
-        fewest = places[0][0]
-        found: dict[tuple[int, int, int], Wanted] = {}
+        combinations = sorted((r * t, t, r) for r in self.ranks for t in self.threads)
+        fewest = combinations[0][0]
+        found: dict[tuple[int, int, int], PlannedPoint] = {}
         for scaling in self.scalings:
-            for workers, threads, ranks in places:
+            for total_threads, threads, ranks in combinations:
                 batch = self.batch_size
                 if scaling == WEAK:
-                    batch, rest = divmod(self.batch_size * workers, fewest)
+                    batch, rest = divmod(self.batch_size * total_threads, fewest)
                     if rest:
+                        multiple = fewest // math.gcd(fewest, total_threads)
                         raise UserError(
-                            f"{self.batch_size} samples for {fewest} workers make no whole number "
-                            f"for {workers}; try --batch-size {self.batch_size * fewest}"
+                            f"weak scaling from {fewest} to {total_threads} compute threads (ranks "
+                            f"× threads) turns the minibatch of {self.batch_size} into "
+                            f"{self.batch_size * total_threads / fewest:g}; expected a multiple of "
+                            f"{multiple}, try --batch-size {self.batch_size * fewest}"
                         )
-                wanted = Wanted(scaling, ranks, threads, batch)
+                wanted = PlannedPoint(scaling, ranks, threads, batch)
                 found.setdefault((ranks, threads, batch), wanted)
         return tuple(found.values())
 
     def tasks(self) -> list[Task]:
-        """All launches: rounds that visit each point once, each in an order of its own.
+        """Return all launches in rounds: each round contains every point once, in random order.
 
-        What changes slowly on a machine, such as its temperature or its other users, then meets
-        all points alike.
+        A slow change of the machine, such as its temperature or the load by other users, then
+        affects all points equally.
         """
         points = self.points()
         found = []
@@ -120,52 +130,54 @@ class Design:
             found += [Task(points[i], number) for i in order]
         return found
 
-    def keep(self, folder: Path) -> None:
-        """Write ``scale.json`` where there is none, or one with fewer launches.
+    def write(self, folder: Path) -> None:
+        """Write ``scale.json`` unless the folder has a design with at least as many launches.
 
-        Several that begin at once agree on one.
+        Processes that start at the same time agree on one design.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
         path, partial = folder / DESIGN, folder / f"{_PARTIAL}{os.getpid()}"
         with writing(path, "--output"):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 partial.write_text(FORM.text(self) + "\n")
-                kept = self._link(partial, path)
-                if kept is not None and kept.launches < self.launches:
+                stored = self._link(partial, path)
+                if stored is not None and stored.launches < self.launches:
                     partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
 
     @staticmethod
     def _link(partial: Path, path: Path) -> Design | None:
-        """Call a file by its name; what has that name already, if there is something."""
+        """Link a complete file to its name; return the design that has the name already, if any."""
         try:
             os.link(partial, path)
         except FileExistsError:
             return Design.read(path.parent)
-        except OSError:  # A file system without links.
+        except OSError:  # The file system does not support hard links.
             partial.replace(path)
         return None
 
-    def taking(self, other: Design, names: Sequence[str]) -> Design:
-        """This one, with the fields `names` of another."""
+    def with_fields_of(self, other: Design, names: Sequence[str]) -> Design:
+        """Return a copy with the fields `names` of another design."""
         return replace(self, **{name: getattr(other, name) for name in names})
 
     @classmethod
     def read(cls, folder: Path) -> Design | None:
-        """The one of a study that was begun in `folder`; None where none was.
+        """Return the design of the study in `folder`; None if the folder is empty or missing.
 
         Raises:
-            UserError: `folder` is a file, or holds something that is no study.
+            UserError: `folder` is a file, or contains other files.
         """
         path = folder / DESIGN
         try:
             if not path.exists():
-                if folder.exists() and (not folder.is_dir() or _holds_something(folder)):
-                    raise UserError(f"{folder} is not empty and no study; choose another --output")
+                if folder.exists() and (not folder.is_dir() or _has_other_files(folder)):
+                    raise UserError(
+                        f"{folder} contains files but no scaling study; choose another --output"
+                    )
                 return None
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -177,13 +189,13 @@ class Design:
         return cls(**{**values, **{name: tuple(values[name]) for name in lists}})
 
 
-def _holds_something(folder: Path) -> bool:
-    """Whether there is more than what another process, which begins just now, is about to name."""
+def _has_other_files(folder: Path) -> bool:
+    """Return True unless all files are designs that another process is just writing."""
     return not all(path.name.startswith(_PARTIAL) for path in folder.iterdir())
 
 
 def unfinished(folder: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Launches that have no profile yet, in order."""
+    """Return the launches without a profile, in order."""
     return [task for task in tasks if not (folder / task.folder / PROFILE).is_file()]
 
 
@@ -192,17 +204,17 @@ _FACTS: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def launch_facts(place: Path) -> dict[str, Any]:
-    """What was noted of a launch: command, begin, seconds; nothing if somebody else made it."""
+def launch_facts(folder: Path) -> dict[str, Any]:
+    """Return the contents of ``launch.json``: command, start, duration; {} if there is no file."""
     try:
-        facts = dict(parse_json((place / LAUNCHED).read_bytes()))
+        facts = dict(parse_json((folder / LAUNCHED).read_bytes()))
     except (OSError, ValueError, TypeError):
         return {}
     return {name: value for name, value in facts.items() if isinstance(value, _FACTS.get(name, ()))}
 
 
 def new_folder(network: str) -> Path:
-    """``studies/<network>-<date>-<time>``, and ``-2``, ``-3``, … behind it while that is taken."""
+    """Return a free name ``studies/<network>-<date>-<time>``, with ``-2``, ``-3``, … if needed."""
     name = f"{Path(network).name.removesuffix('.toml')}-{datetime.now():%Y%m%d-%H%M%S}"
     path, number = Path("studies") / name, 1
     while path.exists():
@@ -211,19 +223,19 @@ def new_folder(network: str) -> Path:
     return path
 
 
-def refuse_difference(folder: Path, kept: Design, asked: Design) -> None:
-    """Refuse to go on with a study of something else; more launches are welcome.
+def refuse_difference(folder: Path, stored: Design, requested: Design) -> None:
+    """Refuse to continue a study with another design; only `launches` may increase.
 
     Raises:
-        UserError: names the first difference.
+        UserError: the designs differ; the message contains the first difference.
     """
-    for name, was, now in _differences(asdict(kept), asdict(asked)):
+    for name, was, now in _differences(asdict(stored), asdict(requested)):
         if name == "launches" and now > was:
             continue
         flag = f"--{name.replace('_', '-')}"
         raise UserError(
-            f"{folder} holds a study with {flag} {_text(was)}, this one asks for {_text(now)}; "
-            "leave it out to go on with that study, or choose another --output"
+            f"{folder} contains a study with {flag} {_text(was)}, this command has {_text(now)}; "
+            f"omit {flag} to continue that study, or choose another --output"
         )
 
 
@@ -241,4 +253,4 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[s
 def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, value)) or "auto"
-    return "its default" if value is None else str(value)
+    return "(default)" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The files of a study: one JSON record, and tables as CSV for programs that draw or compute."""
+"""The files of a study: one JSON record, and tables as CSV for other programs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ STUDY, POINTS, LAUNCHES, FITS, FORECASTS = (
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Write `STUDY` and the CSV files; those of an earlier study are replaced, nothing else is.
+    """Write `STUDY` and the CSV files; files of an earlier study are replaced.
 
     Raises:
-        UserError: they cannot be written, or would replace what is no study's.
+        UserError: a file cannot be written, or would replace a file that belongs to no study.
     """
     refuse_foreign(folder)
     rows = {
@@ -55,22 +55,22 @@ def write_study(study: Study, folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Refuse to write where a file of ours would replace one of somebody else's.
+    """Refuse to replace a file that belongs to no study.
 
     Raises:
-        UserError: there is one, without a study beside it.
+        UserError: the folder contains a file with one of our names, but no study.
     """
     names = (STUDY, POINTS, LAUNCHES, FITS, FORECASTS)
     present = [name for name in names if (folder / name).exists()]
     if present and not _is_study(folder / STUDY):
         raise UserError(
-            f"{folder / present[0]} is there, and no study's; it is not overwritten: choose "
-            "another --output"
+            f"{folder / present[0]} exists and does not belong to a study, so it is not "
+            "overwritten; choose another --output"
         )
 
 
 def _is_study(path: Path) -> bool:
-    """Whether a study of any version wrote it."""
+    """Return True if the file is a study of any version."""
     try:
         values = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Models judged by the largest point, which they do not see, and what the best one says beyond it.
+"""Rank models by predicting the largest point from the others, and extrapolate the best one.
 
-The error of that prediction is called hindcast error. A forecast whose model missed the largest
-measured point by more than `TRUSTED` is withheld.
+The error of that prediction is the hindcast error. If it is above `TRUSTED` for the best model, the
+forecast is withheld.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
 
 TRUSTED = 0.15
+"""Largest hindcast error of an accepted model."""
 FARTHEST = 4096
-"""Ranks."""
-UNMEASURED_NETWORK = "all measured ranks were on one node: what a network adds is not in it"
+"""Largest number of ranks of a forecast."""
+UNMEASURED_NETWORK = "all measured ranks were on one node, so the cost of a network is not included"
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one way of scaling with one number of threads.
+    """The points of one kind of scaling with one number of threads per rank.
 
     Attributes:
-        base: of the study.
-        groups: by ranks.
+        scaling: `WEAK` or `STRONG`.
+        threads: compute threads per rank.
+        base: base point of the study.
+        groups: launches of each point, sorted by ranks.
     """
 
     scaling: str
@@ -37,19 +40,21 @@ class Series:
     groups: tuple[Group, ...]
 
     def setting(self, group: Group) -> Setting:
-        """Of a measured point."""
+        """Return the setting of a measured point."""
         job = group.first.job
-        at_once = group.workers * group.possible / (self.base.workers * self.base.possible)
+        at_once = (
+            group.total_threads * group.possible / (self.base.total_threads * self.base.possible)
+        )
         return Setting(
             at_once, group.ranks, group.threads, int(job["nodes"]), group.batch_size,
             float(job["local_batch"]), group.possible,
         )  # fmt: skip
 
-    def setting_at(self, ranks: int, *, crowded: bool) -> Setting:
-        """Of a number of ranks that was not measured.
+    def setting_at(self, ranks: int, *, on_measured_nodes: bool) -> Setting:
+        """Return the setting of a number of ranks that was not measured.
 
         Args:
-            ranks: of all nodes.
+            ranks: ranks of all nodes.
             crowded: on the measured nodes, sharing their cores if need be; else on as many nodes
                 as it takes for each to hold what the fullest measured one held without sharing.
         """
@@ -57,16 +62,16 @@ class Series:
         fullest = max(free, key=_ranks_per_node)
         nodes = max(int(group.first.job["nodes"]) for group in self.groups)
         possible = 1.0
-        if crowded:
-            rooms = [g.possible * _ranks_per_node(g) for g in self.groups if g.possible < 1]
+        if on_measured_nodes:
+            capacities = [g.possible * _ranks_per_node(g) for g in self.groups if g.possible < 1]
             nodes = min(nodes, ranks)
-            possible = min(min(rooms, default=math.inf) / math.ceil(ranks / nodes), 1.0)
+            possible = min(min(capacities, default=math.inf) / math.ceil(ranks / nodes), 1.0)
         else:
             nodes = math.ceil(ranks / _ranks_per_node(fullest))
-        workers = ranks * self.threads / self.base.workers
+        ratio = ranks * self.threads / self.base.total_threads
         grows = self.scaling == WEAK
-        batch = round(self.base.batch_size * workers) if grows else self.base.batch_size
-        at_once = workers * possible / self.base.possible
+        batch = round(self.base.batch_size * ratio) if grows else self.base.batch_size
+        at_once = ratio * possible / self.base.possible
         return Setting(
             at_once, ranks, self.threads, nodes, batch, math.ceil(batch / ranks), possible
         )
@@ -77,7 +82,7 @@ def _ranks_per_node(group: Group) -> int:
 
 
 def make_series(groups: Sequence[Group], base: Group) -> list[Series]:
-    """What models are fitted to: ways of scaling and threads with two points or more."""
+    """Return the series with two points or more, by kind of scaling and threads per rank."""
     found = []
     for scaling in (WEAK, STRONG):
         points = [group for group in groups if scaling in scalings_of(group, base)]
@@ -89,7 +94,7 @@ def make_series(groups: Sequence[Group], base: Group) -> list[Series]:
 
 
 def _fitters(series: Series) -> Iterator[Callable[[Sequence[Group]], Model]]:
-    """Functions from points to a model."""
+    """Return the functions that fit a model to points."""
 
     def law(fit: Callable[[Sequence[Timed]], Model], groups: Sequence[Group]) -> Model:
         return fit([Timed(series.setting(group), group.step_ms) for group in groups])
@@ -103,10 +108,12 @@ def _fitters(series: Series) -> Iterator[Callable[[Sequence[Group]], Model]]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A model of all points, and how far it was off at the largest when it did not know that.
+    """A model with its hindcast error.
 
     Attributes:
-        hindcast_ms: what it then foretold.
+        model: the model, fitted to all points.
+        hindcast_error: |predicted − measured| / measured of the largest point, fitted without it.
+        hindcast_ms: that prediction.
     """
 
     model: Model
@@ -115,22 +122,27 @@ class Judged:
 
 
 def judge(series: Series) -> tuple[list[Judged], list[str]]:
-    """Fit every model, the best hindcast first; and say why some cannot be.
+    """Fit every model, and predict the largest point from the others.
 
-    Through as many points as it has parameters any curve goes. So a model is fitted if the points
-    without the largest determine it, and that one is left to contradict it.
+    A model is fitted only if the points without the largest one determine its parameters;
+    otherwise the hindcast would be no test.
+
+    Returns:
+        The models in the order of the hindcast error, and notes on models that are not determined.
     """
     judged, missing = [], []
     largest = series.groups[-1]
     for fit in _fitters(series):
         try:
-            blind, model = fit(series.groups[:-1]), fit(series.groups)
+            without_largest, model = fit(series.groups[:-1]), fit(series.groups)
         except TooFewPointsError as reason:
             missing.append(str(reason))
             continue
-        foretold = blind.step_ms(series.setting(largest))
-        judged.append(Judged(model, abs(foretold / largest.step_ms - 1), foretold))
-    notes = [f"{name_of(series)} without its largest point does not determine {_listed(missing)}"]
+        predicted = without_largest.step_ms(series.setting(largest))
+        judged.append(Judged(model, abs(predicted / largest.step_ms - 1), predicted))
+    notes = [
+        f"{name_of(series)}: the points without the largest one do not determine {_listed(missing)}"
+    ]
     return sorted(judged, key=lambda found: found.hindcast_error), notes if missing else []
 
 
@@ -139,16 +151,21 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def name_of(series: Series) -> str:
-    """``weak scaling``; with more than one thread, how many."""
-    threads = f" with {series.threads} threads" if series.threads > 1 else ""
+    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
+    threads = f" with {series.threads} threads per rank" if series.threads > 1 else ""
     return f"{series.scaling} scaling{threads}"
 
 
 def as_fit(found: Judged, series: Series) -> Fit:
-    """The record, with a curve through the measured range."""
+    """Return the record of a model, with its curve over the measured range."""
     measured = {group.ranks: series.setting(group) for group in series.groups}
     curve = tuple(
-        (ranks, found.model.step_ms(measured.get(ranks) or series.setting_at(ranks, crowded=True)))
+        (
+            ranks,
+            found.model.step_ms(
+                measured.get(ranks) or series.setting_at(ranks, on_measured_nodes=True)
+            ),
+        )
         for ranks in _between(min(measured), max(measured), measured)
     )
     return Fit(
@@ -158,30 +175,30 @@ def as_fit(found: Judged, series: Series) -> Fit:
 
 
 def _between(first: int, last: int, measured: Collection[int]) -> list[int]:
-    """The measured numbers, and others between them: all of few, about 30 of many."""
+    """Return the measured numbers of ranks and up to about 30 others between them."""
     step = max((last / first) ** (1 / 30), 1 + 1e-9)
     spaced = {round(first * step**i) for i in range(31)}
-    few = set(range(first, last + 1)) if last - first < 32 else set()
-    return sorted({*measured, *spaced, *few})
+    every = set(range(first, last + 1)) if last - first < 32 else set()
+    return sorted({*measured, *spaced, *every})
 
 
 def make_forecast(series: Series, judged: Sequence[Judged]) -> Forecast:
-    """What the best model says of 2, 4, … times as many ranks, up to `FARTHEST`."""
+    """Return the prediction of the best model for the next powers of two, up to `FARTHEST`."""
     empty = Forecast(series.scaling, series.threads, "", None, "", (), ())
     if not judged:
-        reason = "no model could be tried on a point that it had not seen; measure more numbers "
+        reason = "no model could predict the largest point from the others; measure more numbers "
         return replace(empty, withheld=reason + "of ranks")
     at_once = [series.setting(group).n for group in series.groups]
     if at_once[-1] <= max(at_once[:-1]):
-        reason = "the largest point has no more cores than a smaller one, so no model was tried on "
-        return replace(empty, withheld=reason + "growing; measure more ranks that have cores")
+        reason = "the largest point uses no more cores than a smaller one, so no prediction was "
+        return replace(empty, withheld=reason + "tested; measure more ranks with own cores")
     best, error = judged[0].model, judged[0].hindcast_error
     named = replace(empty, model=best.name, hindcast_error=error)
     if error > TRUSTED:
         return replace(
             named,
-            withheld=f"the best model, {best.name}, missed the largest point by {error:.0%}, which "
-            f"is more than {TRUSTED:.0%}",
+            withheld=f"the best model, {best.name}, predicts the largest point with an error of "
+            f"{error:.0%}, which is more than {TRUSTED:.0%}",
         )
     trusted = [found.model for found in judged if found.hindcast_error <= TRUSTED]
     return replace(
@@ -198,12 +215,12 @@ def make_forecast(series: Series, judged: Sequence[Judged]) -> Forecast:
 def _assumptions(series: Series, model: Model) -> tuple[str, ...]:
     free = [group for group in series.groups if group.possible == 1] or series.groups[:1]
     ranks = max(map(_ranks_per_node, free))
-    nodes = f"further ranks are on further nodes like the measured ones, {ranks} on each"
-    seen = max(group.ranks for group in series.groups)
-    far = f"measured up to {seen} rank{'s' * (seen > 1)}: what only more would show is not in it"
+    nodes = f"additional ranks run on additional nodes like the measured ones, {ranks} per node"
+    most = max(group.ranks for group in series.groups)
+    far = f"effects that appear only beyond the measured {most} ranks are not included"
     one = max(int(group.first.job["nodes"]) for group in series.groups) == 1
     network = (UNMEASURED_NETWORK,) if one else ()
-    limit = ("a rank has one sample or more",) if series.scaling == STRONG else ()
+    limit = ("each rank has at least one sample",) if series.scaling == STRONG else ()
     return (nodes, *network, *model.assumptions, *limit, far)
 
 
@@ -212,10 +229,10 @@ def _points(series: Series, model: Model) -> tuple[tuple[int, float, float], ...
     found = []
     ranks = 2 ** math.ceil(math.log2(series.groups[-1].ranks + 1))
     while ranks <= FARTHEST and (series.scaling == WEAK or ranks <= base.batch_size):
-        at = series.setting_at(ranks, crowded=False)
+        at = series.setting_at(ranks, on_measured_nodes=False)
         step_ms = model.step_ms(at)
-        workers = ranks * series.threads / base.workers
+        ratio = ranks * series.threads / base.total_threads
         speed_up = (at.batch_size / step_ms) / (base.batch_size / base.step_ms)
-        found.append((ranks, step_ms, speed_up / workers))
+        found.append((ranks, step_ms, speed_up / ratio))
         ranks *= 2
     return tuple(found)

@@ -1,9 +1,9 @@
-"""Laws of scaling, fitted to points: Amdahl's, Gustafson's and Gunther's.
+"""Scaling laws of Amdahl, Gustafson and Gunther, fitted to points.
 
-Each describes images a second, X(n), of n workers that compute at once: n counts in workers of the
-smallest measured number, and where ranks share cores only as many as there are cores
-(`Setting.n`). A step then takes T = minibatch / X. Parameters are not negative, and found by least
-squares of relative errors.
+Each law describes the throughput X(n) in samples per second, where n is the number of threads that
+compute at the same time, over that of the base point (`Setting.n`). If ranks share cores, n counts
+the cores. A step takes T = minibatch / X. The parameters are nonnegative and minimise the sum of
+squared relative errors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dptrain.scaling.study import STRONG, WEAK
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step time is asked for.
+    """The conditions for which a model predicts the step time.
 
     Attributes:
-        n: workers that compute at once, over those of the smallest measured number.
-        ranks, threads, nodes: of the job.
-        batch_size, local_batch: of all ranks; of one.
-        possible: share of the workers that the cores let compute at once.
+        n: threads that compute at the same time, over those of the base point.
+        ranks, threads, nodes: number of ranks, of compute threads per rank, and of nodes.
+        batch_size, local_batch: samples per step, of all ranks and of one rank.
+        possible: fraction of the compute threads that have a core of their own.
     """
 
     n: float
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Timed:
-    """A setting with its measured step."""
+    """A setting with its measured step time."""
 
     setting: Setting
     step_ms: float
@@ -53,9 +53,9 @@ class Model:
     Attributes:
         name: ``amdahl``, ``gustafson``, ``usl``, ``alpha-beta``.
         parameters: by name, with units in the names.
-        equation: as people write it.
-        assumptions: in sentences.
-        step_ms: time of a step.
+        equation: the equation in mathematical notation.
+        assumptions: assumptions of the model in sentences.
+        step_ms: function that predicts the step time in milliseconds.
     """
 
     name: str
@@ -66,15 +66,18 @@ class Model:
 
 
 class TooFewPointsError(ValueError):
-    """The points do not determine a model; says which one, and what it takes."""
+    """The points do not determine a model; the message names it and what it needs."""
 
 
 def nonnegative(a: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
-    """Parameters x ≥ 0 with the least Σ(a x − y)², for a few columns: every set of them is tried.
+    """Solve min Σ(a x − y)² for x ≥ 0 by trying every set of columns.
 
     Args:
-        a: (n, k), n ≥ k, k small.
-        y: (n,).
+        a: matrix of shape (n, k), n ≥ k, with small k.
+        y: vector of shape (n,).
+
+    Returns:
+        The vector x of shape (k,).
     """
     matrix, target = np.asarray(a, float), np.asarray(y, float)
     k = matrix.shape[1]
@@ -83,7 +86,7 @@ def nonnegative(a: ArrayLike, y: ArrayLike) -> NDArray[np.float64]:
         for columns in map(list, combinations(range(k), size)):
             found = np.linalg.lstsq(matrix[:, columns], target, rcond=None)[0]
             error = float(np.sum((matrix[:, columns] @ found - target) ** 2))
-            # A better fit by rounding alone is none: fewer parameters win.
+            # More parameters must improve the fit by more than rounding errors.
             if (found >= 0).all() and error < least * (1 - 1e-9):
                 best, least = np.zeros(k), error
                 best[columns] = found
@@ -94,23 +97,25 @@ def _solve(
     name: str, points: Sequence[Timed], columns: Callable[[float], tuple[float, ...]],
     measured: Callable[[Timed], float],
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Parameters of measured ≈ columns(n) · x, by relative errors."""
+    """Return the parameters x of measured ≈ columns(n) · x by relative least squares."""
     rows = np.array([columns(point.setting.n) for point in points])
     needed, distinct = rows.shape[1], len({round(point.setting.n, 6) for point in points})
     if distinct < needed:
-        raise TooFewPointsError(f"{name} (takes {needed} numbers of workers that have cores)")
+        raise TooFewPointsError(
+            f"{name} (needs {needed} different numbers of ranks with own cores)"
+        )
     values = np.array([measured(point) for point in points])
     return nonnegative(rows / values[:, None], np.ones(len(values)))
 
 
 def fit_amdahl(points: Sequence[Timed]) -> Model:
-    """T(n) = T₁ (s + (1 − s) / n): a part of the work, s, does not get faster.
+    """Fit T(n) = T₁ (s + (1 − s) / n) with the serial fraction s.
 
     Source: Amdahl, "Validity of the single processor approach to achieving large scale computing
     capabilities", AFIPS 1967.
 
     Raises:
-        TooFewPointsError: fewer than two numbers of workers.
+        TooFewPointsError: fewer than two different n.
     """
     serial, parallel = _solve("Amdahl's law", points, lambda n: (1, 1 / n), lambda p: p.step_ms)
     total = float(serial + parallel)
@@ -118,18 +123,18 @@ def fit_amdahl(points: Sequence[Timed]) -> Model:
         "amdahl",
         {"step_1_ms": total, "serial_fraction": float(serial) / total},
         "T(n) = T₁ (s + (1 − s) / n)",
-        ("the serial part stays what it is at every number of ranks",),
+        ("the serial part takes the same time with every number of ranks",),
         lambda at: float(serial + parallel / at.n),
     )
 
 
 def fit_gustafson(points: Sequence[Timed]) -> Model:
-    """X(n) = X₁ (s + (1 − s) n): images a second grow by the same amount with every worker.
+    """Fit X(n) = X₁ (s + (1 − s) n), a throughput that is linear in n.
 
     Source: Gustafson, "Reevaluating Amdahl's law", CACM 31 (1988).
 
     Raises:
-        TooFewPointsError: fewer than two numbers of workers.
+        TooFewPointsError: fewer than two different n.
     """
     constant, slope = _solve("Gustafson's law", points, lambda n: (1, n), _rate)
     total = float(constant + slope)
@@ -137,19 +142,19 @@ def fit_gustafson(points: Sequence[Timed]) -> Model:
         "gustafson",
         {"samples_per_s_1": 1e3 * total, "serial_fraction": float(constant) / total},
         "X(n) = X₁ (s + (1 − s) n)",
-        ("each further worker adds as many images a second as those before",),
+        ("each additional rank adds the same throughput",),
         lambda at: at.batch_size / float(constant + slope * at.n),
     )
 
 
 def fit_usl(points: Sequence[Timed]) -> Model:
-    """X(n) = X₁ n / (1 + σ (n − 1) + κ n (n − 1)): contention σ, and coherence κ among pairs.
+    """Fit X(n) = X₁ n / (1 + σ (n − 1) + κ n (n − 1)) with contention σ and coherence κ.
 
     Source: Gunther, "A general theory of computational scalability based on rational functions",
     arXiv:0808.1431 (2008).
 
     Raises:
-        TooFewPointsError: fewer than three numbers of workers.
+        TooFewPointsError: fewer than three different n, or no fit with X₁ < ∞.
     """
     inverse, contention, coherence = _solve(
         "the universal scalability law",
@@ -158,7 +163,7 @@ def fit_usl(points: Sequence[Timed]) -> Model:
         lambda p: p.setting.n / _rate(p),
     )
     if not inverse:
-        raise TooFewPointsError("the universal scalability law (describes no such points)")
+        raise TooFewPointsError("the universal scalability law (does not fit the points)")
 
     def step_ms(at: Setting) -> float:
         n = at.n
@@ -172,13 +177,13 @@ def fit_usl(points: Sequence[Timed]) -> Model:
             "coherence": float(coherence / inverse),
         },
         "X(n) = X₁ n / (1 + σ (n − 1) + κ n (n − 1))",
-        ("contention and coherence stay what they are at every number of ranks",),
+        ("contention and coherence are the same with every number of ranks",),
         step_ms,
     )
 
 
 def _rate(point: Timed) -> float:
-    """Images a millisecond."""
+    """Return the throughput in samples per millisecond."""
     return point.setting.batch_size / point.step_ms
 
 
@@ -186,4 +191,4 @@ LAWS: dict[str, tuple[Callable[[Sequence[Timed]], Model], ...]] = {
     WEAK: (fit_gustafson, fit_usl),
     STRONG: (fit_amdahl, fit_usl),
 }
-"""What describes which way of scaling."""
+"""Laws that are fitted to each kind of scaling."""

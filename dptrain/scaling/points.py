@@ -1,4 +1,4 @@
-"""From the profiles of many launches to points: medians, efficiencies, and where the loss goes."""
+"""Turn the profiles of many launches into points: medians, efficiencies, and losses by part."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
 OUTLIER = 3.0
-"""Median absolute deviations, in units of the standard deviation that they stand for."""
+"""Distance of an outlier from the median, in scaled median absolute deviations."""
 FEWEST_TO_JUDGE = 5
-"""Launches from which on one may be called an outlier."""
+"""Smallest number of launches in which outliers are marked."""
 _DEVIATIONS = 1.4826
-"""Standard deviations of normal numbers in a median absolute deviation."""
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One finished launch.
+    """One complete launch.
 
     Attributes:
-        folder: of its ``profile.json``, as the study names it.
-        order: place among all launches, in time.
-        profile: what it measured.
+        folder: folder of its ``profile.json``, relative to the folder of the study.
+        order: index among all launches, in time.
+        profile: its result.
     """
 
     folder: str
@@ -37,23 +37,23 @@ class Measured:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Threads, ranks and minibatch: what tells points apart."""
+        """Threads, ranks and minibatch size, which identify a point."""
         job = self.profile.job
         return int(job["threads"]), int(job["ranks"]), int(job["batch_size"])
 
 
 def refuse_small_data(folder: str, profile: Profile) -> None:
-    """Refuse minibatches that the data could not fill.
+    """Refuse a minibatch that is larger than the data set.
 
     Raises:
-        UserError: steps had fewer samples than the minibatch has.
+        UserError: the steps had fewer samples than the minibatch size.
     """
-    wanted = int(profile.job["batch_size"])
-    had = round(profile.samples_per_s * profile.step_ms.median / 1e3)
-    if had < wanted:
+    expected = int(profile.job["batch_size"])
+    found = round(profile.samples_per_s * profile.step_ms.median / 1e3)
+    if found < expected:
         raise UserError(
-            f"{folder} asks for minibatches of {wanted:,}, but all of the data is {had:,} samples; "
-            "try --data synthetic, a smaller --batch-size or fewer ranks"
+            f"{folder} has a minibatch size of {expected:,}, but the data set has only {found:,} "
+            "samples; try --data synthetic, a smaller --batch-size or fewer ranks"
         )
 
 
@@ -62,7 +62,7 @@ class Group:
     """The launches of one point.
 
     Attributes:
-        launches: in the order of time; at least one.
+        launches: at least one, in the order of time.
     """
 
     launches: tuple[Measured, ...]
@@ -76,44 +76,44 @@ class Group:
         return int(self.first.job["threads"])
 
     @property
-    def workers(self) -> int:
-        """Ranks × threads."""
+    def total_threads(self) -> int:
+        """Number of compute threads of all ranks: ranks × threads."""
         return self.ranks * self.threads
 
     @property
     def batch_size(self) -> int:
-        """Of all ranks."""
+        """Global minibatch size."""
         return int(self.first.job["batch_size"])
 
     @property
     def possible(self) -> float:
-        """Most efficiency that the cores allow."""
+        """Upper bound of the efficiency if ranks share cores."""
         return float(self.first.job["possible"])
 
     @property
     def first(self) -> Profile:
-        """Of the first launch."""
+        """The profile of the first launch."""
         return self.launches[0].profile
 
     @property
     def steps_ms(self) -> np.ndarray:
-        """A launch's median step each."""
+        """Median step time of each launch in milliseconds."""
         return np.array([launch.profile.step_ms.median for launch in self.launches])
 
     @property
     def median_launch(self) -> Measured:
-        """The launch in the middle."""
+        """The launch with the median step time."""
         order = np.argsort(self.steps_ms, kind="stable")
         return self.launches[int(order[(len(order) - 1) // 2])]
 
     @property
     def step_ms(self) -> float:
-        """Median over the launches."""
+        """Median step time over the launches in milliseconds."""
         return float(np.median(self.steps_ms))
 
     @property
     def parts(self) -> Parts:
-        """Of a typical step: median shares of the launches' mean steps, of the median step."""
+        """Parts of the median step, by the median of each part's share of a mean step."""
         rows = [[getattr(m.profile.parts, name) for name in PARTS] for m in self.launches]
         values = np.array(rows, float)
         shares = np.median(values / values.sum(axis=1, keepdims=True), axis=0)
@@ -121,7 +121,7 @@ class Group:
 
     @property
     def hidden_ms(self) -> float:
-        """Communication behind computing, mean of the ranks, median of the launches."""
+        """Communication that overlaps with computation: mean over ranks, median over launches."""
         return float(np.median([_hidden(m.profile) for m in self.launches]))
 
 
@@ -130,7 +130,7 @@ def _hidden(profile: Profile) -> float:
 
 
 def make_groups(launches: Sequence[Measured]) -> list[Group]:
-    """Launches of the same point together, by threads, then ranks, then minibatch."""
+    """Group launches by point; the groups are sorted by threads, ranks and minibatch size."""
     found: dict[tuple[int, int, int], list[Measured]] = {}
     for launch in sorted(launches, key=lambda launch: launch.order):
         found.setdefault(launch.key, []).append(launch)
@@ -138,52 +138,66 @@ def make_groups(launches: Sequence[Measured]) -> list[Group]:
 
 
 def base_of(groups: Sequence[Group]) -> Group:
-    """What speed-ups are relative to: fewest workers, of those with the fewest threads."""
-    return min(groups, key=lambda group: (group.workers, group.threads, group.batch_size))
+    """Return the base of speed-ups: the group with the fewest compute threads."""
+    return min(groups, key=lambda group: (group.total_threads, group.threads, group.batch_size))
 
 
 def scalings_of(group: Group, base: Group) -> tuple[str, ...]:
-    """What a group is a point of; the base belongs to both.
+    """Return the kinds of scaling to which a group belongs; the base belongs to both.
 
     Raises:
-        UserError: neither keeps the minibatch nor the work of a worker.
+        UserError: the minibatch size is neither that of weak nor that of strong scaling.
     """
-    weak = group.batch_size * base.workers == base.batch_size * group.workers
+    weak = group.batch_size * base.total_threads == base.batch_size * group.total_threads
     strong = group.batch_size == base.batch_size
     if not weak and not strong:
-        grown = base.batch_size * group.workers / base.workers
+        grown = base.batch_size * group.total_threads / base.total_threads
         raise UserError(
-            f"{group.launches[0].folder} has a minibatch of {group.batch_size} for {group.workers} "
-            f"workers; beside {base.batch_size} for {base.workers} expected {base.batch_size} "
-            f"(strong scaling) or {grown:g} (weak scaling)"
+            f"{group.launches[0].folder} has a minibatch of {group.batch_size} with "
+            f"{group.total_threads} compute threads, the base has {base.batch_size} with "
+            f"{base.total_threads}; expected {base.batch_size} (strong scaling) or {grown:g} "
+            "(weak scaling)"
         )
     return (WEAK,) * weak + (STRONG,) * strong
 
 
 def make_points(groups: Sequence[Group]) -> tuple[Point, ...]:
-    """Points of weak scaling, then of strong, each by threads and ranks.
+    """Return the points of weak, then of strong scaling, each sorted by threads and ranks.
 
-    A base that is alone in a way of scaling is no point of it, unless it is alone altogether.
+    A kind of scaling for which only the base was measured has no points, unless the base is the
+    only point of the study.
     """
     base = base_of(groups)
-    slower = {
+    slowdowns = {
         (group.ranks, group.threads): group.parts.compute / base.parts.compute
         for group in groups
         if WEAK in scalings_of(group, base) and base.parts.compute
     }
     points = [
-        _point(scaling, group, base, slower.get((group.ranks, group.threads)))
+        _point(scaling, group, base, slowdowns.get((group.ranks, group.threads)))
         for group in groups
         for scaling in scalings_of(group, base)
     ]
-    several = {p.scaling for p in points if p.workers != base.workers or p.threads != base.threads}
+    several = {
+        p.scaling
+        for p in points
+        if p.total_threads != base.total_threads or p.threads != base.threads
+    }
     kept = [p for p in points if p.scaling in several or (not several and p.scaling == WEAK)]
     return tuple(sorted(kept, key=lambda p: (p.scaling != WEAK, p.threads, p.ranks)))
 
 
-def _point(scaling: str, group: Group, base: Group, slower: float | None) -> Point:
-    """A point; `slower` is how many times as long the same work takes beside as many workers."""
-    workers = group.workers / base.workers
+def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> Point:
+    """Return a point.
+
+    Args:
+        scaling: kind of scaling.
+        group: launches of the point.
+        base: launches of the base point.
+        slowdown: compute time of the weak point with the same ranks and threads over that of the
+            base; None if there is no such point.
+    """
+    ratio = group.total_threads / base.total_threads
     step = median_of_launches(group.steps_ms)
     exact = Estimate(1.0, 1.0, 1.0, step.n)
     grown = group.batch_size / base.batch_size
@@ -191,11 +205,11 @@ def _point(scaling: str, group: Group, base: Group, slower: float | None) -> Poi
         exact if group is base else ratio_of_launches(base.steps_ms, group.steps_ms).times(grown)
     )
     parts = group.parts
-    ideal = _each(base.parts, factor=grown / workers)
+    ideal = _each(base.parts, factor=grown / ratio)
     loss = Parts(*(getattr(parts, name) - getattr(ideal, name) for name in PARTS))
     possible = min(group.possible / base.possible, 1.0)
     shared = max(min(ideal.compute * (1 / possible - 1), loss.compute), 0.0)
-    contention = None if slower is None else ideal.compute * (slower - 1) - shared
+    contention = None if slowdown is None else ideal.compute * (slowdown - 1) - shared
     job = group.first.job
     return Point(
         scaling=scaling,
@@ -208,8 +222,8 @@ def _point(scaling: str, group: Group, base: Group, slower: float | None) -> Poi
         step_ms=step,
         samples_per_s=step.below(1e3 * group.batch_size),
         speed_up=speed_up,
-        efficiency=speed_up.times(1 / workers),
-        karp_flatt=karp_flatt(speed_up, workers) if scaling == STRONG else None,
+        efficiency=speed_up.times(1 / ratio),
+        karp_flatt=karp_flatt(speed_up, ratio) if scaling == STRONG else None,
         parts=parts,
         ideal=ideal,
         loss=loss,
@@ -238,17 +252,24 @@ def _launch(measured: Measured) -> Launch:
     )
 
 
-def karp_flatt(speed_up: Estimate, workers: float) -> Estimate | None:
-    """Experimentally determined serial fraction e = (1/S − 1/p) / (1 − 1/p); None for p ≤ 1.
+def karp_flatt(speed_up: Estimate, ratio: float) -> Estimate | None:
+    """Return the experimentally determined serial fraction e = (1/S − 1/p) / (1 − 1/p).
 
     Source: Karp and Flatt, "Measuring parallel processor performance", CACM 33 (1990).
+
+    Args:
+        speed_up: S.
+        ratio: p, compute threads over those of the base.
+
+    Returns:
+        The fraction with its interval; None for p ≤ 1.
     """
-    if workers <= 1:
+    if ratio <= 1:
         return None
     inverse = speed_up.below(1.0)
 
     def fraction(value: float) -> float:
-        return (value - 1 / workers) / (1 - 1 / workers)
+        return (value - 1 / ratio) / (1 - 1 / ratio)
 
     ends = fraction(inverse.low), fraction(inverse.high)
     return Estimate(fraction(inverse.value), *ends, inverse.n)
@@ -258,10 +279,10 @@ def _outliers(group: Group) -> list[int]:
     values = group.steps_ms
     if len(values) < FEWEST_TO_JUDGE:
         return []
-    away = np.abs(values - np.median(values))
-    limit = OUTLIER * _DEVIATIONS * float(np.median(away))
+    distances = np.abs(values - np.median(values))
+    limit = OUTLIER * _DEVIATIONS * float(np.median(distances))
     return [
         launch.order
-        for launch, distance in zip(group.launches, away, strict=True)
+        for launch, distance in zip(group.launches, distances, strict=True)
         if distance > limit > 0
     ]

@@ -75,7 +75,7 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
     launcher = replace(find_launcher(design.launcher), binds=computes_itself)
     # The design is stored only if its launcher works, because a study keeps its launcher.
     launcher.try_out()
-    design.keep(folder)
+    design.write(folder)
     display.print(f"study: {folder}")
     return run_tasks(folder, design, tasks, launcher, display)
 

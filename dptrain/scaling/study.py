@@ -1,6 +1,7 @@
-"""What a scaling study says: points with their launches, efficiencies, fits and a forecast.
+"""The result of a scaling study: points with their launches, efficiencies, fits, forecasts.
 
-Records of plain numbers, written to ``study.json``; docs/measuring.md defines every figure.
+The records contain plain numbers and are written to ``study.json``; docs/measuring.md defines
+every value.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from dptrain.records import Form
 
 WEAK, STRONG = "weak", "strong"
 FORM = Form(
-    noun="study", otherwise="expected what `dptrain scale` writes", anew="collect the study anew"
+    noun="study",
+    otherwise="expected a file of `dptrain scale`",
+    anew="collect the study again with `dptrain scale --collect`",
+    version=2,
 )
 
 
@@ -25,11 +29,12 @@ class Launch:
     """One launch of one point, from its ``profile.json``.
 
     Attributes:
-        folder: below the study's.
-        order: place among all launches of the study, in time.
-        step_ms: median over its steps of the slowest rank's time.
-        parts: of its mean step.
-        hidden_ms: communication behind computing, mean of the ranks.
+        folder: folder of the launch, relative to the folder of the study.
+        order: index among all launches of the study, in time.
+        started: start of the launch in UTC, ISO 8601.
+        step_ms: median over the steps of the time of the slowest rank.
+        parts: parts of the mean step.
+        hidden_ms: communication that overlaps with computation, mean over the ranks.
     """
 
     folder: str
@@ -42,28 +47,33 @@ class Launch:
 
 @dataclass(frozen=True)
 class Point:
-    """A way of scaling at one number of ranks and threads.
+    """Weak or strong scaling with one number of ranks and of threads.
 
     Attributes:
         scaling: `WEAK` or `STRONG`.
-        batch_size: of all ranks.
+        ranks, threads, nodes: number of ranks, compute threads per rank, and nodes.
+        batch_size: global minibatch size.
+        local_batch: largest number of samples of a rank.
+        launches: the launches of the point, in time.
         step_ms: median over launches, with its 95% interval.
-        speed_up: of images a second over the smallest number of workers; efficiency is that by the
-            ratio of workers (ranks × threads).
-        karp_flatt: experimentally determined serial fraction; None at the base point, and for weak
+        samples_per_s: throughput of all ranks.
+        speed_up: throughput over the throughput of the base point.
+        efficiency: speed-up over the ratio of compute threads (ranks × threads).
+        karp_flatt: experimentally determined serial fraction; None at the base point and for weak
             scaling.
-        parts: of a typical step; they add up to the median.
-        ideal: the base point's parts, for strong scaling divided by how many times as many workers
-            there are.
-        loss: parts − ideal, milliseconds; so ideal and loss add up to the step. Negative where
-            something got faster than ideal.
-        shared_ms: part of the loss of compute that follows from ranks sharing cores.
-        contention_ms: part of it because as many workers slow each other down otherwise; None for
-            strong scaling without the weak point of as many.
-        small_batch_ms: the rest, which follows from the smaller batch of a rank; as above.
-        hidden_ms: communication behind computing.
-        possible: most efficiency that the cores allow.
-        outliers: orders of launches beyond 3 median absolute deviations.
+        parts: parts of a typical step, which sum to the median.
+        ideal: parts of the base point; for strong scaling divided by the ratio of compute threads.
+        loss: parts − ideal in milliseconds, so that ideal and loss sum to the step. Negative values
+            are faster than ideal.
+        shared_ms: part of the loss of compute that is caused by ranks sharing cores.
+        contention_ms: part of the loss of compute that is caused by other competition, such as for
+            memory and caches; None for strong scaling if the weak point with the same ranks and
+            threads is missing.
+        small_batch_ms: the rest of the loss of compute, caused by the smaller batch of a rank; None
+            as above.
+        hidden_ms: communication that overlaps with computation.
+        possible: upper bound of the efficiency if ranks share cores.
+        outliers: `Launch.order` of launches beyond 3 median absolute deviations.
     """
 
     scaling: str
@@ -90,28 +100,28 @@ class Point:
 
     @property
     def name(self) -> str:
-        """``weak-r2-t1``."""
+        """The name of the point, such as ``weak-r2-t1``."""
         return f"{self.scaling}-r{self.ranks}-t{self.threads}"
 
     @property
-    def workers(self) -> int:
-        """Ranks × threads."""
+    def total_threads(self) -> int:
+        """Number of compute threads of all ranks: ranks × threads."""
         return self.ranks * self.threads
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model of the step time, fitted without the largest point and judged by it.
+    """A model of the step time.
 
     Attributes:
         model: ``amdahl``, ``gustafson``, ``usl``, ``alpha-beta``.
-        scaling, threads: the points that it describes.
+        scaling, threads: the points that the model describes.
         parameters: by name, with units in the names; fitted to all points.
-        equation: as people write it.
-        hindcast_error: |predicted − measured| / measured of the largest point, fitted without it;
-            None with too few points.
-        curve: (ranks, step_ms) to draw.
-        hindcast_ms: what it predicted there.
+        equation: the equation in mathematical notation.
+        hindcast_error: |predicted − measured| / measured of the largest point, if the model is
+            fitted to the other points; None with too few points.
+        curve: (ranks, step_ms) for plots.
+        hindcast_ms: that prediction.
     """
 
     model: str
@@ -126,15 +136,17 @@ class Fit:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Step times at more ranks by the best fit; withheld where its hindcast error is above 15%.
+    """Step times at more ranks by the best fit; withheld if its hindcast error is above 15%.
 
     Attributes:
-        scaling, threads: the points that it goes on from.
-        withheld: why there is none; "" where there is one.
-        assumptions: in sentences.
+        scaling, threads: the points that the forecast extrapolates.
+        model: name of the model with the smallest hindcast error.
+        hindcast_error: hindcast error of that model.
+        withheld: the reason if there is no forecast, else "".
+        assumptions: assumptions of the forecast in sentences.
         points: (ranks, step_ms, efficiency).
-        efficiencies: at the same ranks, by every model that could be trusted as much: how far they
-            go apart is a part of the doubt.
+        efficiencies: efficiencies at the same ranks by every model with a hindcast error of at most
+            15%; their range shows the uncertainty of the choice.
     """
 
     scaling: str
@@ -149,19 +161,21 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Study:
-    """All of a scaling study.
+    """The result of a scaling study.
 
     Attributes:
-        job: what all points share, as `dptrain.measure.profile.Profile.job` has it.
-        base_ranks, base_threads: what speed-ups are relative to.
-        fits: the best first, by their hindcast error.
-        answer: the conclusion in sentences: how far it scales, and what limits it.
-        notes: what to know before believing it: shared cores, other load, launches that differ,
-            models that cannot be fitted.
-        profiles: by the name of the point, folder of its median launch, whose ``profile.json`` has
-            its layers.
-        commands: by the name of the point, as it can be typed.
-        environment: of the first launch.
+        job: entries of `dptrain.measure.profile.Profile.job` that are equal at all points.
+        base_ranks, base_threads: ranks and threads of the base point of speed-ups.
+        points: points of weak scaling, then of strong scaling.
+        fits: models, in the order of the hindcast error.
+        forecasts: one for each kind of scaling and number of threads.
+        conclusion: the conclusion in sentences: how far training scales, and what limits it.
+        notes: restrictions of the validity: shared cores, other load, launches that differ, models
+            that cannot be fitted.
+        profiles: folder of the median launch by the name of the point; its ``profile.json``
+            contains the stages.
+        commands: command line by the name of the point.
+        environment: environment of the first launch.
     """
 
     job: dict[str, Any]
@@ -170,27 +184,27 @@ class Study:
     points: tuple[Point, ...]
     fits: tuple[Fit, ...]
     forecasts: tuple[Forecast, ...]
-    answer: tuple[str, ...]
+    conclusion: tuple[str, ...]
     notes: tuple[str, ...]
     profiles: dict[str, str]
     commands: dict[str, str]
     environment: dict[str, Any]
 
     def text(self) -> str:
-        """The JSON of the file."""
+        """Return the contents of the file as JSON."""
         return FORM.text(self)
 
     def write(self, path: Path) -> None:
         """Write ``study.json``.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
         FORM.write(self, path)
 
     @classmethod
     def read(cls, path: Path) -> Study:
-        """Read what `write` has written.
+        """Read a file of `write`.
 
         Raises:
             UserError: there is no such file, or it is no study of this version.
@@ -209,7 +223,7 @@ class Study:
                     Fit(**{**f, "curve": tuple(map(tuple, f["curve"]))}) for f in values["fits"]
                 ),
                 "forecasts": tuple(_forecast(f) for f in values["forecasts"]),
-                "answer": tuple(values["answer"]),
+                "conclusion": tuple(values["conclusion"]),
                 "notes": tuple(values["notes"]),
             }
         )

@@ -1,4 +1,4 @@
-"""Efficiencies and studies as people read them."""
+"""The tables of a scaling study in the terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.statistics import FEWEST, Estimate
 from dptrain.measure.tables import fitted_table, plain_table
+from dptrain.scaling.conclusion import withheld_sentence
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
 
@@ -15,20 +16,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 112
-"""Columns of a terminal from which on the tables show all they have."""
-SHORT = ("compute", "data", "transfer", "imbal.", "other")
-"""`PARTS` on a narrow one."""
+"""Width of a terminal, in characters, from which the tables have all columns."""
+NAMES = ("compute", "data wait", "communication", "straggler wait", "other")
+"""Headers of `PARTS`."""
+SHORT_NAMES = ("compute", "data", "comm.", "straggler", "other")
+"""Headers of `PARTS` on a terminal with fewer than `WIDE` characters per line."""
 
 
 def study_report(study: Study, width: int) -> list[str | Table]:
-    """Everything that is printed of a study, in order: the answer first, then what it rests on.
+    """Return the printed form of a study: the conclusion, then the tables and the notes.
 
     Args:
-        study: what was measured.
-        width: columns of the terminal.
+        study: the study.
+        width: width of the terminal in characters.
     """
     wide = width >= WIDE
-    found: list[str | Table] = [_heading(study), "", *study.answer, ""]
+    found: list[str | Table] = [_heading(study), "", *study.conclusion, ""]
     for scaling in (WEAK, STRONG):
         points = [point for point in study.points if point.scaling == scaling]
         if points:
@@ -36,9 +39,10 @@ def study_report(study: Study, width: int) -> list[str | Table]:
     if study.fits:
         found.append(_fits_table(study.fits))
     found += [_forecast_table(f) for f in study.forecasts if f.points]
+    found += [withheld_sentence(f) for f in study.forecasts if f.withheld]
     for forecast in study.forecasts:
         if forecast.points:
-            found.append(f"{series_name(forecast)}, the forecast assumes: "
+            found.append(f"The forecast of {series_name(forecast)} assumes: "
                          f"{'; '.join(forecast.assumptions)}.")  # fmt: skip
     return [*found, *(f"note: {note}" for note in study.notes)]
 
@@ -57,65 +61,69 @@ def _count(number: int, noun: str, ending: str) -> str:
 
 
 def series_name(of: Fit | Forecast) -> str:
-    """``weak scaling``; with more than one thread, how many."""
+    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
     return f"{of.scaling} scaling" + (f", {of.threads} threads" if of.threads > 1 else "")
 
 
 def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
-    """A row a point; narrow terminals do without what follows from the rest."""
+    """Return a table with a row per point; the speed-up is shown on wide terminals only."""
     serial = any(point.karp_flatt is not None for point in points)
     shares = any(point.possible < 1 for point in points)
     columns = {
-        "ranks": _places(points),
+        "ranks": _ranks(points),
         "batch": [f"{point.batch_size:,}" for point in points],
         "step ms": [_interval(point.step_ms, _number) for point in points],
         "samples/s": [_number(point.samples_per_s.value) for point in points],
         "speed-up": [_interval(p.speed_up, _number) for p in points] if wide else [],
         "efficiency": [_interval(point.efficiency, _share) for point in points],
-        "possible": [f"{point.possible:.0%}" for point in points] if shares else [],
+        "limit": [f"{point.possible:.0%}" for point in points] if shares else [],
         "serial": [_fraction(p.karp_flatt, wide) for p in points] if serial else [],
         "n": [str(len(point.launches)) for point in points],
     }
-    kept = {name: cells for name, cells in columns.items() if cells}
-    keeps = "a worker keeps its samples" if scaling == WEAK else "the minibatch stays"
-    rows = list(zip(*kept.values(), strict=True))
-    title = f"{scaling.capitalize()} scaling: {keeps}; median (95%)"
-    table = fitted_table(title, list(kept), rows, text=())
-    if serial:
-        table.caption = "serial: fraction of the work, determined from the speed-up (Karp–Flatt)"
+    shown = {name: cells for name, cells in columns.items() if cells}
+    work = "constant batch per rank" if scaling == WEAK else "constant global batch"
+    rows = list(zip(*shown.values(), strict=True))
+    title = f"{scaling.capitalize()} scaling: {work}; median (95% interval)"
+    table = fitted_table(title, list(shown), rows, text=())
+    captions = ["limit: efficiency that the shared cores allow"] * shares
+    captions += ["serial: serial fraction (Karp–Flatt)"] * serial
+    if captions:
+        table.caption = "; ".join([*captions, "n: launches"])
         table.caption_justify = "left"
     return table
 
 
-def _places(points: Sequence[Point]) -> list[str]:
-    """``4``, or ``4x2`` where threads matter."""
+def _ranks(points: Sequence[Point]) -> list[str]:
+    """Return ``4`` for each point, or ``4×2`` if some points have several threads per rank."""
     threads = any(point.threads > 1 for point in points)
-    return [f"{point.ranks}x{point.threads}" if threads else str(point.ranks) for point in points]
+    return [f"{point.ranks}×{point.threads}" if threads else str(point.ranks) for point in points]
 
 
 def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
-    """What is added to the ideal step to make the measured one."""
-    columns = ["ranks", "ideal", *(PARTS if wide else SHORT), "= step"]
+    """Return the table of the ideal step and the loss of each part, which sum to the step."""
+    columns = ["ranks", "ideal", *(NAMES if wide else SHORT_NAMES), "= step"]
     rows = []
-    for place, point in zip(_places(points), points, strict=True):
+    for ranks, point in zip(_ranks(points), points, strict=True):
         lost = [_lost(getattr(point.loss, name)) for name in PARTS]
-        rows.append([place, f"{point.ideal.total:.3f}", *lost, f"{point.step_ms.value:.3f}"])
+        rows.append([ranks, f"{point.ideal.total:.3f}", *lost, f"{point.step_ms.value:.3f}"])
         if wide:
             rows[-1] += [_lost(point.shared_ms), _lost(point.contention_ms),
                          _lost(point.small_batch_ms)]  # fmt: skip
-    title = f"{scaling.capitalize()} scaling: where the loss goes, ms of a step"
-    heads = [column.replace("_", " ") for column in columns]
+    title = f"{scaling.capitalize()} scaling: ideal step + loss by part = step, ms"
     if wide:
-        heads += ["| shared", "contention", "small batch"]
-    table = fitted_table(title, heads, rows, text=())
+        columns += ["| shared", "contention", "smaller batch"]
+    table = fitted_table(title, columns, rows, text=())
     if wide:
-        table.caption = "behind |: what compute's loss follows from, where that can be told"
+        table.caption = (
+            "after |: causes of the loss of compute: shared cores, contention for memory and "
+            "caches, smaller batch per rank"
+        )
         table.caption_justify = "left"
     return table
 
 
 def _lost(value: float | None) -> str:
-    # Adding 0.0 makes a zero of a negative one.
+    # Adding 0.0 turns a negative zero into a positive one.
     return "" if value is None else f"{round(value, 3) + 0.0:+.3f}"
 
 
@@ -128,7 +136,7 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
         ]
         for fit in fits
     ]  # fmt: skip
-    table = plain_table("Models; the error at the largest point, which they had not seen")
+    table = plain_table("Models, with the error of predicting the largest point from the others")
     table.padding = (0, 1, 0, 0)
     for name in ("scaling", "model", "parameters", "error"):
         table.add_column(name, overflow="fold", justify="right" if name == "error" else "left",
@@ -139,12 +147,12 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
 
 
 def _forecast_table(forecast: Forecast) -> Table:
-    """Step and efficiency by the best model, and efficiencies by the others."""
+    """Return the table of the forecast: the best model, and the efficiencies of the others."""
     others = [name for name in forecast.efficiencies if name != forecast.model]
     rows = [
         [f"{ranks:,}", _number(step_ms), f"{efficiency:.1%}",
-         *(f"{forecast.efficiencies[name][place]:.1%}" for name in others)]
-        for place, (ranks, step_ms, efficiency) in enumerate(forecast.points)
+         *(f"{forecast.efficiencies[name][index]:.1%}" for name in others)]
+        for index, (ranks, step_ms, efficiency) in enumerate(forecast.points)
     ]  # fmt: skip
     columns = ["ranks", "step ms", f"efficiency, {forecast.model}", *others]
     return fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
@@ -168,7 +176,7 @@ def _share(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three or four digits."""
+    """Return the number with three or four digits."""
     if value == 0 or not math.isfinite(value):
         return str(value)
     if abs(value) >= 1000:

@@ -180,19 +180,19 @@ def colour(role: str) -> str:
     return LIGHT[role]
 
 
-def ranks_axis(axes: Axes, values: Sequence[float], label: str, *, room: float = 1.3) -> None:
+def set_ranks_axis(axes: Axes, values: Sequence[float], label: str, *, margin: float = 1.3) -> None:
     """A horizontal axis of powers of two, with a tick at each of `values` that has room.
 
     Args:
         axes: to be changed.
         values: numbers of ranks or workers.
         label: of the axis.
-        room: the axis ends at the largest value times that, for what stands beside it.
+        margin: the axis ends at the largest value times that, for what stands beside it.
     """
     low, high = min(values), max(values)
     axes.set_xscale("log", base=2)
     reach = (high / low) ** 0.06  # Wide ranges need more for the same room on paper.
-    axes.set_xlim(low / 1.25 / reach, high * room * reach)
+    axes.set_xlim(low / 1.25 / reach, high * margin * reach)
     shown = sorted(set(values))
     while len(shown) > 9:
         shown = shown[::2]

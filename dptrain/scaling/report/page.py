@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from dptrain.scaling.report.canvas import DARK, LIGHT, Plot, inline
+from dptrain.scaling.report.definitions import Words
 from dptrain.scaling.report.tables import Cell, Table
-from dptrain.scaling.report.words import Words
 
 GENERATOR = "dptrain report"
 """By which a file is known to be ours."""
@@ -55,7 +55,7 @@ class Page:
     Attributes:
         kind: above the title.
         about: what was measured, in a line.
-        answer: the conclusion in sentences, the most important first.
+        conclusion: the conclusion in sentences, the most important first.
         keys: key figures, from `file`.
         notes: what to know before believing it.
         closing: the last line.
@@ -64,7 +64,7 @@ class Page:
     kind: str
     title: str
     about: str
-    answer: tuple[str, ...]
+    conclusion: tuple[str, ...]
     file: str
     keys: tuple[Key, ...]
     notes: tuple[str, ...]

@@ -12,13 +12,13 @@ from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import PROFILE, TRACE
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.scaling.report.canvas import part_name
+from dptrain.scaling.report.definitions import words
 from dptrain.scaling.report.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.scaling.report.page import Key, Page, Section
 from dptrain.scaling.report.profile_plots import profile_plots
 from dptrain.scaling.report.profile_tables import profile_tables
 from dptrain.scaling.report.tables import Number
 from dptrain.scaling.report.timeline import StepSpans, read_step
-from dptrain.scaling.report.words import words
 
 FILE = PROFILE
 
@@ -53,14 +53,14 @@ def profile_page(measured: MeasuredProfile) -> Page:
         kind="dptrain profile",
         title=f"A step of {job['network']} on {ranks} rank{'s' * (ranks > 1)}",
         about=f"{job_line(job)}. {profile.steps} steps.",
-        answer=_answer(profile),
+        conclusion=_conclusion(profile),
         file=FILE,
         keys=_keys(profile),
         notes=(),
         sections=(
             inside(measured, "", "Inside a step", FILE),
             environment_section(profile.environment, []),
-            word_section(study=False),
+            definitions_section(study=False),
         ),
         closing="Written by dptrain from profile.json; each number stands there in full.",
     )
@@ -130,12 +130,12 @@ def environment_section(
     )
 
 
-def word_section(*, study: bool) -> Section:
+def definitions_section(*, study: bool) -> Section:
     """What every word in the report means."""
     return Section("words", "Definitions", words=words(study=study), new_page=True)
 
 
-def _answer(profile: Profile) -> tuple[str, ...]:
+def _conclusion(profile: Profile) -> tuple[str, ...]:
     parts = asdict(profile.parts)
     whole = profile.parts.total or 1.0
     first = max(profile.stages, key=lambda stage: stage.share)

@@ -20,7 +20,7 @@ from dptrain.scaling.report.canvas import (
     plot,
 )
 from dptrain.scaling.report.numbers import decimals_for, fixed, short
-from dptrain.scaling.report.roofline import roofline, under_roofs
+from dptrain.scaling.report.roofline import computing_stages, roofline
 from dptrain.scaling.report.timeline import StepSpans, timeline
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def profile_plots(
         where: behind the titles, ``, 16 ranks``.
     """
     plots = [_layers(profile, suffix, where)]
-    if profile.roofs is not None and under_roofs(profile.stages):
+    if profile.roofs is not None and computing_stages(profile.stages):
         plots.append(roofline(profile, profile.roofs, suffix, where))
     if len(profile.ranks) > 1:
         plots.append(_ranks(profile, suffix, where))

@@ -34,14 +34,14 @@ AREA = 130.0
 """Of the marker of the longest stage, in square points."""
 
 
-def under_roofs(stages: Sequence[StageProfile]) -> list[StageProfile]:
+def computing_stages(stages: Sequence[StageProfile]) -> list[StageProfile]:
     """Stages that compute; what only moves bytes has no place under a roof."""
     return [s for s in stages if s.flops and s.bytes_moved and s.gflops > 0 and s.phase in PHASES]
 
 
 def roofline(profile: Profile, roofs: Roofs, suffix: str, where: str) -> Plot:
     """Stages of a profile under its roofs; arguments as `profile_plots` has them."""
-    stages = sorted(under_roofs(profile.stages), key=lambda stage: -stage.share)
+    stages = sorted(computing_stages(profile.stages), key=lambda stage: -stage.share)
     named = stages[:NAMED]
     xs = [stage.flops / stage.bytes_moved for stage in stages]
     ridge = roofs.gflops / roofs.gb_per_s

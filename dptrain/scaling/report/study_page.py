@@ -13,11 +13,11 @@ from dptrain.scaling.report.numbers import fixed, percent, short
 from dptrain.scaling.report.page import Key, Page, Section
 from dptrain.scaling.report.profile_page import (
     MeasuredProfile,
+    definitions_section,
     environment_section,
     inside,
     job_line,
     sentence,
-    word_section,
 )
 from dptrain.scaling.report.study_plots import point_name, study_plots
 from dptrain.scaling.report.study_tables import (
@@ -37,7 +37,7 @@ def largest_points(study: Study) -> list[Point]:
     """The point of the most workers for each way of scaling, whose steps a report shows inside."""
     ways = [w for w in (WEAK, STRONG) if any(p.scaling == w for p in study.points)]
     return [
-        max((p for p in study.points if p.scaling == way), key=lambda p: (p.workers, p.ranks))
+        max((p for p in study.points if p.scaling == way), key=lambda p: (p.total_threads, p.ranks))
         for way in ways
     ]
 
@@ -75,13 +75,13 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
     sections += [
         Section("launches", "Launches", tables=(launches_table(study),), new_page=True),
         environment_section(study.environment, _commands(study)),
-        word_section(study=True),
+        definitions_section(study=True),
     ]
     return Page(
         kind="dptrain scaling study",
         title=f"How far {study.job['network']} scales",
         about=f"{job_line(study.job)}. {_measured(study, profiles)}",
-        answer=study.answer,
+        conclusion=study.conclusion,
         file=FILE,
         keys=tuple(_keys(study, largest)),
         notes=tuple(map(sentence, study.notes)),

@@ -20,7 +20,7 @@ from dptrain.scaling.report.canvas import (
     legend_height,
     part_name,
     plot,
-    ranks_axis,
+    set_ranks_axis,
 )
 from dptrain.scaling.report.numbers import decimals_for, fixed, percent
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast, Point, Study
@@ -80,7 +80,7 @@ def _measured(axes: Axes, points: Sequence[Point], quantity: str, *, line: bool 
         estimates = [getattr(point, quantity) for point in group]
         role, marker = SERIES[index % len(SERIES)]
         axes.errorbar(
-            [point.workers for point in group], [e.value for e in estimates],
+            [point.total_threads for point in group], [e.value for e in estimates],
             yerr=_errors(estimates), fmt=marker + ("-" if line else ""), color=colour(role),
             capsize=2.5, capthick=1.0, elinewidth=1.0, zorder=4,
             label="measured" if len(groups) == 1 else _threads(threads),
@@ -93,7 +93,7 @@ def _threads(count: int) -> str:
 
 def _value_label(axes: Axes, point: Point, value: float) -> None:
     axes.annotate(
-        f"{value:.2f}", (point.workers, value), xytext=(6, 0), textcoords="offset points",
+        f"{value:.2f}", (point.total_threads, value), xytext=(6, 0), textcoords="offset points",
         ha="left", va="center", weight="bold", fontsize=SMALL_PT, zorder=5,
     )  # fmt: skip
 
@@ -115,14 +115,16 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     limited = any(point.possible < 0.995 for point in points)
 
     def draw(axes: Axes) -> None:
-        ranks_axis(axes, [point.workers for point in points], _axis_label(points), room=1.6)
+        set_ranks_axis(
+            axes, [point.total_threads for point in points], _axis_label(points), margin=1.6
+        )
         axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         if limited:
-            limits = sorted({(point.workers, point.possible) for point in points})
+            limits = sorted({(point.total_threads, point.possible) for point in points})
             axes.plot(*zip(*limits, strict=True), color=colour("orange"), linewidth=1.3,
                       linestyle=(0, (1.2, 1.2)), label="possible", zorder=3)  # fmt: skip
         _measured(axes, points, "efficiency")
-        largest = max(points, key=lambda point: (point.workers, point.ranks))
+        largest = max(points, key=lambda point: (point.total_threads, point.ranks))
         _value_label(axes, largest, largest.efficiency.value)
         highest = max(
             [1.0, *(p.efficiency.high for p in points if math.isfinite(p.efficiency.high))]
@@ -143,11 +145,11 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
 
 def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     base = study.base_ranks * study.base_threads
-    largest = max(point.workers for point in points)
+    largest = max(point.total_threads for point in points)
 
     def draw(axes: Axes) -> None:
-        workers = [point.workers for point in points]
-        ranks_axis(axes, workers, _axis_label(points))
+        workers = [point.total_threads for point in points]
+        set_ranks_axis(axes, workers, _axis_label(points))
         ends = (base, largest)
         axes.plot(ends, [end / base for end in ends], color=colour("faint"), linewidth=0.9,
                   linestyle=(0, (4, 3)), label="ideal", zorder=1)  # fmt: skip
@@ -196,7 +198,7 @@ def _shown_fits(study: Study, scaling: str) -> list[tuple[Fit, str]]:
 def _fitted_speed_ups(study: Study, fit: Fit, points: Sequence[Point]) -> list[tuple[float, float]]:
     """(workers, speed-up) along a fit's curve of step times."""
     base = study.base_ranks * study.base_threads
-    alone = next(point.step_ms.value for point in points if point.workers == base)
+    alone = next(point.step_ms.value for point in points if point.total_threads == base)
     found: list[tuple[float, float]] = []
     for ranks, step_ms in fit.curve:
         workers = ranks * fit.threads
@@ -208,7 +210,7 @@ def _fitted_speed_ups(study: Study, fit: Fit, points: Sequence[Point]) -> list[t
 def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     base = study.base_ranks * study.base_threads
     ordered = sorted(points, key=lambda p: p.ranks)
-    factors = [1.0 if scaling == WEAK else point.workers / base for point in ordered]
+    factors = [1.0 if scaling == WEAK else point.total_threads / base for point in ordered]
     ideal = ordered[0].ideal.total * factors[0]
     top = max(p.parts.total * f for p, f in zip(ordered, factors, strict=True))
     threads = ordered[0].threads
@@ -259,7 +261,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
 def _forecast(study: Study, forecast: Forecast) -> Plot:
     points = [p for p in study.points
               if p.scaling == forecast.scaling and p.threads == forecast.threads]  # fmt: skip
-    largest = max(points, key=lambda point: point.workers)
+    largest = max(points, key=lambda point: point.total_threads)
     error = forecast.hindcast_error or 0.0
     xs = [ranks * forecast.threads for ranks, _, _ in forecast.points]
     ys = [efficiency for _, _, efficiency in forecast.points]
@@ -267,7 +269,7 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
                 == (forecast.scaling, forecast.threads, forecast.model)), None)  # fmt: skip
 
     def draw(axes: Axes) -> None:
-        ranks_axis(axes, [*(p.workers for p in points), *xs], _axis_label(points))
+        set_ranks_axis(axes, [*(p.total_threads for p in points), *xs], _axis_label(points))
         axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
         axes.fill_between(xs, [y / (1 + error) for y in ys], [y / (1 - error) for y in ys],
                           color=colour("mint"), linewidth=0, label="± hindcast error")  # fmt: skip
@@ -281,7 +283,7 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
         _measured(axes, points, "efficiency")
         if fit is not None and fit.hindcast_ms:
             foretold = largest.efficiency.value * largest.step_ms.value / fit.hindcast_ms
-            axes.plot(largest.workers, foretold, "s", color=colour("orange"), markersize=7,
+            axes.plot(largest.total_threads, foretold, "s", color=colour("orange"), markersize=7,
                       markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
         axes.annotate(f"{ys[-1]:.2f}", (xs[-1], ys[-1]), xytext=(0, 6), ha="center", va="bottom",
                       textcoords="offset points", weight="bold", fontsize=SMALL_PT)  # fmt: skip

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RANKS = 16
 """Most ranks in a plot."""
 ROW_PT = 20.0
-LANES = {
+KINDS = {
     "forward": ("blue", "forward"),
     "backward": (PHASES["backward_weight"][0], "backward"),
     "rest": ("grey", "load, loss, update"),
@@ -47,11 +47,11 @@ class Span:
     """What a rank did from `begin` to `end`, milliseconds since the first rank began the step.
 
     Attributes:
-        shows: a key of `LANES`.
+        shows: a key of `KINDS`.
     """
 
     rank: int
-    shows: str
+    kind: str
     begin: float
     end: float
 
@@ -101,7 +101,7 @@ def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
     for event in events:
         begin = event["ts"] / 1e3 - zero
         if event["name"] != STEP and _inside(begin, own.get(event["pid"])):
-            spans.append(Span(event["pid"], _shows(event), begin, begin + event["dur"] / 1e3))
+            spans.append(Span(event["pid"], _kind(event), begin, begin + event["dur"] / 1e3))
     return StepSpans(chosen, tuple(spans), own)
 
 
@@ -132,7 +132,7 @@ def _inside(moment: float, limits: tuple[float, float] | None) -> bool:
     return limits is not None and limits[0] - 1e-6 <= moment <= limits[1] + 1e-6
 
 
-def _shows(event: Mapping[str, Any]) -> str:
+def _kind(event: Mapping[str, Any]) -> str:
     if event["name"] == DATA_WAIT:
         return "data wait"
     if event["name"] == EXPOSED:
@@ -151,8 +151,8 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
     row = {rank: y for y, rank in enumerate(ranks)}
 
     def draw(axes: Axes) -> None:
-        for name, (role, label) in LANES.items():
-            spans = [s for s in found.spans if s.shows == name and s.rank in row]
+        for name, (role, label) in KINDS.items():
+            spans = [s for s in found.spans if s.kind == name and s.rank in row]
             low, height = (0.27, 0.16) if name == "sum" else (-0.36, 0.6)
             axes.barh(
                 [row[s.rank] + low for s in spans], [s.end - s.begin for s in spans], height,
@@ -167,7 +167,7 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
         axes.set_xlabel("milliseconds since the first rank began", labelpad=2)
         legend_below(axes, 3)
 
-    bottom = BOTTOM + legend_height(len(LANES), 3)
+    bottom = BOTTOM + legend_height(len(KINDS), 3)
     fewer = f" Shown are {len(ranks)} of {len(all_ranks)} ranks."
     return plot(
         f"timeline{suffix}", f"Timeline{where}", "rank", draw,

@@ -85,7 +85,7 @@ def test_parameters_are_never_negative() -> None:
 
 @pytest.mark.parametrize(("fit", "n"), [(fit_amdahl, 1), (fit_gustafson, 1), (fit_usl, 2)])
 def test_too_few_points_are_refused(fit, n: int) -> None:
-    with pytest.raises(TooFewPointsError, match=rf"takes {n + 1} numbers"):
+    with pytest.raises(TooFewPointsError, match=rf"needs {n + 1} different numbers"):
         fit([timed(k + 1, 10.0) for k in range(n)] * 3)
 
 
@@ -103,7 +103,7 @@ def test_the_model_of_parts_finds_what_the_law_was_made_with(scaling: str) -> No
     assert parameters["overlap"] == pytest.approx(law.overlap)
     assert parameters["imbalance_ms"] == pytest.approx(law.imbalance)
     assert found.hindcast_error == pytest.approx(0, abs=1e-9)
-    assert "along a tree" in " ".join(found.model.assumptions)
+    assert "Rabenseifner's algorithm" in " ".join(found.model.assumptions)
 
 
 def test_sharing_of_cores_is_part_of_every_model() -> None:
@@ -183,5 +183,5 @@ def test_nodes_are_filled_as_the_measured_ones_were() -> None:
         for m in make_launches(Law(), RANKS, launches=1)
     ]  # fmt: skip
     series = series_of(launches, "weak")
-    assert series.setting_at(64, crowded=False).nodes == 16
-    assert series.setting_at(64, crowded=False).batch_size == 32 * 64
+    assert series.setting_at(64, on_measured_nodes=False).nodes == 16
+    assert series.setting_at(64, on_measured_nodes=False).batch_size == 32 * 64

@@ -115,7 +115,7 @@ def test_a_study_goes_on_where_it_was(capsys: pytest.CaptureFixture[str]) -> Non
     Path("study/order.txt").unlink()
     assert run(["scale", "--output", "study"], is_rank_zero=True) == 0
     assert made() == ["weak-r2-t1-2"]
-    assert "1 launch (5 of 6 are made)" in capsys.readouterr().out
+    assert "1 launch (5 of 6 are complete)" in capsys.readouterr().out
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
@@ -139,9 +139,9 @@ def test_more_launches_are_added() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--steps", "20"), "--steps 50, this one asks for 20"),
-        (("--batch-size", "64"), "--batch-size 32, this one asks for 64"),
-        (("--network", "model1"), "--network model0, this one asks for model1"),
+        (("--steps", "20"), "--steps 50, this command has 20"),
+        (("--batch-size", "64"), "--batch-size 32, this command has 64"),
+        (("--network", "model1"), "--network model0, this command has model1"),
     ],
 )
 def test_a_changed_configuration_is_refused(
@@ -276,7 +276,7 @@ def test_nothing_of_the_users_is_replaced(capsys: pytest.CaptureFixture[str]) ->
     Path("study").mkdir()
     Path("study/study.json").write_text("mine")
     assert scale() == 2
-    assert "not empty and no study" in capsys.readouterr().err
+    assert "contains files but no scaling study" in capsys.readouterr().err
     assert Path("study/study.json").read_text() == "mine"
 
 
@@ -288,7 +288,7 @@ def test_a_launch_is_made_by_one_process_at_a_time(capsys: pytest.CaptureFixture
     with (place / "log.txt").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], is_rank_zero=True) == 2
-    assert "is being made by another `dptrain scale`" in capsys.readouterr().err
+    assert "another `dptrain scale` in study/launches runs" in capsys.readouterr().err
     assert run(["scale", "--output", "study", "--only", "weak-r2-t1"], is_rank_zero=True) == 0
 
 
@@ -297,7 +297,8 @@ def test_ranks_that_will_share_cores_are_announced(
 ) -> None:
     monkeypatch.setattr("dptrain.scaling.running.available_cores", lambda: 1)
     assert scale("--launches", "1") == 0
-    assert "2 workers share 1 core at weak-r2-t1: at most 50%" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "2 compute threads share 1 core at weak-r2-t1: the efficiency there is at most" in said
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_ideal_step_and_its_losses_add_up_to_the_step(study: Study) -> None:
         assert p.ideal.total + p.loss.total == pytest.approx(p.step_ms.value)
         assert p.parts.total == pytest.approx(p.step_ms.value)
         base = point(study, f"{p.scaling}-r1-t1")
-        shrinks = p.workers if p.scaling == "strong" else 1
+        shrinks = p.total_threads if p.scaling == "strong" else 1
         assert p.ideal.total == pytest.approx(base.step_ms.value / shrinks)
 
 
@@ -89,8 +89,8 @@ def test_shared_cores_are_told_apart_from_other_losses(study: Study) -> None:
     for p in study.points:
         parts = p.shared_ms + (p.contention_ms or 0) + (p.small_batch_ms or 0)
         assert parts == pytest.approx(p.loss.compute, abs=1e-9)
-    assert any("16 ranks x 1 thread share cores" in note for note in study.notes)
-    assert any("because ranks share cores" in sentence for sentence in study.answer)
+    assert any("16 ranks × 1 thread share cores" in note for note in study.notes)
+    assert any("because ranks share cores" in sentence for sentence in study.conclusion)
 
 
 def test_threads_and_ranks_are_one_study() -> None:
@@ -164,15 +164,15 @@ def test_outliers_are_named() -> None:
     launches[place] = replace(launches[place], profile=slow)
     study = analyse(launches)
     assert place in point(study, "weak-r2-t1").outliers
-    assert any("launches/weak-r2-t1-3 is +" in note for note in study.notes)
+    assert any("launches/weak-r2-t1-3 deviates by +" in note for note in study.notes)
 
 
-def test_the_answer_names_reach_and_limit(study: Study) -> None:
-    weak, limit, *_ = study.answer
-    assert weak.startswith("Weak scaling goes to 8 ranks with an efficiency of 80% or more")
-    assert "16 ranks: " in weak
-    assert "where the cores allow 50%" in weak
-    assert "slower computing" in limit
+def test_the_conclusion_names_range_and_losses(study: Study) -> None:
+    weak, limit, *_ = study.conclusion
+    assert weak.startswith("Weak scaling: efficiency is at least 80% up to 8 ranks")
+    assert "at 16 ranks" in weak
+    assert "of at most 50% that the cores allow" in weak
+    assert "slower computation" in limit
 
 
 def test_files_hold_a_line_an_item_and_replace_nothing_else(study: Study, tmp_path: Path) -> None:
@@ -204,6 +204,6 @@ def test_the_report_fits_the_terminal(study: Study, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     # Nothing is cut: the last column of each table is whole.
-    strong = text[text.index("Strong scaling: the minibatch") :].splitlines()
+    strong = text[text.index("Strong scaling: constant global batch") :].splitlines()
     assert strong[2].split()[-1] == "n"
-    assert text.index(study.answer[0][:20]) < text.index("where the loss goes")
+    assert text.index(study.conclusion[0][:20]) < text.index("loss by part")

@@ -108,7 +108,7 @@ def test_names_cannot_become_markup(folder: Path, tmp_path: Path) -> None:
         for key, value in study.environment.items()
     }
     replace(
-        study, job=job, environment={**environment, "command": [HOSTILE]}, answer=(HOSTILE,),
+        study, job=job, environment={**environment, "command": [HOSTILE]}, conclusion=(HOSTILE,),
         notes=(HOSTILE,), commands={HOSTILE: HOSTILE},
     ).write(tmp_path / "study.json")  # fmt: skip
     page = Reader(write_report(tmp_path))

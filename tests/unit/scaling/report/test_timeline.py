@@ -46,7 +46,7 @@ def test_the_step_is_the_one_of_median_length(tmp_path: Path) -> None:
     assert abs(found.length - 0.150) < 1e-9
     assert found.bounds[0][0] == 0
     assert abs(found.bounds[1][0] - 0.010) < 1e-9
-    of_rank_0 = [span.shows for span in found.spans if span.rank == 0]
+    of_rank_0 = [span.kind for span in found.spans if span.rank == 0]
     assert sorted(of_rank_0) == ["backward", "data wait", "exposed", "forward", "rest", "sum"]
     assert all(0 <= span.begin < span.end <= 0.150 + 1e-9 for span in found.spans)
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dptrain.measure.vocabulary import SECTIONS
-from dptrain.scaling.report.words import STUDY, words
+from dptrain.scaling.report.definitions import STUDY, words
 from dptrain.scaling.study import Fit, Point
 
 GUIDE = Path(__file__).parents[4] / "docs" / "measuring.md"

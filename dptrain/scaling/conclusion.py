@@ -1,0 +1,156 @@
+"""The conclusion of a study in sentences: how far training scales, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.scaling.forecast import UNMEASURED_NETWORK
+from dptrain.scaling.points import PARTS
+from dptrain.scaling.study import Forecast, Point
+
+GOOD = 0.8
+"""Efficiency from which a job counts as scaling; below it, a fifth of the machine is wasted."""
+CAUSES = {
+    "compute": "slower computation",
+    "data_wait": "waiting for data",
+    "transfer": "communication that is not overlapped",
+    "imbalance": "waiting for slower ranks",
+    "other": "time between stages",
+}
+MODELS = {
+    "amdahl": "Amdahl's law",
+    "gustafson": "Gustafson's law",
+    "usl": "the universal scalability law",
+    "alpha-beta": "the α–β model",
+}
+
+
+def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[str, ...]:
+    """Return the conclusion in sentences, the most important first.
+
+    Forecasts that were withheld are not part of it; `withheld_sentence` states the reason.
+    """
+    found = []
+    by_scaling: dict[str, list[Point]] = {}
+    for point in points:
+        by_scaling.setdefault(point.scaling, []).append(point)
+    for scaling, members in by_scaling.items():
+        found += _about(scaling, members)
+    return (*found, *(_of_forecast(forecast) for forecast in forecasts if not forecast.withheld))
+
+
+def withheld_sentence(forecast: Forecast) -> str:
+    """Return why there is no forecast, as a sentence."""
+    return f"No forecast of {_series(forecast)}: {forecast.withheld.rstrip('.')}."
+
+
+def _about(scaling: str, points: Sequence[Point]) -> list[str]:
+    def size(point: Point) -> tuple[int, int]:
+        return point.total_threads, point.ranks
+
+    base, largest = points[0], max(points, key=size)
+    name = f"{scaling.capitalize()} scaling"
+    if largest.total_threads == base.total_threads:
+        return [
+            f"Only one point was measured, with a step of {base.step_ms.value:.3g} ms; a scaling "
+            "study needs two."
+        ]
+    farthest = max((point for point in points if point.efficiency.value >= GOOD), key=size)
+    at_largest = f"{_percent(largest.efficiency)}{_core_limit(largest)}"
+    if farthest is largest:
+        first = f"{name}: {at_largest} efficiency at {_ranks(largest)}, the largest measured point."
+        return [first, _limit(largest)]
+    if farthest.total_threads == base.total_threads:
+        first = f"{name}: efficiency is below {GOOD:.0%} at every point above {_ranks(base)}"
+    else:
+        first = (
+            f"{name}: efficiency is at least {GOOD:.0%} up to {_ranks(farthest)} "
+            f"({_percent(farthest.efficiency)})"
+        )
+    first += f"; it is {at_largest} at {_ranks(largest)}."
+    below = [point for point in points if size(point) > size(farthest)]
+    unsure = [p for p in below if p.efficiency.high >= GOOD and math.isfinite(p.efficiency.high)]
+    if unsure:
+        named = max(unsure, key=size)
+        first += f" The interval at {_ranks(named)} includes {GOOD:.0%}."
+    return [first, _limit(largest)]
+
+
+def _limit(point: Point) -> str:
+    """Return what the loss of a point consists of, as a sentence."""
+    lost = {name: getattr(point.loss, name) for name in PARTS}
+    total, ideal = point.loss.total, point.ideal.total
+    if total <= 0.02 * ideal:
+        return f"At {_ranks(point)} a step takes at most 2% longer than the ideal step."
+    worst = sorted((name for name in PARTS if lost[name] > 0.1 * total), key=lambda n: -lost[n])
+    named = [f"{CAUSES[name]} ({lost[name]:.3g} ms{_why(name, point)})" for name in worst]
+    return (
+        f"At {_ranks(point)} a step takes {point.step_ms.value:.3g} ms, ideal is {ideal:.3g} ms; "
+        f"the main loss{'es are' if len(named) > 1 else ' is'} {_list(named)}."
+    )
+
+
+def _why(part: str, point: Point) -> str:
+    """Return the causes of the loss of a part, as far as they are known."""
+    if part == "transfer" and point.possible < 1:
+        return ", which includes waiting for a core that ranks share"
+    if part != "compute":
+        return ""
+    causes = {
+        "because ranks share cores": point.shared_ms,
+        "because ranks compete for memory and caches": point.contention_ms or 0.0,
+        "because the batch of a rank is smaller": point.small_batch_ms or 0.0,
+    }
+    named = {cause: ms for cause, ms in causes.items() if ms > 0.1 * point.loss.compute}
+    if len(named) == 1:
+        return f", {next(iter(named))}"
+    return f": {_list([f'{ms:.3g} ms {cause}' for cause, ms in named.items()])}" if named else ""
+
+
+def _of_forecast(forecast: Forecast) -> str:
+    what = _series(forecast)
+    if not forecast.points:
+        return f"No forecast of {what}: the minibatch has no samples for more ranks."
+    ranks, _, efficiency = forecast.points[-1]
+    ends = sorted(found[-1] for found in forecast.efficiencies.values())
+    span = f" ({ends[0]:.0%} to {ends[-1]:.0%} by the accepted models)" * (len(ends) > 1)
+    good = [r for r, _, e in forecast.points if e >= GOOD]
+    reach = f", at least {GOOD:.0%} up to {good[-1]:,}" if good and good[-1] != ranks else ""
+    one_node = " Only one node was measured, so the cost of a network is not included."
+    return (
+        f"Forecast of {what}: {efficiency:.0%} at {ranks:,} ranks{span}{reach}, by "
+        f"{MODELS[forecast.model]}, whose error was {forecast.hindcast_error:.1%} when it "
+        "predicted the largest point from the others."
+        + one_node
+        * (UNMEASURED_NETWORK in forecast.assumptions)
+    )
+
+
+def _series(forecast: Forecast) -> str:
+    threads = f" with {forecast.threads} threads per rank" if forecast.threads > 1 else ""
+    return f"{forecast.scaling} scaling{threads}"
+
+
+def _ranks(point: Point) -> str:
+    ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
+    return f"{ranks} × {point.threads} threads" if point.threads > 1 else ranks
+
+
+def _percent(value: Estimate) -> str:
+    if value.n < FEWEST:
+        return f"{value.value:.0%} (too few launches for an interval)"
+    if value.low == value.high:
+        return f"{value.value:.0%}"
+    return f"{value.value:.0%} (95% interval {value.low:.0%} to {value.high:.0%})"
+
+
+def _core_limit(point: Point) -> str:
+    if point.possible == 1:
+        return ""
+    return f" of at most {point.possible:.0%} that the cores allow"
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
