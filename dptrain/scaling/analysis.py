@@ -110,7 +110,7 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
             "measure five or more"
         )
     elif fewest < 5:
-        found.append(f"{fewest} launches per point give wide intervals; measure five or more")
+        found.append(f"{fewest} launches per point result in wide intervals; measure five or more")
     named = set()
     for point in points:
         for launch in point.launches:

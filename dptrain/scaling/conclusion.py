@@ -43,7 +43,7 @@ def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[st
 
 def withheld_sentence(forecast: Forecast) -> str:
     """Return why there is no forecast, as a sentence."""
-    return f"No forecast of {_series(forecast)}: {forecast.withheld.rstrip('.')}."
+    return f"No forecast of {series_name(forecast)}: {forecast.withheld.rstrip('.')}."
 
 
 def _about(scaling: str, points: Sequence[Point]) -> list[str]:
@@ -110,7 +110,7 @@ def _why(part: str, point: Point) -> str:
 
 
 def _of_forecast(forecast: Forecast) -> str:
-    what = _series(forecast)
+    what = series_name(forecast)
     if not forecast.points:
         return f"No forecast of {what}: the minibatch has no samples for more ranks."
     ranks, _, efficiency = forecast.points[-1]
@@ -128,7 +128,8 @@ def _of_forecast(forecast: Forecast) -> str:
     )
 
 
-def _series(forecast: Forecast) -> str:
+def series_name(forecast: Forecast) -> str:
+    """Return ``weak scaling``; with more than one thread per rank, their number, too."""
     threads = f" with {forecast.threads} threads per rank" if forecast.threads > 1 else ""
     return f"{forecast.scaling} scaling{threads}"
 

@@ -1,6 +1,6 @@
 """Scaling laws of Amdahl, Gustafson and Gunther, fitted to points.
 
-Each law describes the throughput X(n) in samples per second, where n is the number of threads that
+Each law describes the throughput X(n) in samples per second. n is the number of threads that
 compute at the same time, over that of the base point (`Setting.n`). If ranks share cores, n counts
 the cores. A step takes T = minibatch / X. The parameters are nonnegative and minimise the sum of
 squared relative errors.

@@ -274,6 +274,6 @@ def test_names_stay_text(browser: Browser, folder: Path, tmp_path: Path) -> None
         commands={HOSTILE: HOSTILE},
     ).write(tmp_path / "study.json")  # fmt: skip
     browser.open(write_report(tmp_path))
-    assert browser.evaluate("document.title") == f"How far {HOSTILE} scales"
+    assert browser.evaluate("document.title") == f"Scaling of {HOSTILE}"
     assert browser.evaluate("document.querySelectorAll('script, img').length") == 0
     assert browser.evaluate("document.body.textContent.split('<script>').length") >= 7

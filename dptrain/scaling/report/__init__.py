@@ -1,5 +1,6 @@
-"""The report: one page, plots and tables, drawn from records that others have measured.
+"""The report of a study or of a profile: one HTML page with plots and tables.
 
-Data become figures (`study_plots`, `profile_plots`, `study_tables`, `profile_tables`), figures a
-page (`study_page`, `profile_page`), and a page files (`files.write_report`).
+The records are turned into plots and tables (`study_plots`, `profile_plots`, `study_tables`,
+`profile_tables`), these into a page (`study_page`, `profile_page`), and the page into files
+(`files.write_report`).
 """

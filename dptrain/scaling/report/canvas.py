@@ -1,9 +1,8 @@
-"""One look for all plots: colours, type, and how a drawing becomes SVG text and a PNG picture.
+"""The style of all plots: colours and fonts, and the conversion of a drawing to SVG and PNG.
 
-Plots are drawn for the width of a phone, two of which stand side by side on anything wider. Each
-colour has a role, and roles keep their order of lightness in greyscale and for colour-blind eyes
-(after Okabe and Ito, "Color universal design", 2008). A page gives the roles other values where
-the reader's screen is dark.
+A plot has the width of a phone; wider screens show two next to each other. Each colour has a role,
+and the roles have the same order of lightness in greyscale and with colour blindness (after Okabe
+and Ito, "Color universal design", 2008). In dark mode a page defines other values for the roles.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LIGHT = {
     "mint": "#93d1b3",
     "purple": "#7b3294",
 }
-"""Colours by role, which differ from each other, so that a role can be found again in an SVG."""
+"""Colours by role. All values differ, so that a colour in an SVG identifies its role."""
 DARK = {
     "ink": "#e4e7eb",
     "faint": "#a3adb8",
@@ -55,7 +54,9 @@ PARTS = {
     "imbalance": "amber",
     "other": "grey",
 }
-"""Roles of the parts of a step."""
+"""Role of the colour of each part of a step."""
+PART_NAMES = {"data_wait": "data wait", "transfer": "communication", "imbalance": "straggler wait"}
+"""Labels of parts of a step that differ from their names in the records."""
 PHASES = {
     "forward": ("blue", "o"),
     "backward": ("purple", "v"),
@@ -63,20 +64,22 @@ PHASES = {
     "backward_input": ("mint", "^"),
 }
 """Role of the colour, and marker, of each phase of a layer."""
+OTHER_PHASE = ("grey", "load, loss, update")
+"""Role of the colour, and label, of stages that belong to no layer."""
 
 WIDTH = 264.0
-"""Points, 352 pixels of a screen: a phone's width, and half of an A4 page's."""
+"""Width of a plot in points, 352 CSS pixels: a phone, or half of an A4 page."""
 HEIGHT = 196.0
 TOP, BOTTOM, RIGHT = 34.0, 30.0, 9.0
-"""Points around the axes; those at the top hold the title and what the vertical axis is."""
+"""Margins of the axes in points; the top margin contains the title and the y-axis label."""
 LEGEND_PT = 13.0
-"""Height of a row of a legend."""
+"""Height of a row of a legend in points."""
 PNG_DPI = 220
 FONT = "'DejaVu Sans', 'Liberation Sans', Arial, sans-serif"
 TITLE_PT, TEXT_PT, SMALL_PT = 10.0, 9.0, 8.5
 
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # Comes with matplotlib, so that sizes are the same everywhere.
+    "font.family": "DejaVu Sans",  # Part of matplotlib, so text has the same size everywhere.
     "font.size": TEXT_PT,
     "svg.fonttype": "none",
     "axes.edgecolor": LIGHT["faint"],
@@ -112,14 +115,15 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A finished drawing.
+    """A finished plot.
 
     Attributes:
-        name: of its files.
-        caption: how to read it, for below the picture.
-        alt: what it shows, in words and numbers, for those who do not see it.
-        svg: a whole file; text is text.
-        png: bytes of a picture.
+        name: name of its files.
+        title: title above the plot.
+        caption: explanation below the plot.
+        alt: description with numbers, for screen readers.
+        svg: contents of an SVG file, in which text is not converted to paths.
+        png: contents of a PNG file.
     """
 
     name: str
@@ -145,14 +149,13 @@ def plot(
     """Draw one plot.
 
     Args:
-        name: of its files.
-        title: above the plot.
-        vertical: what the vertical axis shows, below the title, where it can be read without
-            turning the head.
-        draw: puts the data on empty axes.
+        name: name of its files.
+        title: title above the plot.
+        vertical: label of the y axis with its unit, written horizontally below the title.
+        draw: function that draws the data on empty axes.
         caption, alt: as in `Plot`.
-        height: of the whole, in points.
-        left, bottom: room beside and below the axes, in points.
+        height: total height in points.
+        left, bottom: margins of the axes in points.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -176,46 +179,46 @@ def _head(figure: Figure, title: str, vertical: str, height: float) -> None:
 
 
 def colour(role: str) -> str:
-    """The colour of a role, as drawn on white."""
+    """Return the colour of a role on a white background."""
     return LIGHT[role]
 
 
 def set_ranks_axis(axes: Axes, values: Sequence[float], label: str, *, margin: float = 1.3) -> None:
-    """A horizontal axis of powers of two, with a tick at each of `values` that has room.
+    """Set a logarithmic x axis with ticks at `values`, at most nine of them.
 
     Args:
-        axes: to be changed.
-        values: numbers of ranks or workers.
-        label: of the axis.
-        margin: the axis ends at the largest value times that, for what stands beside it.
+        axes: axes to change.
+        values: numbers of ranks or compute threads.
+        label: label of the axis.
+        margin: the axis ends at the largest value times this factor, for a label of that point.
     """
     low, high = min(values), max(values)
     axes.set_xscale("log", base=2)
-    reach = (high / low) ** 0.06  # Wide ranges need more for the same room on paper.
+    reach = (high / low) ** 0.06  # The same distance on paper is a larger factor on a wide range.
     axes.set_xlim(low / 1.25 / reach, high * margin * reach)
     shown = sorted(set(values))
     while len(shown) > 9:
         shown = shown[::2]
     axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.set_xlabel(label, labelpad=2)
+    axes.set_xlabel(f"{label} (log scale)", labelpad=2)
     axes.grid(visible=False, axis="x")
 
 
 def part_name(name: str) -> str:
-    """``data wait`` of ``data_wait``."""
-    return name.replace("_", " ")
+    """Return the label of a part of a step."""
+    return PART_NAMES.get(name, name.replace("_", " "))
 
 
 def legend_below(axes: Axes, columns: int, *, lines: bool = False) -> None:
-    """A legend below the plot, which reads row by row; `legend_height` says what room it takes.
+    """Add a legend below the plot, row by row; `legend_height` is its height.
 
     Args:
-        axes: of the plot.
-        columns: entries in a row.
-        lines: whether it shows lines, which take more room than areas of a colour.
+        axes: axes of the plot.
+        columns: entries per row.
+        lines: whether it shows lines, which need more width than patches.
     """
     handles, labels = axes.get_legend_handles_labels()
-    # matplotlib fills it column by column.
+    # matplotlib fills a legend column by column.
     order = [i for column in range(columns) for i in range(column, len(handles), columns)]
     axes.figure.legend(
         [handles[i] for i in order], [labels[i] for i in order], ncols=columns, loc="lower left",
@@ -224,7 +227,7 @@ def legend_below(axes: Axes, columns: int, *, lines: bool = False) -> None:
 
 
 def legend_height(entries: int, columns: int) -> float:
-    """Points that `legend_below` needs."""
+    """Return the height of `legend_below` in points."""
     return LEGEND_PT * -(-entries // columns) + 4
 
 
@@ -237,7 +240,7 @@ def _png(figure: Figure, title: str) -> bytes:
 
 
 def _svg(figure: Figure, title: str, alt: str) -> str:
-    """The drawing as a file, without date and without what nobody refers to."""
+    """Return the drawing as SVG, without the date and without identifiers that are not used."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "dptrain report"})
     text = buffer.getvalue()
@@ -252,9 +255,9 @@ def _svg(figure: Figure, title: str, alt: str) -> str:
 
 
 def inline(drawn: Plot) -> str:
-    """The SVG of a plot to stand inside a page: colours by role, identifiers of its own.
+    """Return the SVG of a plot as an element of a page, with unique identifiers.
 
-    The page says what ``var(--blue)`` and the others are, and which font.
+    Colours become CSS variables such as ``var(--blue)``; the page defines them and the font.
     """
     text = drawn.svg[drawn.svg.index("<svg") :]
     text = re.sub(r"\s*<style.*?</style>", "", text, flags=re.DOTALL)

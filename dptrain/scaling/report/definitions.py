@@ -1,41 +1,46 @@
-"""What the words of a report mean: those of a study, and of profiles from the vocabulary."""
+"""Definitions of the terms of a report: of studies here, of profiles from the vocabulary."""
 
 from __future__ import annotations
 
 from dptrain.measure.vocabulary import SECTIONS, Term
+from dptrain.scaling.report.canvas import part_name
 
 STUDY = (
-    Term("point", "", "A way of scaling at one number of ranks and threads: `weak-r4-t1`."),
-    Term("launch", "", "One start of the job at a point, with all its steps. Launches, not steps, "
-         "are the sample behind every interval."),
-    Term("workers", "1", "Ranks × threads."),
-    Term("weak", "", "The batch grows with the workers, so a worker keeps its work."),
-    Term("strong", "", "The batch stays, so the work is shared out."),
+    Term("point", "", "Weak or strong scaling with one number of ranks and threads: `weak-r4-t1`."),
+    Term("launch", "", "One start of the job at a point, with all its steps. All intervals are "
+         "over launches, not over steps."),
+    Term("compute threads", "1", "Ranks × threads per rank."),
+    Term("weak", "", "The global minibatch grows with the number of ranks, so that the work of a "
+         "rank is constant."),
+    Term("strong", "", "The global minibatch is constant, so that the work of a rank shrinks."),
     Term("step_ms", "ms", "Time of the slowest rank in each step; median over the steps of a "
          "launch, then over launches."),
-    Term("interval", "", "Holds the value with 95% confidence: bootstrap and Student's t over "
-         "launches. None below three launches."),
-    Term("speed_up", "1", "Images a second over those of the fewest workers."),
-    Term("efficiency", "1", "Speed-up over the ratio of workers: weak E = T(1) / T(p), strong "
-         "E = T(1) / (p T(p)). 1 is ideal."),
-    Term("possible", "1", "The most efficiency that is possible where workers share cores: cores "
-         "over workers, at most 1."),
-    Term("karp_flatt", "1", "Serial fraction that would explain the speed-up S by Amdahl's law: "
-         "(1/S − 1/p) / (1 − 1/p). One that grows with p is overhead, not serial work."),
-    Term("ideal", "ms", "The step of the fewest workers; for strong scaling over the ratio of "
-         "workers."),
-    Term("loss", "ms", "Time beyond an ideal step, by part."),
-    Term("shared_ms", "ms", "Shared cores: part of the loss of compute that follows from workers "
+    Term("interval", "", "95% confidence interval: bootstrap and Student's t over launches. None "
+         "below three launches."),
+    Term("speed_up", "1", "Throughput in samples/s over that of the smallest point."),
+    Term("efficiency", "1", "Parallel efficiency: speed-up over the ratio p of compute threads. "
+         "Weak: E = T(1) / T(p); strong: E = T(1) / (p T(p)). 1 is ideal."),
+    Term("possible", "1", "Core limit: the upper bound of the efficiency if ranks share cores, "
+         "cores over compute threads, at most 1."),
+    Term("karp_flatt", "1", "Serial fraction that explains the speed-up S by Amdahl's law: "
+         "(1/S − 1/p) / (1 − 1/p). If it grows with p, the cause is overhead, not serial work."),
+    Term("ideal", "ms", "The step of the smallest point; for strong scaling divided by the ratio "
+         "of compute threads."),
+    Term("cost", "ms", "Step time × ratio of compute threads, which is constant for ideal strong "
+         "scaling."),
+    Term("loss", "ms", "Step time beyond the ideal step, by part."),
+    Term("shared_ms", "ms", "Shared cores: part of the loss of compute that is due to ranks "
          "sharing cores."),
-    Term("contention_ms", "ms", "Part of the loss of compute because as many workers slow each "
-         "other down otherwise, at memory and caches."),
-    Term("small_batch_ms", "ms", "Part of the loss of compute because a rank's batch is smaller."),
-    Term("hindcast_error", "1", "How far a model is off at the largest point when it was fitted "
-         "to the others, over the measured time."),
-    Term("forecast", "", "Step times at more ranks by the model with the least hindcast error; "
-         "withheld where that is above 15%."),
-    Term("outlier", "", "A launch farther from the median of its point than 3 median absolute "
-         "deviations. It stays in all figures."),
+    Term("contention_ms", "ms", "Part of the loss of compute that is due to other competition of "
+         "ranks, such as for memory and caches."),
+    Term("small_batch_ms", "ms", "Smaller batch: part of the loss of compute that is due to the "
+         "smaller batch of a rank."),
+    Term("hindcast_error", "1", "Relative error of a model that is fitted to all other points and "
+         "predicts the largest one."),
+    Term("forecast", "", "Step times at more ranks by the model with the smallest hindcast error; "
+         "withheld if that error is above 15%."),
+    Term("outlier", "", "A launch whose distance from the median of its point is more than 3 "
+         "scaled median absolute deviations. It is not removed."),
 )  # fmt: skip
 
 OF_PROFILES = (
@@ -45,27 +50,34 @@ OF_PROFILES = (
     "Of a rank",
     "Of sums, roofs and memory",
 )
-"""Sections of the vocabulary for what a report shows of a profile."""
+"""Sections of the vocabulary that define the terms of a profile in the report."""
 
-Words = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Headings with (word, meaning)."""
+Definitions = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""Headings with pairs of a term and its meaning."""
 
 
-def words(*, study: bool) -> Words:
-    """Definitions, by heading.
+def definitions(*, study: bool) -> Definitions:
+    """Return the definitions by heading.
 
     Args:
-        study: whether those of a study come first.
+        study: whether to include the terms of a study.
     """
-    found: dict[str, tuple[Term, ...]] = {"A scaling study": STUDY} if study else {}
+    found: dict[str, tuple[Term, ...]] = {"Scaling study": STUDY} if study else {}
     found.update({title: SECTIONS[title] for title in OF_PROFILES})
     return tuple(
-        (title, tuple((_titled(word), word.meaning) for word in section))
+        (title, tuple((_term(term), _meaning(term)) for term in section))
         for title, section in found.items()
     )
 
 
-def _titled(word: Term) -> str:
-    """``step_ms``, or ``compute, ms`` where the name does not end in its unit."""
-    plain = word.unit in ("", "1") or word.name.endswith(f"_{word.unit}")
-    return word.name if plain else f"{word.name}, {word.unit}"
+def _term(term: Term) -> str:
+    """Return ``step_ms``, or ``compute, ms`` if the name does not end with its unit."""
+    plain = term.unit in ("", "1") or term.name.endswith(f"_{term.unit}")
+    return term.name if plain else f"{term.name}, {term.unit}"
+
+
+def _meaning(term: Term) -> str:
+    """Return the meaning, with the label of plots and tables if it differs from the name."""
+    label = part_name(term.name)
+    shown = "" if label == term.name.replace("_", " ") else f"Shown as “{label}”. "
+    return shown + term.meaning

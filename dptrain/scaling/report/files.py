@@ -1,4 +1,4 @@
-"""The files of a report: the page, its plots as SVG and PNG, and what no other file has as CSV."""
+"""The files of a report: the page, its plots as SVG and PNG, and the fitted curves as CSV."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ CURVES = "curves.csv"
 
 
 def write_report(folder: Path, output: Path | None = None, *, replace: bool = False) -> Path:
-    """Write the report of a study or of a profile; the same records give the same bytes.
+    """Write the report of a study or of a profile; equal records result in equal bytes.
 
     Args:
-        folder: holds ``study.json``, or else ``profile.json``.
-        output: where to write; `folder` where left out.
-        replace: whether files that no report has written may be overwritten.
+        folder: contains ``study.json`` or ``profile.json``.
+        output: folder of the report [default: `folder`].
+        replace: whether to overwrite files that do not belong to a report.
 
     Returns:
-        The page's path.
+        The path of the page.
 
     Raises:
-        UserError: there is nothing to report, something else is in the way, or it cannot be
-            written.
+        UserError: there is no record, a file belongs to no report, or a file cannot be written.
     """
     target = folder if output is None else output
     if not replace:
@@ -42,7 +41,7 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
     for plot in page.plots:
         files[f"{PLOTS}/{plot.name}.svg"] = plot.svg
         files[f"{PLOTS}/{plot.name}.png"] = plot.png
-    files[REPORT] = render(page)  # Last: it says that all is there.
+    files[REPORT] = render(page)  # The page is last, so that its plots exist.
     if not replace:
         for name, contents in files.items():
             _check_ours(target / name, contents)
@@ -54,35 +53,36 @@ def write_report(folder: Path, output: Path | None = None, *, replace: bool = Fa
 
 
 def _contents(folder: Path) -> tuple[Page, dict[str, str]]:
-    """The page, and CSV files by name."""
+    """Return the page, and the contents of CSV files by name."""
     if (folder / STUDY).exists():
         study = Study.read(folder / STUDY)
         return study_page(study, _profiles(study, folder)), _tables(study)
     if (folder / PROFILE).exists():
         return profile_page(MeasuredProfile.read(folder)), {}
     raise UserError(
-        f"{folder} holds no {STUDY} and no {PROFILE}; expected a folder that `dptrain scale` or "
-        "`dptrain profile --output` has written"
+        f"{folder} contains neither {STUDY} nor {PROFILE}; expected a folder of `dptrain scale` or "
+        "`dptrain profile --output`"
     )
 
 
 def _profiles(study: Study, folder: Path) -> Mapping[str, MeasuredProfile]:
-    """Of the largest points, if they are there; a study may have been copied without them.
+    """Return the profiles of the largest points, if they exist.
 
-    Not every launch has a trace, so a point's timeline may be of another launch than its profile.
+    A study may be copied without its launches. Not every launch has a trace, so the timeline of a
+    point may show another launch than its profile.
     """
     found = {}
     for point in largest_points(study):
         launch = folder / study.profiles.get(point.name, point.launches[0].folder)
         if (launch / PROFILE).exists():
-            places = [launch, *(folder / other.folder for other in point.launches)]
-            trace = next((place for place in places if (place / TRACE).exists()), launch)
+            folders = [launch, *(folder / other.folder for other in point.launches)]
+            trace = next((other for other in folders if (other / TRACE).exists()), launch)
             found[point.name] = MeasuredProfile.read(launch, trace)
     return found
 
 
 def _tables(study: Study) -> dict[str, str]:
-    """What plots draw and no CSV file of the study has: fitted curves."""
+    """Return the fitted curves, which no other CSV file of the study contains."""
     curves = [
         {"scaling": f.scaling, "threads": f.threads, "model": f.model, "ranks": ranks,
          "step_ms": step_ms}
@@ -93,9 +93,10 @@ def _tables(study: Study) -> dict[str, str]:
 
 
 def _check_ours(path: Path, contents: str | bytes) -> None:
-    """Refuse to overwrite what no report has written.
+    """Refuse to overwrite a file that belongs to no report.
 
-    A page and its plots name their maker; a table is ours if it has the same columns.
+    A page and its plots contain the name of the program; a CSV file is ours if it has the same
+    columns.
     """
     if not path.exists():
         return
@@ -108,6 +109,6 @@ def _check_ours(path: Path, contents: str | bytes) -> None:
         ours = GENERATOR.encode() in there
     if not ours:
         raise UserError(
-            f"{path} is there and was not written by {GENERATOR}; move it away, choose another "
-            f"{FLAG}, or try {GENERATOR} --replace"
+            f"{path} exists and was not written by {GENERATOR}; move it, choose another {FLAG}, or "
+            f"use {GENERATOR} --replace"
         )

@@ -1,15 +1,22 @@
-"""Numbers as people read them: rounded sensibly, with a real minus sign."""
+"""Format numbers for the report: rounding, digit groups, and the minus sign U+2212."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-NARROW = "\N{NARROW NO-BREAK SPACE}"
+THOUSANDS_SEPARATOR = "\u202f"
+"""A thin space at which lines do not break."""
 
 
 def decimals_for(values: Iterable[float], *, digits: int = 4, most: int = 4) -> int:
-    """Decimals that give the largest of `values` so many digits; a column shares them."""
+    """Return the number of decimals with which the largest of `values` has `digits` digits.
+
+    Args:
+        values: the numbers of a column, which share their decimals.
+        digits: significant digits of the largest number.
+        most: upper bound of the result.
+    """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest:
         return 0
@@ -17,7 +24,7 @@ def decimals_for(values: Iterable[float], *, digits: int = 4, most: int = 4) -> 
 
 
 def fixed(value: float, decimals: int) -> str:
-    """``1,234.5``; a real minus sign, and none before a zero."""
+    """Return the number with so many decimals, grouped digits, and no minus sign before a zero."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -25,26 +32,26 @@ def fixed(value: float, decimals: int) -> str:
     text = f"{value:,.{decimals}f}"
     if text.startswith("-"):
         text = text[1:] if not text.strip("-0.,") else "−" + text[1:]
-    return text.replace(",", NARROW)
+    return text.replace(",", THOUSANDS_SEPARATOR)
 
 
 def short(value: float, *, digits: int = 3) -> str:
-    """A number alone, to so many digits: ``0.912``, ``12.3``, ``4 567``."""
+    """Return a number with `digits` significant digits: ``0.912``, ``12.3``, ``4 567``."""
     return fixed(value, decimals_for([value], digits=digits, most=6))
 
 
 def percent(share: float, *, decimals: int = 1) -> str:
-    """``12.3%``."""
+    """Return a share as a percentage, such as ``12.3%``."""
     return f"{fixed(100 * share, decimals)}%"
 
 
 def flop_rate(gflops: float) -> str:
-    """``26.5 GFLOP/s``, ``55.6 TFLOP/s``."""
+    """Return a rate such as ``26.5 GFLOP/s`` or ``55.6 TFLOP/s``."""
     return f"{short(gflops)} GFLOP/s" if gflops < 1e4 else f"{short(gflops / 1e3)} TFLOP/s"
 
 
 def scaled_bytes(value: float) -> str:
-    """``4.53 MB``; units of thousands, as in all tables."""
+    """Return a size such as ``4.53 MB``, in decimal units."""
     size, units = float(value), ["B", "kB", "MB", "GB", "TB"]
     while abs(size) >= 1000 and len(units) > 1:
         size /= 1000

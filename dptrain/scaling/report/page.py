@@ -1,4 +1,4 @@
-"""A page as data, and its HTML."""
+"""The contents of a page, and its HTML."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from dataclasses import dataclass
 
 from dptrain.scaling.report.canvas import DARK, LIGHT, Plot, inline
-from dptrain.scaling.report.definitions import Words
+from dptrain.scaling.report.definitions import Definitions
 from dptrain.scaling.report.tables import Cell, Table
 
 GENERATOR = "dptrain report"
-"""By which a file is known to be ours."""
+"""Name of the program, which marks the files of a report."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key figure: what it is, its value, and the interval or what else there is to say."""
+    """A key result: its label, its value, and its interval or another detail."""
 
     label: str
     value: Cell
@@ -24,16 +24,19 @@ class Key:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page; what is empty is left out.
+    """A section of a page; empty elements are omitted.
 
     Attributes:
-        name: to link to.
+        name: identifier for links.
+        title: heading.
         text: paragraphs below the heading.
-        lists: (introduction, items).
-        facts: (name, value).
-        commands: (heading, command line).
-        words: definitions.
-        new_page: where it is printed.
+        lists: pairs of introduction and items.
+        plots: plots, two in a row on wide screens.
+        tables: tables below the plots.
+        facts: pairs of name and value.
+        commands: pairs of heading and command line.
+        definitions: definitions of terms.
+        new_page: whether it starts a new page in print.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     commands: tuple[tuple[str, str], ...] = ()
-    words: Words = ()
+    definitions: Definitions = ()
     new_page: bool = False
 
 
@@ -53,11 +56,14 @@ class Page:
     """A report.
 
     Attributes:
-        kind: above the title.
+        kind: text above the title.
+        title: title of the page.
         about: what was measured, in a line.
         conclusion: the conclusion in sentences, the most important first.
-        keys: key figures, from `file`.
-        notes: what to know before believing it.
+        file: JSON file that contains the key results.
+        keys: key results.
+        notes: restrictions of the validity.
+        sections: sections in order.
         closing: the last line.
     """
 
@@ -73,14 +79,14 @@ class Page:
 
     @property
     def plots(self) -> list[Plot]:
-        """All of them, in the order of the page."""
+        """The plots of all sections, in the order of the page."""
         return [plot for section in self.sections for plot in section.plots]
 
 
 def render(page: Page) -> str:
-    """The page as one HTML file that needs no other and no network.
+    """Return the page as one HTML file that needs no other file and no network.
 
-    Whatever comes from a user is escaped; the plots are ours, and escape what they were given.
+    Jinja escapes all text; the plots are inserted as they are and escape their own text.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -106,14 +112,14 @@ def render(page: Page) -> str:
 
 
 def _breakable(text: str) -> str:
-    """A name that may break behind ``+`` and ``.``, and before ``_``: ``conv1+relu1.forward``."""
+    """Allow line breaks in a name after ``+`` and ``.``, and before ``_``."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"(?<=[+.])(?=[a-z])|(?=_)", "<wbr>", str(escape(text))))
 
 
 def _coded(text: str) -> str:
-    """Prose in which backticks stand around code."""
+    """Turn backticks into ``code`` elements."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))

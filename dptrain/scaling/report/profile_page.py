@@ -1,4 +1,4 @@
-"""The page of one profile, and the sections that a study's page shares with it."""
+"""The page of one profile, and the sections that it shares with the page of a study."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import PROFILE, TRACE
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.scaling.report.canvas import part_name
-from dptrain.scaling.report.definitions import words
+from dptrain.scaling.report.definitions import definitions
 from dptrain.scaling.report.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.scaling.report.page import Key, Page, Section
 from dptrain.scaling.report.profile_plots import profile_plots
@@ -25,18 +25,18 @@ FILE = PROFILE
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """A profile, and a step of its trace where there is one."""
+    """A profile, and a step of its trace if there is one."""
 
     profile: Profile
     step: StepSpans | None = None
 
     @classmethod
     def read(cls, folder: Path, traced: Path | None = None) -> MeasuredProfile:
-        """What `dptrain profile --output` has written.
+        """Read the files of `dptrain profile --output`.
 
         Args:
-            folder: of the profile.
-            traced: of the trace, if that is another.
+            folder: folder of the profile.
+            traced: folder of the trace [default: `folder`].
 
         Raises:
             UserError: there is no profile, or it cannot be read.
@@ -45,7 +45,7 @@ class MeasuredProfile:
 
 
 def profile_page(measured: MeasuredProfile) -> Page:
-    """The report of one profile."""
+    """Return the report of one profile."""
     profile = measured.profile
     job = profile.job
     ranks = int(job["ranks"])
@@ -58,33 +58,41 @@ def profile_page(measured: MeasuredProfile) -> Page:
         keys=_keys(profile),
         notes=(),
         sections=(
-            inside(measured, "", "Inside a step", FILE),
+            step_section(measured, "", "Profile of a step", FILE),
             environment_section(profile.environment, []),
             definitions_section(study=False),
         ),
-        closing="Written by dptrain from profile.json; each number stands there in full.",
+        closing="Written by dptrain from profile.json, which contains each number in full "
+        "precision.",
     )
 
 
 def job_line(job: Mapping[str, Any]) -> str:
-    """What is trained and how, in a line."""
-    threads = job.get("threads")  # None where a study has several numbers of them.
-    each = "" if threads is None else f", {threads} thread{'s' * (threads > 1)} a rank"
+    """Return the network, data, backend and strategy of a job in a line."""
+    threads = job.get("threads")  # None if a study has several numbers of threads.
+    each = "" if threads is None else f", {threads} thread{'s' * (threads > 1)} per rank"
     return (
         f"{job['network']} ({fixed(job['parameters'], 0)} parameters) on {job['data']}, "
         f"{job['backend']} in {job['precision']}, {job['strategy']}{each}"
     )
 
 
-def inside(measured: MeasuredProfile, suffix: str, title: str, file: str) -> Section:
-    """Plots and tables of one profile."""
+def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) -> Section:
+    """Return the section with the plots and tables of one profile.
+
+    Args:
+        measured: the profile.
+        suffix: suffix of the names of the plots and tables.
+        title: heading of the section.
+        file: path of the profile, relative to the page.
+    """
     profile = measured.profile
     text = []
     if profile.roofs is not None:
         roofs = profile.roofs
         text.append(
-            f"Measured roofs: {flop_rate(roofs.gflops)} and {short(roofs.gb_per_s)} GB/s "
-            f"({roofs.how})."
+            f"Measured limits of the machine: {flop_rate(roofs.gflops)} and "
+            f"{short(roofs.gb_per_s)} GB/s ({roofs.how})."
         )
     if len(profile.ranks) > 1:
         text.append(sentence(straggler_line(profile)))
@@ -101,7 +109,7 @@ def inside(measured: MeasuredProfile, suffix: str, title: str, file: str) -> Sec
 
 
 def sentence(text: str) -> str:
-    """With a capital at its beginning, unless that is a path, and a full stop at its end."""
+    """Return the text with a capital letter, unless it starts with a path, and a full stop."""
     word = text.partition(" ")[0].rstrip(":,")
     begin = f"{text[:1].upper()}{text[1:]}" if word.isalpha() else text
     return begin if begin.endswith((".", "!", "?")) else f"{begin}."
@@ -110,7 +118,7 @@ def sentence(text: str) -> str:
 def environment_section(
     environment: Mapping[str, Any], commands: Sequence[tuple[str, str]]
 ) -> Section:
-    """Where it was measured, and by which commands."""
+    """Return the section with the machine, the versions and the commands."""
     found = dict(environment)
     facts: list[tuple[str, str]] = []
     for name in ("started", "host", "cpu", "cores", "os", "python", "directory"):
@@ -124,28 +132,32 @@ def environment_section(
         if found.get(key):
             facts.append((key, ", ".join(f"{n} {v}" for n, v in found[key].items())))
     if found.get("command"):
-        commands = [*commands, ("As the process saw it", shlex.join(found["command"]))]
+        commands = [*commands, ("Command line of the process", shlex.join(found["command"]))]
     return Section(
         "environment", "Environment and commands", facts=tuple(facts), commands=tuple(commands)
     )
 
 
 def definitions_section(*, study: bool) -> Section:
-    """What every word in the report means."""
-    return Section("words", "Definitions", words=words(study=study), new_page=True)
+    """Return the section with the definitions of all terms."""
+    found = definitions(study=study)
+    return Section("definitions", "Definitions", definitions=found, new_page=True)
 
 
 def _conclusion(profile: Profile) -> tuple[str, ...]:
     parts = asdict(profile.parts)
     whole = profile.parts.total or 1.0
-    first = max(profile.stages, key=lambda stage: stage.share)
-    rest = {name: ms for name, ms in parts.items() if name != "compute"}
-    largest = max(rest, key=lambda name: rest[name])
+    longest = max(profile.stages, key=lambda stage: stage.share)
+    ordered = sorted(parts, key=lambda name: -parts[name])
+    shares = [
+        f"{percent(parts[name] / whole, decimals=0)} {part_name(name)}"
+        for name in ordered
+        if parts[name] >= 0.01 * whole
+    ]
     return (
-        f"A step takes {short(profile.step_ms.median)} ms, "
-        f"{percent(parts['compute'] / whole, decimals=0)} of it computing; the next largest part "
-        f"is {part_name(largest)} with {percent(rest[largest] / whole, decimals=0)}.",
-        f"The longest stage is {first.name}, {percent(first.share, decimals=0)} of the step.",
+        f"A step takes {short(profile.step_ms.median)} ms: {', '.join(shares)}.",
+        f"The longest stage is {longest.name} with {percent(longest.share, decimals=0)} of the "
+        "step.",
     )
 
 
@@ -155,13 +167,19 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
     whole = profile.parts.total or 1.0
     exposed = parts["transfer"] + parts["imbalance"]
     keys = [
-        Key("Step", (Number(short(step.median), step.median, "step_ms.median"), " ms"),
+        Key("Step time", (Number(short(step.median), step.median, "step_ms.median"), " ms"),
             ("quartiles ", Number(short(step.q1), step.q1, "step_ms.q1"), "–",
              Number(short(step.q3), step.q3, "step_ms.q3"))),
-        Key("Rate", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
+        Key("Throughput", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
                             "samples_per_s"),), ("samples/s",)),
-        Key("Computing", (percent(parts["compute"] / whole),), ("of the step",)),
+        Key("Compute", (percent(parts["compute"] / whole),), ("of the step",)),
     ]  # fmt: skip
     if len(profile.ranks) > 1:
-        keys.append(Key("Exposed communication", (percent(exposed / whole),), ("of the step",)))
+        keys.append(
+            Key(
+                f"{part_name('transfer').capitalize()} and {part_name('imbalance')}",
+                (percent(exposed / whole),),
+                ("of the step",),
+            )
+        )
     return tuple(keys)

@@ -1,13 +1,14 @@
-"""Plots of one profile: layers, roofline, ranks."""
+"""The plots of one profile: layers, roofline, ranks, timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.profile import Profile, RankProfile
 from dptrain.scaling.report.canvas import (
     BOTTOM,
+    OTHER_PHASE,
     PARTS,
     PHASES,
     SMALL_PT,
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GROUPS, RANKS = 12, 24
-"""Most groups of layers, and ranks, in a plot."""
+"""Largest number of groups of layers, and of ranks, in a plot."""
 ROW_PT = 30.0
-"""Of a group of layers: its name, a bar forward, a bar backward."""
+"""Height of a group of layers in points: its name, a forward bar, a backward bar."""
 RANK_PT = 11.0
 
 
 def profile_plots(
     profile: Profile, suffix: str = "", where: str = "", step: StepSpans | None = None
 ) -> list[Plot]:
-    """All plots of a profile.
+    """Return all plots of a profile.
 
     Args:
-        profile: what to draw.
-        step: of its trace, where there is one.
-        suffix: of the plots' names, ``-weak-r16-t1``.
-        where: behind the titles, ``, 16 ranks``.
+        profile: the profile.
+        suffix: suffix of the names of the plots, such as ``-weak-r16-t1``.
+        where: suffix of their titles, such as ``, 16 ranks``.
+        step: a step of its trace, if there is one.
     """
     plots = [_layers(profile, suffix, where)]
     if profile.roofs is not None and computing_stages(profile.stages):
@@ -55,27 +56,35 @@ def profile_plots(
 
 
 def _groups(profile: Profile) -> list[tuple[str, dict[str, float]]]:
-    """(group, mean ms by phase) in the order of the plan; small ones together at the end."""
+    """Return (group, mean ms by phase) in the order of the plan; small groups are one at the end.
+
+    The phases load, loss and update, which belong to no layer, count as `OTHER_PHASE`.
+    """
     groups: dict[str, dict[str, float]] = {}
     for stage in profile.stages:
-        if stage.phase in PHASES and stage.group:
-            phases = groups.setdefault(stage.group, {})
-            phases[stage.phase] = phases.get(stage.phase, 0.0) + stage.time_ms.mean
+        phases = groups.setdefault(stage.group or stage.phase, {})
+        phase = stage.phase if stage.phase in PHASES else OTHER_PHASE[1]
+        phases[phase] = phases.get(phase, 0.0) + stage.time_ms.mean
     kept = sorted(groups, key=lambda name: -sum(groups[name].values()))[:GROUPS]
     rest = [phases for name, phases in groups.items() if name not in kept]
     rows = [(name, phases) for name, phases in groups.items() if name in kept]
     if rest:
-        together = {p: sum(phases.get(p, 0.0) for phases in rest) for p in PHASES}
-        rows.append((f"{len(rest)} others", together))
+        total = {p: sum(phases.get(p, 0.0) for phases in rest) for p in (*PHASES, OTHER_PHASE[1])}
+        rows.append((f"{len(rest)} others", total))
     return rows
+
+
+def _forward_and_backward(phases: Mapping[str, float]) -> tuple[float, float]:
+    """Return the lengths of the two bars of a group."""
+    backward = sum(value for phase, value in phases.items() if phase.startswith("backward"))
+    return sum(phases.values()) - backward, backward
 
 
 def _layers(profile: Profile, suffix: str, where: str) -> Plot:
     rows = _groups(profile)
-    sums = [
-        (phases.get("forward", 0.0), sum(phases.values()) - phases.get("forward", 0.0))
-        for _, phases in rows
-    ]
+    sums = [_forward_and_backward(phases) for _, phases in rows]
+    roles = {phase: role for phase, (role, _) in PHASES.items()}
+    roles[OTHER_PHASE[1]] = OTHER_PHASE[0]
     longest = max([value for pair in sums for value in pair], default=1.0) or 1.0
     decimals = decimals_for([longest], digits=3)
 
@@ -84,43 +93,46 @@ def _layers(profile: Profile, suffix: str, where: str) -> Plot:
         for y, (name, phases) in enumerate(rows):
             axes.text(0, y - 0.33, name, fontsize=SMALL_PT, va="center")
             ends = {"forward": 0.0, "backward": 0.0}
-            for phase, (role, _) in PHASES.items():
-                way = "forward" if phase == "forward" else "backward"
+            for phase, role in roles.items():
+                direction = "backward" if phase.startswith("backward") else "forward"
                 value = phases.get(phase, 0.0)
                 axes.barh(
-                    y + (0.0 if way == "forward" else 0.28), value, 0.25, left=ends[way],
+                    y + (0.0 if direction == "forward" else 0.28), value, 0.25,
+                    left=ends[direction],
                     color=colour(role), edgecolor=colour("paper"), linewidth=0.5,
                     label=None if phase in drawn else phase.replace("_", " "),
                 )  # fmt: skip
                 drawn.add(phase)
-                ends[way] += value
-            for offset, way in ((0.0, "forward"), (0.28, "backward")):
-                axes.annotate(fixed(ends[way], decimals), (ends[way], y + offset), xytext=(3, 0),
-                              textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+                ends[direction] += value
+            for offset, direction in ((0.0, "forward"), (0.28, "backward")):
+                end = ends[direction]
+                if end or direction == "forward":
+                    axes.annotate(fixed(end, decimals), (end, y + offset), xytext=(3, 0),
+                                  textcoords="offset points", va="center", fontsize=7)  # fmt: skip
         axes.set_ylim(len(rows) - 0.5, -0.55)
         axes.set_xlim(0, longest * 1.16)
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("milliseconds", labelpad=2)
+        axes.set_xlabel("time per step, ms", labelpad=2)
         legend_below(axes, 2)
 
-    said = "; ".join(
+    values = "; ".join(
         f"{name} {fixed(f, decimals)} forward, {fixed(b, decimals)} backward"
         for (name, _), (f, b) in zip(rows, sums, strict=True)
     )
-    bottom = BOTTOM + legend_height(4, 2)
+    bottom = BOTTOM + legend_height(len(roles), 2)
     return plot(
-        f"layers{suffix}", f"Layers{where}", "time in a step, forward above backward", draw,
+        f"layers{suffix}", f"Layers{where}", "groups of layers: forward above backward", draw,
         height=TOP + bottom + ROW_PT * max(len(rows), 1), left=8.0, bottom=bottom,
-        caption="Mean time of each group of layers, over steps and ranks.",
-        alt=f"Milliseconds by layer: {said}.",
+        caption="Mean time of each group of layers over steps and ranks.",
+        alt=f"Milliseconds by layer: {values}.",
     )  # fmt: skip
 
 
 def rank_parts(rank: RankProfile) -> dict[str, float]:
-    """A rank's mean step by part, which add up to it."""
+    """Return the parts of the mean step of a rank, which sum to it."""
     parts = {
         "compute": rank.compute_ms,
         "data_wait": rank.data_wait_ms,
@@ -144,24 +156,24 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
         axes.set_xlim(0, max(starts) * 1.02)
         axes.set_yticks(range(len(ranks)), [str(rank.rank) for rank in ranks])
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("milliseconds of a mean step", labelpad=2)
+        axes.set_xlabel("mean step time, ms", labelpad=2)
         legend_below(axes, 3)
 
     bottom = BOTTOM + legend_height(len(PARTS), 3)
     late = max(profile.ranks, key=lambda rank: rank.delay_ms)
-    fewer = f" Shown are {len(ranks)} of {len(profile.ranks)}, the latest among them."
+    fewer = f" The plot shows {len(ranks)} of {len(profile.ranks)}, including the slowest."
     return plot(
         f"ranks{suffix}", f"Ranks{where}", "rank", draw,
         height=TOP + bottom + max(RANK_PT * len(ranks), 40.0), bottom=bottom, left=24.0,
-        caption="A mean step of each rank. Imbalance is waiting for the slowest one."
+        caption="Mean step of each rank. Straggler wait is waiting for the slowest rank."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
-        alt="A mean step of each rank by part; "
-        f"rank {late.rank} comes {short(late.delay_ms)} ms later than the median.",
+        alt="Mean step of each rank by part; "
+        f"rank {late.rank} is {short(late.delay_ms)} ms slower than the median rank.",
     )  # fmt: skip
 
 
 def _shown(ranks: Sequence[RankProfile]) -> list[RankProfile]:
-    """All ranks, or evenly spread ones with the one that comes latest."""
+    """Return all ranks, or a regular selection that includes the slowest."""
     if len(ranks) <= RANKS:
         return list(ranks)
     late = max(ranks, key=lambda rank: rank.delay_ms)

@@ -1,4 +1,4 @@
-"""Tables of one profile: stages, kinds, ranks, sums, memory."""
+"""The tables of one profile: stages, kinds of stages, ranks, all-reduces, memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dptrain.scaling.report.tables import (
 
 
 def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]:
-    """All tables of a profile.
+    """Return all tables of a profile.
 
     Args:
-        profile: what to show.
-        file: that it was read from, as the page calls it.
-        suffix: of the tables' names.
+        profile: the profile.
+        file: path of its file, relative to the page.
+        suffix: suffix of the names of the tables.
     """
     tables = [
         _stages(f"stages{suffix}", "Stages", file, profile.stages, "stages"),
@@ -50,19 +50,20 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
         spreads("mean time", "ms (quartiles)", [s.time_ms for s in stages],
                 [f"{a}.time_ms" for a in at], centre="mean"),
         column("slowest rank", "ms", "slowest_ms"),
-        counts("which", [s.slowest_rank for s in stages], [f"{a}.slowest_rank" for a in at]),
+        counts("slowest rank", [s.slowest_rank for s in stages],
+               [f"{a}.slowest_rank" for a in at], "number"),
         column("share", "%", "share", decimals=1, scale=100),
         column("cumulative", "%", "cumulative_share", decimals=1, scale=100),
         column("rate", "GFLOP/s", "gflops", decimals=1),
-        column("traffic", "GB/s", "gb_per_s", decimals=1),
-        column("of roof", "%", "roofline_share", decimals=0, scale=100),
+        column("bandwidth", "GB/s", "gb_per_s", decimals=1),
+        column("roofline", "% of limit", "roofline_share", decimals=0, scale=100),
         column("memory", "MB", "memory_bytes", scale=1e-6),
     ]  # fmt: skip
     if any(stage.calls > 1 for stage in stages):
         columns.append(counts("calls", [s.calls for s in stages], [f"{a}.calls" for a in at]))
     if any(stage.note for stage in stages):
-        columns.append(texts("computed by", [stage.note for stage in stages], kind="prose"))
-    note = "Times are means over steps and ranks; shares and rates follow from them."
+        columns.append(texts("algorithm", [stage.note for stage in stages], kind="prose"))
+    note = "Times are means over steps and ranks; shares and rates are computed from them."
     return Table(name, title, file, tuple(columns), note)
 
 
@@ -71,8 +72,8 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     at = [f"ranks.{i}" for i in range(len(ranks))]
     fields = {
         "step": "step_ms", "busy": "busy_ms", "compute": "compute_ms",
-        "data wait": "data_wait_ms", "exposed": "exposed_ms", "hidden": "hidden_ms",
-        "imbalance": "imbalance_ms", "behind": "delay_ms",
+        "data wait": "data_wait_ms", "communication and straggler wait": "exposed_ms",
+        "straggler wait": "imbalance_ms", "overlapped": "hidden_ms", "delay": "delay_ms",
     }  # fmt: skip
     columns = [
         counts("rank", [r.rank for r in ranks], [f"{a}.rank" for a in at]),
@@ -81,7 +82,11 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
         values("samples", "", [r.samples for r in ranks], [f"{a}.samples" for a in at]),
         *times(fields, ranks, at),
     ]  # fmt: skip
-    return Table(name, "Ranks", file, tuple(columns), "Means over steps.")
+    note = (
+        "Means over steps. Busy: step without communication. Overlapped: communication during "
+        "computation. Delay: busy time minus that of the median rank."
+    )
+    return Table(name, "Ranks", file, tuple(columns), note)
 
 
 def _sums(name: str, file: str, profile: Profile) -> Table:
@@ -91,10 +96,11 @@ def _sums(name: str, file: str, profile: Profile) -> Table:
         values("bucket", "MB", [s.bucket_bytes for s in sums], [f"{a}.bucket_bytes" for a in at],
                scale=1e-6),
         counts("buckets", [s.buckets for s in sums], [f"{a}.buckets" for a in at]),
-        spreads("one sum alone", "ms (median, quartiles)", [s.time_ms for s in sums],
+        spreads("one all-reduce", "ms (median, quartiles)", [s.time_ms for s in sums],
                 [f"{a}.time_ms" for a in at]),
     )  # fmt: skip
-    return Table(name, "Gradient sums alone", file, columns, "Between barriers, beside no stage.")
+    note = "Timed after the steps, without computation; all ranks start together."
+    return Table(name, "Gradient all-reduce alone", file, columns, note)
 
 
 def _memory(name: str, file: str, profile: Profile) -> Table:

@@ -1,4 +1,4 @@
-"""The page of a study: the answer, then what it rests on."""
+"""The page of a study: the conclusion, then plots and tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from dptrain.measure.profile_files import PROFILE
 from dptrain.measure.statistics import Estimate
+from dptrain.scaling.conclusion import series_name, withheld_sentence
 from dptrain.scaling.report.canvas import Plot, part_name
 from dptrain.scaling.report.numbers import fixed, percent, short
 from dptrain.scaling.report.page import Key, Page, Section
@@ -15,9 +16,9 @@ from dptrain.scaling.report.profile_page import (
     MeasuredProfile,
     definitions_section,
     environment_section,
-    inside,
     job_line,
     sentence,
+    step_section,
 )
 from dptrain.scaling.report.study_plots import point_name, study_plots
 from dptrain.scaling.report.study_tables import (
@@ -30,48 +31,48 @@ from dptrain.scaling.report.study_tables import (
     points_table,
 )
 from dptrain.scaling.report.tables import Cell, Number
-from dptrain.scaling.study import STRONG, WEAK, Forecast, Point, Study
+from dptrain.scaling.study import STRONG, WEAK, Point, Study
 
 
 def largest_points(study: Study) -> list[Point]:
-    """The point of the most workers for each way of scaling, whose steps a report shows inside."""
-    ways = [w for w in (WEAK, STRONG) if any(p.scaling == w for p in study.points)]
+    """Return the largest point of each kind of scaling, of which a report shows the step."""
+    scalings = [s for s in (WEAK, STRONG) if any(p.scaling == s for p in study.points)]
     return [
-        max((p for p in study.points if p.scaling == way), key=lambda p: (p.total_threads, p.ranks))
-        for way in ways
+        max((p for p in study.points if p.scaling == s), key=lambda p: (p.total_threads, p.ranks))
+        for s in scalings
     ]
 
 
 def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
-    """The report of a study.
+    """Return the report of a study.
 
     Args:
-        study: what to report.
-        profiles: of the largest points, by their names, where they are there.
+        study: the study.
+        profiles: profiles of the largest points, by the name of the point, as far as they exist.
     """
     largest = largest_points(study)
-    ways = [point.scaling for point in largest]
+    scalings = [point.scaling for point in largest]
     plots = {plot.name: plot for plot in study_plots(study)}
 
-    def chosen(*beginnings: str) -> tuple[Plot, ...]:
-        return tuple(p for n, p in plots.items() if n.startswith(beginnings))
+    def chosen(*prefixes: str) -> tuple[Plot, ...]:
+        return tuple(p for n, p in plots.items() if n.startswith(prefixes))
 
     sections = [
         Section(
             "scaling", "Efficiency and speed-up", plots=chosen("efficiency", "speed-up"),
-            tables=tuple(points_table(study, way) for way in ways),
+            tables=tuple(points_table(study, scaling) for scaling in scalings),
         ),
         Section(
-            "parts", "What a step is made of", plots=chosen("parts"),
-            tables=tuple(t(study, way) for way in ways for t in (parts_table, loss_table)),
+            "parts", "Parts of a step", plots=chosen("parts"),
+            tables=tuple(t(study, s) for s in scalings for t in (parts_table, loss_table)),
         ),
         _models(study, chosen("forecast")),
     ]  # fmt: skip
     for point in largest:
         if point.name in profiles:
-            title = f"Inside a step: {point.scaling} scaling, {point_name(point)}"
+            title = f"Profile of a step: {point.scaling} scaling, {point_name(point)}"
             file = f"{study.profiles[point.name]}/{PROFILE}"
-            sections.append(inside(profiles[point.name], f"-{point.scaling}", title, file))
+            sections.append(step_section(profiles[point.name], f"-{point.scaling}", title, file))
     sections += [
         Section("launches", "Launches", tables=(launches_table(study),), new_page=True),
         environment_section(study.environment, _commands(study)),
@@ -79,20 +80,20 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
     ]
     return Page(
         kind="dptrain scaling study",
-        title=f"How far {study.job['network']} scales",
+        title=f"Scaling of {study.job['network']}",
         about=f"{job_line(study.job)}. {_measured(study, profiles)}",
         conclusion=study.conclusion,
         file=FILE,
         keys=tuple(_keys(study, largest)),
         notes=tuple(map(sentence, study.notes)),
         sections=tuple(section for section in sections if section is not None),
-        closing="Written by dptrain from study.json and the profiles beside it; each number "
-        "stands there in full.",
+        closing="Written by dptrain from study.json and the profiles of its launches, which "
+        "contain each number in full precision.",
     )
 
 
 def _commands(study: Study) -> list[tuple[str, str]]:
-    """Each command once, with the points that it measures."""
+    """Return each command line once, with the names of its points."""
     points: dict[str, list[str]] = {}
     for name, command in study.commands.items():
         points.setdefault(command, []).append(name)
@@ -100,7 +101,7 @@ def _commands(study: Study) -> list[tuple[str, str]]:
 
 
 def _measured(study: Study, profiles: Mapping[str, MeasuredProfile]) -> str:
-    """How often, where and when."""
+    """Return the number of launches, the time and the machine as a sentence."""
     launches = {launch.folder for point in study.points for launch in point.launches}
     ranks = sorted({point.ranks for point in study.points})
     span = f"{ranks[0]} to {ranks[-1]} ranks" if len(ranks) > 1 else f"{ranks[0]} ranks"
@@ -113,19 +114,19 @@ def _measured(study: Study, profiles: Mapping[str, MeasuredProfile]) -> str:
 def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
     keys = []
     for point in largest:
-        way = point.scaling
+        scaling = f"{point.scaling.capitalize()} scaling"
         at = f"points.{study.points.index(point)}"
         value, detail = _estimate(point.efficiency, f"{at}.efficiency", 2)
-        keys.append(Key(f"{way.capitalize()} efficiency at {point_name(point)}", value, detail))
+        keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
         value, detail = _estimate(point.speed_up, f"{at}.speed_up", 2)
-        keys.append(Key(f"{way.capitalize()} speed-up at {point_name(point)}", value, detail))
+        keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
         lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
         if lost and point.efficiency.value < 1:
             name = max(lost, key=lambda part: lost[part])
             ms = lost[name]
             share = percent(ms / point.parts.total, decimals=0)
             keys.append(Key(
-                f"Costs most, {way} at {point_name(point)}", (part_name(name),),
+                f"{scaling}: largest loss at {point_name(point)}", (part_name(name),),
                 (Number(short(ms), ms, f"{at}.loss.{name}"), f" ms, {share} of the step"),
             ))  # fmt: skip
     return keys
@@ -137,21 +138,17 @@ def _estimate(estimate: Estimate, source: str, decimals: int) -> tuple[Cell, Cel
         return (value,), ("too few launches for an interval",)
     low = Number(fixed(estimate.low, decimals), estimate.low, f"{source}.low")
     high = Number(fixed(estimate.high, decimals), estimate.high, f"{source}.high")
-    return (value,), ("95%: ", low, "–", high)
+    return (value,), ("95% interval ", low, "–", high)
 
 
 def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
     tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
-    withheld = tuple(
-        f"No forecast of {f.scaling} scaling{_with_threads(f)}: {f.withheld.rstrip('.')}."
-        for f in study.forecasts
-        if f.withheld
-    )
+    withheld = tuple(withheld_sentence(f) for f in study.forecasts if f.withheld)
     assumed: dict[tuple[str, ...], list[str]] = {}
     for forecast in study.forecasts:
         if forecast.points:
-            what = f"{forecast.scaling} scaling{_with_threads(forecast)}"
-            assumed.setdefault(tuple(map(sentence, forecast.assumptions)), []).append(what)
+            assumptions = tuple(map(sentence, forecast.assumptions))
+            assumed.setdefault(assumptions, []).append(series_name(forecast))
     lists = tuple(
         (f"The forecast of {' and '.join(what)} assumes:", items) for items, what in assumed.items()
     )
@@ -160,7 +157,3 @@ def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
     return Section(
         "models", "Models and forecast", text=withheld, lists=lists, plots=plots, tables=tables
     )
-
-
-def _with_threads(forecast: Forecast) -> str:
-    return f" with {forecast.threads} threads" if forecast.threads > 1 else ""

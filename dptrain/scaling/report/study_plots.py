@@ -1,4 +1,4 @@
-"""Plots of a study: efficiency, speed-up, what a step is made of, forecast."""
+"""The plots of a study: efficiency, speed-up, parts of a step, forecast."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FITS = {
 }
 """Role of the colour, and dashes, of each model."""
 SERIES = (("blue", "o"), ("green", "s"), ("purple", "^"), ("orange", "D"), ("ink", "v"))
-"""Role of the colour, and marker, of the numbers of threads."""
+"""Role of the colour, and marker, of each number of threads."""
 
 
 def study_plots(study: Study) -> list[Plot]:
-    """All plots of a study, in the order of reading."""
+    """Return all plots of a study, in the order of the page."""
     plots = []
     for scaling in (WEAK, STRONG):
         points = [point for point in study.points if point.scaling == scaling]
@@ -59,11 +59,11 @@ def _by_threads(points: Sequence[Point]) -> list[tuple[int, list[Point]]]:
 
 
 def _axis_label(points: Sequence[Point]) -> str:
-    return "ranks" if all(p.threads == 1 for p in points) else "workers (ranks × threads)"
+    return "ranks" if all(p.threads == 1 for p in points) else "compute threads, all ranks"
 
 
 def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Lengths of error bars; none where a launch alone has no interval."""
+    """Return the lengths of error bars; 0 if there is no interval."""
 
     def length(difference: float) -> float:
         return max(difference, 0.0) if math.isfinite(difference) else 0.0
@@ -74,7 +74,7 @@ def _errors(estimates: Sequence[Estimate]) -> list[list[float]]:
 
 
 def _measured(axes: Axes, points: Sequence[Point], quantity: str, *, line: bool = True) -> None:
-    """Points with intervals; a marker for each number of threads, named where there are more."""
+    """Draw points with intervals; each number of threads has a marker and a legend entry."""
     groups = _by_threads(points)
     for index, (threads, group) in enumerate(groups):
         estimates = [getattr(point, quantity) for point in group]
@@ -88,7 +88,7 @@ def _measured(axes: Axes, points: Sequence[Point], quantity: str, *, line: bool 
 
 
 def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count > 1)} a rank"
+    return f"{count} thread{'s' * (count > 1)} per rank"
 
 
 def _value_label(axes: Axes, point: Point, value: float) -> None:
@@ -98,15 +98,15 @@ def _value_label(axes: Axes, point: Point, value: float) -> None:
     )  # fmt: skip
 
 
-def _said(points: Sequence[Point], quantity: str, decimals: int) -> str:
-    """Values in words, for those who do not see the plot."""
+def _listed(points: Sequence[Point], quantity: str, decimals: int) -> str:
+    """Return the values as text, for screen readers."""
     return "; ".join(
         f"{point_name(point)} {fixed(getattr(point, quantity).value, decimals)}" for point in points
     )
 
 
 def point_name(point: Point) -> str:
-    """``8 ranks``; with more than one thread, how many."""
+    """Return ``8 ranks``; with more than one thread per rank, their number, too."""
     ranks = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
     return ranks if point.threads == 1 else f"{ranks} × {point.threads} threads"
 
@@ -122,7 +122,7 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         if limited:
             limits = sorted({(point.total_threads, point.possible) for point in points})
             axes.plot(*zip(*limits, strict=True), color=colour("orange"), linewidth=1.3,
-                      linestyle=(0, (1.2, 1.2)), label="possible", zorder=3)  # fmt: skip
+                      linestyle=(0, (1.2, 1.2)), label="core limit", zorder=3)  # fmt: skip
         _measured(axes, points, "efficiency")
         largest = max(points, key=lambda point: (point.total_threads, point.ranks))
         _value_label(axes, largest, largest.efficiency.value)
@@ -134,12 +134,13 @@ def _efficiency(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
             axes.legend(loc="lower left", bbox_to_anchor=(0.01, 0.02))
 
     formula = "E = T(1) / T(p)" if scaling == WEAK else "E = T(1) / (p T(p))"
-    work = "the same batch a rank" if scaling == WEAK else "one batch, shared out"
-    limit = " The dotted line is the most that the cores allow." if limited else ""
+    work = "a constant batch per rank" if scaling == WEAK else "a constant global batch"
+    limit = " Dotted: upper bound because ranks share cores." if limited else ""
     return plot(
-        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency", formula, draw,
+        f"efficiency-{scaling}", f"{scaling.capitalize()} scaling: efficiency",
+        f"parallel efficiency {formula}", draw,
         caption=f"Efficiency with {work}; 1 is ideal. Bars are 95% intervals over launches.{limit}",
-        alt=f"Efficiency of {scaling} scaling: {_said(points, 'efficiency', 3)}.",
+        alt=f"Efficiency of {scaling} scaling: {_listed(points, 'efficiency', 3)}.",
     )  # fmt: skip
 
 
@@ -160,7 +161,7 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
                       linewidth=1.3, label=label, zorder=2)  # fmt: skip
         _measured(axes, points, "speed_up", line=False)
         axes.set_yscale("log", base=2)
-        # An interval may go down to zero, which has no place here.
+        # An interval may extend to zero, which a logarithmic axis cannot show.
         low = min(1.0, *(max(p.speed_up.low, p.speed_up.value / 4) for p in points)) / 1.3
         high = largest / base * 1.5
         exponents = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
@@ -170,17 +171,18 @@ def _speed_up(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
         axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1.0))
 
     fits = [fit for fit in study.fits if fit.scaling == scaling]
-    fitted = " Lines are models fitted to the points." if fits else ""
+    fitted = " Other lines are fitted models." if fits else ""
+    unit = "rank" if all(point.threads == 1 for point in points) else "compute thread"
     return plot(
         f"speed-up-{scaling}", f"{scaling.capitalize()} scaling: speed-up",
-        f"samples/s over those of {base} worker{'s' * (base > 1)}", draw,
-        caption=f"Speed-up with 95% intervals over launches; dashed is ideal.{fitted}",
-        alt=f"Speed-up of {scaling} scaling: {_said(points, 'speed_up', 2)}.",
+        f"throughput over {base} {unit}{'s' * (base > 1)} (log scale)", draw,
+        caption=f"Speed-up with 95% intervals over launches; grey dashes are ideal.{fitted}",
+        alt=f"Speed-up of {scaling} scaling: {_listed(points, 'speed_up', 2)}.",
     )  # fmt: skip
 
 
 def _shown_fits(study: Study, scaling: str) -> list[tuple[Fit, str]]:
-    """Fits to draw with their names: all of them, or the best for each number of threads."""
+    """Return the fits to draw with their labels: all, or the best for each number of threads."""
     fits = [fit for fit in study.fits if fit.scaling == scaling]
     if len({fit.threads for fit in fits}) <= 1:
         return [(fit, fit.model) for fit in fits]
@@ -196,7 +198,7 @@ def _shown_fits(study: Study, scaling: str) -> list[tuple[Fit, str]]:
 
 
 def _fitted_speed_ups(study: Study, fit: Fit, points: Sequence[Point]) -> list[tuple[float, float]]:
-    """(workers, speed-up) along a fit's curve of step times."""
+    """Return (compute threads, speed-up) along the curve of a fit."""
     base = study.base_ranks * study.base_threads
     alone = next(point.step_ms.value for point in points if point.total_threads == base)
     found: list[tuple[float, float]] = []
@@ -217,29 +219,34 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     several = len({point.threads for point in study.points}) > 1
 
     def draw(axes: Axes) -> None:
-        floor = [0.0] * len(ordered)
+        tops = [0.0] * len(ordered)
         for name, role in PARTS.items():
             heights = [getattr(p.parts, name) * f for p, f in zip(ordered, factors, strict=True)]
-            axes.bar(range(len(ordered)), heights, 0.72, bottom=floor, color=colour(role),
+            axes.bar(range(len(ordered)), heights, 0.72, bottom=tops, color=colour(role),
                      edgecolor=colour("paper"), linewidth=0.6, label=part_name(name))  # fmt: skip
-            floor = [low + height for low, height in zip(floor, heights, strict=True)]
+            tops = [low + height for low, height in zip(tops, heights, strict=True)]
         axes.axhline(ideal, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 3)), zorder=5)
-        decimals = decimals_for([p.step_ms.value for p in ordered], digits=3)
-        for x, (end, point) in enumerate(zip(floor, ordered, strict=True)):
-            axes.annotate(fixed(point.step_ms.value, decimals), (x, max(end, ideal)), xytext=(0, 3),
+        decimals = decimals_for(tops, digits=3)
+        for x, end in enumerate(tops):
+            axes.annotate(fixed(end, decimals), (x, max(end, ideal)), xytext=(0, 3),
                           textcoords="offset points", ha="center", fontsize=SMALL_PT)  # fmt: skip
         axes.set_xticks(range(len(ordered)), [str(point.ranks) for point in ordered])
         axes.grid(visible=False, axis="x")
-        axes.set_xlabel(f"ranks of {threads} threads" if threads > 1 else "ranks", labelpad=2)
+        each = f" (× {threads} threads)" if threads > 1 else ""
+        axes.set_xlabel(f"ranks{each}", labelpad=2)
         axes.set_ylim(0, max(top, ideal) * 1.12)
-        axes.set_xlim(-0.6, max(len(ordered) - 0.4, 2.6))
+        middle, half = (len(ordered) - 1) / 2, max(len(ordered), 3) / 2 + 0.1
+        axes.set_xlim(middle - half, middle + half)
         legend_below(axes, 3)
 
     if scaling == WEAK:
-        vertical, more = "milliseconds of a step", ""
+        vertical, more = "step time, ms", ""
     else:
-        vertical = "ms × workers" if base == 1 else f"ms × workers / {base}"
-        more = " Times the number of workers, so that ideal scaling is level."
+        over = "ranks" if max(p.threads for p in study.points) == 1 else "compute threads"
+        vertical = f"cost: step time × {over}, ms" if base == 1 else (
+            f"cost: step time × {over} / {base}, ms"
+        )  # fmt: skip
+        more = " Ideal strong scaling has a constant cost."
     legend = legend_height(len(PARTS), 3)
     largest = ordered[-1]
     shares = ", ".join(
@@ -248,13 +255,14 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     )
     return plot(
         f"parts-{scaling}" + (f"-t{threads}" if several else ""),
-        f"{scaling.capitalize()} scaling: a step by part" + (f", {threads}×" if several else ""),
+        f"{scaling.capitalize()} scaling: parts of a step"
+        + (f", {threads} threads" if several else ""),
         vertical, draw,
         height=HEIGHT + legend, bottom=BOTTOM + legend,
         left=12 + 5.5 * max(len(f"{top:.0f}"), 4),
-        caption="A mean step over ranks; the number is the median step in ms, the dashed line the "
-        f"ideal.{more}" + (f" With {_threads(threads)}." if several else ""),
-        alt=f"What a step of {scaling} scaling is made of; at {largest.ranks} ranks: {shares}.",
+        caption="Parts of the median step, mean over ranks. The dashed line is the ideal step."
+        f"{more}" + (f" With {_threads(threads)}." if several else ""),
+        alt=f"Parts of a step of {scaling} scaling; at {largest.ranks} ranks: {shares}.",
     )  # fmt: skip
 
 
@@ -282,8 +290,8 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
                           label=f"by {model}", zorder=2)  # fmt: skip
         _measured(axes, points, "efficiency")
         if fit is not None and fit.hindcast_ms:
-            foretold = largest.efficiency.value * largest.step_ms.value / fit.hindcast_ms
-            axes.plot(largest.total_threads, foretold, "s", color=colour("orange"), markersize=7,
+            predicted = largest.efficiency.value * largest.step_ms.value / fit.hindcast_ms
+            axes.plot(largest.total_threads, predicted, "s", color=colour("orange"), markersize=7,
                       markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
         axes.annotate(f"{ys[-1]:.2f}", (xs[-1], ys[-1]), xytext=(0, 6), ha="center", va="bottom",
                       textcoords="offset points", weight="bold", fontsize=SMALL_PT)  # fmt: skip
@@ -292,17 +300,17 @@ def _forecast(study: Study, forecast: Forecast) -> Plot:
 
     legend = legend_height(4 + max(len(forecast.efficiencies) - 1, 0), 2)
     others = (
-        " Other lines: models that foretold it nearly as well."
+        " Other lines: models whose error is at most 15%, too."
         if len(forecast.efficiencies) > 1
         else ""
     )
-    said = "; ".join(f"{ranks} ranks {e:.2f}" for ranks, _, e in forecast.points)
+    values = "; ".join(f"{ranks} ranks {e:.2f}" for ranks, _, e in forecast.points)
     suffix = "" if len({f.threads for f in study.forecasts}) == 1 else f"-t{forecast.threads}"
     return plot(
         f"forecast-{forecast.scaling}{suffix}",
-        f"{forecast.scaling.capitalize()} scaling: forecast", "efficiency", draw,
+        f"{forecast.scaling.capitalize()} scaling: forecast", "parallel efficiency", draw,
         height=HEIGHT + legend, bottom=BOTTOM + legend,
-        caption="Hollow points are not measured. Hindcast: the largest point as the model "
-        f"foretold it from the others, off by {percent(error)} of the step time.{others}",
-        alt=f"Forecast of the efficiency of {forecast.scaling} scaling: {said}.",
+        caption="Hollow points are predictions. Hindcast: the largest point as predicted from the "
+        f"others, with an error of {percent(error)} of the step time.{others}",
+        alt=f"Forecast of the efficiency of {forecast.scaling} scaling: {values}.",
     )  # fmt: skip

@@ -17,24 +17,25 @@ PARTS = tuple(field.name for field in fields(Parts))
 
 
 def points_table(study: Study, scaling: str) -> Table:
-    """Step times, speed-ups and efficiencies of one way of scaling."""
+    """Return the step times, speed-ups and efficiencies of one kind of scaling."""
     points, at = _of(study, scaling)
     columns = [
         *_who(study, points, at),
-        counts("batch", [p.batch_size for p in points], [f"{a}.batch_size" for a in at]),
+        counts("batch", [p.batch_size for p in points], [f"{a}.batch_size" for a in at],
+               "samples"),
         estimates("step", "ms (95%)", [p.step_ms for p in points], [f"{a}.step_ms" for a in at]),
-        estimates("rate", "samples/s (95%)", [p.samples_per_s for p in points],
+        estimates("throughput", "samples/s (95%)", [p.samples_per_s for p in points],
                   [f"{a}.samples_per_s" for a in at]),
         estimates("speed-up", "(95%)", [p.speed_up for p in points],
                   [f"{a}.speed_up" for a in at], decimals=2),
         estimates("efficiency", "(95%)", [p.efficiency for p in points],
                   [f"{a}.efficiency" for a in at], decimals=3),
-        values("possible", "", [p.possible for p in points], [f"{a}.possible" for a in at],
-               decimals=2),
+        values("core limit", "of efficiency", [p.possible for p in points],
+               [f"{a}.possible" for a in at], decimals=2),
     ]  # fmt: skip
     if scaling == STRONG:
         columns.append(
-            estimates("Karp–Flatt", "(95%)", [p.karp_flatt for p in points],
+            estimates("serial fraction", "(95%)", [p.karp_flatt for p in points],
                       [f"{a}.karp_flatt" for a in at], decimals=3)
         )  # fmt: skip
     columns.append(
@@ -44,31 +45,34 @@ def points_table(study: Study, scaling: str) -> Table:
 
 
 def parts_table(study: Study, scaling: str) -> Table:
-    """What a step is made of at each point."""
+    """Return the parts of a step at each point."""
     points, at = _of(study, scaling)
-    fields = {**_parts("parts"), "hidden": "hidden_ms"}
+    fields = {**_parts("parts"), "overlapped": "hidden_ms"}
     columns = [*_who(study, points, at), *times(fields, points, at)]
-    title = f"{scaling.capitalize()} scaling: a step by part"
-    note = "The first five add up to the step. Hidden communication runs behind computing."
+    title = f"{scaling.capitalize()} scaling: parts of a step"
+    note = (
+        "The first five sum to the step. Overlapped communication runs during computation and is "
+        "no part of that sum."
+    )
     return Table(f"parts-{scaling}", title, FILE, tuple(columns), note)
 
 
 def loss_table(study: Study, scaling: str) -> Table:
-    """Where the time beyond an ideal step goes."""
+    """Return the time beyond an ideal step by part, and the causes of the loss of compute."""
     points, at = _of(study, scaling)
     causes = {
         "shared cores": "shared_ms",
         "contention": "contention_ms",
-        "small batch": "small_batch_ms",
+        "smaller batch": "small_batch_ms",
     }
     columns = [*_who(study, points, at), *times({**_parts("loss"), **causes}, points, at)]
     title = f"{scaling.capitalize()} scaling: time beyond an ideal step"
-    note = "The last three are what compute consists of. Below zero: faster than ideal."
+    note = "The last three sum to the loss of compute. Negative values are faster than ideal."
     return Table(f"loss-{scaling}", title, FILE, tuple(columns), note)
 
 
 def fits_table(study: Study) -> Table | None:
-    """Models with their parameters, and how well they foretell the largest point."""
+    """Return the models with their parameters and hindcast errors; None if there are none."""
     if not study.fits:
         return None
     fits = study.fits
@@ -90,7 +94,7 @@ def fits_table(study: Study) -> Table | None:
 
 
 def forecast_table(study: Study) -> Table | None:
-    """Forecasts at more ranks; None where all are withheld."""
+    """Return the forecasts at more ranks; None if all are withheld."""
     found = [(i, k) for i, f in enumerate(study.forecasts) for k in range(len(f.points))]
     if not found:
         return None
@@ -115,20 +119,20 @@ def forecast_table(study: Study) -> Table | None:
         ]  # fmt: skip
     if len({f.threads for f in forecasts}) > 1:
         columns.insert(1, texts("threads", [f.threads for f in forecasts]))
-    return Table("forecast", "Forecast", FILE, tuple(columns), "Not measured.")
+    return Table("forecast", "Forecast", FILE, tuple(columns), "Predictions, not measurements.")
 
 
 def launches_table(study: Study) -> Table:
-    """Every launch once, in the order of time; those of the base belong to two points."""
-    places: dict[str, list[tuple[int, int]]] = {}
+    """Return every launch once, in time; launches of the base belong to two points."""
+    indices: dict[str, list[tuple[int, int]]] = {}
     for i, point in enumerate(study.points):
         for k, launch in enumerate(point.launches):
-            places.setdefault(launch.folder, []).append((i, k))
-    found = sorted((study.points[i].launches[k].order, i, k) for (i, k), *_ in places.values())
+            indices.setdefault(launch.folder, []).append((i, k))
+    found = sorted((study.points[i].launches[k].order, i, k) for (i, k), *_ in indices.values())
     launches = [study.points[i].launches[k] for _, i, k in found]
     at = [f"points.{i}.launches.{k}" for _, i, k in found]
     names = [
-        ", ".join(study.points[i].name for i, _ in places[launch.folder]) for launch in launches
+        ", ".join(study.points[i].name for i, _ in indices[launch.folder]) for launch in launches
     ]
     outlier = [
         "outlier" if launch.order in study.points[i].outliers else ""
@@ -137,23 +141,23 @@ def launches_table(study: Study) -> Table:
     columns = [
         counts("order", [launch.order for launch in launches], [f"{a}.order" for a in at]),
         texts("point", names),
-        texts("started", [launch.started for launch in launches]),
-        *times({"step": "step_ms", **_parts("parts"), "hidden": "hidden_ms"}, launches, at),
+        texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
+        *times({"step": "step_ms", **_parts("parts"), "overlapped": "hidden_ms"}, launches, at),
     ]
     if any(outlier):
         columns.append(texts("", outlier))
-    return Table("launches", "Launches", FILE, tuple(columns), "In the order in which they ran.")
+    return Table("launches", "Launches", FILE, tuple(columns), "In the order of their start.")
 
 
 def _of(study: Study, scaling: str) -> tuple[list[Point], list[str]]:
-    """Points of one way of scaling, and where each is in the file."""
+    """Return the points of one kind of scaling, and the path of each in the file."""
     found = [(p, f"points.{i}") for i, p in enumerate(study.points) if p.scaling == scaling]
     found.sort(key=lambda pair: (pair[0].threads, pair[0].ranks))
     return [point for point, _ in found], [at for _, at in found]
 
 
 def _who(study: Study, points: Sequence[Point], at: Sequence[str]) -> list[Column]:
-    """Ranks, and what else tells points apart."""
+    """Return the columns that identify a point: ranks, and threads and nodes if they vary."""
     columns = [counts("ranks", [p.ranks for p in points], [f"{a}.ranks" for a in at])]
     for head in ("threads", "nodes"):
         if any(getattr(p, head) > 1 for p in study.points):
@@ -163,5 +167,5 @@ def _who(study: Study, points: Sequence[Point], at: Sequence[str]) -> list[Colum
 
 
 def _parts(attribute: str) -> dict[str, str]:
-    """Where a record has each part, by heading."""
+    """Return the attribute of each part by heading."""
     return {part_name(part): f"{attribute}.{part}" for part in PARTS}

@@ -1,7 +1,7 @@
-"""Tables of numbers that know where they come from.
+"""Tables whose numbers refer to their source.
 
-A table is built column by column, because a column shares its decimals. Each number keeps its
-exact value and its place in the JSON file, so that a reader, or a test, can look it up.
+A table is built column by column, because the numbers of a column share their decimals. Each
+number has its exact value and its path in the JSON file, so that a reader or a test can find it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a cell: as it is read, as it is, and where: ``points.3.step_ms.value``."""
+    """A number in a cell.
+
+    Attributes:
+        text: the rounded number.
+        value: the exact number.
+        source: path in the JSON file, such as ``points.3.step_ms.value``.
+    """
 
     text: str
     value: float
@@ -28,15 +34,18 @@ class Number:
 
 
 Cell = tuple[Number | str, ...]
-"""What stands in a cell, piece by piece."""
+"""The contents of a cell: numbers and the text between them."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, its unit or what the brackets mean, and a cell a row.
+    """A column of a table.
 
     Attributes:
-        kind: ``number``, ``word`` (which stays on a line) or ``prose``.
+        head: heading.
+        unit: unit, or the meaning of the parentheses.
+        cells: one cell per row.
+        kind: ``number``, ``word`` (without line breaks) or ``prose``.
     """
 
     head: str
@@ -47,12 +56,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length.
+    """A table of columns of equal length.
 
     Attributes:
-        name: within a page.
-        file: that sources refer to.
-        note: below the title.
+        name: identifier within a page.
+        title: heading.
+        file: JSON file of the sources of the numbers.
+        columns: the columns.
+        note: text below the title.
     """
 
     name: str
@@ -63,17 +74,17 @@ class Table:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """Cells row by row."""
+        """The cells by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
 def texts(head: str, found: Sequence[object], *, kind: str = "word") -> Column:
-    """A column of words, or of prose."""
+    """Return a column of words or of prose."""
     return Column(head, "", tuple((str(value),) for value in found), kind)
 
 
 def counts(head: str, values: Sequence[int], sources: Sequence[str], unit: str = "") -> Column:
-    """A column of whole numbers."""
+    """Return a column of integers."""
     return Column(head, unit, tuple(
         (Number(fixed(value, 0), value, source),)
         for value, source in zip(values, sources, strict=True)
@@ -89,38 +100,38 @@ def values(
     decimals: int | None = None,
     scale: float = 1.0,
 ) -> Column:
-    """A column of numbers with common decimals.
+    """Return a column of numbers with common decimals.
 
     Args:
         head: name of the quantity.
-        unit: below it.
-        found: None leaves a cell without a number.
-        sources: place of each in its file.
-        decimals: by the largest number where left out.
-        scale: shown is the number times that; 100 for per cent.
+        unit: unit of the scaled numbers.
+        found: the numbers; None results in a cell without a number.
+        sources: path of each number in its file.
+        decimals: number of decimals [default: from the largest number].
+        scale: factor of the shown numbers, such as 100 for per cent.
     """
     known = [scale * value for value in found if value is not None]
-    places = decimals_for(known) if decimals is None else decimals
+    digits = decimals_for(known) if decimals is None else decimals
     return Column(head, unit, tuple(
-        (MISSING,) if value is None else (Number(fixed(scale * value, places), value, source),)
+        (MISSING,) if value is None else (Number(fixed(scale * value, digits), value, source),)
         for value, source in zip(found, sources, strict=True)
     ))  # fmt: skip
 
 
 def times(fields: Mapping[str, str], records: Sequence[object], at: Sequence[str]) -> list[Column]:
-    """Columns of milliseconds, which share their decimals so that they can be compared.
+    """Return columns of milliseconds, which share their decimals so that they can be compared.
 
     Args:
-        fields: heading → where a record has the time, ``parts.compute``.
-        records: one a row.
-        at: places of the records in their file.
+        fields: heading → attribute of a record, such as ``parts.compute``.
+        records: one record per row.
+        at: paths of the records in their file.
     """
     found = {
         head: [attrgetter(path)(record) for record in records] for head, path in fields.items()
     }
-    places = decimals_for([v for column in found.values() for v in column if v is not None])
+    decimals = decimals_for([v for column in found.values() for v in column if v is not None])
     return [
-        values(head, "ms", found[head], [f"{a}.{path}" for a in at], decimals=places)
+        values(head, "ms", found[head], [f"{a}.{path}" for a in at], decimals=decimals)
         for head, path in fields.items()
     ]
 
@@ -133,17 +144,17 @@ def estimates(
     *,
     decimals: int | None = None,
 ) -> Column:
-    """A column of values with their 95% intervals; none where there was a single launch."""
+    """Return a column of values with their 95% intervals, if these are finite."""
     known = [e.value for e in found if e is not None]
-    places = decimals_for(known) if decimals is None else decimals
+    digits = decimals_for(known) if decimals is None else decimals
 
     def cell(estimate: Estimate | None, source: str) -> Cell:
         if estimate is None:
             return (MISSING,)
-        value = Number(fixed(estimate.value, places), estimate.value, f"{source}.value")
+        value = Number(fixed(estimate.value, digits), estimate.value, f"{source}.value")
         if not math.isfinite(estimate.high):
             return (value,)
-        return (value, *_range(estimate.low, estimate.high, places, source, ("low", "high")))
+        return (value, *_range(estimate.low, estimate.high, digits, source, ("low", "high")))
 
     return Column(head, unit, tuple(cell(e, s) for e, s in zip(found, sources, strict=True)))
 
@@ -151,22 +162,22 @@ def estimates(
 def spreads(
     head: str, unit: str, found: Sequence[Spread], sources: Sequence[str], *, centre: str = "median"
 ) -> Column:
-    """A column of medians, or of what else is the `centre`, with quartiles."""
+    """Return a column of medians, or of another attribute `centre`, with quartiles."""
     centres = [float(getattr(spread, centre)) for spread in found]
-    places = decimals_for(centres)
+    decimals = decimals_for(centres)
     return Column(head, unit, tuple(
         (
-            Number(fixed(value, places), value, f"{source}.{centre}"),
-            *_range(spread.q1, spread.q3, places, source, ("q1", "q3")),
+            Number(fixed(value, decimals), value, f"{source}.{centre}"),
+            *_range(spread.q1, spread.q3, decimals, source, ("q1", "q3")),
         )
         for value, spread, source in zip(centres, found, sources, strict=True)
     ))  # fmt: skip
 
 
 def _range(
-    low: float, high: float, places: int, source: str, names: tuple[str, str]
+    low: float, high: float, decimals: int, source: str, names: tuple[str, str]
 ) -> tuple[Number | str, ...]:
     return (
-        " (", Number(fixed(low, places), low, f"{source}.{names[0]}"),
-        "–", Number(fixed(high, places), high, f"{source}.{names[1]}"), ")",
+        " (", Number(fixed(low, decimals), low, f"{source}.{names[0]}"),
+        "–", Number(fixed(high, decimals), high, f"{source}.{names[1]}"), ")",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, from the trace beside a profile."""
+"""The timeline of one step of all ranks on a common clock, from the trace of a profile."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RANKS = 16
-"""Most ranks in a plot."""
+"""Largest number of ranks in a plot."""
 ROW_PT = 20.0
 KINDS = {
     "forward": ("blue", "forward"),
     "backward": (PHASES["backward_weight"][0], "backward"),
     "rest": ("grey", "load, loss, update"),
     "data wait": (PARTS["data_wait"], "data wait"),
-    "exposed": (PARTS["transfer"], "exposed"),
-    "sum": ("ink", "sum under way"),
+    "exposed": (PARTS["transfer"], "communication wait"),
+    "sum": ("ink", "all-reduce active"),
 }
-"""Role of the colour, and name, of what a span shows."""
+"""Role of the colour, and label, of each kind of span."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank did from `begin` to `end`, milliseconds since the first rank began the step.
+    """An activity of a rank.
 
     Attributes:
-        shows: a key of `KINDS`.
+        rank: number of the rank.
+        kind: a key of `KINDS`.
+        begin, end: milliseconds since the first rank started the step.
     """
 
     rank: int
@@ -58,7 +60,13 @@ class Span:
 
 @dataclass(frozen=True)
 class StepSpans:
-    """A typical step: the number it has, its spans, and where ranks' steps begin and end."""
+    """A step of all ranks.
+
+    Attributes:
+        step: number of the step.
+        spans: activities of all ranks.
+        bounds: start and end of the step by rank, in milliseconds.
+    """
 
     step: int
     spans: tuple[Span, ...]
@@ -66,12 +74,12 @@ class StepSpans:
 
     @property
     def length(self) -> float:
-        """From the first rank's begin to the last one's end, milliseconds."""
+        """Milliseconds from the first start to the last end."""
         return max(end for _, end in self.bounds.values())
 
 
 def read_step(path: Path) -> StepSpans | None:
-    """The step of median length of a ``trace.json``; None where there is none to be drawn."""
+    """Return the step of median length of a ``trace.json``; None if there is no complete one."""
     try:
         events = parse_json(path.read_bytes())["traceEvents"]
         return _typical([event for event in events if event["ph"] == "X"])
@@ -80,7 +88,7 @@ def read_step(path: Path) -> StepSpans | None:
 
 
 def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
-    """The step of median length among those whose stages all ranks have timed."""
+    """Return the step of median length among the steps with timed stages of all ranks."""
     events = list(events)
     bounds: dict[int, dict[int, tuple[float, float]]] = {}
     for event in events:
@@ -108,7 +116,7 @@ def _typical(events: Iterable[Mapping[str, Any]]) -> StepSpans | None:
 def _with_stages(
     events: Iterable[Mapping[str, Any]], bounds: Mapping[int, Mapping[int, tuple[float, float]]]
 ) -> list[int]:
-    """Steps in which forward stages of all ranks were timed; a GPU's are in few steps only."""
+    """Return the steps in which forward stages of all ranks were timed, on a GPU only some."""
     forward: dict[int, list[float]] = {}
     for event in events:
         if event["cat"] == "forward":
@@ -144,7 +152,7 @@ def _kind(event: Mapping[str, Any]) -> str:
 
 
 def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
-    """Ranks below each other, time from left to right."""
+    """Return the timeline plot of a step, with one row per rank."""
     all_ranks = sorted(found.bounds)
     stride = -(-len(all_ranks) // RANKS)
     ranks = all_ranks[::stride]
@@ -164,16 +172,17 @@ def timeline(found: StepSpans, suffix: str, where: str) -> Plot:
         axes.set_xlim(0, found.length * 1.01)
         axes.set_yticks(range(len(ranks)), [str(rank) for rank in ranks])
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("milliseconds since the first rank began", labelpad=2)
-        legend_below(axes, 3)
+        axes.set_xlabel("time since the start of the step, ms", labelpad=2)
+        legend_below(axes, 2)
 
-    bottom = BOTTOM + legend_height(len(KINDS), 3)
-    fewer = f" Shown are {len(ranks)} of {len(all_ranks)} ranks."
+    bottom = BOTTOM + legend_height(len(KINDS), 2)
+    fewer = f" The plot shows {len(ranks)} of {len(all_ranks)} ranks."
     return plot(
         f"timeline{suffix}", f"Timeline{where}", "rank", draw,
         height=TOP + bottom + max(ROW_PT * len(ranks), 56.0), bottom=bottom, left=24.0,
-        caption=f"Step {found.step}, the one of median length, on one clock. Exposed is waiting "
-        "for gradient sums." + (fewer if len(ranks) < len(all_ranks) else ""),
+        caption=f"Step {found.step}, which has the median length, on a common clock. Communication "
+        "wait includes waiting for slower ranks."
+        + (fewer if len(ranks) < len(all_ranks) else ""),
         alt=f"Timeline of step {found.step} over {len(all_ranks)} ranks, "
         f"{short(found.length)} ms long.",
     )  # fmt: skip

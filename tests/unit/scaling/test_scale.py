@@ -180,7 +180,7 @@ def test_parts_are_made_apart_and_collected(capsys: pytest.CaptureFixture[str]) 
         capsys.readouterr().out
     )
     assert run(["scale", "--collect", "study"], is_rank_zero=True) == 0
-    missing = "3 of 6 launches are missing in study; go on with: dptrain scale --output study"
+    missing = "3 of 6 launches are missing in study; continue with: dptrain scale --output study"
     assert missing in Study.read(Path("study/study.json")).notes
     assert scale("--part", "2/2") == 0
     assert run(["scale", "--collect", "study"], is_rank_zero=True) == 0

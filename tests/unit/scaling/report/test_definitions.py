@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dptrain.measure.vocabulary import SECTIONS
-from dptrain.scaling.report.definitions import STUDY, words
+from dptrain.scaling.report.definitions import STUDY, definitions
 from dptrain.scaling.study import Fit, Point
 
 GUIDE = Path(__file__).parents[4] / "docs" / "measuring.md"
@@ -24,8 +24,8 @@ def test_words_of_a_study_are_its_fields_and_documented() -> None:
 
 
 def test_a_profile_has_the_words_of_the_vocabulary_alone() -> None:
-    own = dict(words(study=False))
+    own = dict(definitions(study=False))
     assert set(own) < set(SECTIONS)
-    assert dict(words(study=True)).items() > own.items()
+    assert dict(definitions(study=True)).items() > own.items()
     assert ("data_wait, ms", "Waiting for the minibatch.") in own["Parts of a step"]
     assert dict(own["Of a rank"])["busy_ms"]

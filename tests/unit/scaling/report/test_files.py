@@ -72,7 +72,7 @@ def test_a_report_is_replaced_and_nothing_else_is(folder: Path, tmp_path: Path) 
                  f"{PLOTS}/curves.csv"):  # fmt: skip
         before = files_below(tmp_path)
         (tmp_path / name).write_text("mine")
-        with pytest.raises(UserError, match=f"{name} is there and was not written by"):
+        with pytest.raises(UserError, match=f"{name} exists and was not written by"):
             write_report(tmp_path)
         assert files_below(tmp_path) == {**before, name: b"mine"}
         (tmp_path / name).write_bytes(before[name])
@@ -82,7 +82,7 @@ def test_a_report_is_replaced_and_nothing_else_is(folder: Path, tmp_path: Path) 
 
 
 def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no study\.json and no profile\.json"):
+    with pytest.raises(UserError, match=r"contains neither study\.json nor profile\.json"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -90,7 +90,7 @@ def test_a_folder_without_records_has_no_report(tmp_path: Path) -> None:
 def test_a_study_may_come_without_its_profiles(folder: Path, tmp_path: Path) -> None:
     Study.read(folder / "study.json").write(tmp_path / "study.json")
     text = Reader(write_report(tmp_path)).text
-    assert "Inside a step" not in text
+    assert "Profile of a step" not in text
     assert "Weak scaling" in text
 
 
@@ -142,7 +142,7 @@ def test_small_and_wide_studies_have_reports(
     if launches == 1:
         assert "too few launches for an interval" in text
     if len(threads) > 1:
-        assert "2 threads a rank" in text
+        assert "2 threads per rank" in text
 
 
 def test_a_page_refers_to_nothing_outside_of_it(folder: Path) -> None:

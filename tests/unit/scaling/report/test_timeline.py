@@ -72,5 +72,5 @@ def test_the_plot_has_a_row_for_each_rank(tmp_path: Path) -> None:
     assert found is not None
     drawn = timeline(found, "", "")
     assert "Step 2" in drawn.caption
-    for word in ("forward", "backward", "exposed", "data wait", "sum under way"):
+    for word in ("forward", "backward", "communication wait", "data wait", "all-reduce active"):
         assert f">{word}</text>" in drawn.svg
