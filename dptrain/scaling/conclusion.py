@@ -30,7 +30,7 @@ MODELS = {
 def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[str, ...]:
     """Return the conclusion in sentences, the most important first.
 
-    Forecasts that were withheld are not part of it; `withheld_sentence` states the reason.
+    Missing forecasts are not part of it; `withheld_sentence` states the reason.
     """
     found = []
     by_scaling: dict[str, list[Point]] = {}
@@ -38,12 +38,13 @@ def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[st
         by_scaling.setdefault(point.scaling, []).append(point)
     for scaling, members in by_scaling.items():
         found += _about(scaling, members)
-    return (*found, *(_of_forecast(forecast) for forecast in forecasts if not forecast.withheld))
+    return (*found, *(_of_forecast(forecast) for forecast in forecasts if forecast.points))
 
 
 def withheld_sentence(forecast: Forecast) -> str:
     """Return why there is no forecast, as a sentence."""
-    return f"No forecast of {series_name(forecast)}: {forecast.withheld.rstrip('.')}."
+    reason = forecast.withheld or "the minibatch has no samples for more ranks"
+    return f"No forecast of {series_name(forecast)}: {reason.rstrip('.')}."
 
 
 def _about(scaling: str, points: Sequence[Point]) -> list[str]:
@@ -67,7 +68,7 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
     else:
         first = (
             f"{name}: efficiency is at least {GOOD:.0%} up to {_ranks(farthest)} "
-            f"({_percent(farthest.efficiency)})"
+            f"({_percent(farthest.efficiency, brackets=False)})"
         )
     first += f"; it is {at_largest} at {_ranks(largest)}."
     below = [point for point in points if size(point) > size(farthest)]
@@ -111,8 +112,6 @@ def _why(part: str, point: Point) -> str:
 
 def _of_forecast(forecast: Forecast) -> str:
     what = series_name(forecast)
-    if not forecast.points:
-        return f"No forecast of {what}: the minibatch has no samples for more ranks."
     ranks, _, efficiency = forecast.points[-1]
     ends = sorted(found[-1] for found in forecast.efficiencies.values())
     span = f" ({ends[0]:.0%} to {ends[-1]:.0%} by the accepted models)" * (len(ends) > 1)
@@ -139,12 +138,13 @@ def _ranks(point: Point) -> str:
     return f"{ranks} × {point.threads} threads" if point.threads > 1 else ranks
 
 
-def _percent(value: Estimate) -> str:
+def _percent(value: Estimate, *, brackets: bool = True) -> str:
     if value.n < FEWEST:
-        return f"{value.value:.0%} (too few launches for an interval)"
+        return f"{value.value:.0%}"
     if value.low == value.high:
         return f"{value.value:.0%}"
-    return f"{value.value:.0%} (95% interval {value.low:.0%} to {value.high:.0%})"
+    interval = f"95% interval {value.low:.0%} to {value.high:.0%}"
+    return f"{value.value:.0%} ({interval})" if brackets else f"{value.value:.0%}, {interval}"
 
 
 def _core_limit(point: Point) -> str:

@@ -39,7 +39,7 @@ def study_report(study: Study, width: int) -> list[str | Table]:
     if study.fits:
         found.append(_fits_table(study.fits))
     found += [_forecast_table(f) for f in study.forecasts if f.points]
-    found += [withheld_sentence(f) for f in study.forecasts if f.withheld]
+    found += [withheld_sentence(f) for f in study.forecasts if not f.points]
     for forecast in study.forecasts:
         if forecast.points:
             found.append(f"The forecast of {series_name(forecast)} assumes: "

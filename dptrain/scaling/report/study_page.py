@@ -143,7 +143,7 @@ def _estimate(estimate: Estimate, source: str, decimals: int) -> tuple[Cell, Cel
 
 def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
     tables = tuple(t for t in (fits_table(study), forecast_table(study)) if t is not None)
-    withheld = tuple(withheld_sentence(f) for f in study.forecasts if f.withheld)
+    withheld = tuple(withheld_sentence(f) for f in study.forecasts if not f.points)
     assumed: dict[tuple[str, ...], list[str]] = {}
     for forecast in study.forecasts:
         if forecast.points:
