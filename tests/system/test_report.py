@@ -270,8 +270,8 @@ def test_names_stay_text(browser: Browser, folder: Path, tmp_path: Path) -> None
     job = {**study.job, "network": HOSTILE, "data": HOSTILE}
     environment = {**study.environment, "host": HOSTILE, "command": ["dptrain", HOSTILE]}
     replace(
-        study, job=job, environment=environment, conclusion=(HOSTILE,), notes=(HOSTILE,), profiles={},
-        commands={HOSTILE: HOSTILE},
+        study, job=job, environment=environment, conclusion=(HOSTILE,), notes=(HOSTILE,),
+        profiles={}, commands={HOSTILE: HOSTILE},
     ).write(tmp_path / "study.json")  # fmt: skip
     browser.open(write_report(tmp_path))
     assert browser.evaluate("document.title") == f"Scaling of {HOSTILE}"
