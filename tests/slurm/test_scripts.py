@@ -142,7 +142,7 @@ def test_jobs_train_as_mpirun_alone_does(
         assert job.wait() == "COMPLETED", job.output
         assert not list(Path(shared).glob("dptrain-*"))
     assert job.facts()["NumNodes"] == size[0][-1]
-    assert "2 ranks x 1 thread" in job.output
+    assert "2 ranks × 1 thread" in job.output
     assert_same_run(tmp_path / "run", uninterrupted)
 
 

@@ -112,11 +112,11 @@ def test_a_killed_rank_ends_the_job_and_leaves_no_profile(tmp_path: Path) -> Non
     line = command(*map(str, (*SMALL, "--steps", 10**6, "--output", "p")), ranks=2)
     job = subprocess.Popen(
         line, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
+        encoding="utf-8",
     )  # fmt: skip
     assert job.stdout is not None
-    while "ranks x" not in job.stdout.readline():
-        assert job.poll() is None
+    while "ranks ×" not in (text := job.stdout.readline()):
+        assert text, "the job ended before it began"
     ranks = descendants(job.pid, "dptrain")
     assert len(ranks) == 2
     subprocess.run(["kill", "-9", str(ranks[1])], check=True)
