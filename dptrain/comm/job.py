@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _BEGIN_S = 1.0
+_HIGH_FILE = 500
 _CLEANUP_S = 2.0
 
 
@@ -71,7 +73,7 @@ class Job:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(alive)
         # For reading and writing, since opening for writing alone needs a reader.
-        self.pipe = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
+        self.pipe = _raise_number(os.open(alive, os.O_RDWR | os.O_NONBLOCK))
         self.report(f"pid {os.getpid()}")
         # The pipe stays open: its content is lost when no process has it open.
         os.write(register, f"{self.rank}\n".encode())
@@ -240,6 +242,21 @@ def _open_folder(folder: Path, size: int) -> int:
     helper = _spawn("ranks", str(folder), host, str(size))
     atexit.register(_wait_for_watchdog, helper)
     return register
+
+
+def _raise_number(file: int) -> int:
+    """Move an open file to a number above those of the launcher's files.
+
+    Linux closes the files of a process that ends in descending order. When the launcher's socket
+    closes, the launcher kills the other ranks; the pipe must close before it, or the pipe of a
+    killed rank may close first.
+    """
+    try:
+        higher = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH_FILE)
+    except OSError:
+        return file  # The process may not open so many files.
+    os.close(file)
+    return higher
 
 
 def _wait_for_watchdog(helper: int) -> None:

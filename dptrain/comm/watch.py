@@ -115,15 +115,15 @@ class Rank:
         self.num_arrived = 0
         self._unread = b""
 
-    def read(self) -> bool:
-        """Read what the rank wrote; False if its pipe is closed."""
+    def read(self) -> None:
+        """Read what the rank wrote."""
         while True:
             try:
                 data = os.read(self.pipe, 4096)
             except BlockingIOError:
-                return True
+                return
             if not data:
-                return False
+                return
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
                 self._parse(line.decode())
@@ -155,9 +155,11 @@ class Watchdog:
         self.ranks: dict[int, Rank] = {}
         # Opened for writing too, so that reading never finds the pipe closed.
         self.register = os.open(f"{folder}/register", os.O_RDWR | os.O_NONBLOCK)
-        # An epoll returns what is ready in the order in which it became ready; poll does not.
         self.poll = select.epoll()
         self.poll.register(self.register, select.EPOLLIN)
+        # An epoll returns files in the order in which they became ready; poll does not. This one
+        # is for closed pipes alone, since a pipe with unread lines is ready before it closes.
+        self.closed = select.epoll()
         self.launcher: tuple[int, str] | None = None
         self.kill_at: float | None = None
 
@@ -169,9 +171,12 @@ class Watchdog:
             for pipe, _ in self.poll.poll(self._patience()):
                 if pipe == self.register:
                     self._add_ranks()
-                elif not self.ranks[pipe].read():
-                    self._remove(self.ranks[pipe])
-                    begin = 0.0
+                else:
+                    self.ranks[pipe].read()
+            for pipe, _ in self.closed.poll(0):
+                self.ranks[pipe].read()
+                self._remove(self.ranks[pipe])
+                begin = 0.0
             now = time.monotonic()
             self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
@@ -191,15 +196,16 @@ class Watchdog:
             rank = Rank(number, pipe)
             self.ranks[pipe] = rank
             self.poll.register(pipe, select.EPOLLIN)
+            self.closed.register(pipe, 0)  # EPOLLHUP needs no mask.
             with contextlib.suppress(OSError):
                 Path(f"{self.folder}/watched-{number}").touch()
-            if not rank.read():
-                self._remove(rank)
-            elif self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
+            rank.read()
+            if self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
                 self.launcher = pid, start_time(pid)
 
     def _remove(self, rank: Rank) -> None:
         self.poll.unregister(rank.pipe)
+        self.closed.unregister(rank.pipe)
         os.close(rank.pipe)
         del self.ranks[rank.pipe]
         if not rank.has_ended:
