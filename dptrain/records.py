@@ -21,7 +21,7 @@ class Form:
     """A kind of such files.
 
     Attributes:
-        noun: what such a file is, behind "is no".
+        noun: kind of the file, as an error message names it.
         otherwise: what is said where it is none: what was expected, or what to try.
         anew: what to try where it is of another version.
         version: of what is written; nothing else is read.

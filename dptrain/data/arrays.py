@@ -76,8 +76,8 @@ def dataset_of_arrays(
         both: name of the pair x and y, for messages.
         lazy: never cache the samples.
     """
-    tails = ("_train", "_test") if "x_train" in arrays else ("",)
-    pairs = {tail: (arrays[f"x{tail}"], arrays[f"y{tail}"]) for tail in tails}
+    endings = ("_train", "_test") if "x_train" in arrays else ("",)
+    pairs = {end: (arrays[f"x{end}"], arrays[f"y{end}"]) for end in endings}
     return dataset_of_pairs(request, pairs, where, both=both, lazy=lazy)
 
 
@@ -182,7 +182,7 @@ def map_npy(path: Path) -> NDArray[Any]:
             array = np.lib.format.open_memmap(path, mode="r")
             size, expected = path.stat().st_size, array.offset + array.nbytes
             if size != expected:
-                raise ValueError(f"the file has {size} bytes, its header announces {expected}")
+                raise ValueError(f"the file has {size} bytes, its header states {expected}")
             return array
     except DAMAGE as error:
         raise UserError(

@@ -55,7 +55,7 @@ def _read_idx(file: BinaryIO | gzip.GzipFile, path: Path, axes: int) -> NDArray[
     shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
     size = math.prod(shape)
     # A compressed file of a few megabytes can hold gigabytes: no more is read than the header
-    # announces, and one byte that shows whether there is more.
+    # states, and one byte that shows whether there is more.
     content = _read_bytes(file, size + 1)
     if len(content) != size:
         found = f"{len(content)}" if len(content) < size else f"more than {size}"

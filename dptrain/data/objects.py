@@ -135,7 +135,7 @@ def _checked_dataset(data: Dataset, network: Network) -> Dataset:
 
 
 def _pairs(request: Request, data: Any) -> dict[str, Pair]:
-    """Return inputs and targets by the tails of their names: "", or "_train" and "_test"."""
+    """Return inputs and targets by the endings of their names: "", or "_train" and "_test"."""
     arrays = _array_pairs(data)
     if arrays is not None:
         return {
@@ -164,11 +164,11 @@ def _pairs(request: Request, data: Any) -> dict[str, Pair]:
 
 
 def _array_pairs(data: Any) -> dict[str, tuple[Any, Any]] | None:
-    """Return the arrays of a tuple or a mapping by the tails of their names; None for others."""
+    """Return the arrays of a tuple or a mapping by the endings of their names; None for others."""
     if isinstance(data, Mapping):
-        for names, tails in ((SPLIT_NAMES, ("_train", "_test")), (WHOLE_NAMES, ("",))):
+        for names, endings in ((SPLIT_NAMES, ("_train", "_test")), (WHOLE_NAMES, ("",))):
             if all(name in data for name in names):
-                return {tail: (data[f"x{tail}"], data[f"y{tail}"]) for tail in tails}
+                return {end: (data[f"x{end}"], data[f"y{end}"]) for end in endings}
         raise UserError(f"the data has the keys {', '.join(map(str, data))}; {_EXPECTED}")
     if not isinstance(data, tuple):
         return None

@@ -12,7 +12,7 @@
 // until an element arrives, so that each element is its own flag and no memory fence is needed
 // (compare NCCL's LL protocol). The receiver writes EMPTY back. Consecutive sums of a channel
 // alternate between two halves of its part of the inbox. A half is never overwritten too early: the
-// sender has received all of the previous sum, so the receiver has begun that sum and has emptied
+// sender has received all of the previous sum, so the receiver has started that sum and has emptied
 // all of the sum before it. (If data flows in one direction only, the sums of another channel in
 // the opposite direction guarantee the same.)
 //

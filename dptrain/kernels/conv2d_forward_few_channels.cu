@@ -69,7 +69,7 @@ struct Strip {
     int sample, line;
 };
 
-// Rows of the next strip on their way from global to shared memory, in registers. A warp loads
+// Rows of the next strip in registers, between global and shared memory. A warp loads
 // whole rows.
 struct RowStaging {
     static constexpr int WARP_ROWS = (STRIP_INPUT_ROWS + WARPS - 1) / WARPS,

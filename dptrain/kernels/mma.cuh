@@ -7,7 +7,7 @@
 // of B, and holds columns 2t and 2t + 1 of rows g and g + 8 of C.
 //
 // Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
-// from operands that are rounded in the same way.
+// from operands that are rounded equally.
 //
 // Source: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix".
 

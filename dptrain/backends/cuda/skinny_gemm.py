@@ -1,7 +1,7 @@
 """Tile configurations of dense layers with few samples; see ``kernels/skinny_gemm.cu``.
 
 With few samples the product is skinny (small M), and its time is that of reading the weights. A
-block therefore loads all weights and samples of its part of the sum at once and multiplies them
+block therefore loads all weights and samples of its part of the sum in one step and multiplies them
 when they have arrived. The constants were measured on an H200 (CUDA 13, 2026-11).
 """
 
@@ -192,7 +192,7 @@ def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[
 def select_backward_input_tile(
     precision: str, batch_size: int, inputs: int, outputs: int
 ) -> SkinnyTile | None:
-    """Return the tile of the input gradient; None if there are too many outputs to sum at once."""
+    """Return the tile of the input gradient; None if there are too many outputs for one pass."""
     element_bytes = ELEMENT_BYTES[precision]
     tiles = (
         SkinnyTile(columns, _padded(outputs), element_bytes, k_contiguous=True)
