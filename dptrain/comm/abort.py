@@ -86,6 +86,8 @@ def fail(error: BaseException) -> int:
         if not isinstance(error, AgreedError):
             _end(job, error)
         if job.rank == 0:
+            # The launcher may kill a rank that exits last; the watchdog must not name it too.
+            job.claim()
             _print(describe(error, 0, 1))
         return exit_code(error)
     if find_launch().size == 1 or "mpi4py.MPI" in sys.modules:

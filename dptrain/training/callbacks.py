@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dptrain.comm.collective import call_on_rank_zero
+from dptrain.errors import UserError
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.training.checkpoints import replica_arrays
 from dptrain.training.display import Display
@@ -53,7 +54,11 @@ class AfterStep(Callback):
 
     Args:
         function: called with the trainer and a `StepResult`. It may read `trainer.parameters`.
-        every: number of steps between two calls.
+            `trainer.step` is the number of completed steps; `result.step` counts from 0.
+        every: number of steps between two calls, at least 1.
+
+    Raises:
+        UserError: `every` is not a whole number of at least 1.
 
     Example:
         >>> losses = []
@@ -61,6 +66,8 @@ class AfterStep(Callback):
     """
 
     def __init__(self, function: Callable[[Trainer, StepResult], Any], every: int = 1) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise UserError(f"every is {every!r}; expected a whole number of at least 1")
         self._function, self._every = function, every
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -78,7 +85,7 @@ class AfterEpoch(Callback):
         function: called with the trainer and the newest record of its history.
 
     Example:
-        >>> callback = AfterEpoch(lambda trainer, record: print(record["loss"]))
+        >>> callback = AfterEpoch(lambda trainer, record: print(record["train_loss"]))
     """
 
     def __init__(self, function: Callable[[Trainer, Record], Any]) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.replica import Replica
+from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
 from dptrain.data import Preprocessing
 from dptrain.data.base import Dataset, Samples
+from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.objects import dataset_from
 from dptrain.data.sharding import shard
 from dptrain.data.spec import absolute
@@ -77,11 +79,11 @@ def open_test_data(
     trained_on: str,
     network: Network,
     preprocessing: Preprocessing,
+    world: World,
     *,
     seed: int,
-    ranks_per_node: int = 1,
 ) -> tuple[Samples, str]:
-    """Open the samples on which a trained network is evaluated.
+    """Open the samples on which a trained network is evaluated; every rank calls this function.
 
     Other data than the training data is used as a whole if it has no split of its own.
 
@@ -91,22 +93,32 @@ def open_test_data(
         trained_on: spec of the training data with absolute paths.
         network: that was trained.
         preprocessing: saved with the network.
+        world: the ranks.
         seed: of the run.
-        ranks_per_node: as for `open_data`.
 
     Returns:
         The samples, and a description of them such as "all 120 samples of folder:shapes".
+
+    Raises:
+        UserError: the data cannot be read, does not match the network, or differs between ranks;
+            on every rank.
     """
     own = data is None or (isinstance(data, str) and absolute(data) == trained_on)
     chosen = trained_on if data is None else data
-    dataset = dataset_from(
-        chosen,
-        network,
-        seed=seed,
-        ranks_per_node=ranks_per_node,
-        preprocessing=preprocessing,
-        split=own,
-    )
+
+    def open_whole() -> tuple[Dataset, dict[str, Any]]:
+        dataset = dataset_from(
+            chosen,
+            network,
+            seed=seed,
+            ranks_per_node=world.local_size,
+            preprocessing=preprocessing,
+            split=own,
+        )
+        return dataset, data_fingerprint(dataset)
+
+    dataset, fingerprint = call_on_all_ranks(world, open_whole)
+    agree(world, {f"data {name}": value for name, value in fingerprint.items()})
     name = chosen if isinstance(chosen, str) else dataset.name
     return dataset.test, describe_scored(dataset, name, whole=not own)
 
@@ -145,16 +157,8 @@ def evaluate_model(model: TrainedModel, data: Any, world: World) -> dict[str, An
         UserError: the data cannot be read, or does not match the model.
     """
     trained_on = model.facts.data
-    samples, scored = call_on_all_ranks(
-        world,
-        lambda: open_test_data(
-            data,
-            trained_on,
-            model.network,
-            model.preprocessing,
-            seed=model.facts.seed,
-            ranks_per_node=world.local_size,
-        ),
+    samples, scored = open_test_data(
+        data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed
     )
     result = score(model.replica, samples, world)
     accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}

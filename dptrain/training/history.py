@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 Record = dict[str, Any]
-"""Values by name: `epoch`, `step`, `loss`, `accuracy`, `test_loss`, `test_accuracy`,
-`learning_rate`, `samples_per_s`. A value that was not measured is None."""
+"""Values by name: `epoch`, `step`, `train_loss`, `train_accuracy`, `test_loss`, `test_accuracy`,
+`learning_rate`, `samples_per_s`. A value that was not measured is None. `epoch` is a fraction if
+training ends within an epoch."""
 
 
 class History(Sequence[Record]):
@@ -17,14 +18,14 @@ class History(Sequence[Record]):
 
     Example:
         >>> history = History()
-        >>> history.append({"epoch": 1, "loss": 1.2, "test_accuracy": 0.9})
-        >>> history.append({"epoch": 2, "loss": 0.4, "test_accuracy": None})
-        >>> history["loss"], history[-1]["epoch"]
+        >>> history.append({"epoch": 1, "train_loss": 1.2, "test_accuracy": 0.9})
+        >>> history.append({"epoch": 2, "train_loss": 0.4, "test_accuracy": None})
+        >>> history["train_loss"], history[-1]["epoch"]
         ([1.2, 0.4], 2)
         >>> history
-        epoch      loss  test_accuracy
-            1       1.2            0.9
-            2       0.4
+        epoch  train_loss  test_accuracy
+            1         1.2            0.9
+            2         0.4
     """
 
     def __init__(self) -> None:

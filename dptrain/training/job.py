@@ -194,7 +194,7 @@ def _open_inputs(
     backend = open_backend(chosen, world)
     graph = network or call_on_all_ranks(world, chosen.load_network)
     data = dataset or _open_data(chosen, graph, world)
-    fingerprint = data_fingerprint(data)
+    fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
     threads = compute_threads(chosen, world)

@@ -88,9 +88,24 @@ class TrainedModel:
         return np.asarray(self.preprocessing.to_values(predictions), np.float32)
 
     def predict_classes(self, x: ArrayLike) -> list[str]:
-        """Return the name of the most probable class of each raw sample."""
-        names = self.preprocessing.output_names(self.network)
-        return [names[index] for index in self.predict(x).argmax(axis=1)]
+        """Return the name of the most probable class of each raw sample.
+
+        A network with one sigmoid output predicts the second class above a probability of 0.5.
+
+        Raises:
+            UserError: as for `predict`, or the network predicts values.
+        """
+        targets, width = self.network.loss.targets, self.network.num_outputs
+        if targets == "classes":
+            names = self.preprocessing.output_names(self.network)
+            return [names[index] for index in self.predict(x).argmax(axis=1)]
+        if targets == "binary" and width == 1:
+            names = self.classes or ("0", "1")
+            return [names[int(value > 0.5)] for value in self.predict(x)[:, 0]]
+        raise UserError(
+            f"network {self.network.name} ends in {self.network.loss.kind} with {width} "
+            f"output{'s' * (width > 1)}, so it has no most probable class; use predict"
+        )
 
     def evaluate(self, data: Any = None) -> dict[str, Any]:
         """Evaluate the model; see `dptrain.training.evaluation.evaluate_model` for the result.

@@ -1,8 +1,11 @@
 """The directory of a run.
 
-config.toml       every setting, resolved; `dptrain train --config` starts the same run again
+config.toml       the settings with the recipe filled in; `dptrain train --config` starts the same
+                  run again
 env.json          machine, versions and command
 metrics.jsonl     one record a line, written while training
+spec.json         the resolved specification: see `dptrain.training.spec.RunSpec`
+network.toml      the network, unless dptrain builds it by its name
 summary.json      results, written when the run ends
 checkpoints/      see `dptrain.training.checkpoints`
 .last_checkpoint  step of the newest checkpoint

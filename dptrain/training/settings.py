@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -381,6 +382,8 @@ class Setting:
         """Return `value` with the right type, or raise a `UserError` that names `source`."""
         if value is None and self.optional:
             return value
+        if type(value) not in (bool, int, float) and isinstance(value, Real):  # A NumPy scalar.
+            value = int(value) if isinstance(value, Integral) else float(value)
         if self.type is float and type(value) is int:
             value = float(value)
         if self.type is Path and isinstance(value, str):

@@ -87,7 +87,7 @@ class RankSpec:
     cores: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunSpec:
     """Everything that decides what a run computes, and where it runs.
 
@@ -132,6 +132,24 @@ class RunSpec:
     def digest(self) -> str:
         """SHA-256 of the part that all ranks agree on."""
         return digest(self.job_part())
+
+    def __repr__(self) -> str:
+        data = self.data
+        samples = f"{data['train_samples']:,} training and {data['test_samples']:,} test samples"
+        lines = [
+            f"RunSpec of dptrain {self.version}, digest {self.digest[:16]}",
+            *(
+                f"  {name:<17} {value!s:<12} {self.origin(name)}".rstrip()
+                for name, value in asdict(self.job).items()
+            ),
+            f"  data content      {samples}, {data['dtype']}, digest {data['content'][:16]}",
+            *(
+                f"  rank {rank.rank:<12} {rank.threads} threads on {rank.host}, {rank.processor}, "
+                f"device {rank.device}"
+                for rank in self.ranks
+            ),
+        ]
+        return "\n".join(lines)
 
     def origin(self, name: str) -> str:
         """Return where the value of a setting comes from, in a few words."""

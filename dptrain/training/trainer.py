@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dptrain.comm.collective import call_on_all_ranks
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.signals import SIGNALS, StopRequest
 from dptrain.comm.world import DivergedError, World
@@ -33,6 +33,7 @@ from dptrain.data import Dataset
 from dptrain.data.loader import BatchSource
 from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
+from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
@@ -49,6 +50,7 @@ from dptrain.training.history import History
 from dptrain.training.job import Job, assemble
 from dptrain.training.persistence import checkpoint_facts, load_checkpoint
 from dptrain.training.progress import Progress as RunningState
+from dptrain.training.resources import share_state
 from dptrain.training.settings import Settings, load_settings
 from dptrain.training.spec import RunSpec
 from dptrain.training.summary import Conclusion, conclude
@@ -96,8 +98,13 @@ class Trainer:
         **settings: Any,
     ) -> None:
         world = connect_ranks(settings.get("timeout")) if world is None else world
-        graph = network if isinstance(network, Network) else get_network(network)
-        chosen = _settings(network, data, settings).with_recipe(graph)
+        _check_callbacks(callbacks)
+        graph = call_on_all_ranks(
+            world, lambda: network if isinstance(network, Network) else get_network(network)
+        )
+        chosen = call_on_all_ranks(
+            world, lambda: _settings(network, data, settings).with_recipe(graph)
+        )
         keeps_run = chosen.run_dir is not None
         job = _assemble(chosen, world, graph, data, keeps_run=keeps_run, quiet=not progress)
         self._start([*([Progress()] if progress else []), *callbacks], job)
@@ -122,7 +129,10 @@ class Trainer:
             **settings: settings that replace those of the run, for example ``steps=2000``.
         """
         world = connect_ranks(settings.get("timeout")) if world is None else world
-        chosen = load_settings({**settings, "resume": str(run_dir)}, {})
+        _check_callbacks(callbacks)
+        chosen = call_on_all_ranks(
+            world, lambda: load_settings({**settings, "resume": str(run_dir)}, {})
+        )
         trainer = cls.__new__(cls)
         graph = call_on_all_ranks(world, chosen.load_network)
         job = _assemble(chosen, world, graph, data, keeps_run=True, quiet=not progress)
@@ -352,8 +362,8 @@ class Trainer:
                 job.spec.data,
                 job.network,
                 job.dataset.preprocessing,
+                job.world,
                 seed=job.spec.seed,
-                ranks_per_node=job.world.local_size,
             )
         result = score(job.replica, samples, job.world)
         accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
@@ -364,15 +374,18 @@ class Trainer:
 
         Args:
             x: raw samples as the training data stores them, for example uint8 images
-                (n, H, W, C) or (n, C, H, W), or rows (n, F). The preprocessing of the data set is
-                applied.
+                (n, H, W, C) or (n, C, H, W), or rows (n, F); see `Preprocessing.apply` for more.
+                The preprocessing of the data set is applied.
 
         Returns:
-            (n, F): probabilities of the classes, or predicted values.
+            (n, F): probabilities of the classes, or predicted values in the unit of the data.
+
+        Raises:
+            UserError: the samples do not fit the preprocessing; the message names the difference.
         """
-        job = self.job
-        prepared = job.dataset.preprocessing.apply(np.asarray(x))
-        return np.asarray(job.replica.predict(prepared), np.float32)
+        preprocessing = self.job.dataset.preprocessing
+        predictions = self.job.replica.predict(preprocessing.apply(x))
+        return np.asarray(preprocessing.to_values(predictions), np.float32)
 
     # Files.
 
@@ -386,30 +399,43 @@ class Trainer:
 
         Returns:
             The folder.
+
+        Raises:
+            UserError: the checkpoint cannot be written; on every rank.
         """
         job, folder = self.job, Path(path)
-        if job.world.is_rank_zero:
+
+        def write() -> None:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             facts = checkpoint_facts(job.run_spec, job.replica.updates)
             store = CheckpointStore(folder)
             store.save(self.step, replica_arrays(job.replica), facts.to_mapping())
-        job.world.barrier()
+
+        call_on_rank_zero(job.world, write)
         return folder
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore parameters, optimizer state and step number from a checkpoint or a run.
 
-        Every rank calls this method and reads the files.
+        Every rank calls this method; rank 0 reads the files.
 
         Args:
             path: a run directory, or a folder that `save` wrote.
 
         Raises:
-            UserError: there is no valid checkpoint, or it is of another network.
+            UserError: there is no valid checkpoint, or it is of another network; on every rank.
         """
         job = self.job
-        checkpoint = load_checkpoint(Path(path))
-        restore_replica(job.replica, checkpoint)
-        self.progress = RunningState(checkpoint.step, self.progress.counts_correct)
+
+        def read() -> int:
+            checkpoint = load_checkpoint(Path(path))
+            restore_replica(job.replica, checkpoint)
+            return checkpoint.step
+
+        step = job.world.broadcast_json(call_on_rank_zero(job.world, read))
+        share_state(job.world, job.replica)
+        self.progress = RunningState(step, self.progress.counts_correct)
 
     # As a context manager, the trainer releases the run directory.
 
@@ -440,17 +466,34 @@ def connect_ranks(timeout: float | None = None) -> World:
     from dptrain.comm.script import end_job_on_exception
 
     end_job_on_exception()
-    return World.connect(timeout=300.0 if timeout is None else timeout)
+    # `Settings` refuses a timeout that is no number, on every rank.
+    return World.connect(timeout=timeout if isinstance(timeout, int | float) else 300.0)
 
 
 def _assemble(
     chosen: Settings, world: World, network: Network, data: Any, *, keeps_run: bool, quiet: bool
 ) -> Job:
-    dataset = None
-    if data is not None and not isinstance(data, str):
-        dataset = dataset_from(data, network, seed=chosen.seed, ranks_per_node=world.local_size)
+    def open_objects() -> Dataset | None:
+        if data is None or isinstance(data, str):
+            return None
+        return dataset_from(data, network, seed=chosen.seed, ranks_per_node=world.local_size)
+
+    dataset = call_on_all_ranks(world, open_objects)
     return assemble(
         chosen, world, network=network, dataset=dataset, keeps_run=keeps_run, quiet=quiet
+    )
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if isinstance(callbacks, Sequence):
+        wrong = [item for item in callbacks if not isinstance(item, Callback)]
+        if not wrong:
+            return
+        found = f"contains {wrong[0]!r}"
+    else:
+        found = f"is {callbacks!r}"
+    raise UserError(
+        f"callbacks {found}; expected a list of Callback objects, such as [AfterStep(function)]"
     )
 
 
@@ -462,9 +505,12 @@ def _settings(network: Network | str, data: Any, given: Mapping[str, Any]) -> Se
     if data is not None:
         named["data"] = data if isinstance(data, str) else "arrays"
     try:
-        return Settings(**named, origins=dict.fromkeys(named, "argument"))
+        chosen = Settings(**named, origins=dict.fromkeys(named, "argument"))
     except TypeError as error:
         raise UserError(_unknown_setting(error)) from None
+    if chosen.tensorboard and chosen.run_dir is None:
+        raise UserError("tensorboard writes files to the run directory; set run_dir too")
+    return chosen
 
 
 def _unknown_setting(error: TypeError) -> str:

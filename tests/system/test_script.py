@@ -77,6 +77,49 @@ def test_a_mistake_on_all_ranks_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.count(message) == 1, done.stderr
 
 
+DIFFERENT = """
+import os, sys
+import numpy as np
+from dptrain import Dense, Network, Trainer, UserError
+
+rank = int(os.environ.get("PMI_RANK", 0))
+x, y = np.random.default_rng(0).standard_normal((200, 5)), np.arange(200) % 3
+network = Network((5,), [Dense(3)], name="linear")
+settings = {"backend": "reference", "steps": 4, "progress": False, "timeout": 20, "threads": 1}
+
+def attempt(action):
+    try:
+        action()
+        print("no error", flush=True)
+    except UserError as error:
+        print(f"[{error}]", flush=True)
+
+changed = x.copy()
+changed[37] += rank
+attempt(lambda: Trainer(network, (changed, y), **settings))
+attempt(lambda: Trainer(network, (x, y + 5 * rank), **settings))
+attempt(lambda: Trainer("nothing" if rank else network, (x, y), **settings))
+trainer = Trainer(network, (x, y), **settings)
+attempt(lambda: trainer.evaluate((x[:100], y[:100]) if rank else (x, y)))
+attempt(lambda: trainer.evaluate((x[:, :3], y) if rank else (x, y)))
+attempt(lambda: trainer.save(os.devnull))
+one, two = trainer.save("one"), (trainer.fit(), trainer.save("two"))[1]
+trainer.load(two if rank else one)
+assert trainer.step == 0, "all ranks load what rank 0 reads"
+trainer.fit()
+"""
+
+
+def test_all_ranks_raise_the_same_error_if_the_arguments_differ(tmp_path: Path) -> None:
+    done = run(DIFFERENT, tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("["))
+    expected = ("differ in data content", "labels from 5", "no network 'nothing'")
+    for text in (*expected, "data test_samples", "shape (3,)", "cannot write /dev/null"):
+        assert len([line for line in lines if text in line]) == 2, (text, lines)
+    assert "no error" not in done.stdout
+
+
 @pytest.mark.parametrize("name", ["Trainer", "load", "Network", "AfterEpoch"])
 def test_star_import_has_the_public_names(name: str) -> None:
     namespace: dict[str, object] = {}

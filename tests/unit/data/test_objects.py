@@ -177,6 +177,18 @@ def test_fingerprints_are_cheap(net, read, monkeypatch):
     assert pairs.reads < 20
 
 
+def test_the_fingerprint_of_data_in_memory_covers_every_sample(net):
+    x, y = np.zeros((1000, 5)), np.arange(1000) % 3
+    found = [data_fingerprint(dataset_from((x, y, x, y), net((5,), 3)))]
+    for row in (1, 501, 998):
+        other = x.copy()
+        other[row, 2] = 1e-3
+        found.append(data_fingerprint(dataset_from((other, y, x, y), net((5,), 3))))
+    other_labels = np.where(np.arange(1000) == 7, 2, y)
+    found.append(data_fingerprint(dataset_from((x, other_labels, x, y), net((5,), 3))))
+    assert len({values["content"] for values in found}) == 5
+
+
 def test_sampled_indices():
     np.testing.assert_array_equal(sampled_indices(3, 100), [0, 1, 2])
     np.testing.assert_array_equal(sampled_indices(0, 100), [])

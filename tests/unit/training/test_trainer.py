@@ -300,3 +300,75 @@ def test_the_first_timed_step_is_whole_and_captured(
     assert trainer.summary is not None
     assert len(trainer.summary["stages"]) > 0
     assert all(stage["time_ms"]["n"] == 1 for stage in trainer.summary["stages"])
+
+
+def test_trainer_and_saved_model_predict_the_same_from_named_columns(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 40))
+    lines = ["a,b,y", *(f"{p:.6f},{q:.6f},{20 * p:.6f}" for p, q in zip(a, b, strict=True))]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    network = Network((2,), [Dense(1)], loss=dptrain.MeanSquaredError(), name="line")
+    data = f"csv:{tmp_path / 'table.csv'}?target=y"
+    trainer = Trainer(network, data, steps=20, learning_rate=0.1, **TINY)
+    trainer.fit()
+    trainer.save(tmp_path / "new" / "folder")
+    model = dptrain.load(tmp_path / "new" / "folder", backend="reference")
+    columns = {"b": b[:5], "a": a[:5]}
+    np.testing.assert_array_equal(trainer.predict(columns), model.predict(columns))
+    assert trainer.predict(columns).shape == (5, 1)
+    with pytest.raises(UserError, match="no most probable class"):
+        model.predict_classes(columns)
+
+
+def test_predict_accepts_images_of_different_sizes() -> None:
+    images = [np.zeros((8, 8), np.uint8), np.zeros((9, 7), np.uint8)]
+    assert tiny(steps=1, epochs=None).predict(images).shape == (2, 3)
+
+
+def test_binary_networks_predict_the_names_of_classes(tmp_path: Path) -> None:
+    x = np.linspace(-3, 3, 40)[:, None]
+    loss = dptrain.SigmoidBinaryCrossEntropy()
+    network = Network((1,), [Dense(1)], loss=loss, name="logistic")
+    trainer = Trainer(network, (x, x[:, 0] > 0), steps=60, learning_rate=1.0, **TINY)
+    trainer.fit()
+    model = dptrain.load(trainer.save(tmp_path / "saved"), backend="reference")
+    assert model.predict_classes([[-3.0], [3.0]]) == ["0", "1"]
+
+
+@pytest.mark.parametrize("callbacks", [print, [print], AfterStep(lambda trainer, result: None)])
+def test_wrong_callbacks_are_refused_at_once(callbacks: Any) -> None:
+    with pytest.raises(UserError, match="expected a list of Callback objects"):
+        tiny(callbacks=callbacks)
+
+
+def test_after_step_refuses_an_interval_of_zero() -> None:
+    with pytest.raises(UserError, match="every is 0; expected a whole number of at least 1"):
+        AfterStep(lambda trainer, result: None, every=0)
+
+
+def test_tensorboard_needs_a_run_directory() -> None:
+    with pytest.raises(UserError, match="set run_dir too"):
+        tiny(tensorboard=True)
+
+
+def test_settings_may_be_numpy_scalars() -> None:
+    job = tiny(epochs=None, steps=np.int64(3), learning_rate=np.float32(0.5)).spec.job
+    assert (job.steps, job.learning_rate) == (3, 0.5)
+    assert type(job.steps) is int
+    assert type(job.learning_rate) is float
+    with pytest.raises(UserError, match=r"batch_size is 2\.0"):
+        tiny(batch_size=np.float64(2.0))
+
+
+def test_the_specification_is_readable() -> None:
+    lines = repr(tiny().spec).splitlines()
+    assert any(line.split() == ["batch_size", "10", "argument"] for line in lines)
+    assert max(map(len, lines)) < 120
+
+
+def test_history_documents_its_columns() -> None:
+    from dptrain.training import history
+
+    source = Path(history.__file__).read_text(encoding="utf-8")
+    for name in tiny(epochs=1).fit().names:
+        assert f"`{name}`" in source, name
