@@ -1,4 +1,4 @@
-"""Files that hold one record: JSON with a version, read back or refused in one line."""
+"""JSON files with a version that contain one record."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of such files.
+    """A file format.
 
     Attributes:
-        noun: kind of the file, as an error message names it.
-        otherwise: what is said where it is none: what was expected, or what to try.
-        anew: what to try where it is of another version.
-        version: of what is written; nothing else is read.
+        noun: name of the format in messages, such as "profile".
+        otherwise: end of the message if a file does not have the format: what was expected, or what
+            to do.
+        anew: end of the message if a file has another version: what to do.
+        version: version of the files that are written. Only files of this version are read.
     """
 
     noun: str
@@ -33,11 +34,11 @@ class Form:
     version: int = 1
 
     def text(self, record: DataclassInstance) -> str:
-        """The file's JSON."""
+        """Return the record as JSON."""
         return dump_json({"version": self.version, **asdict(record)}, indent=1)
 
     def write(self, record: DataclassInstance, path: Path) -> None:
-        """Write the file whole.
+        """Write a file; after a crash it is complete or absent.
 
         Raises:
             UserError: it cannot be written.
@@ -48,11 +49,12 @@ class Form:
         """Read a file.
 
         Args:
-            path: of the file.
-            build: makes the record from its fields; whatever it raises says that it is none.
+            path: the file.
+            build: makes the record from its fields. A `ValueError`, `KeyError`, `TypeError` or
+                `AttributeError` means that the file does not have the format.
 
         Raises:
-            UserError: there is no such file, or it is not of this form or version.
+            UserError: there is no such file, or it has another format or version.
         """
         try:
             values = parse_json(path.read_bytes())
@@ -62,7 +64,8 @@ class Form:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no {self.noun} ({error}); {self.otherwise}") from None
+            raise UserError(f"{path} is not a {self.noun} ({error}); {self.otherwise}") from None
         raise UserError(
-            f"{path} is of version {found}, this dptrain reads {self.version}; {self.anew}"
+            f"{path} has version {found}, but this version of dptrain reads {self.version}; "
+            f"{self.anew}"
         )

@@ -17,7 +17,7 @@ from dptrain.records import Form
 FORM = Form(
     noun="profile",
     otherwise="expected a file that `dptrain profile --output` writes",
-    anew="profile anew",
+    anew="make the profile again",
 )
 
 

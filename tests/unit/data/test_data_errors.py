@@ -390,7 +390,7 @@ def test_files_with_damage_at_any_byte(net, tmp_path):
 # Files that are larger than they seem, and numbers that are none.
 
 
-def test_no_more_of_a_compressed_file_is_read_than_its_header_announces(
+def test_no_more_of_a_compressed_file_is_read_than_its_header_states(
     net, refuse, mnist, monkeypatch
 ):
     from dptrain.data import mnist as module
@@ -409,7 +409,7 @@ def test_no_more_of_a_compressed_file_is_read_than_its_header_announces(
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
     refuse(f"mnist:{folder}", network, path, f"more than {4 * 784} bytes", "download it again")
     assert sum(total) < 20_000
-    # A header that announces 2^96 bytes reserves no memory.
+    # A header that states 2^96 bytes reserves no memory.
     path.write_bytes(gzip.compress(header[:4] + b"\xff" * 12 + bytes(9)))
     refuse(f"mnist:{folder}", network, path, "has 9 bytes after its header")
     assert module._CHUNK_BYTES < 1 << 24
@@ -443,12 +443,12 @@ def test_npz_splits_of_different_types(net, refuse, tmp_path):
     refuse(f"npz:{path}", net((2,), 2), path, "x_train is of type uint8", "x_test of float64")
 
 
-def test_npy_files_that_are_longer_than_their_header_announces(net, refuse, tmp_path):
+def test_npy_files_that_are_longer_than_their_header_states(net, refuse, tmp_path):
     x, y = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(x, np.zeros((10, 2)))
     np.save(y, np.zeros(10, int))
     x.write_bytes(x.read_bytes() + bytes(16))
-    refuse(f"npy:{x},{y}", net((2,), 2), x, "has 304 bytes, its header announces 288")
+    refuse(f"npy:{x},{y}", net((2,), 2), x, "has 304 bytes, its header states 288")
 
 
 def test_numbers_with_underscores_are_no_numbers(net, refuse, tmp_path):

@@ -98,11 +98,11 @@ def test_json_gives_back_the_same_profile(measured: Profile, tmp_path: Path) -> 
     with pytest.raises(UserError, match="version 99"):
         Profile.read(tmp_path / "new.json")
     (tmp_path / "other.json").write_text('{"version": 1, "job": {}}')
-    with pytest.raises(UserError, match="is no profile"):
+    with pytest.raises(UserError, match="is not a profile"):
         Profile.read(tmp_path / "other.json")
     values |= {"version": 1, "stages": []}
     (tmp_path / "empty.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match="is no profile"):
+    with pytest.raises(UserError, match="is not a profile"):
         Profile.read(tmp_path / "empty.json")
     with pytest.raises(UserError, match="cannot read"):
         Profile.read(tmp_path / "none.json")

@@ -118,7 +118,11 @@ def test_one_launch_is_a_study_without_intervals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{}", "is no study"), ("nonsense", "is no study"), ('{"version": 99}', "is of version 99")],
+    [
+        ("{}", "is not a study"),
+        ("nonsense", "is not a study"),
+        ('{"version": 99}', "has version 99"),
+    ],
 )
 def test_what_is_no_study_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "study.json"

@@ -96,7 +96,7 @@ def test_a_study_may_come_without_its_profiles(folder: Path, tmp_path: Path) -> 
 
 def test_a_study_without_points_is_refused(folder: Path, tmp_path: Path) -> None:
     replace(Study.read(folder / "study.json"), points=()).write(tmp_path / "study.json")
-    with pytest.raises(UserError, match="is no study"):
+    with pytest.raises(UserError, match="is not a study"):
         write_report(tmp_path)
 
 
