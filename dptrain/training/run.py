@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
+from dptrain.comm.collective import call_on_rank_zero
 from dptrain.comm.signals import EARLY_SIGNALS, StopRequest
 from dptrain.comm.world import World
 from dptrain.measure.console import make_console
 from dptrain.measure.tables import fitted_table
 from dptrain.training.callbacks import Progress
 from dptrain.training.job import assemble
+from dptrain.training.persistence import restore_run
+from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import Settings
 from dptrain.training.spec import RunSpec
 from dptrain.training.trainer import Trainer
@@ -41,6 +45,12 @@ def dry_run(chosen: Settings, world: World) -> None:
     Nothing is written.
     """
     job = assemble(chosen, world, keeps_run=False)
+
+    def check_checkpoint() -> None:
+        if chosen.resume is not None:
+            restore_run(chosen, job.spec, RunDirectory.open(Path(chosen.resume)), job.replica)
+
+    call_on_rank_zero(world, check_checkpoint)
     if world.is_rank_zero:
         console = make_console()
         for table in specification_tables(job.run_spec):

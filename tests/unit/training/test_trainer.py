@@ -372,3 +372,14 @@ def test_history_documents_its_columns() -> None:
     source = Path(history.__file__).read_text(encoding="utf-8")
     for name in tiny(epochs=1).fit().names:
         assert f"`{name}`" in source, name
+
+
+def test_a_dry_run_refuses_what_a_resume_refuses(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Trainer("mlp-5", "irradiance?samples=64", run_dir=folder, epochs=1, **TINY) as trainer:
+        trainer.fit()
+    same = load_settings({"resume": str(folder)}, {})
+    run_module.dry_run(same, World.single())
+    other = load_settings({"resume": str(folder), "seed": 3}, {})
+    with pytest.raises(UserError, match="was trained with --seed 0"):
+        run_module.dry_run(other, World.single())
