@@ -5,8 +5,8 @@
 set -euo pipefail
 
 threads=${THREADS:-1}
-# nproc counts hardware threads. If a core has two of them, use half as many ranks.
-ranks=${RANKS:-$(($(nproc) / threads))}
+# nproc counts hardware threads, at most OMP_NUM_THREADS. If a core has two, use half as many ranks.
+ranks=${RANKS:-$(($(OMP_NUM_THREADS='' nproc) / threads))}
 
 # Bind each rank to its cores. Unbound ranks migrate between cores and lose their caches.
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then
