@@ -200,7 +200,7 @@ def test_going_on_from_an_older_checkpoint_than_the_newest_is_said(tmp_path: Pat
     (newest / "state.safetensors").write_bytes(b"half")
     text = succeed("train", "--resume", "run", cwd=tmp_path)
     assert "resumed after step 4" in text
-    (note,) = (line for line in text.splitlines() if line.startswith("note: "))
+    (note,) = (line for line in text.splitlines() if line.startswith("warning: "))
     assert "step-00000008 is damaged" in note
 
 
@@ -310,7 +310,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path)
             os.kill(pid, signal.SIGKILL)
         first.communicate(timeout=30)
     text = succeed("train", "--resume", run, "--steps", 5, "--log-every", 1, ranks=2)
-    assert "begun again: it had no checkpoint" in text
+    assert "started again: it had no checkpoint" in text
     assert [line["step"] for line in metrics(run) if "loss" in line] == [1, 2, 3, 4, 5]
     # A run whose checkpoints were deleted has results to lose.
     shutil.rmtree(run / "checkpoints")
