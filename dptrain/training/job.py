@@ -158,7 +158,7 @@ def assemble(
     images = _cache_images(replica, inputs, world, chosen.share_gpus)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=images is not None)
     spec = run_spec.job
-    restored = call_on_rank_zero(world, lambda: restore_run(chosen, spec, run, replica))
+    restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
     share_state(world, replica)
     if run is not None:

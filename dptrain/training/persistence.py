@@ -8,7 +8,7 @@ from pathlib import Path
 from dptrain.backends.replica import Replica
 from dptrain.comm.world import World
 from dptrain.data import Dataset
-from dptrain.errors import UserError
+from dptrain.errors import UserError, shown
 from dptrain.measure.environment import environment
 from dptrain.network.network import Network
 from dptrain.network.zoo import build_network
@@ -21,7 +21,7 @@ from dptrain.training.checkpoints import (
 )
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import CONFIG_FILE, Settings
-from dptrain.training.spec import JobSpec, RunSpec
+from dptrain.training.spec import RunSpec
 
 
 def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirectory:
@@ -38,7 +38,7 @@ def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirecto
 
 
 def restore_run(
-    chosen: Settings, spec: JobSpec, run: RunDirectory | None, replica: Replica
+    chosen: Settings, run_spec: RunSpec, run: RunDirectory | None, replica: Replica
 ) -> Checkpoint | None:
     """Load the newest checkpoint of a resumed run into the replica; called on rank 0.
 
@@ -50,7 +50,7 @@ def restore_run(
     """
     if chosen.resume is None or run is None or not run.has_checkpoint():
         return None
-    checkpoint = run.checkpoints.load()
+    checkpoint, spec = run.checkpoints.load(), run_spec.job
     checkpoint.run_facts.check_same_run(
         checkpoint.path,
         batch_size=spec.batch_size,
@@ -59,8 +59,20 @@ def restore_run(
         schedule=spec.schedule,
         total_steps=spec.steps,
     )
+    _refuse_other_data(checkpoint, run_spec)
     restore_replica(replica, checkpoint)
     return checkpoint
+
+
+def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:
+    """Refuse a data set whose content has changed since the checkpoint was written."""
+    before = checkpoint.run_facts.spec.get("data", {})
+    changed = [name for name, value in run_spec.data.items() if before.get(name, value) != value]
+    if changed:
+        raise UserError(
+            f"the data {shown(run_spec.job.data)} has changed since {checkpoint.path} was written "
+            f"({', '.join(changed)}); restore the data of the run, or start a new run"
+        )
 
 
 def start_run(

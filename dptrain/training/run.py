@@ -48,7 +48,7 @@ def dry_run(chosen: Settings, world: World) -> None:
 
     def check_checkpoint() -> None:
         if chosen.resume is not None:
-            restore_run(chosen, job.spec, RunDirectory.open(Path(chosen.resume)), job.replica)
+            restore_run(chosen, job.run_spec, RunDirectory.open(Path(chosen.resume)), job.replica)
 
     call_on_rank_zero(world, check_checkpoint)
     if world.is_rank_zero:

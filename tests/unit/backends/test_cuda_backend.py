@@ -284,7 +284,7 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
         replica.run_forward(loss=True)
         assert replica.loss_sums()[0] == 0.0  # The very targets.
-    other = make_replica(network, "cuda", samples)
+    other = replica.backend.make_replica(replica.plan)  # On the same device.
     assert isinstance(other, DeviceReplica)
     other.share_cached_images(replica)
     assert other.cached_images is replica.cached_images

@@ -114,6 +114,21 @@ def test_a_run_on_arrays_is_resumed_with_the_arrays(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.parameters[name], values)
 
 
+def test_a_run_is_not_resumed_with_changed_data(tmp_path: Path) -> None:
+    x, y = arrays()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    network = Network((1, 8, 8), [Flatten(), Dense(3)], name="linear")
+    given: dict[str, Any] = {"epochs": 2, "batch_size": 16, "crop": 0, **TINY}
+    trainer = Trainer(network, f"npz:{tmp_path / 'data.npz'}", run_dir=tmp_path / "run", **given)
+    trainer.callbacks.insert(0, StopAfter(2))
+    trainer.fit()
+    trainer.close()
+    x[0, 0, 0] ^= 1
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    with pytest.raises(UserError, match=r"the data npz:.* has changed since .*\(content\)"):
+        Trainer.resume(tmp_path / "run", progress=False)
+
+
 class StopAfter(Callback):
     """Request a stop after a number of steps."""
 
