@@ -17,9 +17,6 @@ DOCUMENTS = sorted(
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(\s*([^()\s]+)\s*\)")
 
-PLANNED = {"docs/images/scaling.png"}
-"""Targets that may be missing: the picture of the README is drawn from a scaling study."""
-
 
 def prose(path: Path) -> str:
     """Return the text of a document without its code blocks."""
@@ -59,7 +56,7 @@ def broken(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
-    assert not set(broken(path)) - PLANNED
+    assert not broken(path)
 
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
