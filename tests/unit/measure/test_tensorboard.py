@@ -111,7 +111,7 @@ def test_without_the_package_one_line_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(UserError, match=r"needs the package tensorboard.*dptrain\[tensorboard\]"):
+    with pytest.raises(UserError, match=r"needs the package tensorboard.*\.\[tensorboard\]"):
         TensorBoard(tmp_path)
     flags = {"network": "mlp-5", "backend": "reference", "tensorboard": True, "steps": 1}
     config = load_settings({**flags, "run_dir": str(tmp_path / "run")}, {})
