@@ -429,7 +429,7 @@ def test_the_librarys_wheel_comes_before_the_system(
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(ctypes, "CDLL", load)
-    message = r"libcudnn.so.9 was not found.*pip install 'dptrain\[cuda13\]'"
+    message = r"libcudnn.so.9 was not found.*pip install '\.\[cuda13\]'"
     with pytest.raises(UserError, match=message) as error:
         library.load_library()
     assert "\n" not in str(error.value)

@@ -26,7 +26,7 @@ def test_the_timeout_counts_from_the_last_progress(sent: int, timeout_s: float) 
     device = Emulator()
     x = device.zeros((COUNT, 4), np.uint32)
     inboxes = [np.full((2 * COUNT, 4), EMPTY, np.uint32) for _ in range(2)]
-    reached = [device.reach(inbox) for inbox in inboxes]
+    reached = [device.device_view(inbox) for inbox in inboxes]
     addresses = device.zeros((2,), np.uint64)
     device.upload(addresses, np.array([device.address(inbox) for inbox in reached], np.uint64))
     call_counts, timed_out = (device.zeros((1,), np.uint32) for _ in range(2))

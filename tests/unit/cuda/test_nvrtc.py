@@ -305,7 +305,7 @@ def test_an_unwritable_cache_is_not_an_error(
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_candidates", lambda major: ["libabsent.so"])
     with pytest.raises(
-        UserError, match=r"libnvrtc.* was not found.*pip install 'dptrain\[cuda12\]'"
+        UserError, match=r"libnvrtc.* was not found.*pip install '\.\[cuda12\]'"
     ) as e:
         find_compiler([12])
     assert "\n" not in str(e.value)
@@ -313,7 +313,7 @@ def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_missing_cupy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(UserError, match=r"needs CuPy.*pip install 'dptrain\[cuda13\]'") as e:
+    with pytest.raises(UserError, match=r"needs CuPy.*pip install '\.\[cuda13\]'") as e:
         GPU()
     assert "\n" not in str(e.value)
 
