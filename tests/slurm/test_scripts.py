@@ -212,7 +212,7 @@ def test_a_job_whose_rank_is_killed_fails_at_once_and_stays_away(
     assert job.wait() == "FAILED"
     # A limit on hanging, not a claim of speed.
     assert time.monotonic() - start < 20
-    assert "was killed or left in the middle of the run" in job.output
+    assert "was killed or exited in the middle of the run" in job.output
     assert job.facts()["Restarts"] == "0"
     assert not job.pids()
     # What the killed rank has left on the node is in nobody's way.
