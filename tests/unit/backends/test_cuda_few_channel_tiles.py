@@ -39,7 +39,7 @@ from tests.unit.backends.pytorch_reference import ROUNDOFFS
 from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.cuda.launching import BF16, FP32, ints, launch_in_every_order
 
-NOBODY = 255
+NO_MAXIMUM = 255
 
 
 def node(shape: tuple[int, int, int], layer: Conv2d) -> Node:
@@ -97,7 +97,7 @@ def expected(
     cells = cells.reshape(n, height // 2, 2, width // 2, 2, k).transpose(0, 1, 3, 5, 2, 4)
     members = cells.reshape(*cells.shape[:4], 4)
     largest = members.max(-1)
-    return np.maximum(largest, 0), np.where(largest > 0, members.argmax(-1), NOBODY)
+    return np.maximum(largest, 0), np.where(largest > 0, members.argmax(-1), NO_MAXIMUM)
 
 
 @pytest.mark.parametrize("precision", ELEMENT_BYTES)
