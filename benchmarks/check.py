@@ -20,12 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 import dptrain
-from benchmarks.batch import random_batch
+from benchmarks.batch import SEED, dropout_factors, random_batch
 from benchmarks.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
-from dptrain.network import Conv2d, Dense, Dropout, Network
-from dptrain.plan.random import dropout_keep
+from dptrain.network import Conv2d, Dense, Network
 
-SEED = 0
 DRAWS = 2
 MARGIN = 4.0
 """Factor of the largest change, because `DRAWS` is a small sample."""
@@ -55,10 +53,6 @@ class Check:
     def passed(self) -> bool:
         """Whether every quantity is right; NaN is wrong."""
         return self.error <= self.allowed
-
-
-class WrongResultError(Exception):
-    """dptrain and PyTorch differ by more than rounding."""
 
 
 def check(network: Network, batch_size: int) -> Check:
@@ -202,7 +196,8 @@ def _compute(
     noise: _Noise | None = None,
 ) -> dict[str, Array]:
     modules = torch_network(network, parameters)
-    fix_dropout(modules, network, _dropout_factors(network, len(x)))
+    factors = dropout_factors(network, len(x))
+    fix_dropout(modules, network, {name: torch.from_numpy(f) for name, f in factors.items()})
     modules = modules.to(device)
     if noise is not None:
         noise.attach(modules)
@@ -216,19 +211,3 @@ def _compute(
         "output": z.detach().cpu().numpy(),
         **{name: gradient.cpu().numpy() for name, gradient in named},
     }
-
-
-def _dropout_factors(network: Network, n: int) -> dict[str, torch.Tensor]:
-    """Dropout with dptrain's masks: PyTorch's random numbers cannot be keyed by sample."""
-    factors = {}
-    for node in network.nodes:
-        if isinstance(node.layer, Dropout):
-            channels, height, width = node.output_maps
-            keep = dropout_keep(
-                node.layer.rate, channels * height * width, seed=SEED, step=0, layer=node.index,
-                samples=np.arange(n, dtype=np.int64),
-            )  # fmt: skip
-            maps = keep.reshape(n, height, width, channels).transpose(0, 3, 1, 2)
-            factor = torch.from_numpy(maps / (1.0 - node.layer.rate))
-            factors[node.name] = factor.reshape(n, *node.output_shape)
-    return factors

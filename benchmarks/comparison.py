@@ -1,4 +1,4 @@
-"""Compare dptrain with the fastest of PyTorch's modes, in alternating blocks."""
+"""Compare dptrain with the fastest of PyTorch's modes and of other peers, in alternating blocks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.batch import random_batch
-from benchmarks.check import WrongResultError
+from benchmarks.coarse_check import WrongResultError, require_agreement
 from benchmarks.limits import sgemm_peak
-from benchmarks.programs import (
+from benchmarks.own_programs import (
     LEARNING_RATE,
-    Mode,
-    Training,
     dptrain_inference,
     dptrain_training,
-    torch_inference,
-    torch_training,
+    first_step,
 )
+from benchmarks.peers import Programs, inference_peers, training_peers
 from benchmarks.timing import Program, Ratio, Times, one_core, ratio, take_turns
+from benchmarks.torch_programs import Mode, torch_inference, torch_training
 from dptrain.backends import load_backend
 from dptrain.network import Dropout, Network
 from dptrain.plan.lowering import Phase
@@ -38,13 +37,7 @@ TOO_SLOW = 2.5
 """A mode slower than the fastest by this factor is not tried at the network's other batch sizes,
 because compiling takes most of a run and the order of modes changes less."""
 
-OURS, THEIRS = "dptrain", "PyTorch"
-
-CHECKED_RATE = 0.1
-"""Learning rate of the one step whose update is compared."""
-COARSE = 1e-3
-"""Allowed relative difference; 1e-5 was observed. `benchmarks.check` compares precisely; this only
-verifies that the timed program is the checked one."""
+OURS, THEIRS, OTHER = "dptrain", "PyTorch", "other"
 
 
 @dataclass(frozen=True)
@@ -57,10 +50,13 @@ class Comparison:
         task: "training" or "inference".
         mode: PyTorch's fastest mode.
         probes_ms: median of several steps of each mode.
-        failed: modes that torch.compile could not build, with the reason.
-        ours, theirs: times of the two programs.
+        failed: modes that torch.compile could not build and peers that are missing, with the
+            reason.
+        ours, theirs: times of dptrain and of PyTorch.
         flops: operations of a step, as dptrain's plan counts them.
         peak: sgemm peak in FLOP/s, measured immediately afterwards.
+        other: the fastest other peer; empty if there is none.
+        other_times: its times.
     """
 
     network: str
@@ -73,6 +69,8 @@ class Comparison:
     theirs: Times
     flops: int
     peak: float
+    other: str = ""
+    other_times: Times | None = None
 
     @property
     def at_peak(self) -> float:
@@ -94,6 +92,11 @@ class Comparison:
         return ratio(self.theirs, self.ours)
 
     @property
+    def other_ratio(self) -> Ratio | None:
+        """Speedup of dptrain over the fastest other peer by CPU time."""
+        return None if self.other_times is None else ratio(self.other_times, self.ours)
+
+    @property
     def wall_ratio(self) -> float:
         """Speedup of dptrain by wall time."""
         return self.theirs.wall_median_ms / self.ours.wall_median_ms
@@ -105,18 +108,18 @@ def compare_training(
     """Check that losses and updates agree, then time a training step."""
     x, y = random_batch(network, batch_size)
     ours = dptrain_training(network, x, y)
-    mine = _first_step(ours)
+    mine = first_step(ours)
 
     def theirs(mode: Mode) -> Program:
         training = torch_training(network, x, y, mode)
         agree(f"{network.name}, batch {batch_size}, training, {mode.name}", network, mine,
-              _first_step(training))  # fmt: skip
+              first_step(training))  # fmt: skip
         return partial(training.step, LEARNING_RATE)
 
-    programs, failed = _build(modes, theirs)
-    return _compare(
-        network, batch_size, "training", steps, partial(ours.step, LEARNING_RATE), programs, failed
-    )
+    built = _build(modes, theirs)
+    others = training_peers(network, x, y, mine, f"{network.name}, batch {batch_size}, training")
+    step = partial(ours.step, LEARNING_RATE)
+    return _compare(network, batch_size, "training", steps, step, built, others)
 
 
 def compare_inference(
@@ -133,8 +136,9 @@ def compare_inference(
         agree(f"{network.name}, batch {batch_size}, inference, {mode.name}", network, mine, output)
         return program
 
-    programs, failed = _build(modes, theirs)
-    return _compare(network, batch_size, "inference", steps, ours, programs, failed)
+    built = _build(modes, theirs)
+    others = inference_peers(network, x, mine, f"{network.name}, batch {batch_size}, inference")
+    return _compare(network, batch_size, "inference", steps, ours, built, others)
 
 
 def _build(
@@ -165,20 +169,28 @@ def _compare(
     task: str,
     steps: int,
     ours: Program,
-    programs: dict[str, Program],
-    failed: dict[str, str],
+    built: Programs,
+    others: Programs,
 ) -> Comparison:
+    (programs, failed), (peers, missing) = built, others
     # All compiling is done: it starts processes, which must not inherit the binding to one core.
     with one_core():
         probes = _probe(programs)
-        best = min(probes, key=lambda name: float(np.median(probes[name].cpu)))
-        times = take_turns({OURS: ours, THEIRS: programs[best]}, steps)
+        best = _fastest(probes)
+        timed = {OURS: ours, THEIRS: programs[best]}
+        other = _fastest(_probe(peers)) if peers else ""
+        times = take_turns({**timed, **({OTHER: peers[other]} if other else {})}, steps)
         peak = sgemm_peak()
     medians = {name: time.median_ms for name, time in probes.items()}
     return Comparison(
-        network.name, batch_size, task, best, medians, failed, times[OURS], times[THEIRS],
-        flops(network, batch_size, training=task == "training"), peak,
+        network.name, batch_size, task, best, medians, {**failed, **missing}, times[OURS],
+        times[THEIRS], flops(network, batch_size, training=task == "training"), peak, other,
+        times.get(OTHER),
     )  # fmt: skip
+
+
+def _fastest(probes: Mapping[str, Times]) -> str:
+    return min(probes, key=lambda name: float(np.median(probes[name].cpu)))
 
 
 def _probe(programs: dict[str, Program]) -> dict[str, Times]:
@@ -188,13 +200,6 @@ def _probe(programs: dict[str, Program]) -> dict[str, Times]:
     near = {n: p for n, p in programs.items() if first[n].median_ms < HOPELESS * least}
     steps = int(np.clip(PROBE_MS / least, *PROBES))
     return {**first, **take_turns(near, steps, warm_up=0)}
-
-
-def _first_step(training: Training) -> dict[str, NDArray[Any]]:
-    """Return the loss and the change of each parameter in a step."""
-    before = training.parameters()
-    loss = np.array(float(training.step(CHECKED_RATE)))
-    return {"loss": loss, **{k: v - before[k] for k, v in training.parameters().items()}}
 
 
 def flops(network: Network, batch_size: int, *, training: bool) -> int:
@@ -213,14 +218,10 @@ def agree(
     """Compare outputs, or loss and updates of a step.
 
     Raises:
-        WrongResultError: they differ by more than `COARSE`.
+        WrongResultError: they differ by more than `benchmarks.coarse_check.COARSE`.
     """
     training = "loss" in theirs
     if training and any(isinstance(node.layer, Dropout) for node in network.nodes):
         # Dropout masks differ here; `benchmarks.check` compares with equal masks.
         return
-    for name, value in theirs.items():
-        exact = np.asarray(value, np.float64)
-        distance = np.linalg.norm(np.asarray(ours[name], np.float64) - exact)
-        if not distance <= COARSE * np.linalg.norm(exact):
-            raise WrongResultError(f"{case}: dptrain and PyTorch differ in {name}")
+    require_agreement(case, ours, theirs)

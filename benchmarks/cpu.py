@@ -1,4 +1,4 @@
-"""Compare dptrain with PyTorch and with the limits of the machine, on a CPU.
+"""Compare dptrain with PyTorch, JAX, ONNX Runtime, OpenVINO and the limits of a CPU.
 
 python -m benchmarks.cpu [--quick] [--networks model0,cifar] [--output DIR]
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from benchmarks.suite import Settings
 
 CNNS = ("model0", "model1", "model2", "cifar", "solar")
-NETWORKS = (*CNNS, "mlp-800-400-208", "mlp-6400-3200-1664")
+OUTSIDE = ("lenet5", "vgg", "strided", "odd", "input113")
+"""Networks of `benchmarks.outside`."""
+NETWORKS = (*CNNS, "mlp-800-400-208", "mlp-6400-3200-1664", *OUTSIDE)
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Makes PyTorch allocate huge pages, as NumPy does for dptrain's arena."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -56,17 +58,17 @@ def main(
     as_installed: bool,
     output: Path | None,
 ) -> None:
-    """Compare dptrain with PyTorch on the CPU of this machine.
+    """Compare dptrain with other libraries on the CPU of this machine.
 
     Exit status: 0 if all results are right, 1 if one is wrong, 2 for bad options.
     """
     # Libraries read these variables when they are loaded, which is below.
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    os.environ.update({**dict.fromkeys(ONE_THREAD, "1"), "JAX_PLATFORMS": "cpu"})
     if not as_installed:
         os.environ.update(HUGE_PAGES)
     if without_tiles:
         os.environ["NUMBA_CPU_FEATURES"] = _features_without("amx-")
-    from benchmarks.check import WrongResultError
+    from benchmarks.coarse_check import WrongResultError
     from benchmarks.progress import Progress
     from benchmarks.report import headline, write
     from benchmarks.suite import run
@@ -118,7 +120,8 @@ def _settings(
     names = tuple(networks.split(",")) if networks else NETWORKS
     if quick:
         return Settings(
-            names, chosen, batches=(32,), inference_batches=(32,), steps=8, compiled=False,
+            tuple(n for n in names if n not in OUTSIDE) if networks is None else names, chosen,
+            batches=(32,), inference_batches=(32,), steps=8, compiled=False,
             launches=1, rank_networks=("model0",), rank_steps=10, keep_memory=keep_memory,
         )  # fmt: skip
     # torch.compile generates C++.

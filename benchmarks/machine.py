@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,19 @@ def about(**settings: Any) -> dict[str, Any]:
         # Without the build, which can contain a name.
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "python": here["python"],
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("numba", "numpy", "torch")
-        },
+        "versions": versions("numba", "numpy", "torch"),
         "load at the start": [round(load, 2) for load in os.getloadavg()],
         **settings,
     }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def caches(folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ from benchmarks import targets
 from benchmarks.check import Check
 from benchmarks.comparison import Comparison
 from benchmarks.limits import Roofs
+from benchmarks.outside import OUTSIDE
 from benchmarks.ranks import RankResult
 from benchmarks.stages import StageResult
 from benchmarks.tables import Table, document, new_files, with_spread
@@ -39,8 +40,9 @@ class Results:
         """Return the tables of all sections that have results."""
         cases = dict.fromkeys((s.network, s.batch_size) for s in self.stages)
         tables = [
-            _comparison_table([c for c in self.comparisons if c.task == task], task)
+            table([c for c in self.comparisons if c.task == task], task)
             for task in ("training", "inference")
+            for table in (_comparison_table, _other_table)
         ]
         tables += [
             stage_table([s for s in self.stages if (s.network, s.batch_size) == case])
@@ -54,8 +56,34 @@ def training_target(comparison: Comparison) -> targets.Target:
     """Return the target of a speedup."""
     if comparison.task == "inference":
         return targets.INFERENCE
+    if comparison.network in OUTSIDE:
+        return targets.OUTSIDE
     dense = comparison.network.startswith("mlp-")
     return targets.TRAINING_DENSE if dense else targets.TRAINING
+
+
+def other_target(comparison: Comparison) -> targets.Target:
+    """Return the target of a speedup over the fastest peer other than PyTorch."""
+    if comparison.task == "training":
+        return training_target(comparison)
+    bound = (comparison.network, comparison.batch_size) == ("solar", 1)
+    return targets.MEMORY_BOUND if bound else targets.OTHER_INFERENCE
+
+
+def _other_table(comparisons: Iterable[Comparison], task: str) -> Table:
+    rows = []
+    for c in comparisons:
+        speedup, target = c.other_ratio, other_target(c)
+        if speedup is not None and c.other_times is not None:
+            rows.append((
+                c.network, str(c.batch_size), with_spread(c.ours.median_ms, c.ours.quartiles_ms),
+                with_spread(c.other_times.median_ms, c.other_times.quartiles_ms), c.other,
+                f"{speedup.value:.2f} ({speedup.low:.2f}–{speedup.high:.2f})",
+                f"≥ {target.value}", target.verdict(speedup.value),
+            ))  # fmt: skip
+    columns = ("network", "batch", "dptrain ms", "peer ms", "peer", "times faster", "target", "")
+    title = f"{task.capitalize()}, other peers, one thread: median (quartiles)"
+    return Table(title, columns, tuple(rows))
 
 
 def _comparison_table(comparisons: Iterable[Comparison], task: str) -> Table:
@@ -154,11 +182,14 @@ def headline(results: Results) -> str:
                 f"{reached} of {len(cases)} {goal} reach their target; dptrain is "
                 f"{min(values):.2f} to {max(values):.2f} times as fast as PyTorch's fastest mode"
             )
+    reasons: dict[tuple[str, str], list[str]] = {}
     for c in results.comparisons:
         for mode, reason in c.failed.items():
-            lines.append(
-                f"{c.task} of {c.network} at batch {c.batch_size} without {mode}: {reason}"
-            )
+            case = f"{c.task} of {c.network} at batch {c.batch_size}"
+            reasons.setdefault((mode, reason), []).append(case)
+    for (mode, reason), names in reasons.items():
+        more = f" and {len(names) - 1} more cases" if len(names) > 1 else ""
+        lines.append(f"{names[0]}{more} without {mode}: {reason}")
     for kind, target in targets.STAGES.items():
         shares = [s.share_of_limit for s in results.stages if s.kind == kind]
         if shares:
@@ -183,7 +214,10 @@ def as_json(results: Results) -> dict[str, Any]:
                 "torch_ms": c.theirs.median_ms, "torch_quartiles_ms": c.theirs.quartiles_ms,
                 "ratio": c.ratio.value, "ratio_quartiles": (c.ratio.low, c.ratio.high),
                 "wall_ratio": c.wall_ratio, "at_peak": c.at_peak, "flops": c.flops, "peak": c.peak,
-                "target": training_target(c).value,
+                "target": training_target(c).value, "other": c.other,
+                "other_ms": c.other_times.median_ms if c.other_times else None,
+                "other_ratio": c.other_ratio.value if c.other_ratio else None,
+                "other_target": other_target(c).value,
             }
             for c in results.comparisons
         ],

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import dptrain
-from benchmarks.check import WrongResultError, check
+from benchmarks.check import check
 from benchmarks.child import compile_times, run_child
+from benchmarks.coarse_check import WrongResultError
 from benchmarks.comparison import Comparison, compare_inference, compare_training
-from benchmarks.machine import about, keep_freed_memory
-from benchmarks.programs import modes_for
+from benchmarks.machine import about, keep_freed_memory, versions
+from benchmarks.outside import OUTSIDE, find_network
 from benchmarks.progress import Progress
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import Results
 from benchmarks.stages import measure_stages
+from benchmarks.torch_programs import modes_for
 from dptrain.machine import available_cores
 from dptrain.network import Network
 
@@ -58,7 +59,7 @@ def run(settings: Settings, progress: Progress) -> Results:
     Raises:
         WrongResultError: a check fails, or a timed program computes something else.
     """
-    networks = [dptrain.get_network(name) for name in settings.networks]
+    networks = [find_network(name) for name in settings.networks]
     kept = settings.keep_memory and keep_freed_memory()
     results = Results(
         about(
@@ -69,11 +70,12 @@ def run(settings: Settings, progress: Progress) -> Results:
             **{"freed memory": "kept for the next step" if kept else "as the C library does"},
         )
     )
+    results.about["versions"].update(versions("jax", "onnxruntime", "openvino"))
     _check(networks, settings, results, progress)
     torch.set_num_threads(1)
     _compare(networks, settings, results, progress)
     if "stages" in settings.sections:
-        for network in networks:
+        for network in _in_set(networks):
             for n in settings.batches:
                 progress.step(f"stages of {network.name} at batch {n}")
                 roofs, stages = measure_stages(network, n, steps=settings.steps)
@@ -99,7 +101,7 @@ def _check(
     networks: list[Network], settings: Settings, results: Results, progress: Progress
 ) -> None:
     for network in networks:
-        for n in settings.batches:
+        for n in _batches(network, settings.batches):
             progress.step(f"checking {network.name} at batch {n}")
             found = check(network, n)
             results.checks.append(found)
@@ -127,6 +129,15 @@ def _compare(
             )  # fmt: skip
 
 
+def _in_set(networks: list[Network]) -> list[Network]:
+    return [network for network in networks if network.name not in OUTSIDE]
+
+
+def _batches(network: Network, batches: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the batch sizes of a network; those outside the set have at most 32 samples."""
+    return batches if network.name not in OUTSIDE else tuple(n for n in batches if n <= 32)
+
+
 def _compare_batches(
     network: Network,
     task: str,
@@ -136,8 +147,9 @@ def _compare_batches(
     results: Results,
     progress: Progress,
 ) -> None:
-    modes = modes_for(network, compiled=settings.compiled)
-    for n in batches:
+    # Compiling the networks outside the set would double the time of a run.
+    modes = modes_for(network, compiled=settings.compiled and network.name not in OUTSIDE)
+    for n in _batches(network, batches):
         progress.step(f"{task} of {network.name} at batch {n}")
         comparison = compare(network, n, modes, steps=settings.steps)
         modes = tuple(mode for mode in modes if mode.name not in comparison.too_slow)
@@ -149,7 +161,7 @@ def _measure_processes(
     networks: list[Network], settings: Settings, results: Results, progress: Progress
 ) -> None:
     n = settings.batches[-1]
-    for network in networks:
+    for network in _in_set(networks):
         progress.step(f"memory of {network.name} at batch {n}")
         name = network.name
         ours = run_child("train-dptrain", name, n, NUMBA_NRT_STATS="1")

@@ -27,6 +27,11 @@ TRAINING = Target(3.0)
 TRAINING_DENSE = Target(1.3)
 """Perceptrons, whose time is almost only BLAS matrix products."""
 INFERENCE = Target(2.0)
+OTHER_INFERENCE, MEMORY_BOUND = Target(1.3), Target(1.0)
+"""Compared with ONNX Runtime and OpenVINO; the second for inference that is bound by reading the
+weights."""
+OUTSIDE = Target(2.0)
+"""Training of networks outside the benchmark set, compared with any peer."""
 STAGES = {
     "convolution": Target(0.8),
     "first convolution": Target(0.6),

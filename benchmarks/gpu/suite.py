@@ -116,7 +116,7 @@ class _Exact:
         """Return the reference results and the allowed errors of a precision."""
         from benchmarks.check import expect
         from benchmarks.gpu.check import OPERAND
-        from benchmarks.programs import initial
+        from benchmarks.own_programs import initial
 
         key = network.name, batch_size, precision
         if key not in self._cached:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.clock import Program, Start, Timer, torch_timer
 from benchmarks.gpu.ours import LEARNING_RATE
-from benchmarks.programs import Mode, torch_step
 from benchmarks.torch_network import parameter_names
+from benchmarks.torch_programs import Mode, torch_step
 from dptrain.network import Network
 
 WARM_UP = 3

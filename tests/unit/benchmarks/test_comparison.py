@@ -11,8 +11,9 @@ import torch
 
 from benchmarks import comparison
 from benchmarks.batch import random_batch
-from benchmarks.check import WrongResultError
-from benchmarks.programs import Mode, Training, dptrain_training, torch_training
+from benchmarks.coarse_check import WrongResultError
+from benchmarks.own_programs import Training, dptrain_training
+from benchmarks.torch_programs import Mode, torch_training
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),
@@ -35,8 +36,10 @@ def test_a_mode_that_cannot_be_compiled_is_left_out_and_named(
 ) -> None:
     monkeypatch.setattr(torch, "compile", broken_compiler)
     found = compare(NETWORK, 3, (EAGER, LAST, COMPILED), steps=2)
-    assert set(found.probes_ms) == {"eager", "channels_last"}
-    assert found.failed == {"compile": "RuntimeError: no code for this"}
+    # Other libraries are compared too, or fail, depending on what is installed.
+    assert {"eager", "channels_last"} <= set(found.probes_ms)
+    assert "compile" not in found.probes_ms
+    assert found.failed["compile"] == "RuntimeError: no code for this"
 
 
 @pytest.mark.parametrize(

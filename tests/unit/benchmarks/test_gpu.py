@@ -45,7 +45,7 @@ from benchmarks.gpu.stages import (
 )
 from benchmarks.gpu.theirs import TorchProgram, modes_for
 from benchmarks.gpu.training import Case, best_mode, measure_case
-from benchmarks.programs import initial
+from benchmarks.own_programs import initial
 from benchmarks.progress import Progress
 from benchmarks.tables import new_files
 from benchmarks.torch_network import LOSSES, parameter_names, torch_network

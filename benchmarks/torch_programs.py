@@ -1,4 +1,4 @@
-"""Training steps and inference passes of dptrain, and of PyTorch in each of its modes."""
+"""Training steps and inference passes of PyTorch in each of its modes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import dptrain
-from benchmarks.timing import Program
-from benchmarks.torch_network import LOSSES, parameter_names, torch_network
+from benchmarks.own_programs import Training, initial
+from benchmarks.torch_network import LOSSES, fix_dropout, parameter_names, torch_network
 from dptrain.network import Network
-from dptrain.network.initial import initial_parameters
-
-LEARNING_RATE = 1e-8
-"""So small that hundreds of steps on one batch hardly change the parameters."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A program that trains.
-
-    Attributes:
-        step: runs a step with a learning rate, and returns the loss before the update.
-        parameters: returns copies of all parameters by name, in canonical layout.
-    """
-
-    step: Callable[[float], Any]
-    parameters: Callable[[], dict[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -84,26 +65,25 @@ def modes_for(network: Network, *, compiled: bool) -> tuple[Mode, ...]:
     return tuple(m for m in MODES if (maps or not m.channels_last) and (compiled or not m.compiled))
 
 
-def dptrain_training(network: Network, x: NDArray[Any], y: NDArray[Any]) -> Training:
-    """Return a step: copy the batch, forward, loss, backward, update."""
-    replica = dptrain.make_replica(network, batch_size=len(x))
-    samples = np.arange(len(x), dtype=np.int64)
+def torch_training(
+    network: Network,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    mode: Mode,
+    factors: Mapping[str, NDArray[Any]] | None = None,
+) -> Training:
+    """Return a step on a batch in the mode's layout: forward, loss, backward, update.
 
-    def step(learning_rate: float) -> float:
-        replica.load(x, y, samples=samples)
-        replica.run()
-        replica.update(learning_rate)
-        return float(replica.loss_sums()[0])
-
-    def parameters() -> dict[str, NDArray[Any]]:
-        return {name: np.array(value) for name, value in replica.parameters.items()}
-
-    return Training(step, parameters)
-
-
-def torch_training(network: Network, x: NDArray[Any], y: NDArray[Any], mode: Mode) -> Training:
-    """Return a step on a batch in the mode's layout: forward, loss, backward, update."""
+    Args:
+        network: the network.
+        x, y: the batch.
+        mode: how PyTorch runs it.
+        factors: of the dropout layers; None draws them in every step.
+    """
     modules = mode.network(network).train()
+    if factors is not None:
+        fixed = {name: torch.from_numpy(factor).float() for name, factor in factors.items()}
+        fix_dropout(modules, network, fixed)
     weights: list[Tensor] = list(modules.parameters())
     inputs, targets = mode.layout(torch.from_numpy(x)), torch.from_numpy(y)
     run = torch_step(network, modules, mode, inputs, targets)
@@ -147,12 +127,6 @@ def torch_step(
     return step
 
 
-def dptrain_inference(network: Network, x: NDArray[Any]) -> Program:
-    """Return a function that computes the outputs of a batch."""
-    replica = dptrain.make_replica(network, batch_size=len(x), training=False)
-    return lambda: replica.forward(x)
-
-
 def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Callable[[], Tensor]:
     """Return a function that computes the outputs of a batch in the mode's layout."""
     modules = mode.network(network).eval()
@@ -163,9 +137,3 @@ def torch_inference(network: Network, x: NDArray[Any], mode: Mode) -> Callable[[
             return compute(inputs)
 
     return run
-
-
-def initial(network: Network) -> Mapping[str, NDArray[np.float32]]:
-    """Return dptrain's initial parameters with seed 0."""
-    parameters = initial_parameters(network, 0)
-    return {name: np.asarray(value, np.float32) for name, value in parameters.items()}
