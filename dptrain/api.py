@@ -7,6 +7,7 @@ from dptrain.backends.replica import Replica
 from dptrain.network.network import Network
 from dptrain.plan.optimizers import Optimizer
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 
 
 def make_replica(
@@ -19,6 +20,7 @@ def make_replica(
     precision: str | None = None,
     optimizer: Optimizer | None = None,
     training: bool = True,
+    micro_shards: MicroShards | None = None,
 ) -> Replica:
     """Return a replica of a network: its buffers, its kernels and its initial parameters.
 
@@ -36,6 +38,8 @@ def make_replica(
         optimizer: `SGD` or `Adam`; None selects `SGD` without momentum.
         training: False allocates no gradients and no optimizer state; the replica then only
             predicts.
+        micro_shards: the parts of a minibatch that are summed in a fixed order, so that gradients
+            do not depend on `threads`; None selects the fastest order.
 
     Returns:
         A `Replica`. `forward_backward`, `update`, `predict`, `evaluate`, `parameters` and
@@ -68,5 +72,6 @@ def make_replica(
         optimizer=optimizer,
         training=training,
         threads=threads,
+        micro_shards=micro_shards,
     )
     return chosen.make_replica(plan, seed=seed)

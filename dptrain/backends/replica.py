@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.memory import HOST, Memory, as_numbers
 from dptrain.backends.named_arrays import NamedArrays
+from dptrain.backends.sample_losses import sample_losses
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
 from dptrain.plan.flat import STOP, SUMS
@@ -37,6 +39,8 @@ class Context:
         scale: 1 / number of samples of the global minibatch.
         learning_rate: of the next update.
         stop: True if this rank requests a stop.
+        bounds: int64; micro-shard i consists of samples bounds[i] … bounds[i + 1] of this batch.
+            Without micro-shards, (0, n). The array stays the same; its content changes.
     """
 
     seed: int
@@ -47,6 +51,7 @@ class Context:
     scale: float = 1.0
     learning_rate: float = 0.0
     stop: bool = False
+    bounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
 
 
 Kernel = Callable[[Context], None]
@@ -55,7 +60,11 @@ Kernel = Callable[[Context], None]
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays of one group by local name: ``x``, ``y``, ``dx``, ``dy``, its own buffers, and for each
 parameter ``weight``, ``bias`` and their gradients ``dweight``, ``dbias``, in storage layout. If
-several layers of a group have parameters, the names carry the layer: ``dense2.weight``."""
+several layers of a group have parameters, the names carry the layer: ``dense2.weight``.
+
+Backends with micro-shards also receive ``bounds`` (`Context.bounds`), ``merges`` (`Plan.merges`),
+``gradient_slots`` (`Replica.gradient_slots`), and ``dweight_slots`` and ``dbias_slots``: one
+dimension, in which the gradient of slot s starts at element s · ``gradient_slots.shape[1]``."""
 
 Listener = Callable[[int], None]
 """Called with a stage's index after that stage has run (on a GPU: has been enqueued)."""
@@ -71,7 +80,12 @@ class Replica:
         context: what the stages read in the next step.
         parameters, gradients: arrays by name in canonical layout, copied when read.
         state: optimizer state by name ("momentum", …), each like `parameters`.
-        flat_parameters, flat_gradients, flat_state: the arrays that hold them (`FlatLayout`).
+        arrays: the flat arrays that hold them.
+        flat_parameters, flat_gradients, flat_state: the same arrays; of the gradients, slot 0.
+        gradient_slots: (`Plan.gradient_slots`, `FlatLayout.gradient_size`), the gradients that this
+            rank contributes to the sum over ranks; `flat_gradients` is the first, and receives the
+            sum.
+        slot_sums: (`Plan.gradient_slots`, `SUMS`), the loss sums in `gradient_slots`.
         memory: where the arrays are allocated.
         stages: every stage except load and update, with its kernel, in order.
         updates: number of updates made; the bias correction of Adam reads it.
@@ -91,25 +105,36 @@ class Replica:
         True
     """
 
-    def __init__(self, backend: Backend, plan: Plan, *, seed: int, memory: Memory = HOST) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Plan,
+        *,
+        seed: int,
+        memory: Memory = HOST,
+        arrays: FlatArrays | None = None,
+    ) -> None:
         self.backend, self.plan, self.memory = backend, plan, memory
-        self.context = Context(seed=seed)
+        shards = plan.setting.shards
+        self.context = Context(seed=seed, bounds=np.zeros(max(shards, 1) + 1, np.int64))
+        self._merges = plan.merges
         self.updates = 0
         self.notes: dict[str, str] = {}
-        layout, dtype = plan.layout, plan.dtype
-        self.flat_parameters = memory.zeros((layout.size,), dtype)
-        self.flat_gradients = memory.zeros((layout.gradient_size if plan.training else 0,), dtype)
-        names = plan.optimizer.state if plan.training else ()
-        self.flat_state = {name: memory.zeros((layout.size,), dtype) for name in names}
+        layout, slots = plan.layout, plan.gradient_slots
+        self.arrays = FlatArrays.allocate(plan, memory) if arrays is None else arrays
+        self.flat_parameters, self.flat_state = self.arrays.parameters, self.arrays.state
+        self.gradient_slots, self.flat_gradients = self.arrays.gradients, self.arrays.gradients[0]
         self.parameters = NamedArrays(layout, self.flat_parameters, memory)
         self.gradients = NamedArrays(layout, self.flat_gradients, memory)
         self.state = {
             name: NamedArrays(layout, flat, memory) for name, flat in self.flat_state.items()
         }
         if plan.training:
+            self.slot_sums = self.gradient_slots[:, layout.size : layout.size + len(SUMS)]
             self._loss_sums = self.flat_gradients[layout.size : layout.size + len(SUMS)]
         else:
-            self._loss_sums = memory.zeros((len(SUMS),), dtype)
+            sums = memory.zeros((slots * len(SUMS),), plan.dtype)
+            self._loss_sums, self.slot_sums = sums[: len(SUMS)], sums.reshape(slots, len(SUMS))
         self._arena = memory.zeros((max(plan.arena_bytes, 1),), "uint8")
         self._views = {name: self._view(name) for name in plan.buffers}
         # `load` looks up as little as possible: after a step that has filled the caches, a reshape
@@ -135,7 +160,10 @@ class Replica:
     def _group_arrays(self, group: Group) -> dict[str, NDArray[Any]]:
         needs = self.backend.needs(group, self.plan.setting)
         locals_ = {"x", "y", "dx", "dy", *needs.buffers}
-        arrays = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        if self.backend.supports_shards and self.plan.training:
+            arrays["bounds"], arrays["merges"] = self.context.bounds, self._merges
+            arrays["gradient_slots"] = self.gradient_slots
         for local in sorted(locals_):
             name = self.plan.tensor_name(group, local)
             if name in self._views:
@@ -150,6 +178,9 @@ class Replica:
             if self.plan.training:
                 gradient = self.flat_gradients[span].reshape(slot.storage.shape)
                 arrays[f"{prefix}d{short}"] = gradient
+                if self.backend.supports_shards:
+                    flat = self.gradient_slots.reshape(-1)
+                    arrays[f"{prefix}d{short}_slots"] = flat[slot.start :]
         return arrays
 
     def _bind(self) -> list[tuple[Stage, Kernel]]:
@@ -245,13 +276,30 @@ class Replica:
         context.n, context.training, context.stop = n, training, stop
         context.step = self.updates if step is None else step
         context.samples = self._order[:n] if samples is None else samples
-        context.scale = 1.0 / max(n if global_count is None else global_count, 1)
+        count = n if global_count is None else global_count
+        context.scale = 1.0 / max(count, 1)
+        self._set_bounds(n, count, training)
         if y is not None:
             shape = (n, *self._target.shape[1:])
             y = y if y.shape == shape else y.reshape(shape)
             if self._reorders_targets:
                 y = channels_last_targets(self.plan.network, y)
         return y
+
+    def _set_bounds(self, n: int, global_count: int, training: bool) -> None:
+        """Set the bounds of micro-shards; outside training all samples are in the first one."""
+        bounds, micro_shards = self.context.bounds, self.plan.micro_shards
+        if micro_shards is None or not training:
+            bounds[0], bounds[1:] = 0, n
+            return
+        offsets = micro_shards.offsets(global_count)
+        if offsets[-1] != n:
+            raise UserError(
+                f"the batch has {n} samples; micro-shards {micro_shards.start} to "
+                f"{micro_shards.stop - 1} of {micro_shards.total} have {offsets[-1]} of a "
+                f"minibatch of {global_count}"
+            )
+        bounds[:] = offsets
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target, n = self._input_view, len(x)
@@ -430,6 +478,21 @@ class Replica:
             correct += round(sums[1])
         self.memory.upload(self._loss_sums, saved)
         return loss, correct
+
+    def evaluate_samples(
+        self, x: ArrayLike, y: ArrayLike
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Compute the loss of each sample in float64, and whether its prediction is correct.
+
+        Args:
+            x: (N, C, H, W) or (N, F), any number of samples.
+            y: targets, as for `forward_backward`.
+
+        Returns:
+            float64 (N,) and bool (N,).
+        """
+        network = self.plan.network
+        return sample_losses(network.loss, self.forward(x), checked_targets(network, y))
 
     def first_non_finite(self) -> str | None:
         """Run forward again and name the first value that is not finite.

@@ -69,6 +69,7 @@ def describe(
     short_help="Time every layer of a step, with one backend or several.",
     epilog=examples(
         "dptrain layers model2",
+        "dptrain layers model2 --explain --threads 16 --batch-size 1",
         "dptrain layers cifar --backends cuda,cudnn --precision tf32 --batch-size 2048",
     ),
 )
@@ -79,12 +80,15 @@ def describe(
               help="Samples of the step.")  # fmt: skip
 @PRECISION
 @THREADS
+@click.option("--explain", is_flag=True,
+              help="Show the algorithm of each stage and the reason; time nothing.")  # fmt: skip
 @JSON
 def layers(
     name: str | None,
     network: str | None,
     backends: str,
     threads: int | None,
+    explain: bool,
     as_json: bool,
     **choices: Any,
 ) -> None:
@@ -92,8 +96,12 @@ def layers(
 
     NETWORK is a name or a .toml file. Times are medians with their quartiles. With several
     backends, the last columns show the time of the first divided by that of each other one.
+
+    With --explain nothing is computed: the tables show the algorithm of each stage, its tile, how
+    it is divided among threads, and why it was selected. --precision fp32-direct excludes the
+    Winograd algorithms of the backend numba.
     """
-    from dptrain.cli.printing import print_layers
+    from dptrain.cli.printing import print_explanations, print_layers
     from dptrain.machine import available_cores
     from dptrain.measure.layers import time_layers
     from dptrain.network.files import get_network
@@ -106,5 +114,11 @@ def layers(
     compared = parse_names(backends)
     if not compared:
         raise UserError(f"--backends is '{backends}'; expected names such as numba,reference")
+    if explain:
+        from dptrain.describe import plan_for
+
+        plans = [plan_for(described, backend=each, **choices) for each in compared]
+        return print_explanations(plans, as_json=as_json)
     rows = time_layers(described, list(compared), **choices)
     print_layers(rows, described, as_json=as_json, **choices)
+    return None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dptrain.measure.layers import LayerTimes
     from dptrain.measure.profile import Profile
     from dptrain.network.network import Network
+    from dptrain.plan.plan import Plan
     from dptrain.scaling.study import Study
 
 
@@ -101,6 +102,17 @@ def print_layers(
     arithmetic = f", {precision}" if precision else ""
     title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each layer alone"
     _print_all([layers_table(rows, title)])
+    return None
+
+
+def print_explanations(plans: Sequence[Plan], *, as_json: bool) -> None:
+    """Print the algorithm of each stage of plans of one network for several backends."""
+    from dptrain.measure.explanations import explain_stages, explanation_table
+
+    explained = [(plan, explain_stages(plan)) for plan in plans]
+    if as_json:
+        return _print_json([asdict(row) for _, rows in explained for row in rows])
+    _print_all([explanation_table(plan, rows) for plan, rows in explained])
     return None
 
 

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 STRATEGIES = ("mirrored", "central")
 """Names that users may pass, the default first."""
 
-TRANSPORTS = ("auto", "peer", "nccl", "mpi", "host")
-"""How gradients are transferred between GPUs: ``peer`` uses peer-to-peer memory within a node,
-``nccl`` NCCL, ``mpi`` passes GPU addresses to MPI, ``host`` stages gradients through host memory,
-and ``auto`` takes the first of these that is available."""
+TRANSPORTS = ("auto", "shared", "peer", "nccl", "mpi", "host")
+"""How gradients are transferred between ranks.
+
+Ranks that compute on CPUs use ``shared``, memory that the ranks of a node share, or ``mpi``, an
+all-reduce. Ranks that compute on GPUs use ``peer`` (peer-to-peer memory within a node), ``nccl``,
+``mpi`` (GPU addresses are passed to MPI), or ``host`` (gradients are staged through host memory).
+``host`` means ``mpi`` on CPUs. ``auto`` takes the first of these that is available."""
 
 
 def make_gradient_sum(
@@ -53,7 +56,7 @@ def make_gradient_sum(
     from dptrain.comm.transport import check_strategy, choose_transport
 
     transport = transport or choose_transport(world, replica, strategy=strategy)
-    check_strategy(transport, strategy)
+    check_strategy(transport, strategy, on_gpu=replica.memory.on_gpu)
     if transport in ("peer", "nccl"):
         from dptrain.comm.enqueued import EnqueuedCentralSum, EnqueuedSum
         from dptrain.comm.nccl import Nccl
@@ -61,9 +64,20 @@ def make_gradient_sum(
 
         enqueued = EnqueuedCentralSum if strategy == "central" else EnqueuedSum
         return enqueued(world, replica, buckets, Peers if transport == "peer" else Nccl)
+    if transport == "shared":
+        from dptrain.comm.shared import SharedSum
+        from dptrain.comm.shared_nodes import SharedNodesSum
+
+        several = world.local_size < world.size
+        return (SharedNodesSum if several else SharedSum)(world, replica, buckets)
+    if replica.plan.micro_shards is not None:
+        from dptrain.comm.tree import CentralTreeSum, TreeSum
+
+        tree = CentralTreeSum if strategy == "central" else TreeSum
+        return tree(world, replica, buckets)
     from dptrain.comm.mpi import DeviceMirroredSum, MirroredSum
 
-    if transport == "mpi":
+    if transport == "mpi" and replica.memory.on_gpu:
         return DeviceMirroredSum(world, gradients, size, buckets)
     if replica.memory.asynchronous:
         gradients = replica.memory.host_copy(gradients)

@@ -7,7 +7,7 @@ What ends a job, and who prints the cause:
 - A mistake that all ranks agreed on: rank 0 prints, and every rank exits with code 2.
 - SIGKILL, `os._exit`, a segmentation fault: the watchdog of the node (`dptrain.comm.watch`) names
   the rank. The launcher ends the other ranks; if it does not, the watchdog ends those of its node.
-  On several nodes, each node's watchdog may name its first rank that ended.
+  The watchdogs of several nodes inform each other (`dptrain.comm.node_links`).
 - A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. A stopped
   rank of the same node is named.
 """
@@ -88,6 +88,7 @@ def fail(error: BaseException) -> int:
         if job.rank == 0:
             # The launcher may kill a rank that exits last; the watchdog must not name it too.
             job.claim()
+            job.report("named")
             _print(describe(error, 0, 1))
         return exit_code(error)
     if find_launch().size == 1 or "mpi4py.MPI" in sys.modules:
@@ -138,6 +139,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     if isinstance(error, RankTimeoutError) and not error.is_cause:
         time.sleep(_OTHER_NODES_S)
     if job.claim():
+        job.report("named")
         _print(describe(error, job.rank, job.size))
         time.sleep(_DELIVERY_S)
     else:

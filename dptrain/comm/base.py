@@ -50,6 +50,9 @@ class GradientSum(ABC):
     is_identity: ClassVar[bool] = False
     """True if the gradients of this rank already are the sum."""
 
+    overlaps: ClassVar[bool] = True
+    """True if a sum may progress while this rank computes."""
+
     def __init__(
         self,
         world: World,

@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -93,6 +93,30 @@ class Job:
             self.folder, self.pipe = Path(folder), None
             with contextlib.suppress(OSError):
                 self.register()
+
+    def listen(self) -> tuple[int, str] | None:
+        """Let this node's watchdog accept those of other nodes.
+
+        Returns:
+            The TCP port and the token that the others need; None without watchdog.
+        """
+        port, _, token = self._request("listen").partition(" ")
+        return (int(port), token) if token else None
+
+    def connect(self, port: int, token: str, addresses: Sequence[str]) -> None:
+        """Let this node's watchdog connect to the one that listens."""
+        self._request(f"connect {port} {token} {','.join(addresses)}")
+
+    def _request(self, line: str) -> str:
+        """Send a line to the watchdog and return its reply; "" if there is none."""
+        self.report(line)
+        reply = self.folder / "links"
+        end = time.monotonic() + _BEGIN_S
+        while self.pipe is not None and time.monotonic() < end:
+            with contextlib.suppress(FileNotFoundError):
+                return reply.read_text()
+            time.sleep(0.002)
+        return ""
 
     def report(self, line: str) -> None:
         """Send a line to the watchdog."""

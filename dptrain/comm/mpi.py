@@ -19,7 +19,7 @@ class MirroredSum(GradientSum):
     """
 
     name: ClassVar[str] = "mirrored"
-    transport: ClassVar[str] = "host"
+    transport: ClassVar[str] = "mpi"
 
     def __init__(
         self,
@@ -67,8 +67,6 @@ class DeviceMirroredSum(MirroredSum):
 
     The gradients of a bucket must be final when `start` is called: the caller synchronizes.
     """
-
-    transport: ClassVar[str] = "mpi"
 
     def _start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop

@@ -1,4 +1,4 @@
-"""The choice of a transport: peer-to-peer memory, NCCL, MPI on GPU memory, or host memory."""
+"""The choice of a transport: shared memory, peer-to-peer memory, NCCL, MPI, or host memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,23 @@ def choose_transport(
         strategy: one of `dptrain.comm.STRATEGIES`.
 
     Returns:
-        ``peer``, ``nccl``, ``mpi`` or ``host``.
+        ``shared``, ``peer``, ``nccl``, ``mpi`` or ``host``. On CPUs it is ``shared`` if the arrays
+        of the replica are in shared memory, else ``mpi``.
 
     Raises:
         UserError: the transport that was requested by name is not available, or does not support
             the strategy; the same error on every rank.
     """
     gpus = all(world.all_gather_json(replica.memory.on_gpu))
-    if wanted not in ("auto", "host") and not gpus:
+    check_strategy(wanted, strategy, on_gpu=gpus)
+    if not gpus:
+        return _choose_on_cpu(replica, wanted)
+    if wanted == "shared":
         raise UserError(
-            f"--transport {wanted} transfers gradients between GPUs, but this backend computes on "
-            "the CPU; use --transport auto or host"
+            "--transport shared sums gradients of ranks that compute on the CPU; use --transport "
+            "auto, peer, nccl, mpi or host"
         )
-    check_strategy(wanted, strategy)
-    if wanted == "host" or not gpus or world.size == 1:
+    if wanted == "host" or world.size == 1:
         return "host"
     small = replica.flat_gradients.nbytes <= PEER_BYTES
     if wanted == "peer" or (wanted == "auto" and small):
@@ -76,12 +79,28 @@ def choose_transport(
     return "host"
 
 
-def check_strategy(transport: str, strategy: str) -> None:
-    """Raise a `UserError` if a transport does not support a strategy."""
-    if transport == "mpi" and strategy == "central":
+def _choose_on_cpu(replica: Replica, wanted: str) -> str:
+    if wanted in ("peer", "nccl"):
         raise UserError(
-            "--transport mpi does not support --strategy central; use --strategy mirrored, or "
-            "--transport nccl or host"
+            f"--transport {wanted} transfers gradients between GPUs, but this backend computes on "
+            "the CPU; use --transport auto, shared or mpi"
+        )
+    return "shared" if replica.arrays.is_shared and wanted in ("auto", "shared") else "mpi"
+
+
+def check_strategy(transport: str, strategy: str, *, on_gpu: bool) -> None:
+    """Raise a `UserError` if a transport does not support a strategy."""
+    if strategy != "central":
+        return
+    if transport == "mpi" and on_gpu:
+        raise UserError(
+            "--transport mpi does not support --strategy central on GPUs; use --strategy mirrored, "
+            "or --transport nccl or host"
+        )
+    if transport == "shared":
+        raise UserError(
+            "--transport shared does not support --strategy central; use --strategy mirrored, or "
+            "--transport mpi"
         )
 
 

@@ -8,19 +8,25 @@ lines to ``alive-RANK``:
 
 - ``pid N`` before it registers;
 - ``wait SECONDS PURPOSE`` before a call that waits for all ranks, and ``arrived`` afterwards;
-- ``bye`` when it ends regularly.
+- ``file PATH`` for a file in /dev/shm that its MPI library has made;
+- ``bye`` when it ends regularly;
+- ``listen``, ``connect PORT TOKEN ADDRESSES`` and ``named``, for jobs on several nodes
+  (`node_links`). The watchdog replies to the first two with the file ``links``, which contains the
+  port and the token after ``listen``.
 
 The watchdog creates the file ``watched-RANK`` when it has opened the pipe of a rank.
 
-The watchdog names the cause on stderr, once for each node (the file ``failed`` in FOLDER):
+The watchdog names the cause on stderr, unless the file ``failed`` in FOLDER exists. It creates this
+file, and so does the watchdog that learns of a failure on another node.
 
 - A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
-  are killed.
+  are killed, and so are those of other nodes.
 - If such a call takes longer than SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
 - If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
 
-Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end.
+Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end, and so are
+the files that MPI libraries leave in /dev/shm if their ranks are killed.
 
 ``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills the process PID after SECONDS.
 
@@ -38,6 +44,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dptrain.comm.node_links import NodeLinks
 
 LAUNCHER_S = 3.0
 """Time for the launcher to end the other ranks after one has failed."""
@@ -103,6 +113,7 @@ class Rank:
         purpose: what that call waits for.
         waited_s: time since the call began.
         num_arrived: number of such calls that have returned.
+        requests: lines that are not about the rank itself.
     """
 
     def __init__(self, number: str, pipe: int) -> None:
@@ -113,17 +124,18 @@ class Rank:
         self.purpose = ""
         self.waited_s = 0.0
         self.num_arrived = 0
+        self.requests: list[str] = []
         self._unread = b""
 
-    def read(self) -> None:
-        """Read what the rank wrote."""
+    def read(self) -> bool:
+        """Read what the rank wrote; return False if no process has the pipe open for writing."""
         while True:
             try:
                 data = os.read(self.pipe, 4096)
             except BlockingIOError:
-                return
+                return True
             if not data:
-                return
+                return False
             *lines, self._unread = (self._unread + data).split(b"\n")
             for line in lines:
                 self._parse(line.decode())
@@ -140,6 +152,8 @@ class Rank:
             self.num_arrived += 1
         elif command == "bye":
             self.has_ended = True
+        else:
+            self.requests.append(line)
 
     @property
     def is_stopped(self) -> bool:
@@ -160,8 +174,12 @@ class Watchdog:
         # An epoll returns files in the order in which they became ready; poll does not. This one
         # is for closed pipes alone, since a pipe with unread lines is ready before it closes.
         self.closed = select.epoll()
+        # epoll does not report a pipe that was closed before it was opened here.
+        self.closed_early: list[Rank] = []
         self.launcher: tuple[int, str] | None = None
         self.kill_at: float | None = None
+        self.links: NodeLinks | None = None
+        self.files: set[str] = set()
 
     def run(self) -> None:
         """Watch until every rank has ended."""
@@ -171,11 +189,16 @@ class Watchdog:
             for pipe, _ in self.poll.poll(self._patience()):
                 if pipe == self.register:
                     self._add_ranks()
-                else:
-                    self.ranks[pipe].read()
+                elif pipe in self.ranks:
+                    self._read(self.ranks[pipe])
+                elif self.links is not None:
+                    self.links.handle(pipe)
             for pipe, _ in self.closed.poll(0):
-                self.ranks[pipe].read()
+                self._read(self.ranks[pipe])
                 self._remove(self.ranks[pipe])
+                begin = 0.0
+            while self.closed_early:
+                self._remove(self.closed_early.pop())
                 begin = 0.0
             now = time.monotonic()
             self._check_calls(min(now - last, 2 * _POLL_S))
@@ -184,6 +207,8 @@ class Watchdog:
                 kill_holders(list(self.ranks))
                 self.kill_at = None
             last = now
+        for path in self.files:
+            Path(path).unlink(missing_ok=True)
         self._remove_folder()
 
     def _patience(self) -> float:
@@ -199,9 +224,48 @@ class Watchdog:
             self.closed.register(pipe, 0)  # EPOLLHUP needs no mask.
             with contextlib.suppress(OSError):
                 Path(f"{self.folder}/watched-{number}").touch()
-            rank.read()
-            if self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
+            if not rank.read():
+                self.closed_early.append(rank)
+            elif self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
                 self.launcher = pid, start_time(pid)
+
+    def _read(self, rank: Rank) -> None:
+        rank.read()
+        while rank.requests:
+            command, *words = rank.requests.pop(0).split()
+            if command == "named" and self.links is not None:
+                self.links.send("named")
+            elif command == "file":
+                self.files.update(words)
+            elif command == "listen":
+                token = os.urandom(16).hex()
+                self._reply(f"{self._make_links(token).listen()} {token}")
+            elif command == "connect":
+                port, token, addresses = words
+                self._make_links(token).connect(addresses.split(","), int(port))
+                self._reply("")
+
+    def _make_links(self, token: str) -> NodeLinks:
+        # The package cannot be imported in isolated mode. Its modules must not hide others.
+        sys.path.append(str(Path(__file__).parent))
+        from node_links import NodeLinks as Links  # type: ignore[import-not-found,unused-ignore]
+
+        links: NodeLinks = Links(self.poll, self._receive, token)
+        self.links = links
+        return links
+
+    def _reply(self, text: str) -> None:
+        """Write the file ``links``, for which the rank that sent a request waits."""
+        new = Path(f"{self.folder}/links.new")
+        new.write_text(text)
+        new.rename(f"{self.folder}/links")
+
+    def _receive(self, line: str) -> None:
+        """Handle ``named`` or ``died`` of another node."""
+        if line == "died":
+            self.kill_at = self.kill_at or time.monotonic() + LAUNCHER_S
+        with contextlib.suppress(OSError):
+            Path(f"{self.folder}/failed").touch()
 
     def _remove(self, rank: Rank) -> None:
         self.poll.unregister(rank.pipe)
@@ -269,6 +333,8 @@ class Watchdog:
         self.kill_at = time.monotonic() + CHECKPOINT_S
 
     def _name(self, rank: Rank, cause: str) -> None:
+        if self.links is not None:
+            self.links.send("died")
         self._print(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
 
     def _print(self, message: str) -> None:

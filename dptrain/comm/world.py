@@ -13,22 +13,25 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
-from dptrain.comm.job import raise_on_interrupt, start_job
+from dptrain.comm.job import Job, raise_on_interrupt, start_job
 from dptrain.comm.launcher import (
     find_launch,
     refuse_other_mpi,
     refuse_single,
     shorten_addresses,
 )
+from dptrain.comm.node_links import local_addresses
 from dptrain.comm.watch import process_state
 from dptrain.errors import UserError
-from dptrain.machine import own_cores
+from dptrain.machine import available_cores, own_cores, physical_cores
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -65,6 +68,33 @@ def pieces(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return (array[start : start + PIECE] for start in range(0, array.size, PIECE))
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a job.
+
+    Attributes:
+        ranks: the ranks of each node, ordered by the first of them.
+        own: the ranks of this node.
+        peers: communicator of the ranks with the same local rank, one on each node, ordered like
+            the nodes; None if there is one node, or some node has no such rank.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    own: tuple[int, ...]
+    peers: MPI.Intracomm | None
+
+    @property
+    def smallest(self) -> int:
+        """The number of ranks of the node that has the fewest."""
+        return min(map(len, self.ranks))
+
+    def are_consecutive(self) -> bool:
+        """Return whether each node has consecutive ranks."""
+        return [rank for node in self.ranks for rank in node] == list(
+            range(sum(map(len, self.ranks)))
+        )
+
+
 class World:
     """The ranks of a run, from `World.connect` or, for one process without MPI, `World.single`.
 
@@ -88,8 +118,9 @@ class World:
         self.local_rank = node.Get_rank() if node else 0
         self.local_size = node.Get_size() if node else 1
         self._processes: list[list[Any]] = []  # Host and process number of each rank.
+        self._nodes: Nodes | None = None
         cores: set[int] = set().union(*self._gather_json(node, sorted(own_cores())))
-        self.local_cores = len(cores)
+        self.local_cores = len(physical_cores(cores))
 
     @classmethod
     def single(cls) -> World:
@@ -140,6 +171,18 @@ class World:
         job.node = sum(first_ranks[: neighbours[0][0]])
         job.meet(neighbours[0][1])
         self._processes = self.all_gather_json([host, os.getpid()])
+        for path in files_of_mpi():
+            job.report(f"file {path}")
+        if sum(first_ranks) > 1:
+            self._connect_nodes(job)
+
+    def _connect_nodes(self, job: Job) -> None:
+        """Connect the watchdogs of all nodes, so that a failure on one of them is known to all."""
+        offer = job.listen() if self.is_rank_zero else None
+        offer, addresses = self.broadcast_json([offer, local_addresses()])
+        if offer is not None and self.first_on_node() and not self.is_rank_zero:
+            port, token = offer
+            job.connect(port, token, addresses)
 
     @property
     def is_rank_zero(self) -> bool:
@@ -149,6 +192,28 @@ class World:
     def first_on_node(self) -> bool:
         """Return True on the first rank of each node."""
         return self.local_rank == 0
+
+    def nodes(self) -> Nodes:
+        """Return the nodes of the job; every rank makes the first call."""
+        if self._nodes is None:
+            members = self.all_gather_json(self._gather_json(self._node, self.rank))
+            nodes = tuple(dict.fromkeys(tuple(ranks) for ranks in members))
+            slices = min(map(len, nodes))
+            has_slice = self.local_rank < slices
+            comm: MPI.Intracomm | None = None
+            if len(nodes) > 1:
+                assert self.comm is not None
+                self.barrier()  # It has a time limit, unlike the call that follows.
+                color = self.local_rank if has_slice else slices
+                comm = cast("MPI.Intracomm", self.comm.Split(color, self.rank))
+            self._nodes = Nodes(nodes, tuple(members[self.rank]), comm if has_slice else None)
+        return self._nodes
+
+    def node_cores(self) -> int:
+        """Return how many cores the ranks of this node may use, limited by a container's quota."""
+        mine = available_cores()
+        # A launcher may bind each rank to its own cores, but all ranks share a quota.
+        return mine if mine < len(physical_cores(own_cores())) else self.local_cores
 
     # Waiting.
 
@@ -279,6 +344,10 @@ class World:
         """Return the values of all ranks, in order, on every rank."""
         return self._gather_json(self.comm, value)
 
+    def node_all_gather_json(self, value: Any) -> list[Any]:
+        """Return the values of the ranks of this node, in order, on every rank."""
+        return self._gather_json(self._node, value)
+
     def gather_json(self, value: Any) -> list[Any] | None:
         """Return the values of all ranks, in order, on rank 0; None on the others."""
         gathered = self._gather_bytes(_encode(value))
@@ -307,6 +376,20 @@ class World:
         errors = self.all_gather_json(None if error is None else str(error))
         if any(message is not None for message in errors):
             raise AgreedError.of(errors)
+
+
+def files_of_mpi() -> list[str]:
+    """Return the files in /dev/shm that the MPI library of this process has mapped.
+
+    MPICH removes its file when the last rank ends regularly, but not if a rank is killed.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    prefixes = tuple(f"/dev/shm/{name}" for name in ("mpich_shm_", "vader_segment.", "sm_segment."))
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+    return sorted(path for path in paths if path.startswith(prefixes))
 
 
 def _start_mpi(timeout: float) -> Any:

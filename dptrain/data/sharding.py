@@ -1,8 +1,9 @@
 """The order of samples and their distribution to ranks: functions of seed, epoch, step and rank.
 
 An epoch is a permutation of all samples, cut into minibatches; the last one may be smaller. A
-minibatch is cut into one contiguous shard for each rank. Thus every sample is used exactly once in
-an epoch, and the samples of a step do not depend on the number of ranks.
+minibatch is cut into one contiguous shard for each rank; with micro-shards
+(`dptrain.plan.shards`), shards consist of whole micro-shards. Thus every sample is used exactly
+once in an epoch, and the samples of a step do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dptrain.plan.shards import MicroShards
 
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -83,6 +86,7 @@ class Sampler:
         batch_size: of the global minibatch.
         seed: of the run.
         rank, size: this rank and the number of ranks.
+        micro_shards: the micro-shards of this rank; None divides a minibatch equally.
     """
 
     num_samples: int
@@ -90,6 +94,7 @@ class Sampler:
     seed: int
     rank: int = 0
     size: int = 1
+    micro_shards: MicroShards | None = None
 
     def __post_init__(self) -> None:
         assert min(self.num_samples, self.batch_size) >= 1
@@ -102,8 +107,17 @@ class Sampler:
 
     @property
     def largest_shard(self) -> int:
-        """Largest number of samples that a rank has in a step."""
-        return -(-min(self.batch_size, self.num_samples) // self.size)
+        """Largest number of samples that this rank has in a step, or another one."""
+        count = min(self.batch_size, self.num_samples)
+        if self.micro_shards is not None:
+            return self.micro_shards.num_samples(count)
+        return -(-count // self.size)
+
+    def span(self, count: int) -> slice:
+        """Return the range of this rank's samples in a minibatch of `count` samples."""
+        if self.micro_shards is not None:
+            return self.micro_shards.span(count)
+        return shard(count, self.rank, self.size)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the order of all samples in an epoch."""
@@ -140,5 +154,5 @@ class Sampler:
             span = minibatch_span(len(order), self.batch_size, part.start)
             count = span.stop - span.start
             minibatches = order[span.start :][: len(part) * count].reshape(len(part), count)
-            mine = minibatches[:, shard(count, self.rank, self.size)]
+            mine = minibatches[:, self.span(count)]
             yield part, count, np.ascontiguousarray(mine)

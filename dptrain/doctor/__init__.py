@@ -13,11 +13,11 @@ from typing import Any
 
 import dptrain
 from dptrain.comm.launcher import find_launch
+from dptrain.comm.segment import map_segment
 from dptrain.comm.world import AgreedError, World
 from dptrain.doctor.finding import NOTE, OK, PROBLEM, Finding, run_program, version_of
 from dptrain.doctor.gpus import gpu_findings
 from dptrain.errors import UserError
-from dptrain.machine import available_cores, own_cores
 from dptrain.training.settings import load_settings
 
 VERSIONS = {"python": "versions of Python", "versions": "versions of packages"}
@@ -40,6 +40,7 @@ def examine() -> tuple[Finding, ...]:
         raise
     except UserError as error:
         world, failure = World.single(), error
+    shared = shared_memory_finding(world)
     ranks = world.gather_json(rank_facts(world))
     if ranks is None:
         return ()
@@ -48,7 +49,9 @@ def examine() -> tuple[Finding, ...]:
         *mpi_findings(failure),
         launcher_finding(world.size, failure),
         *rank_findings(ranks),
+        *([] if shared is None else [shared]),
         *kernel_findings(ranks),
+        *amx_findings(ranks),
         *gpu_findings(),
         settings_finding(os.environ),
     )
@@ -56,7 +59,7 @@ def examine() -> tuple[Finding, ...]:
 
 def rank_facts(world: World) -> dict[str, Any]:
     """Return what rank 0 needs to know about this rank."""
-    cores = node_cores(world)
+    cores = world.node_cores()
     return {
         "host": platform.node(),
         "cores": cores,
@@ -64,14 +67,8 @@ def rank_facts(world: World) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version_of(name) for name in ("dptrain", "numpy", "numba", "mpi4py")},
         "cache": _cache_folder(),
+        "amx": _reason_without_amx(),
     }
-
-
-def node_cores(world: World) -> int:
-    """Return how many cores the ranks of this node may use, limited by a container's quota."""
-    mine = available_cores()
-    # A launcher may bind each rank to its own cores, but all ranks share a quota.
-    return mine if mine < len(own_cores()) else world.local_cores
 
 
 # MPI.
@@ -191,6 +188,22 @@ def host_finding(host: str, members: Sequence[int], facts: Mapping[str, Any]) ->
     return Finding("ranks", NOTE, text, advice)
 
 
+def shared_memory_finding(world: World) -> Finding | None:
+    """Return whether the ranks of each node can share memory; None for a single rank.
+
+    Every rank calls this function.
+    """
+    if world.size == 1:
+        return None
+    size = 1 << 20
+    try:
+        map_segment(world, size, [(0, size)]).close()
+    except AgreedError as error:
+        return Finding("shared memory", NOTE, str(error), "MPI sums the gradients instead")
+    text = f"shared by {_count(world.local_size, 'rank')} of a node; limited by free memory"
+    return Finding("shared memory", OK, text)
+
+
 # Kernels and devices.
 
 
@@ -225,6 +238,20 @@ def kernel_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding("kernel cache", OK, text)
 
 
+def amx_findings(ranks: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield whether the kernels of each rank use Intel AMX, or why they do not."""
+    ranks_by_reason: dict[str, list[int]] = {}
+    for rank, facts in enumerate(ranks):
+        ranks_by_reason.setdefault(facts["amx"], []).append(rank)
+    for reason, members in ranks_by_reason.items():
+        listed = ", ".join(map(str, members))
+        where = "" if len(ranks_by_reason) == 1 else f"rank {listed}: "
+        text = f"not used: {reason}" if reason else "used by convolutions and dense layers"
+        # Refused permission or different ranks: kernels are slower than the processor allows.
+        expected = "processor" in reason and len(ranks_by_reason) == 1
+        yield Finding("AMX", OK if expected or not reason else NOTE, where + text)
+
+
 def settings_finding(environment: Mapping[str, str]) -> Finding:
     """Return whether the environment variables DPTRAIN_… are valid."""
     names = [name for name in environment if name.startswith("DPTRAIN_")]
@@ -242,6 +269,14 @@ def _cache_folder() -> str | None:
 
     folder = cache_folder()
     return None if folder is None else str(folder)
+
+
+def _reason_without_amx() -> str:
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    from dptrain.backends.numba.amx import reason_unavailable
+
+    return reason_unavailable()
 
 
 def _mapped_library() -> str | None:

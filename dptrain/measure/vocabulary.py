@@ -165,8 +165,8 @@ JOB = (
     Term("backend", "", "Name of the backend."),
     Term("precision", "", "Name of the precision."),
     Term("strategy", "", "Method of summing gradients and updating."),
-    Term("transport", "", "How gradients are sent: peer, nccl or mpi (from GPU to GPU), host, or "
-         "none."),
+    Term("transport", "", "How gradients are sent: shared (memory of a node), mpi, peer or nccl "
+         "(from GPU to GPU), host, or none."),
     Term("nodes", "1", "Number of nodes."),
     Term("threads", "1", "Number of compute threads of a rank."),
     Term("batch_size", "1", "Number of samples of a global minibatch."),

@@ -5,6 +5,7 @@ from dptrain.plan.flat import SUMS, FlatLayout, Slot
 from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting, Storage
 from dptrain.plan.optimizers import SGD, Adam, Optimizer
 from dptrain.plan.plan import Plan, Stage, make_plan
+from dptrain.plan.shards import MicroShards
 
 __all__ = [
     "SGD",
@@ -16,6 +17,7 @@ __all__ = [
     "FlatLayout",
     "Group",
     "GroupNeeds",
+    "MicroShards",
     "Optimizer",
     "Phase",
     "Plan",

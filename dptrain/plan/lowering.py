@@ -148,6 +148,23 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Explanation:
+    """How a backend computes a stage.
+
+    Attributes:
+        algorithm: name of the algorithm.
+        tile: sizes of its tiles; empty if it has none.
+        units: the division of the stage among threads.
+        reason: why the backend selected it.
+    """
+
+    algorithm: str
+    tile: str = ""
+    units: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Setting:
     """The settings of a plan.
 
@@ -157,6 +174,10 @@ class Setting:
         dtype, activations: dtypes of the precision, see `Precision`.
         training: True if the plan contains backward and update.
         threads: number of compute threads of the replica.
+        shards: number of micro-shards of this rank, see `dptrain.plan.shards`; 0 selects the
+            fastest order of summation. Otherwise the bits of every output and input gradient of a
+            sample must follow from the shape of the layer alone, and not from `batch_size`,
+            `threads` or other samples; parameter gradients are summed for each micro-shard first.
     """
 
     batch_size: int
@@ -165,6 +186,7 @@ class Setting:
     activations: str
     training: bool = True
     threads: int = 1
+    shards: int = 0
 
 
 class Lowering(Protocol):
@@ -178,6 +200,7 @@ class Lowering(Protocol):
             stages that follow, up to the update.
         max_elements: largest number of elements that kernels can index in a buffer; None for no
             limit.
+        supports_shards: True if plans may have micro-shards.
     """
 
     name: ClassVar[str]
@@ -185,6 +208,7 @@ class Lowering(Protocol):
     fusions: ClassVar[tuple[tuple[type[Layer], ...], ...]]
     concurrent_weight_gradients: ClassVar[bool]
     max_elements: ClassVar[int | None]
+    supports_shards: ClassVar[bool]
 
     def precision(self, name: str) -> Precision:
         """Return the dtypes of a precision; raise `UserError` if it is not supported."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
@@ -27,6 +28,7 @@ from dptrain.plan.lowering import (
     Setting,
 )
 from dptrain.plan.optimizers import SGD, Optimizer
+from dptrain.plan.shards import MicroShards
 
 STAGED = "input.staged"
 """Name of the buffer that holds minibatches in the form in which the host sends them."""
@@ -81,6 +83,7 @@ class Plan:
         layout: slots of the parameters.
         stages: stages of a step, in order.
         arena_bytes: size of the arena in bytes.
+        micro_shards: the micro-shards of this rank; None for the fastest order of summation.
     """
 
     network: Network
@@ -93,6 +96,7 @@ class Plan:
     layout: FlatLayout
     stages: tuple[Stage, ...]
     arena_bytes: int
+    micro_shards: MicroShards | None = None
 
     @property
     def batch_size(self) -> int:
@@ -115,6 +119,29 @@ class Plan:
         return self.setting.training
 
     @property
+    def gradient_slots(self) -> int:
+        """Number of gradients that this rank contributes to the sum over ranks."""
+        return 1 if self.micro_shards is None else len(self.micro_shards.subtrees)
+
+    @property
+    def merges(self) -> NDArray[np.int64]:
+        """The order in which micro-shards are summed, see `dptrain.plan.shards`."""
+        return np.zeros(1, np.int64) if self.micro_shards is None else self.micro_shards.merges
+
+    def with_update_share(self, ranks: int) -> Plan:
+        """Return the plan of a rank that updates one of `ranks` slices of the parameters.
+
+        Its update counts so much less work; nothing else differs.
+        """
+        stages = (
+            replace(stage, flops=stage.flops // ranks, bytes_moved=stage.bytes_moved // ranks)
+            if stage.phase is Phase.UPDATE
+            else stage
+            for stage in self.stages
+        )
+        return replace(self, stages=tuple(stages))
+
+    @property
     def itemsize(self) -> int:
         """Size of one parameter in bytes."""
         return np.dtype(self.dtype).itemsize
@@ -125,7 +152,8 @@ class Plan:
         flat = self.layout.size * self.itemsize
         memory = {"parameters": flat, "buffers": self.arena_bytes}
         if self.training:
-            memory["gradients"] = self.layout.gradient_size * self.itemsize
+            slots = self.gradient_slots
+            memory["gradients"] = slots * self.layout.gradient_size * self.itemsize
             memory["optimizer"] = flat * len(self.optimizer.state)
         return memory
 
@@ -349,6 +377,15 @@ def _check_sizes(specs: Mapping[str, BufferSpec], backend: Lowering) -> None:
         )
 
 
+def require_shards(backend: Lowering) -> None:
+    """Raise a `UserError` unless plans of a backend may have micro-shards."""
+    if not backend.supports_shards:
+        raise UserError(
+            f"backend {backend.name} does not support micro-shards; remove --shards, or use "
+            "--backend numba or reference"
+        )
+
+
 def make_plan(
     network: Network,
     backend: Lowering,
@@ -358,6 +395,7 @@ def make_plan(
     optimizer: Optimizer | None = None,
     training: bool = True,
     threads: int = 1,
+    micro_shards: MicroShards | None = None,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
 
@@ -369,20 +407,26 @@ def make_plan(
         optimizer: update rule; None for SGD without momentum.
         training: False omits backward, gradients and update.
         threads: number of compute threads of the replica.
+        micro_shards: the micro-shards of this rank; None for the fastest order of summation.
 
     Raises:
         UserError: the network is not a chain, batch size or threads is less than 1, or the backend
-            does not support the precision or the size of a buffer.
+            does not support the precision, micro-shards or the size of a buffer.
     """
     if batch_size < 1:
         raise UserError(f"batch size is {batch_size}; expected at least 1")
     if threads < 1:
         raise UserError(f"threads is {threads}; expected at least 1")
     _refuse_graph(network)
+    if micro_shards is not None:
+        require_shards(backend)
     optimizer = SGD() if optimizer is None else optimizer
     precision = next(iter(backend.precisions)) if precision is None else precision
     dtypes = backend.precision(precision)
-    setting = Setting(batch_size, precision, dtypes.dtype, dtypes.activations, training, threads)
+    shards = 0 if micro_shards is None else micro_shards.count
+    setting = Setting(
+        batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards
+    )
     planner = _Planner(network, backend, setting)
     planner.declare()
     _check_sizes(planner.specs, backend)
@@ -409,4 +453,5 @@ def make_plan(
         layout,
         tuple(planner.stages),
         arena_bytes,
+        micro_shards,
     )

@@ -14,6 +14,7 @@ from dptrain.measure.efficiency import Baseline
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
 from dptrain.training.job import Job
 
@@ -24,11 +25,18 @@ NO_BASELINE = Baseline(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def open_loader(
-    job: Job, *, batch_size: int, rank: int, size: int, first: int, last: int
+    job: Job,
+    *,
+    batch_size: int,
+    rank: int,
+    size: int,
+    first: int,
+    last: int,
+    micro_shards: MicroShards | None = None,
 ) -> BatchSource:
     """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks."""
     data = job.dataset
-    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size)
+    sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards)
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     if job.cached_images is not None:
         assert isinstance(data.train, CachedSamples)
@@ -48,15 +56,18 @@ def measure_baseline(job: Job) -> Baseline:
     if not job.spec.baseline_steps or job.world.size == 1:
         return NO_BASELINE
     if job.world.is_rank_zero:
-        weak = time_alone(job, job.local_batch)
+        weak = time_alone(job, job.local_batch, job.plan.setting.shards)
         same = job.local_batch == job.spec.batch_size
-        strong = weak if same else time_alone(job, job.spec.batch_size)
+        strong = weak if same else time_alone(job, job.spec.batch_size, job.spec.shards)
     job.world.barrier()
     return Baseline(weak, strong)
 
 
-def time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
-    """Return the time in ns of each timed step with `batch_size` samples."""
+def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
+    """Return the time in ns of each timed step with `batch_size` samples in `shards` micro-shards;
+    0 for none.
+    """
+    micro_shards = MicroShards.of_rank(shards) if shards else None
     plan = make_plan(
         job.network,
         job.backend,
@@ -64,6 +75,7 @@ def time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         precision=job.plan.precision,
         optimizer=job.plan.optimizer,
         threads=job.plan.setting.threads,
+        micro_shards=micro_shards,
     )
     replica = job.backend.make_replica(plan, seed=job.spec.seed)
     buckets = make_buckets(plan, None)
@@ -80,7 +92,15 @@ def time_alone(job: Job, batch_size: int) -> NDArray[np.int64]:
         assert isinstance(replica, DeviceReplica)
         replica.share_cached_images(job.replica)
     steps = warm_up + job.spec.baseline_steps
-    with open_loader(job, batch_size=batch_size, rank=0, size=1, first=0, last=steps) as loader:
+    with open_loader(
+        job,
+        batch_size=batch_size,
+        rank=0,
+        size=1,
+        first=0,
+        last=steps,
+        micro_shards=micro_shards,
+    ) as loader:
         for _ in range(steps):
             engine.step(loader, 0.0)
             engine.results()

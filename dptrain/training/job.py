@@ -23,11 +23,13 @@ from dptrain.data.crop_windows import can_cache_on_device
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples
+from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.files import network_to_dict
 from dptrain.network.network import Network
 from dptrain.plan.buckets import Bucket, make_buckets
 from dptrain.plan.plan import Plan, make_plan
+from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import Engine, make_engine
 from dptrain.training.persistence import open_run, restore_run, start_run
 from dptrain.training.resources import (
@@ -40,6 +42,7 @@ from dptrain.training.resources import (
     make_replica,
     notice_if_slow,
     open_backend,
+    open_shared_arrays,
     share_state,
 )
 from dptrain.training.rundir import RunDirectory
@@ -154,7 +157,10 @@ def assemble(
     if keeps_run:
         run = call_on_rank_zero(world, lambda: open_run(chosen, network, dataset))
     with notice_if_slow("" if quiet or not world.is_rank_zero else COMPILING):
-        replica = make_replica(world, inputs.backend, plan, chosen.seed)
+        arrays = open_shared_arrays(chosen, world, inputs.backend, plan)
+        if arrays is not None:
+            plan = plan.with_update_share(world.local_size)
+        replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
     images = _cache_images(replica, inputs, world, chosen.share_gpus)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=images is not None)
     spec = run_spec.job
@@ -198,15 +204,17 @@ def _open_inputs(
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
     threads = compute_threads(chosen, world)
+    shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
     plan = call_on_all_ranks(
         world,
         lambda: make_plan(
             graph,
             backend,
-            max(math.ceil(chosen.batch_size / world.size), 1),
+            _local_batch(chosen, world, shards),
             precision=chosen.precision,
             optimizer=chosen.update_rule(),
             threads=threads,
+            micro_shards=shards,
         ),
     )
     call_on_all_ranks(world, lambda: check_memory(backend, plan, len(data.train), world))
@@ -214,6 +222,25 @@ def _open_inputs(
     epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
     schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
     return _Inputs(backend, graph, data, fingerprint, plan, augmentation, schedule, epoch_steps)
+
+
+def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
+    """Return the micro-shards of this rank; None if there are none."""
+    if not chosen.shards:
+        return None
+    if chosen.shards < world.size:
+        raise UserError(
+            f"--shards is {chosen.shards}, but there are {world.size} ranks, and each needs a "
+            f"micro-shard; use --shards {world.size} or more, or fewer ranks"
+        )
+    return MicroShards.of_rank(chosen.shards, world.rank, world.size)
+
+
+def _local_batch(chosen: Settings, world: World, shards: MicroShards | None) -> int:
+    """Return the largest number of samples that this rank has in a step."""
+    if shards is None:
+        return max(math.ceil(chosen.batch_size / world.size), 1)
+    return shards.num_samples(chosen.batch_size)
 
 
 def _specify(
@@ -232,7 +259,8 @@ def _specify(
         precision=plan.precision,
         prefetch=prefetch,
         transport=transport,
-        bucket_kib=(bucket_bytes(chosen, world, transport) or 0) // 1024,
+        bucket_kib=(bucket_bytes(chosen, world, transport, on_gpu=replica.memory.on_gpu) or 0)
+        // 1024,
     )
     run_spec = RunSpec(
         version=__version__,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
@@ -19,6 +20,7 @@ from dptrain.errors import UserError
 from dptrain.network.files import network_from_dict
 from dptrain.network.network import Network
 from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import MicroShards
 from dptrain.training.checkpoints import CheckpointFacts, restore_replica
 from dptrain.training.evaluation import evaluate_model
 from dptrain.training.persistence import load_checkpoint
@@ -182,6 +184,7 @@ def load_on_all_ranks(
         precision=chosen.precision or next(iter(backend.precisions)),
         training=False,
         threads=compute_threads(chosen, world),
+        micro_shards=_micro_shards(facts, backend),
     )
     replica = make_replica(world, backend, plan, facts.seed)
 
@@ -194,6 +197,14 @@ def load_on_all_ranks(
     return TrainedModel(
         network, preprocessing, replica, facts, step=step, warning=warning, world=world
     )
+
+
+def _micro_shards(facts: CheckpointFacts, backend: Backend) -> MicroShards | None:
+    """Return a micro-shard for evaluations that are equal to those during training; None if
+    training had none, or if the backend supports none.
+    """
+    is_sharded = facts.spec["job"].get("shards", 0) > 0
+    return MicroShards.of_rank(1) if is_sharded and backend.supports_shards else None
 
 
 def _restore_description(facts: CheckpointFacts, path: Path) -> tuple[Network, Preprocessing]:

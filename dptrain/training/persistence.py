@@ -21,7 +21,7 @@ from dptrain.training.checkpoints import (
 )
 from dptrain.training.rundir import RunDirectory
 from dptrain.training.settings import CONFIG_FILE, Settings
-from dptrain.training.spec import RunSpec
+from dptrain.training.spec import JobSpec, RunSpec
 
 
 def open_run(chosen: Settings, network: Network, dataset: Dataset) -> RunDirectory:
@@ -59,9 +59,20 @@ def restore_run(
         schedule=spec.schedule,
         total_steps=spec.steps,
     )
+    _refuse_other_shards(checkpoint, spec)
     _refuse_other_data(checkpoint, run_spec)
     restore_replica(replica, checkpoint)
     return checkpoint
+
+
+def _refuse_other_shards(checkpoint: Checkpoint, spec: JobSpec) -> None:
+    """Refuse another number of micro-shards, with which the run would compute other bits."""
+    then = checkpoint.run_facts.spec.get("job", {}).get("shards", 0)
+    if then != spec.shards:
+        raise UserError(
+            f"checkpoint {checkpoint.path} was trained with --shards {shown(then)}, but this run "
+            f"uses {spec.shards}; resume with --shards {shown(then)}, or start a new run"
+        )
 
 
 def _refuse_other_data(checkpoint: Checkpoint, run_spec: RunSpec) -> None:

@@ -250,7 +250,13 @@ def _make_steps(
     world, batch_size = job.world, job.spec.batch_size
     with (
         open_loader(
-            job, batch_size=batch_size, rank=world.rank, size=world.size, first=0, last=steps.last
+            job,
+            batch_size=batch_size,
+            rank=world.rank,
+            size=world.size,
+            first=0,
+            last=steps.last,
+            micro_shards=job.plan.micro_shards,
         ) as loader,
         display,
     ):
@@ -276,7 +282,7 @@ def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
     last = first + count
     with open_loader(
         job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
-        first=first, last=last,
+        first=first, last=last, micro_shards=job.plan.micro_shards,
     ) as loader:  # fmt: skip
         batches = waiting(loader, ranges)
         for number in range(first, last):
@@ -368,7 +374,7 @@ def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
         "backend": spec.backend,
         "precision": job.plan.precision,
         "strategy": spec.strategy,
-        "transport": sums.transport,
+        "transport": "none" if sums.is_identity else spec.transport,
         "ranks": job.world.size,
         "nodes": sum(rank["first_on_node"] for rank in facts["ranks"]),
         "threads": job.plan.setting.threads,

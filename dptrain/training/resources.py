@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends import load_backend
 from dptrain.backends.base import Backend
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.transport import BUCKET_BYTES, choose_transport
@@ -22,7 +23,7 @@ from dptrain.data.base import Samples
 from dptrain.data.stored import CachedSamples
 from dptrain.machine import available_cores, cpu_model, own_cores
 from dptrain.memory import require_memory
-from dptrain.plan.plan import Plan
+from dptrain.plan.plan import Plan, require_shards
 from dptrain.training.settings import Settings
 from dptrain.training.spec import RankSpec
 
@@ -58,6 +59,8 @@ def open_backend(chosen: Settings, world: World) -> Backend:
         AgreedError: two ranks would use one device, and `share_gpus` is off.
     """
     backend = call_on_all_ranks(world, lambda: load_backend(chosen.backend))
+    if chosen.shards:
+        call_on_all_ranks(world, lambda: require_shards(backend))
     device = call_on_all_ranks(world, lambda: backend.choose_device(world.local_rank))
     devices = world.all_gather_json([socket.gethostname(), device])
     sharing = max(devices.count(other) for other in devices)
@@ -96,6 +99,35 @@ def choose_prefetch(chosen: Settings, samples: Samples, world: World, threads: i
     return 2 if any(world.all_gather_json(has_spare_core or reads_files)) else 0
 
 
+def open_shared_arrays(
+    chosen: Settings, world: World, backend: Backend, plan: Plan
+) -> FlatArrays | None:
+    """Return flat arrays in memory that the ranks of a node share; None if MPI sums gradients.
+
+    Raises:
+        AgreedError: shared memory was requested by name and is not available; on every rank.
+    """
+    if backend.free_bytes() is not None or chosen.transport not in ("auto", "shared"):
+        return None
+    if chosen.strategy == "central" or world.size == 1:
+        return None  # `find_transport` refuses the strategy if shared memory was requested.
+    try:
+        if plan.micro_shards is not None and not world.nodes().are_consecutive():
+            raise AgreedError(
+                "with --shards, only nodes with consecutive ranks can sum in shared memory; start "
+                "the ranks node by node, for example with --map-by slot"
+            )
+        from dptrain.comm.shared import share_arrays
+
+        return share_arrays(world, plan)
+    except AgreedError as error:
+        if chosen.transport == "shared":
+            raise AgreedError(f"{error}; use --transport mpi") from None
+        if world.is_rank_zero:
+            print(f"dptrain: {error}; MPI sums the gradients instead", file=sys.stderr)
+        return None
+
+
 def find_transport(chosen: Settings, world: World, replica: Replica) -> str:
     """Return how gradients are transferred between the ranks."""
     return call_on_all_ranks(
@@ -104,7 +136,9 @@ def find_transport(chosen: Settings, world: World, replica: Replica) -> str:
     )
 
 
-def bucket_bytes(chosen: Settings, world: World, transport: str) -> int | None:
+def bucket_bytes(
+    chosen: Settings, world: World, transport: str, *, on_gpu: bool = False
+) -> int | None:
     """Return the smallest size of a gradient bucket; None if the gradient is one bucket.
 
     Overlap pays if a network or GPUs carry the sums. Within a node the cores that compute also copy
@@ -113,7 +147,7 @@ def bucket_bytes(chosen: Settings, world: World, transport: str) -> int | None:
     """
     if chosen.bucket_kib is not None:
         return chosen.bucket_kib * 1024
-    if transport in BUCKET_BYTES:
+    if on_gpu and transport in BUCKET_BYTES:
         return BUCKET_BYTES[transport]
     return None if world.local_size == world.size else 256 * 1024
 
@@ -154,13 +188,15 @@ def notice_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def make_replica(world: World, backend: Backend, plan: Plan, seed: int) -> Replica:
+def make_replica(
+    world: World, backend: Backend, plan: Plan, seed: int, arrays: FlatArrays | None = None
+) -> Replica:
     """Return a replica; the first rank of a node compiles, the others read the cached kernels."""
     if world.first_on_node():
         backend.prepare(plan)
     world.node_barrier()
     backend.prepare(plan)
-    return backend.make_replica(plan, seed=seed)
+    return backend.make_replica(plan, seed=seed, arrays=arrays)
 
 
 def share_state(world: World, replica: Replica) -> None:
@@ -170,11 +206,18 @@ def share_state(world: World, replica: Replica) -> None:
     replica.updates = int(count[0])
     for flat in (replica.flat_parameters, *replica.flat_state.values()):
         broadcast_flat(world, replica, flat)
+    world.node_barrier()
     world.check_equal(replica.memory.download(replica.flat_parameters), "parameters")
 
 
 def broadcast_flat(world: World, replica: Replica, flat: NDArray[Any]) -> None:
-    """Overwrite a flat array of the replica with that of rank 0."""
+    """Overwrite a flat array of the replica with that of rank 0.
+
+    Ranks that share the array of another rank receive the values, too, but do not write them.
+    """
     values = replica.memory.download(flat)
-    world.broadcast(values)
-    replica.memory.upload(flat, values)
+    if replica.arrays.is_owner:
+        world.broadcast(values)
+        replica.memory.upload(flat, values)
+    else:
+        world.broadcast(np.empty_like(values))

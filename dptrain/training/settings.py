@@ -185,13 +185,20 @@ class Settings:
         "every rank (all-reduce); central sends them to rank 0, which updates the parameters and "
         "broadcasts them.", choices=("mirrored", "central"),
     )  # fmt: skip
+    shards: int = _setting(
+        "parallelism", 0, "Micro-shards of a minibatch, at least one for each rank. Their "
+        "gradients are summed in a fixed order, so that results do not depend on the number of "
+        "ranks and threads (backends numba and reference). 0 sums in the fastest order.",
+        at_least=0,
+    )  # fmt: skip
     threads: int | None = _setting(
         "parallelism", None, "Compute threads of a rank.",
         otherwise="the cores of the node divided by its ranks", at_least=1, at_most=1024,
     )  # fmt: skip
     transport: str = _setting(
-        "parallelism", "auto", "How gradients are transferred between GPUs: peer-to-peer memory "
-        "within a node, NCCL, a CUDA-aware MPI, or host memory. auto takes the first that works.",
+        "parallelism", "auto", "How gradients are transferred. CPU ranks: memory that the ranks of "
+        "a node share, or an all-reduce by MPI. GPU ranks: peer-to-peer memory within a node, "
+        "NCCL, a CUDA-aware MPI, or host memory. auto takes the first that works.",
         choices=TRANSPORTS,
     )  # fmt: skip
     bucket_kib: int | None = _setting(
@@ -261,6 +268,11 @@ class Settings:
             raise UserError(
                 "momentum and nesterov belong to optimizer sgd, but optimizer is 'adam'; "
                 "remove them or try --optimizer sgd"
+            )
+        if self.shards > self.batch_size:
+            raise UserError(
+                f"--shards is {self.shards}, but --batch-size is {self.batch_size}; use at most "
+                "one micro-shard for each sample"
             )
         if self.nesterov and self.momentum == 0:
             raise UserError("nesterov needs a momentum above 0; try --momentum 0.9")

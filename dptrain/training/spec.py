@@ -29,7 +29,7 @@ class JobSpec:
         steps: updates of the whole job, including those before a resume.
         step_every: 0 unless the schedule is ``step``.
         bucket_kib: 0 if the gradient is one bucket.
-        transport: the transport in use; ``host`` for CPU ranks and for one rank.
+        transport: the transport in use; ``mpi`` for one rank on a CPU, ``host`` for one on a GPU.
     """
 
     network: str
@@ -54,6 +54,7 @@ class JobSpec:
     step_every: int
     step_factor: float
     strategy: str
+    shards: int
     transport: str
     bucket_kib: int
     checkpoint_every: int

@@ -53,9 +53,10 @@ def introduce(job: Job, display: Display, step: int) -> None:
         f"{memory:.1f} MiB per rank), backend {spec.backend}, {spec.precision}"
     )
     display.print(f"data: {job.dataset.description}")
+    transport = f", transport {spec.transport}" if world.size > 1 else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     display.print(
-        f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}; global minibatch "
+        f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}{transport}; global minibatch "
         f"{spec.batch_size}, at most {job.local_batch} per rank; {spec.optimizer}, learning rate "
         f"{spec.learning_rate:g} ({spec.schedule}{warmup})"
     )

@@ -317,6 +317,7 @@ class Trainer:
             size=job.world.size,
             first=self.step,
             last=job.spec.steps,
+            micro_shards=job.plan.micro_shards,
         ) as batches:
             yield batches
 

@@ -27,7 +27,17 @@ def connected() -> World:
     return World.connect(timeout=30.0)
 
 
-@pytest.fixture(params=["single", "connected"])
+@pytest.fixture(scope="session")
+def two_per_node(connected: World) -> World:
+    """All ranks; every two count as a node, and the last one is alone if their number is odd."""
+    comm = connected.comm
+    if comm is None or connected.size == 1:
+        return connected
+    ranks = 2 if connected.size > 2 else 1
+    return World(comm, comm.Split(connected.rank // ranks), connected.timeout)
+
+
+@pytest.fixture(params=["single", "connected", "two_per_node"])
 def world(request: pytest.FixtureRequest, connected: World) -> World:
     """Without MPI, and all ranks: what holds for one must hold for the other."""
-    return World.single() if request.param == "single" else connected
+    return World.single() if request.param == "single" else request.getfixturevalue(request.param)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import dptrain.api as api
+from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum
+from dptrain.comm.shared import share_arrays
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
-from dptrain.plan import SGD, Adam, Optimizer, make_buckets
+from dptrain.plan import SGD, Adam, Optimizer, make_buckets, make_plan
 from dptrain.training.engines import make_engine
 from tests.emulator.emulator import Emulator
 
@@ -29,12 +30,17 @@ def _train(
     world: World, strategy: str, optimizer: Optimizer, batch: int,
     backend: str = "reference", precision: str = "fp64", steps: int = STEPS,
 ) -> tuple[Replica, list]:  # fmt: skip
-    replica = api.make_replica(
-        NETWORK, backend, batch, seed=3, precision=precision, optimizer=optimizer
-    )
+    loaded = load_backend(backend)
+    plan = make_plan(NETWORK, loaded, batch, precision=precision, optimizer=optimizer)
+    shares = strategy == "shared" and world.size > 1
+    arrays = share_arrays(world, plan) if shares else None
+    replica = loaded.make_replica(plan, seed=3, arrays=arrays)
+    world.barrier()  # The first rank of a node has drawn the shared parameters.
     buckets = make_buckets(replica.plan, 100)
     assert len({bucket.after for bucket in buckets}) == len(buckets) > 1
-    sums = make_gradient_sum(strategy, world, replica, buckets)
+    sums = make_gradient_sum(
+        "mirrored" if strategy == "shared" else strategy, world, replica, buckets
+    )
     recorder = StepRecorder(replica.plan.stages)
     random = np.random.default_rng(7)
     losses = []
@@ -52,13 +58,19 @@ def _train(
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 10])
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()], ids=["sgd", "adam"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [*((name, "connected") for name in STRATEGIES), ("shared", "connected"),
+     ("shared", "two_per_node")],
+)  # fmt: skip
 def test_parameters_after_50_steps(
-    connected: World, strategy: str, optimizer: Optimizer, batch: int
+    request: pytest.FixtureRequest, ranks: str, strategy: str, optimizer: Optimizer, batch: int
 ) -> None:
+    world: World = request.getfixturevalue(ranks)
     alone, expected = _train(World.single(), strategy, optimizer, batch)
-    replica, losses = _train(connected, strategy, optimizer, batch)
-    connected.check_equal(replica.flat_parameters, "parameters")
+    replica, losses = _train(world, strategy, optimizer, batch)
+    world.barrier()  # All ranks of a node have updated the shared parameters.
+    world.check_equal(replica.flat_parameters, "parameters")
     assert replica.updates == STEPS
     # Only the order of additions differs. That changes a step's gradient by some 10 ε (ε = 1.1e-16)
     # of its size; 50 steps, each counted ten times by momentum 0.9, make that 5.5e-13 at the most.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from functools import partial
 from typing import Any
 
@@ -9,22 +11,29 @@ import numpy as np
 import pytest
 
 import dptrain.api as api
+from dptrain.backends import load_backend
 from dptrain.backends.replica import Replica
 from dptrain.comm import STRATEGIES, make_gradient_sum
 from dptrain.comm.base import GradientSum
 from dptrain.comm.mpi import DeviceMirroredSum
+from dptrain.comm.shared import share_arrays
 from dptrain.comm.world import World
+from dptrain.errors import UserError
 from dptrain.network import Dense, Network, ReLU
-from dptrain.plan import SGD, Bucket, make_buckets
+from dptrain.plan import SGD, Bucket, MicroShards, make_buckets, make_plan
+from dptrain.plan.shards import add_in_order, rank_contributions
 
 pytestmark = pytest.mark.mpi
 
 NETWORK = Network((5,), [Dense(7), ReLU(), Dense(3), ReLU(), Dense(2)])
 
 
-def _replica(precision: str) -> Replica:
-    optimizer = SGD(momentum=0.5)
-    return api.make_replica(NETWORK, "reference", 4, precision=precision, optimizer=optimizer)
+def _replica(precision: str, world: World, method: str) -> Replica:
+    """Return a replica; its arrays are in shared memory for the method ``shared``."""
+    backend = load_backend("reference")
+    plan = make_plan(NETWORK, backend, 4, precision=precision, optimizer=SGD(momentum=0.5))
+    shares = method == "shared" and world.size > 1
+    return backend.make_replica(plan, arrays=share_arrays(world, plan) if shares else None)
 
 
 def in_place(world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> GradientSum:
@@ -36,6 +45,7 @@ def in_place(world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> Gra
 
 METHODS: dict[str, Any] = {name: partial(make_gradient_sum, name) for name in STRATEGIES}
 METHODS["in place"] = in_place
+METHODS["shared"] = partial(make_gradient_sum, "mirrored")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
@@ -44,7 +54,7 @@ METHODS["in place"] = in_place
 def test_sum_of_rank_numbers(
     world: World, strategy: str, bucket_bytes: int, precision: str
 ) -> None:
-    replica = _replica(precision)
+    replica = _replica(precision, world, strategy)
     buckets = make_buckets(replica.plan, bucket_bytes)
     sums = METHODS[strategy](world, replica, buckets)
     flat, size = replica.flat_gradients, replica.plan.layout.size
@@ -68,15 +78,18 @@ def update_slice(replica: Replica, number: int, elements: slice, learning_rate: 
     replica.update_slice(elements, learning_rate, number=number)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_update_leaves_all_ranks_equal(world: World, strategy: str) -> None:
-    replica = _replica("fp64")
-    (bucket,) = buckets = make_buckets(replica.plan, 1 << 20)
-    sums = make_gradient_sum(strategy, world, replica, buckets)
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("method", [*STRATEGIES, "shared"])
+def test_update_leaves_all_ranks_equal(world: World, method: str, bucket_bytes: int) -> None:
+    replica = _replica("fp64", world, method)
+    buckets = make_buckets(replica.plan, bucket_bytes)
+    sums = METHODS[method](world, replica, buckets)
+    world.barrier()  # The first rank has drawn the shared parameters.
     start = replica.flat_parameters.copy()
     for number in (1, 2):
-        replica.flat_gradients[bucket.start : bucket.stop] = world.rank + 1
-        sums.start(0)
+        for index, bucket in enumerate(buckets):
+            replica.flat_gradients[bucket.start : bucket.stop] = world.rank + 1
+            sums.start(index)
         sums.finish_and_update(partial(update_slice, replica, number), 0.25)
         replica.updates = number
     world.check_equal(replica.flat_parameters, "parameters")
@@ -87,6 +100,62 @@ def test_update_leaves_all_ranks_equal(world: World, strategy: str) -> None:
 
 
 def test_buckets_must_cover_the_gradient(world: World) -> None:
-    replica = _replica("fp32")
+    replica = api.make_replica(NETWORK, "reference", 4)
     with pytest.raises(AssertionError, match="cover"):
         make_gradient_sum("mirrored", world, replica, (Bucket(0, 16, 3),))
+
+
+def test_memory_that_cannot_be_shared_is_an_error_on_every_rank(connected: World) -> None:
+    plan = make_plan(NETWORK, load_backend("reference"), 4)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot be shared by the ranks of a node"):
+            share_arrays(connected, plan)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert share_arrays(connected, plan).gradients.sum() == 0
+
+
+def test_a_sum_over_shards_follows_their_tree(connected: World) -> None:
+    """The sum equals that of NumPy along the tree, bit for bit."""
+    if connected.size == 1:
+        pytest.skip("one rank sums nothing")
+    shards = 2 * connected.size + 1
+    backend = load_backend("numba")
+    own = MicroShards.of_rank(shards, connected.rank, connected.size)
+    plan = make_plan(NETWORK, backend, 4, micro_shards=own)
+    replica = backend.make_replica(plan, arrays=share_arrays(connected, plan))
+    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(plan, None))
+    counts, merges = rank_contributions(shards, connected.size)
+    size = plan.layout.gradient_size
+    values = np.random.default_rng(5).normal(size=(sum(counts), size)).astype(np.float32)
+    first = sum(counts[: connected.rank])
+    replica.gradient_slots[...] = values[first : first + counts[connected.rank]]
+    sums.start(0)
+    sums.finish()
+    [expected] = add_in_order(values, merges)
+    np.testing.assert_array_equal(replica.flat_gradients, expected)
+
+
+def test_ranks_that_share_cores_sleep_while_they_wait(
+    connected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiting rank uses little processor time, which others need."""
+    if connected.size == 1:
+        pytest.skip("one rank sums nothing")
+    monkeypatch.setattr(World, "node_cores", lambda world: 1)
+    replica = _replica("fp32", connected, "shared")
+    sums = make_gradient_sum("mirrored", connected, replica, make_buckets(replica.plan, None))
+    waited = used = 0.0
+    for _ in range(20):
+        if connected.is_rank_zero:
+            time.sleep(0.02)
+        begin, used_before = time.perf_counter(), time.thread_time()
+        sums.start(0)
+        sums.finish_and_update(partial(update_slice, replica, 1), 0.0)
+        waited += time.perf_counter() - begin
+        used += time.thread_time() - used_before
+    if not connected.is_rank_zero:
+        assert waited > 20 * 0.01
+        assert used < waited / 4

@@ -206,7 +206,7 @@ def test_a_cancelled_job_stays_away_and_another_goes_on(
 def test_a_job_whose_rank_is_killed_fails_at_once_and_stays_away(
     cluster: Cluster, tmp_path: Path, uninterrupted: Path
 ) -> None:
-    job = begin(cluster, tmp_path, *TWO, launcher=SRUN, SLURM_WAIT="2")
+    job = begin(cluster, tmp_path, *TWO, launcher=SRUN, SLURM_WAIT="5")
     start = time.monotonic()
     os.kill(job.pids()[1], signal.SIGKILL)
     assert job.wait() == "FAILED"

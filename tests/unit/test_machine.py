@@ -11,9 +11,24 @@ from dptrain.machine import available_cores, available_memory
 
 def test_the_cpu_quota_limits_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5})
+    monkeypatch.setattr(machine, "physical_cores", lambda threads: threads)
     for quota, cores in ((None, 3), (2.0, 2), (1.5, 1), (0.25, 1), (64.0, 3)):
         monkeypatch.setattr(machine, "_cgroup_cores", lambda root, quota=quota: quota)
         assert available_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("mask", "cores"), [({0, 1, 4, 5}, 2), ({0, 1, 2}, 3), ({4, 0}, 1), ({2, 9}, 2)]
+)
+def test_hardware_threads_of_one_core_count_once(
+    tmp_path: Path, mask: set[int], cores: int
+) -> None:
+    for thread, siblings in ((0, "0,4"), (1, "1,5"), (2, "2-3"), (4, "0,4"), (5, "1,5")):
+        write(tmp_path / f"cpu{thread}/topology/thread_siblings_list", f"{siblings}\n")
+    found = machine.physical_cores(mask, tmp_path)
+    assert len(found) == cores
+    if mask == {2, 9}:  # 9 has no description.
+        assert found == {frozenset({2, 3}), frozenset({9})}
 
 
 def write(path: Path, text: str) -> None:
@@ -70,6 +85,11 @@ def test_cgroups_of_version_1_leave_memory(tmp_path: Path) -> None:
     write(folder / "memory.limit_in_bytes", "1000\n")
     write(folder / "memory.usage_in_bytes", "1200\n")
     assert list(machine._cgroup_headroom(tmp_path)) == [0]
+
+
+def test_free_memory_needs_no_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_cgroup_headroom", lambda root: iter(()))
+    assert machine.free_memory() == pytest.approx(machine._available_on_machine(), rel=0.5)
 
 
 def test_free_memory_is_positive_and_at_most_the_available_memory() -> None:

@@ -32,6 +32,7 @@ from dptrain.backends.cuda.pooling import (
     SumPoolOperation,
 )
 from dptrain.backends.cuda.replica import CudaReplica, Message
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
@@ -248,7 +249,8 @@ class CudaBackend(Backend):
 
         return update
 
-    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+    def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
+        assert arrays is None, "arrays in host memory"
         return CudaReplica(self, plan, seed=seed, device=self.device)
 
 

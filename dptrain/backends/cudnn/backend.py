@@ -9,6 +9,7 @@ from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cudnn.convolution import CudnnConvolution
 from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
 from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
@@ -60,6 +61,7 @@ class CudnnBackend(CudaBackend):
             return Storage(parameter.shape, (0, 2, 3, 1))
         return super().storage(node, parameter)
 
-    def allocate(self, plan: Plan, *, seed: int) -> Replica:
+    def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
+        assert arrays is None, "arrays in host memory"
         device = self.device  # Opened first, because cuDNN uses the current GPU.
         return CudnnReplica(self, plan, seed=seed, device=device, library=self.library)

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica
 from dptrain.plan.flat import CORRECT, LOSS
@@ -51,8 +52,8 @@ class NullBackend(NumbaBackend):
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         return _do_nothing
 
-    def allocate(self, plan: Plan, *, seed: int) -> Replica:
-        return NullReplica(self, plan, seed=seed)
+    def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
+        return NullReplica(self, plan, seed=seed, arrays=arrays)
 
 
 class NullReplica(Replica):

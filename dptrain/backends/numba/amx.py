@@ -27,7 +27,9 @@ An infinite element becomes NaN, and parts below 2⁻¹²⁶ count as zero.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,9 +40,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from dptrain.backends.numba.amx_emulator import I16, TileRegisters
 from dptrain.backends.numba.vector import F32P, I8, I8P, I32, I32P, I64, Writer, flatten_arguments
 
-I16 = ir.IntType(16)
 I16P = I16.as_pointer()
 
 PARTS = 3
@@ -50,6 +52,23 @@ SIDE = 16
 """Largest number of rows and of columns of a tile of C."""
 PANEL = PARTS * STEPS * SIDE
 """Elements of a panel."""
+LINE = 16
+"""Float32 elements of a cache line."""
+WORDS = 2 * LINE
+"""16-bit words of a cache line."""
+CACHE = 1 << 20
+"""Bytes that the split operands of a product may occupy: half of the L2 cache, which has 2 MB on
+every processor with AMX. Packed weights or sums and the next operands use the other half."""
+
+
+def in_lines(elements: int) -> int:
+    """Return `elements` of float32, rounded up to whole cache lines."""
+    return -(-elements // LINE) * LINE
+
+
+def words_in_lines(words: int) -> int:
+    """Return the float32 elements, in whole cache lines, that hold `words` of 16 bits."""
+    return in_lines(-(-words // 2))
 
 
 @dataclass(frozen=True)
@@ -59,46 +78,84 @@ class _Shape:
     Attributes:
         across: number of column tiles. The number of row tiles is two, or one at the end.
         sums, rows, panels: registers of C, A and B.
-        order: pairs of parts of A and B in the order of their products. If the registers hold one
-            part of B at a time, only one operand changes from pair to pair.
     """
 
     across: int
     sums: tuple[int, ...]
     rows: tuple[int, ...]
     panels: tuple[int, ...]
-    order: tuple[tuple[int, int], ...]
 
 
 _SHAPES = (
-    _Shape(2, (0, 1, 2, 3), (4, 5), (6, 7), ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))),
-    _Shape(1, (0, 1), (2, 3), (4, 5, 6), ((2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2))),
+    _Shape(2, (0, 1, 2, 3), (4, 5), (6, 7)),
+    _Shape(1, (0, 1), (2, 3), (4, 5, 6)),
 )
+_ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+"""Pairs of parts of A and B in the order of their products. Only one operand changes from pair to
+pair. All shapes have the same order, so an element of C depends only on its row of A and its column
+of B, not on the tile that contains it."""
+
+
+def available() -> bool:
+    """Return whether kernels use the AMX unit."""
+    return not reason_unavailable()
 
 
 @functools.cache
-def available() -> bool:
-    """Return whether kernels are compiled for AMX and the operating system permits its use."""
+def reason_unavailable() -> str:
+    """Return why kernels do not use the AMX unit; an empty string if they use it."""
+    if not compiled_for_amx():
+        return "the processor has no AMX, or NUMBA_CPU_FEATURES excludes it"
+    if sys.platform != "linux":
+        return "AMX is used on Linux only"
+    return _request_permission()
+
+
+def compiled_for_amx() -> bool:
+    """Return whether Numba compiles for a processor with AMX."""
     from numba.core.registry import cpu_target
 
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    if not {"+amx-tile", "+amx-bf16", "+avx512f"} <= set(features.split(",")):
-        return False
-    return sys.platform == "linux" and _request_permission()
+    return {"+amx-tile", "+amx-bf16", "+avx512f"} <= set(features.split(","))
 
 
-def _request_permission() -> bool:
-    """Request permission for the tile registers; Linux requires the request in every process."""
+def _request_permission() -> str:
+    """Request permission for the tile registers; Linux requires the request in every process.
+
+    Returns:
+        Why Linux refused the request; an empty string if it granted it.
+    """
     arch_prctl, request, tiles = 158, 0x1023, 18
-    call = ctypes.CDLL(None).syscall
-    return bool(call(ctypes.c_long(arch_prctl), ctypes.c_long(request), ctypes.c_long(tiles)) == 0)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    if call(ctypes.c_long(arch_prctl), ctypes.c_long(request), ctypes.c_long(tiles)) == 0:
+        return ""
+    error = ctypes.get_errno()
+    reason = f"Linux refused permission for the AMX registers: {os.strerror(error)}"
+    if error == errno.ENOSPC:
+        reason += "; a thread has an alternate signal stack that is too small for them"
+    return reason
 
 
 class TileWriter(Writer):
-    """A function that uses the tile registers."""
+    """A function that uses the tile registers, and configures and releases them.
+
+    Attributes:
+        emulated: True if the instructions are emulated.
+    """
+
+    @property
+    def emulated(self) -> bool:
+        return not compiled_for_amx()
+
+    @functools.cached_property
+    def _registers(self) -> TileRegisters:
+        return TileRegisters(self.module, self.builder)
 
     def call_instruction(self, name: str, *operands: ir.Value) -> None:
         """Call an instruction of the AMX unit."""
+        if self.emulated:
+            self._registers.call_instruction(name, *operands)
+            return
         kind = ir.FunctionType(ir.VoidType(), [operand.type for operand in operands])
         function = cgutils.get_or_insert_function(self.module, kind, f"llvm.x86.{name}")
         self.builder.call(function, operands)
@@ -166,31 +223,31 @@ class _Product(TileWriter):
 
     def write(self) -> None:
         b, across = self.builder, self.args["across"]
-        full = b.icmp_signed("==", self.args["last"], I64(SIDE))
-        whole = b.select(full, across, b.sub(across, I64(1)))
-        start: ir.Value = I64(0)
-        for shape in _SHAPES:
-            stop = b.mul(b.sdiv(whole, I64(shape.across)), I64(shape.across))
-            with b.if_then(b.icmp_signed("<", start, stop)):
-                self.prepare(shape, I64(SIDE))
-                body = functools.partial(self.columns, shape)
-                self.loop(start, stop, [], body, step=shape.across)
-            start = stop
-        with b.if_then(b.icmp_signed("<", start, across), likely=False):
-            self.prepare(_SHAPES[-1], self.args["last"])
-            self.columns(_SHAPES[-1], start, ())
+        whole = b.icmp_signed("==", self.args["last"], I64(SIDE))
+        odd = b.icmp_signed("!=", b.and_(across, I64(1)), I64(0))
+        pairs = b.and_(across, I64(-2))
+        # The last tile of C may have fewer columns: it is in the last pair, or alone.
+        full = b.select(b.or_(whole, odd), pairs, b.sub(pairs, I64(2)))
+        pair, single = _SHAPES
+        with b.if_then(b.icmp_signed("<", I64(0), full)):
+            self.prepare(pair, [I64(SIDE)] * 2)
+            self.loop(I64(0), full, [], functools.partial(self.columns, pair), step=2)
+        with b.if_then(b.icmp_signed("<", full, pairs), likely=False):
+            self.prepare(pair, [I64(SIDE), self.args["last"]])
+            self.columns(pair, full, ())
+        with b.if_then(odd):
+            self.prepare(single, [self.args["last"]])
+            self.columns(single, pairs, ())
         self.call_instruction("tilerelease")
 
-    def prepare(self, shape: _Shape, columns: ir.Value) -> None:
-        """Configure the registers for a shape and a number of columns."""
+    def prepare(self, shape: _Shape, columns: Sequence[ir.Value]) -> None:
+        """Configure the registers for a shape and the columns of its tiles."""
         height, whole = self.args["height"], I64(SIDE)
-        self.configure(
-            [
-                (shape.sums, height, columns),
-                (shape.rows, height, whole),
-                (shape.panels, whole, columns),
-            ]
-        )
+        registers = [(shape.rows, height, whole)]
+        for j, count in enumerate(columns):
+            registers.append((shape.sums[j :: shape.across], height, count))
+            registers.append((shape.panels[j :: shape.across], whole, count))
+        self.configure(registers)
 
     def columns(self, shape: _Shape, column: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
         """Compute all row tiles of the shape's column tiles, beginning with number `column`."""
@@ -242,7 +299,7 @@ class _Product(TileWriter):
                     address = self.at(start, b.mul(args[parts], I64(part)))
                     self.load_tile(register, address, row)
 
-            for part_a, part_b in shape.order:
+            for part_a, part_b in _ORDER:
                 chosen = shape.panels[part_b % sets * shape.across :]
                 for register, start in zip(shape.rows, starts, strict=False):
                     hold(register, part_a, self.at(start, moved), "part", distance)

@@ -1,53 +1,75 @@
-"""Convolution of stride 1 on the AMX unit (`amx`), forward and backward.
+"""Convolution of stride 1 on the AMX unit (`amx`): forward and input gradient.
 
-Arguments are those of `direct_convolution` and `direct_convolution_pool`, with the geometries of
-this module. Every sample is zero-padded and split into bfloat16 parts in scratch:
+Arguments are those of `direct_convolution`, with a `CorrelationGeometry`. `pack_weights` and
+`pack_flipped_weights` pack the weights once for all threads; `amx_weight_gradient` computes the
+third phase.
 
-- Forward and input gradient use the order of memory: the pixels and channels under one filter row
-  are adjacent, and 32 of them are a step; output pixels are the rows of a tile. Tiles cover the
-  output row by row, or all rows with the padding between them if that needs fewer tiles.
-- Weight gradient, dw[r, s]ᵀ = Σ dy[i, j]ᵀ · x[i + r, j + s]: pixels are the steps. dy is
-  transposed, so that pixels are adjacent; x is stored in pairs of pixels, (0, 1), (2, 3), … for
-  even columns of the filter and (1, 2), (3, 4), … for odd ones. Both have the pitch of padded x.
+A band is a range of rows of y, or of pooled rows. It is computed in blocks of rows that stay in the
+L2 cache. The rows of x under a block are zero-padded and split into bfloat16 parts in scratch. The
+pixels and channels under one filter row are adjacent there, and 32 of them are a step; output
+pixels are the rows of a tile. Tiles cover the output row by row, or all rows of a block with the
+padding between them if that needs fewer tiles. Each output is summed in the same order in every
+tile, so results do not depend on bands and blocks.
 
 Scratch is aligned to lines of 64 bytes, which rows of a tile should not cross.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
+from dptrain.backends.numba import amx_weight_gradient
 from dptrain.backends.numba.amx import (
+    CACHE,
     PANEL,
     PARTS,
     SIDE,
     STEPS,
+    WORDS,
+    in_lines,
     multiply_tiles,
     split_pairs,
     split_rows,
+    words_in_lines,
 )
-from dptrain.backends.numba.im2col import pool_row, unpool
+from dptrain.backends.numba.fused_pooling import (
+    lower_bound,
+    pool_rows,
+    select_by_pool,
+    unpool_rows,
+)
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
-from dptrain.backends.numba.vector import copy, transpose
-
-LINE = 16
-"""Float32 elements of a cache line."""
-WORDS = 2 * LINE
-"""16-bit words of a cache line."""
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND
+from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.vector import transpose
+from dptrain.plan.lowering import Phase
 
 
-def _lines(elements: int) -> int:
-    """Return `elements` of float32, rounded up to whole cache lines."""
-    return -(-elements // LINE) * LINE
-
-
-def _words(elements: int) -> int:
-    """Return the float32 elements, in whole cache lines, that hold `elements` 16-bit words."""
-    return _lines(-(-elements // 2))
+def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+    """Return the AMX algorithm of a phase of a convolution of stride 1."""
+    if phase is Phase.BACKWARD_WEIGHT:
+        return amx_weight_gradient.plan(shape, work)
+    maps, out, pads = shape.maps, shape.out, shape.pads
+    if phase is Phase.BACKWARD_INPUT:
+        maps, out, pads = shape.out, shape.maps, shape.dy_pads
+    pooled = shape.pool_height if phase is Phase.FORWARD else 0
+    # A band of pooled rows needs at least as many rows as a window.
+    bands = units_per_item(work.batch_size, work.threads, out[0] // max(1, pooled))
+    rows = out[0] if pooled else -(-out[0] // bands)
+    geometry = make_correlation_geometry(
+        maps, out, shape.window, pads, pool_height=pooled, most_rows=rows
+    )
+    kernels = (conv2d_forward, pack_weights)
+    if phase is Phase.BACKWARD_INPUT:
+        kernels = (conv2d_backward_input, pack_flipped_weights)
+    kernel, prepare = kernels
+    panels = int(geometry.panels)
+    packed = words_in_lines(panels * geometry.row_steps * PANEL)
+    flipped = panels * geometry.s * geometry.c * SIDE if phase is Phase.BACKWARD_INPUT else 0
+    shared, scratch = packed + flipped, int(geometry.scratch_size)
+    return Algorithm(kernel, geometry, scratch, bands, prepare, panels, shared)
 
 
 class CorrelationGeometry(NamedTuple):
@@ -65,17 +87,18 @@ class CorrelationGeometry(NamedTuple):
         pad_top: rows of zeros above x.
         pad_left: columns of zeros to the left of x.
         padded_width: columns of padded x.
-        part_size: bfloat16 elements of one part of padded x.
+        block_rows: largest number of rows of y in a block.
+        part_size: bfloat16 elements of one part of the padded rows of a block.
         row_steps: steps of 32 for one filter row.
-        runs: runs of adjacent pixels.
-        run_pixels: pixels of a run.
-        run_tiles: tiles of a run.
+        panels: filter rows times column tiles: parts of the packed weights.
+        tiles_across: tiles of a row of y; 0 if tiles cover the padding between rows.
         tile_height: rows of an AMX tile.
-        y_pitch: row stride of y, in pixels.
+        y_pitch: row stride of y in scratch, in pixels.
         table_offset: start of the offset tables in scratch.
-        panel_offset: start of the packed weights in scratch.
-        y_offset: start of one sample's y in scratch.
-        work_offset: start of temporary memory in scratch.
+        table_tiles: tiles of a block.
+        y_offset: start of a block of y in scratch.
+        work_offset: start of rows of x before pooling in scratch.
+        rest_offset: start of sums that are not used in scratch.
         scratch_size: float32 elements of scratch that a thread needs.
     """
 
@@ -90,17 +113,18 @@ class CorrelationGeometry(NamedTuple):
     pad_top: int
     pad_left: int
     padded_width: int
+    block_rows: int
     part_size: int
     row_steps: int
-    runs: int
-    run_pixels: int
-    run_tiles: int
+    panels: int
+    tiles_across: int
     tile_height: int
     y_pitch: int
     table_offset: int
-    panel_offset: int
+    table_tiles: int
     y_offset: int
     work_offset: int
+    rest_offset: int
     scratch_size: int
 
 
@@ -109,492 +133,278 @@ def make_correlation_geometry(
     out: tuple[int, int, int],
     window: tuple[int, int],
     pads: tuple[int, int],
+    *,
+    pool_height: int = 0,
+    most_rows: int | None = None,
 ) -> CorrelationGeometry:
     """Return the geometry of a correlation from `maps` (H, W, C) to `out` (Ho, Wo, K).
 
     Args:
         window: (R, S).
         pads: rows of zeros above and columns of zeros to the left of the maps.
+        pool_height: height of the windows of fused pooling of y; 0 without pooling.
+        most_rows: largest number of rows of y in a band; None for all.
     """
-    (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
+    (_, width, c), (h_out, w_out, k), (r, s) = maps, out, window
     columns = w_out + s - 1
-    part = -(-((h_out + r - 1) * columns * c + STEPS) // WORDS) * WORDS
+    row_size = 2 * PARTS * columns * c
+    rows = (CACHE - (r - 1) * row_size) // (row_size + 4 * (width * c + columns * k))
+    rows = max(1, min(rows, h_out, most_rows or h_out))
+    rows = max(pool_height, -(-h_out // -(-h_out // rows)))
+    across = -(-w_out // SIDE)
+    between = -(-((rows - 1) * columns + w_out) // SIDE)
+    apart = rows * across <= between
+    tiles = rows * across if apart else between
+    part = -(-((rows + r - 1) * columns * c + STEPS + SIDE * c) // WORDS) * WORDS
     row_steps = -(-s * c // STEPS)
-    whole = (h_out - 1) * columns + w_out
-    apart = h_out * -(-w_out // SIDE) <= -(-whole // SIDE)
-    runs, pixels, pitch = (h_out, w_out, w_out) if apart else (1, whole, columns)
-    across = -(-pixels // SIDE)
-    height = -(-pixels // across) if apart else SIDE
-    tables = _words(PARTS * part)
-    panels = tables + _lines(2 * runs * across + r * row_steps + 2 * -(-k // SIDE))
-    y = panels + _words(r * row_steps * -(-k // SIDE) * PANEL)
-    rest = y + _lines(h_out * pitch * k)
-    more = _lines(max(math.prod(maps) + c, r * s * c * k))
+    wide = -(-k // SIDE)
+    tables = words_in_lines(PARTS * part)
+    y = tables + in_lines(2 * tiles + r * row_steps + 2 * wide)
+    work = y + in_lines((rows * w_out if apart else tiles * SIDE) * k)
+    rest = work + in_lines((rows + r - 1) * width * c)
     return CorrelationGeometry(
         *maps,
         *out,
         *window,
         *pads,
         columns,
+        rows,
         part,
         row_steps,
-        runs,
-        pixels,
-        across,
-        height,
-        pitch,
+        r * wide,
+        across if apart else 0,
+        -(-w_out // across) if apart else SIDE,
+        w_out if apart else columns,
         tables,
-        panels,
+        tiles,
         y,
+        work,
         rest,
-        rest + more,
+        rest + in_lines(c),
     )
 
 
 @inlined
-def _prepare(geo, w, start, scratch):  # type: ignore[no-untyped-def]
-    """Zero the padding, fill the tables, and pack the weights (R, S, C, K) in panels."""
-    c, k, r, s = geo.c, geo.k, geo.r, geo.s
-    columns, row_steps, runs, across = geo.padded_width, geo.row_steps, geo.runs, geo.run_tiles
-    words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), geo.table_offset
-    for q in range(table):
-        scratch[q] = 0
-    tiles = runs * across
-    for i in range(runs):
-        for j in range(across):
-            # The last tile of a run overlaps the one before it, so that all of its rows exist.
-            pixel = min(j * geo.tile_height, geo.run_pixels - geo.tile_height)
-            tables[table + i * across + j] = (i * columns + pixel) * c
-            tables[table + tiles + i * across + j] = (i * geo.y_pitch + pixel) * k
+def _pack(geo, w, w_start, w_row, panel, shared):  # type: ignore[no-untyped-def]
+    """Pack the weights of one filter row (S · C, ≤ 16) for one column tile."""
+    tile, columns = panel // geo.r, geo.row_steps * STEPS
+    split_pairs(
+        (w, w_start),
+        w_row,
+        (shared.view(np.uint16), panel * geo.row_steps * PANEL),
+        (geo.s * geo.c, columns, min(SIDE, geo.k - tile * SIDE)),
+        (0, PANEL // PARTS, PANEL),
+    )
+
+
+@kernel
+def pack_weights(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Pack the weights (R, S, C, K); items are filter rows of column tiles."""
+    for panel in range(start, stop):
+        tile, i = panel // geo.r, panel % geo.r
+        _pack(geo, w, i * geo.s * geo.c * geo.k + tile * SIDE, geo.k, panel, shared)
+
+
+@kernel
+def pack_flipped_weights(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Pack rotated weights (R, S, K, C), as the input gradient needs them, of w (R, S, C, K)."""
+    # The geometry maps dy to dx: K is `geo.c`.
+    k, c, taps, w_flat = geo.c, geo.k, geo.r * geo.s, w.reshape(-1)
+    size = geo.s * k * SIDE
+    flipped = shared[geo.panels * geo.row_steps * PANEL // 2 :]
+    for panel in range(start, stop):
+        tile, i = panel // geo.r, panel % geo.r
+        for j in range(geo.s):
+            source = ((taps - 1 - i * geo.s - j) * c + tile * SIDE) * k
+            target, channels = panel * size + j * k * SIDE, min(SIDE, c - tile * SIDE)
+            transpose(w_flat, source, k, flipped, target, SIDE, channels, k)
+        _pack(geo, flipped, panel * size, SIDE, panel, shared)
+
+
+@inlined
+def _fill_tables(geo, scratch):  # type: ignore[no-untyped-def]
+    """Fill the offsets of the tiles of x and y, of the steps, and of the column tiles."""
+    c, k, r, columns, row_steps = geo.c, geo.k, geo.r, geo.padded_width, geo.row_steps
+    tables, table, tiles, across = (
+        scratch.view(np.int32), geo.table_offset, geo.table_tiles, geo.tiles_across,
+    )  # fmt: skip
+    for t in range(tiles):
+        row, pixel = 0, t * SIDE
+        if across > 0:
+            # The last tile of a row overlaps the one before it, so that all of its rows exist.
+            row, pixel = t // across, min(t % across * geo.tile_height, geo.w_out - geo.tile_height)
+        tables[table + t] = (row * columns + pixel) * c
+        tables[table + tiles + t] = (row * geo.y_pitch + pixel) * k
+    steps = table + 2 * tiles
     for i in range(r):
         for t in range(row_steps):
-            tables[table + 2 * tiles + i * row_steps + t] = i * columns * c + t * STEPS
-        split_pairs(
-            (w, start + i * s * c * k),
-            k,
-            (words, 2 * geo.panel_offset + i * row_steps * PANEL),
-            (s * c, row_steps * STEPS, k),
-            (r * row_steps * PANEL, PANEL // PARTS, PANEL),
-        )
-    wide = -(-k // SIDE)
+            tables[steps + i * row_steps + t] = i * columns * c + t * STEPS
+    wide, first = -(-k // SIDE), steps + r * row_steps
     for j in range(wide):
-        tables[table + 2 * tiles + r * row_steps + j] = j * r * row_steps * PANEL
-        tables[table + 2 * tiles + r * row_steps + wide + j] = j * SIDE
+        tables[first + j] = j * r * row_steps * PANEL
+        tables[first + wide + j] = j * SIDE
 
 
 @inlined
-def _split(geo, maps, start, scratch):  # type: ignore[no-untyped-def]
-    """Split one sample's maps into padded x."""
-    height, width, c = geo.height, geo.width, geo.c
-    above, before, columns, part = geo.pad_top, geo.pad_left, geo.padded_width, geo.part_size
-    words = scratch.view(np.uint16)
-    for i in range(height):
-        row_start = ((i + above) * columns + before) * c
-        split_rows((maps, start + i * width * c), (words, row_start), part, width * c)
+def _zero(words, part, start, count):  # type: ignore[no-untyped-def]
+    """Set elements of all parts to zero."""
+    for p in range(PARTS):
+        for q in range(np.uintp(start + p * part), np.uintp(start + p * part + count)):
+            words[q] = 0
 
 
 @inlined
-def _correlate(geo, scratch, d, d_row, y, y_start):  # type: ignore[no-untyped-def]
-    """Compute one sample's output from its split maps, with a row stride of `geo.y_pitch`."""
-    c, k, r = geo.c, geo.k, geo.r
-    part, row_steps, tiles = geo.part_size, geo.row_steps, geo.runs * geo.run_tiles
-    words, tables, table = scratch.view(np.uint16), scratch.view(np.int32), geo.table_offset
-    steps, wide = r * row_steps, -(-k // SIDE)
-    more = table + 2 * tiles
+def _split_rows(geo, source, source_start, first, last, top, high, words):  # type: ignore[no-untyped-def]
+    """Split rows `first` to `last` of x, of which `source` has the first one at `source_start`.
+
+    They are padded to `high` rows from row `top` on.
+    """
+    c, part, row_size, size = geo.c, geo.part_size, geo.padded_width * geo.c, geo.width * geo.c
+    before = geo.pad_left * c
+    for i in range(high):
+        start = i * row_size
+        if first <= top + i < last:
+            _zero(words, part, start, before)
+            row = source_start + (top + i - first) * size
+            split_rows((source, row), (words, start + before), part, size)
+            _zero(words, part, start + before + size, row_size - before - size)
+        else:
+            _zero(words, part, start, row_size)
+    # The steps of the last filter row end in these elements.
+    _zero(words, part, high * row_size, STEPS)
+
+
+@inlined
+def _needed_rows(geo, row, rows):  # type: ignore[no-untyped-def]
+    """Return the rows of x under some rows of y: first, last, and those with padding."""
+    top, high = row - geo.pad_top, rows + geo.r - 1
+    first = max(0, top)
+    return first, max(first, min(geo.height, top + high)), top, high
+
+
+@inlined
+def _split_maps(geo, x, n, row, rows, scratch):  # type: ignore[no-untyped-def]
+    """Split the rows of sample n of x that rows `row` to `row` + `rows` of y need."""
+    first, last, top, high = _needed_rows(geo, row, rows)
+    start = (n * geo.height + first) * geo.width * geo.c
+    _split_rows(geo, x, start, first, last, top, high, scratch.view(np.uint16))
+
+
+def _split_unpooled(pool, dy, argmax, maps, geo, n, row, rows, scratch):  # type: ignore[no-untyped-def]
+    first, last, top, high = _needed_rows(geo, row, rows)
+    start, rest = geo.work_offset, scratch[geo.rest_offset :]
+    unpool_rows(
+        pool, dy, argmax, n, maps, (first, last), scratch, start, geo.width, (0, geo.c), rest, 0,
+        rest,
+    )  # fmt: skip
+    _split_rows(geo, scratch, start, first, last, top, high, scratch.view(np.uint16))
+
+
+def _split_plain(pool, dy, argmax, maps, geo, n, row, rows, scratch):  # type: ignore[no-untyped-def]
+    _split_maps(geo, dy, n, row, rows, scratch)
+
+
+_split_gradient = select_by_pool(_split_unpooled, _split_plain)
+"""Split the rows of sample n of dz that rows `row` to `row` + `rows` of dx need."""
+
+
+@inlined
+def _multiply(geo, rows, panels, d, d_row, scratch):  # type: ignore[no-untyped-def]
+    """Compute rows of y in scratch from the split rows of x."""
+    table, tiles = geo.table_offset, geo.table_tiles
+    words, tables = scratch.view(np.uint16), scratch.view(np.int32)
+    steps, wide, more = geo.r * geo.row_steps, -(-geo.k // SIDE), table + 2 * tiles
+    count = rows * geo.tiles_across
+    if count == 0:
+        count = -(-((rows - 1) * geo.padded_width + geo.w_out) // SIDE)
     multiply_tiles(
-        (words, 0, part),
-        (tables, table, c),
+        (words, 0, geo.part_size),
+        (tables, table, geo.c),
         (tables, more),
-        (words, 2 * geo.panel_offset, PANEL // PARTS, PANEL),
+        (panels, 0, PANEL // PARTS, PANEL),
         (tables, more + steps),
-        (y, y_start),
-        (tables, table + tiles, k),
+        (scratch, geo.y_offset),
+        (tables, table + tiles, geo.k),
         (tables, more + steps + wide),
         (d, 0, d_row),
-        (geo.tile_height, tiles, steps, wide, k - (wide - 1) * SIDE),
+        (geo.tile_height, count, steps, wide, geo.k - (wide - 1) * SIDE),
     )
 
 
 @inlined
-def _write(geo, scratch, d, d_row, lower_bound, y, y_start):  # type: ignore[no-untyped-def]
-    """Compute one sample's output (Ho, Wo, K), at least `lower_bound`, from its split maps."""
-    h_out, row, pitch, band = geo.h_out, geo.w_out * geo.k, geo.y_pitch * geo.k, geo.y_offset
-    _correlate(geo, scratch, d, d_row, scratch, band)
-    for i in range(h_out):
-        for q in range(np.uintp(row)):
-            value = scratch[band + i * pitch + q]
+def _store(geo, scratch, n, row, rows, bound, y):  # type: ignore[no-untyped-def]
+    """Store rows of y that are at least `bound`."""
+    size, pitch, start = geo.w_out * geo.k, geo.y_pitch * geo.k, n * geo.h_out + row
+    for i in range(rows):
+        target, source = np.uintp((start + i) * size), np.uintp(geo.y_offset + i * pitch)
+        for q in range(np.uintp(size)):
+            value = scratch[source + q]
             # This comparison keeps a NaN, which has to reach the loss to be detected.
-            y[y_start + i * row + q] = lower_bound if value < lower_bound else value
+            y[target + q] = bound if value < bound else value
+
+
+def _plain_block(pool, x, b, y, argmax, maps, panels, geo, n, row, last, scratch):  # type: ignore[no-untyped-def]
+    rows = min(geo.block_rows, last - row)
+    _split_maps(geo, x, n, row, rows, scratch)
+    _multiply(geo, rows, panels, b, 0, scratch)
+    _store(geo, scratch, n, row, rows, lower_bound(pool), y)
+    return row + rows
+
+
+def _pooled_block(pool, x, b, y, argmax, maps, panels, geo, n, p, last, scratch):  # type: ignore[no-untyped-def]
+    (h_pool, w_pool, k), down, high = maps, pool.stride_v, pool.window_v
+    # As many rows of windows as fit, and at least one.
+    stop = min(last, p + 1 + max(0, geo.block_rows - high) // down)
+    row = max(0, p * down - pool.pad_top)
+    rows = min(geo.h_out, (stop - 1) * down - pool.pad_top + high) - row
+    _split_maps(geo, x, n, row, rows, scratch)
+    _multiply(geo, rows, panels, b, 0, scratch)
+    for i in range(p, stop):
+        above = i * down - pool.pad_top
+        existing = max(0, -above), min(high, geo.h_out - above)
+        start = geo.y_offset + (above - row) * geo.y_pitch * k
+        pool_rows(
+            pool, scratch, start, existing, geo.y_pitch, y, argmax, (n * h_pool + i) * w_pool * k,
+            w_pool, k, (0, k),
+        )  # fmt: skip
+    return stop
+
+
+_compute_block = select_by_pool(_pooled_block, _plain_block)
+"""Compute as many of the rows `row` to `last` of y as fit a block; return the next row."""
 
 
 @kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
+def conv2d_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
+):
     """Compute `direct_convolution.conv2d_forward`."""
-    mine, y_flat = scratch[thread], y.reshape(-1)
-    x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
-    lower_bound = np.float32(0) if relu else NO_LOWER_BOUND
-    _prepare(geo, w, 0, mine)
-    for n in range(start, stop):
-        _split(geo, x, n * x_size, mine)
-        _write(geo, mine, b, 0, lower_bound, y_flat, n * y_size)
-
-
-@kernel
-def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`."""
-    _, h_pool, w_pool, k = y.shape
-    h_out, w_out, pitch = geo.h_out, geo.w_out, geo.y_pitch
-    mine, band = scratch[thread], geo.y_offset
-    _prepare(geo, w, 0, mine)
-    for n in range(start, stop):
-        _split(geo, x, n * geo.height * geo.width * geo.c, mine)
-        _correlate(geo, mine, b, 0, mine, band)
-        for i in range(h_pool):
-            above = i * pool.stride_v - pool.pad_top
-            first, last = max(0, above), min(h_out, above + pool.window_v)
-            pool_row(
-                mine,
-                band + above * pitch * k,
-                first - above,
-                last - above,
-                w_out,
-                pitch,
-                w_pool,
-                k,
-                pool,
-                y,
-                argmax,
-                (n * h_pool + i) * w_pool * k,
+    mine, panels, (_, h_y, w_y, k) = scratch[thread], shared.view(np.uint16), y.shape
+    y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
+    _fill_tables(geo, mine)
+    for item in range(start, stop):
+        n, band = item // bands, item % bands
+        row, last = h_y * band // bands, h_y * (band + 1) // bands
+        while row < last:
+            row = _compute_block(
+                pool, x, b, y_flat, argmax_flat, (h_y, w_y, k), panels, geo, n, row, last, mine
             )
 
 
-@inlined
-def _prepare_flipped(geo, w, scratch):  # type: ignore[no-untyped-def]
-    """Call `_prepare` with rotated weights (R, S, K, C), as the input gradient needs them."""
-    k, c, taps, flipped = geo.c, geo.k, geo.r * geo.s, geo.work_offset
-    for tap in range(taps):
-        transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
-    _prepare(geo, scratch, flipped, scratch)
-
-
 @kernel
-def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
-    mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), geo.h_out * geo.w_out * geo.k
-    _prepare_flipped(geo, w.reshape(-1), mine)
-    for n in range(start, stop):
-        _split(geo, dy, n * geo.height * geo.width * geo.c, mine)
-        _write(geo, mine, mine, -1, NO_LOWER_BOUND, dx_flat, n * dx_size)
-
-
-@kernel
-def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
-    start, stop, thread, dy, argmax, w, dx, geo, pool, scratch
+def conv2d_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
 ):
-    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_input`."""
-    _, h_pool, w_pool, k = dy.shape
-    mine, dx_flat, dx_size = scratch[thread], dx.reshape(-1), geo.h_out * geo.w_out * geo.k
-    dz = mine[geo.work_offset :]
-    sums = dz[geo.height * geo.width * k :]
-    _prepare_flipped(geo, w.reshape(-1), mine)
-    dz[:] = 0
-    for n in range(start, stop):
-        unpool(
-            dy, argmax, n * h_pool * w_pool * k, h_pool, w_pool, k, pool, dz, geo.width, 0, 0, sums
-        )
-        _split(geo, dz, 0, mine)
-        _write(geo, mine, mine, -1, NO_LOWER_BOUND, dx_flat, n * dx_size)
-
-
-class WeightGradientGeometry(NamedTuple):
-    """Sizes of the weight gradient for x (N, H, W, C) and dz (N, Ho, Wo, K) on AMX tiles.
-
-    Attributes:
-        height: rows of x.
-        width: columns of x.
-        c: channels of x.
-        h_out: rows of y.
-        w_out: columns of y.
-        k: channels of y.
-        r: rows of a filter.
-        s: columns of a filter.
-        pad_top: rows of zeros above x.
-        pad_left: columns of zeros to the left of x.
-        gemm_channels: channels of the matrix product.
-        gemm_columns: filter columns of the matrix product.
-        pitch: row stride, in pixels.
-        steps: steps of 32 pixels.
-        dz_row: stride of the channels of transposed dz.
-        dz_part: stride of the parts of transposed dz.
-        x_part: stride of the parts of x.
-        x_tile: stride of the column tiles of x.
-        x_copy: stride of the even and odd copies of x.
-        x_offset: start of packed x in scratch.
-        table_offset: start of the offset tables in scratch.
-        sum_offset: start of the sums of dw in scratch.
-        padded_offset: start of padded x in scratch.
-        transpose_offset: start of the memory in which dz is transposed.
-        dz_offset: start of padded dz in scratch.
-        work_offset: start of temporary memory in scratch.
-        scratch_size: float32 elements of scratch that a thread needs.
-    """
-
-    height: int
-    width: int
-    c: int
-    h_out: int
-    w_out: int
-    k: int
-    r: int
-    s: int
-    pad_top: int
-    pad_left: int
-    gemm_channels: int
-    gemm_columns: int
-    pitch: int
-    steps: int
-    dz_row: int
-    dz_part: int
-    x_part: int
-    x_tile: int
-    x_copy: int
-    x_offset: int
-    table_offset: int
-    sum_offset: int
-    padded_offset: int
-    transpose_offset: int
-    dz_offset: int
-    work_offset: int
-    scratch_size: int
-
-
-def make_weight_gradient_geometry(
-    maps: tuple[int, int, int],
-    out: tuple[int, int, int],
-    window: tuple[int, int],
-    pads: tuple[int, int],
-) -> WeightGradientGeometry:
-    """Return the geometry of the weight gradient for x of `maps` and dy of `out`.
-
-    A filter row of at most 16 elements is one column with that many channels.
-    """
-    (_, _, c), (h_out, w_out, k), (r, s) = maps, out, window
-    channels, columns = (s * c, 1) if s * c <= SIDE else (c, s)
-    high, wide = -(-k // SIDE), -(-channels // SIDE)
-    pitch = (w_out + s) // 2 * 2
-    steps = -(-h_out * pitch // STEPS)
-    # With an odd number of cache lines, the rows of a tile are in different cache sets.
-    row = (steps | 1) * WORDS
-    transposed = high * SIDE * row
-    part = ((r - 1) * pitch + s + steps * STEPS) // 2 * WORDS
-    tile = PARTS * part
-    copy = wide * tile
-    taps = r * columns * wide
-    x = _words(PARTS * transposed)
-    tables = x + _words(min(2, columns) * copy)
-    sums = tables + _lines(2 * high + steps + 2 * taps)
-    padded = sums + taps * high * SIDE * SIDE
-    work = padded + _lines(2 * part // WORDS * c + s * c)
-    dz = work + high * PANEL // 2
-    size = dz + _lines(h_out * pitch * k)
-    return WeightGradientGeometry(
-        *maps,
-        *out,
-        *window,
-        *pads,
-        channels,
-        columns,
-        pitch,
-        steps,
-        row,
-        transposed,
-        part,
-        tile,
-        copy,
-        x,
-        tables,
-        sums,
-        padded,
-        work,
-        dz,
-        size,
-        size + LINE,
-    )
-
-
-@inlined
-def _prepare_sums(geo, scratch):  # type: ignore[no-untyped-def]
-    """Zero the padding and the sums, and fill the tables."""
-    k, r = geo.k, geo.r
-    channels, columns, pitch, steps, row = (
-        geo.gemm_channels,
-        geo.gemm_columns,
-        geo.pitch,
-        geo.steps,
-        geo.dz_row,
-    )
-    scratch[:] = 0
-    tables, table = scratch.view(np.int32), geo.table_offset
-    high, wide = -(-k // SIDE), -(-channels // SIDE)
-    for m in range(high):
-        tables[table + m] = m * SIDE * row
-        tables[table + high + m] = m * SIDE * wide * SIDE
-    for t in range(steps):
-        tables[table + 2 * high + t] = t * STEPS
-    first = table + 2 * high + steps
-    taps = r * columns * wide
-    # The inner loop is over filter rows, which share data in the cache.
-    for q in range(wide):
-        for j in range(columns):
-            for i in range(r):
-                entry = first + (q * columns + j) * r + i
-                pair = (i * pitch + j) // 2
-                tables[entry] = j % 2 * geo.x_copy + q * geo.x_tile + pair * WORDS
-                tables[taps + entry] = (i * columns + j) * high * SIDE * wide * SIDE + q * SIDE
-
-
-@inlined
-def _split_transposed(geo, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
-    """Split one sample's padded dy (Ho, pitch, K), transposed so that pixels are adjacent."""
-    h_out, k, pitch, row, transposed = geo.h_out, geo.k, geo.pitch, geo.dz_row, geo.dz_part
-    words, work = scratch.view(np.uint16), geo.transpose_offset
-    size, high = h_out * pitch, -(-k // SIDE)
-    for p in range(0, size, STEPS):
-        pixels = min(STEPS, size - p)
-        split_pairs(
-            (dz, dz_start + p * k),
-            k,
-            (words, 2 * work),
-            (pixels, STEPS, k),
-            (PANEL, PANEL // PARTS, 0),
-        )
-        for m in range(high):
-            for part in range(PARTS):
-                # The transposition treats a pair of bfloat16 words as one element of 32 bits.
-                transpose(
-                    scratch,
-                    work + (m * PARTS + part) * STEPS * SIDE // 2,
-                    SIDE,
-                    scratch,
-                    (part * transposed + m * SIDE * row + p) // 2,
-                    row // 2,
-                    SIDE,
-                    SIDE,
-                )
-
-
-@inlined
-def _pair(geo, scratch):  # type: ignore[no-untyped-def]
-    """Pack one sample's padded maps in pairs of pixels."""
-    c, channels, columns, part = geo.c, geo.gemm_channels, geo.gemm_columns, geo.x_part
-    words = scratch.view(np.uint16)
-    pixels = 2 * part // WORDS
-    for j in range(min(2, columns)):
-        split_pairs(
-            (scratch, geo.padded_offset + j * c),
-            c,
-            (words, 2 * geo.x_offset + j * geo.x_copy),
-            (pixels, pixels, channels),
-            (geo.x_tile, part, STEPS * SIDE),
-        )
-
-
-@inlined
-def _accumulate(geo, x, x_start, dz, dz_start, scratch):  # type: ignore[no-untyped-def]
-    """Add one sample's dwᵀ to the sums."""
-    height, width, c, h_out, k, r = geo.height, geo.width, geo.c, geo.h_out, geo.k, geo.r
-    channels, columns, pitch, steps = geo.gemm_channels, geo.gemm_columns, geo.pitch, geo.steps
-    first, last = max(0, -geo.pad_left), min(width, pitch - geo.pad_left)
-    for i in range(max(0, -geo.pad_top), min(height, h_out + r - 1 - geo.pad_top)):
-        row = geo.padded_offset + ((i + geo.pad_top) * pitch + first + geo.pad_left) * c
-        copy(x, x_start + (i * width + first) * c, scratch, row, (last - first) * c)
-    _split_transposed(geo, dz, dz_start, scratch)
-    _pair(geo, scratch)
-    words, tables, table, sums = (
-        scratch.view(np.uint16),
-        scratch.view(np.int32),
-        geo.table_offset,
-        geo.sum_offset,
-    )
-    high, wide = -(-k // SIDE), -(-channels // SIDE)
-    taps, row = r * columns * wide, wide * SIDE
-    first = table + 2 * high + steps
-    for m in range(0, high, 2):
-        multiply_tiles(
-            (words, 0, geo.dz_part),
-            (tables, table + m, geo.dz_row),
-            (tables, table + 2 * high),
-            (words, 2 * geo.x_offset, geo.x_part, STEPS * SIDE),
-            (tables, first),
-            (scratch, sums),
-            (tables, table + high + m, row),
-            (tables, first + taps),
-            (scratch, sums, row),
-            (SIDE, min(2, high - m), steps, taps, SIDE),
-        )
-
-
-@inlined
-def _finish_sums(geo, scratch, dw):  # type: ignore[no-untyped-def]
-    """Store dw (R, S, C, K) from its transposed sums."""
-    k, r, channels, columns = geo.k, geo.r, geo.gemm_channels, geo.gemm_columns
-    high, wide = -(-k // SIDE), -(-channels // SIDE)
-    for tap in range(r * columns):
-        transpose(
-            scratch,
-            geo.sum_offset + tap * high * SIDE * wide * SIDE,
-            wide * SIDE,
-            dw,
-            tap * channels * k,
-            k,
-            k,
-            channels,
-        )
-
-
-@kernel
-def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution.conv2d_backward_weight`."""
-    c, h_out, row, k = geo.c, geo.h_out, geo.w_out * geo.k, geo.k
-    patch, pitch = geo.r * geo.s * c, geo.pitch * k
-    mine, sums, dz, one = scratch[thread], partial[thread], geo.dz_offset, geo.work_offset
-    ramp = mine.view(np.int32)
-    sums[:] = 0
-    _prepare_sums(geo, mine)
-    mine[one] = 1
-    for n in range(start, stop):
-        for i in range(h_out):
-            copy(dy, (n * h_out + i) * row, mine, dz + i * pitch, row)
-        _accumulate(geo, x, n * geo.height * geo.width * c, mine, dz, mine)
-        # db is the product of dy with ones.
-        multiply(
-            (mine, one),
-            (ramp, one + 1, 0),
-            (ramp, one + 1, 0),
-            (dy, n * h_out * row, k),
-            (sums, patch * k, 0),
-            (sums, patch * k),
-            (ramp, one + 1, 0),
-            (1, h_out * geo.w_out, k),
-            NO_LOWER_BOUND,
-        )
-    _finish_sums(geo, mine, sums)
-
-
-@kernel
-def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
-):
-    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
-    _, h_pool, w_pool, k = dy.shape
-    mine, sums = scratch[thread], partial[thread]
-    dz, c = mine[geo.dz_offset :], geo.c
-    db = sums[geo.r * geo.s * c * k :]
-    sums[:] = 0
-    _prepare_sums(geo, mine)
-    for n in range(start, stop):
-        unpool(
-            dy, argmax, n * h_pool * w_pool * k, h_pool, w_pool, k, pool, dz, geo.pitch, 0, 0, db
-        )
-        _accumulate(geo, x, n * geo.height * geo.width * c, dz, 0, mine)
-    _finish_sums(geo, mine, sums)
+    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dz to dx."""
+    mine, panels, (_, h_y, w_y, k) = scratch[thread], shared.view(np.uint16), dy.shape
+    dy_flat, argmax_flat, dx_flat = dy.reshape(-1), argmax.reshape(-1), dx.reshape(-1)
+    _fill_tables(geo, mine)
+    for item in range(start, stop):
+        n, band = item // bands, item % bands
+        row, last = geo.h_out * band // bands, geo.h_out * (band + 1) // bands
+        while row < last:
+            rows = min(geo.block_rows, last - row)
+            _split_gradient(pool, dy_flat, argmax_flat, (h_y, w_y, k), geo, n, row, rows, mine)
+            _multiply(geo, rows, panels, mine, -1, mine)
+            _store(geo, mine, n, row, rows, NO_LOWER_BOUND, dx_flat)
+            row += rows

@@ -1,21 +1,30 @@
-"""Dense layers on the AMX unit (`amx`), with the kernels of `matmul`.
+"""Dense layers on the AMX unit (`amx`), with the kernels and items of `matmul`.
 
-Weights change in every step, so every pass splits them again. It reads them once, in the order of
-memory, in blocks that stay in the L2 cache while all samples use them. For small batches splitting
-takes longer than the AMX unit saves, and the vector kernels are used.
+Weights change in every step, so every pass splits them again. Each item splits its own block of w:
+it reads w once, in the order of memory, in blocks that stay in the L2 cache while its samples use
+them. If there are few samples for each thread, splitting takes longer than the AMX unit
+saves, and the vector kernels are used.
+
+An output is summed in the same order in every block. Its bits depend on the shape of the layer
+alone, not on blocks, threads or other samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from dptrain.backends.numba.amx import PANEL, PARTS, SIDE, STEPS, available, multiply_tiles
 from dptrain.backends.numba.amx_operands import pack_columns, pack_rows
+from dptrain.backends.numba.dense_blocks import (
+    CHUNKS,
+    MAX_CHUNKED_OUTPUTS,
+    MIN_CHUNKED_INPUTS,
+    Blocks,
+)
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.matmul import sum_rows
+from dptrain.backends.numba.matmul import DenseKernel, sum_rows
 from dptrain.backends.numba.vector import transpose
 from dptrain.plan.lowering import Phase
 
@@ -26,8 +35,15 @@ _WIDE = 640
 _HIGH = 256
 """Rows of w in a block whose columns are steps."""
 _SAMPLES = 64
-"""Smallest batch size for which the AMX unit is faster. With 32 samples, splitting w takes as long
-as multiplying, and the weight gradient is slower than with vectors unless dw is in the L2 cache."""
+"""Smallest batch size for which AMX is used for the weight gradient, which is stored once for every
+256 samples: with 32 samples it is slower than with vectors unless dw is in the L2 cache."""
+_SPLIT = 32
+"""Multiply-adds of the AMX unit that take as long as splitting one element: 4.7 ns for 32 elements
+at 430 GFLOP/s."""
+_VECTORS = 2.4
+"""Time of a multiply-add with vectors, relative to the AMX unit: 430 and 180 GFLOP/s."""
+_MARGIN = 1.2
+"""Estimated gain from which on AMX is used: with 32 samples, both took the same time."""
 _GATHERED = 64
 """Features of x that `dense_backward_weight` transposes at a time."""
 _WRITTEN = 512
@@ -41,34 +57,97 @@ _STEP_AT = np.arange(_BLOCK // STEPS, dtype=np.int32) * PANEL
 _COLUMN_AT = np.arange(_TILES, dtype=np.int32) * SIDE
 
 
-def choose(samples: int, threads: int, inputs: int, outputs: int) -> Mapping[Phase, Any]:
-    """Return the kernels that are faster than vectors, with their scratch elements per thread."""
+def choose(
+    samples: int, threads: int, inputs: int, outputs: int, *, by_shape: bool = False
+) -> Mapping[Phase, DenseKernel]:
+    """Return the kernels that are faster than vectors.
+
+    Args:
+        samples: largest number of samples of a launch.
+        threads: largest number of parts of a launch.
+        inputs, outputs: shape of w.
+        by_shape: True if the choice must follow from the shape alone, because bits must not depend
+            on the number of samples and threads. Weight gradients then have other kernels.
+    """
     if not available() or min(inputs, outputs) < 2 * SIDE:
         return {}
-    forward, weight, backward = scratch(samples, inputs, outputs)
     chosen = {}
-    if samples >= _SAMPLES:
-        chosen[Phase.BACKWARD_WEIGHT] = dense_backward_weight, weight
-    # Every thread splits all of w for its own samples.
-    if samples >= _SAMPLES * threads:
-        chosen[Phase.BACKWARD_INPUT] = dense_backward_input, backward
-        # With fewer steps the stores of the sums take too long.
-        if inputs >= 4 * STEPS:
-            chosen[Phase.FORWARD] = dense_forward, forward
+    rows = -(-inputs // threads)
+    if not by_shape and samples >= _SAMPLES and _is_faster(rows, outputs, rows * outputs):
+        weight = DenseKernel(dense_backward_weight, weight_scratch(outputs))
+        chosen[Phase.BACKWARD_WEIGHT] = weight
+    # With fewer steps the stores of the sums take too long.
+    if inputs >= 4 * STEPS:
+        forward = forward_blocks(samples, threads, inputs, outputs)
+        share = samples * outputs * -(-inputs // forward.chunk) / threads
+        if by_shape or _is_faster(forward.samples, forward.features, share):
+            size = forward_scratch(forward)
+            chosen[Phase.FORWARD] = DenseKernel(dense_forward, size, forward)
+    backward = backward_input_blocks(samples, threads, inputs, outputs)
+    if by_shape or _is_faster(backward.samples, backward.features, samples * inputs / threads):
+        size = backward_input_scratch(backward)
+        chosen[Phase.BACKWARD_INPUT] = DenseKernel(dense_backward_input, size, backward)
     return chosen
 
 
-def scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Return the scratch elements of a thread: forward, weight gradient and input gradient."""
-    rows, panels = _tiles(min(samples, _BLOCK)), -(-outputs // STEPS)
-    wide, high = _tiles(min(outputs, _WIDE)), _tiles(min(inputs, _HIGH))
-    written = _tiles(min(outputs, _WRITTEN)) + _GATHERED // SIDE
+def _is_faster(high: int, wide: int, share: float) -> bool:
+    """Return whether a product of high × wide outputs is faster than `share` outputs by vectors."""
+    return _MARGIN * _cost(high, wide) < _VECTORS * share
+
+
+def _cost(high: int, wide: int) -> int:
+    """Return the time of a product, for each step, and of splitting its operands."""
+    return high * wide + _SPLIT * (high + wide)
+
+
+def forward_blocks(samples: int, threads: int, inputs: int, outputs: int) -> Blocks:
+    """Return the blocks of `dense_forward`; the chunks follow from the shape."""
+    chunk = inputs
+    if inputs >= MIN_CHUNKED_INPUTS and outputs <= MAX_CHUNKED_OUTPUTS:
+        chunk = -(-inputs // (CHUNKS * _BLOCK)) * _BLOCK
+    high, wide = _divide(samples, outputs, -(-threads // -(-inputs // chunk)))
+    return Blocks(high, wide, chunk, _BLOCK, by_shape=1)
+
+
+def backward_input_blocks(samples: int, threads: int, inputs: int, outputs: int) -> Blocks:
+    """Return the blocks of `dense_backward_input`."""
+    high, wide = _divide(samples, inputs, threads)
+    return Blocks(high, wide, outputs, _BLOCK, by_shape=1)
+
+
+def _divide(samples: int, features: int, threads: int) -> tuple[int, int]:
+    """Return the samples and features of a block, so that one block for each thread is fastest."""
+
+    def block(across: int) -> tuple[int, int]:
+        parts = max(1, threads // across)
+        return _part(samples, parts, SIDE), _part(features, across, 2 * SIDE)
+
+    return min((block(across) for across in range(1, threads + 1)), key=lambda size: _cost(*size))
+
+
+def _part(total: int, parts: int, unit: int) -> int:
+    """Return the length of each of `parts` parts, a multiple of `unit`."""
+    return -(-total // (parts * unit)) * unit
+
+
+def forward_scratch(blocks: Blocks) -> int:
+    """Return the scratch elements of a thread for `dense_forward`."""
+    rows, wide = _tiles(min(blocks.samples, _BLOCK)), _tiles(min(blocks.features, _WIDE))
+    return _TABLES + (rows + wide) * _TILE // 2
+
+
+def backward_input_scratch(blocks: Blocks) -> int:
+    """Return the scratch elements of a thread for `dense_backward_input`."""
+    rows, high = _tiles(min(blocks.samples, _BLOCK)), _tiles(min(blocks.features, _HIGH))
     transposed = max(STEPS, high * SIDE) * rows * SIDE
-    return (
-        _TABLES + (rows + wide) * _TILE // 2,
-        _TABLES + _GATHERED * _BLOCK + written * _TILE // 2,
-        _TABLES + transposed + (rows * panels * PANEL + high * _TILE) // 2,
-    )
+    panels = -(-blocks.chunk // STEPS)
+    return _TABLES + transposed + (rows * panels * PANEL + high * _TILE) // 2
+
+
+def weight_scratch(outputs: int) -> int:
+    """Return the scratch elements of a thread for `dense_backward_weight`."""
+    written = _tiles(min(outputs, _WRITTEN)) + _GATHERED // SIDE
+    return _TABLES + _GATHERED * _BLOCK + written * _TILE // 2
 
 
 def _tiles(elements: int) -> int:
@@ -111,59 +190,100 @@ def _multiply(tables, left, right, right_start, c, c_row, d, shape):  # type: ig
 
 
 @kernel
-def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: ignore[no-untyped-def]
+def dense_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, relu, blocks, scratch, samples
+):
     """Compute `matmul.dense_forward`."""
     inputs, outputs = w.shape
     mine = scratch[thread]
     tables = _tabulate(mine, _TILE, outputs)
     left = mine[_TABLES:].view(np.uint16)
-    right = left[-(-min(len(x), _BLOCK) // SIDE) * _TILE :]
-    x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
-    for n in range(start, stop, _BLOCK):
-        rows = min(_BLOCK, stop - n)
-        for i in range(0, inputs, _BLOCK):
-            steps = min(_BLOCK, inputs - i)
-            pack_rows((x_flat, n * inputs + i), inputs, (left, 0), _TILE, (rows, steps))
-            for o in range(0, outputs, _WIDE):
-                columns, at = min(_WIDE, outputs - o), n * outputs + o
-                w_start = i * outputs + o
-                pack_columns((w_flat, w_start), outputs, (right, 0), _TILE, (steps, columns))
-                d = (b, o, 0) if i == 0 else (y_flat, at, outputs)
-                shape = (rows, steps, columns)
-                _multiply(tables, left, right, 0, (y_flat, at), outputs, d, shape)
-        if relu:
-            for k in range(np.uintp(n * outputs), np.uintp((n + rows) * outputs)):
-                y_flat[k] = np.float32(0.0) if y_flat[k] <= 0.0 else y_flat[k]
+    right = left[-(-min(blocks.samples, _BLOCK) // SIDE) * _TILE :]
+    x_flat, w_flat = x.reshape(-1), w.reshape(-1)
+    across, chunks = -(-outputs // blocks.features), -(-inputs // blocks.chunk)
+    for item in range(start, stop):
+        chunk = item // across % chunks
+        first = item // (across * chunks) * blocks.samples
+        i_first, o_first = chunk * blocks.chunk, item % across * blocks.features
+        i_last = min(i_first + blocks.chunk, inputs)
+        o_last = min(o_first + blocks.features, outputs)
+        for n in range(first, min(first + blocks.samples, samples), _BLOCK):
+            rows = min(_BLOCK, min(first + blocks.samples, samples) - n)
+            _forward_block(
+                x_flat, w_flat, b, y[chunk].reshape(-1), relu, (inputs, outputs), n, rows,
+                (i_first, i_last), (o_first, o_last), tables, left, right,
+            )  # fmt: skip
+
+
+@inlined
+def _forward_block(x, w, b, y, relu, shape, n, rows, own_inputs, own_outputs, tables, left, right):  # type: ignore[no-untyped-def]
+    """Compute a block of outputs of `rows` samples from sample n on."""
+    (inputs, outputs), (i_first, i_last), (o_first, o_last) = shape, own_inputs, own_outputs
+    for i in range(i_first, i_last, _BLOCK):
+        steps = min(_BLOCK, i_last - i)
+        pack_rows((x, n * inputs + i), inputs, (left, 0), _TILE, (rows, steps))
+        for o in range(o_first, o_last, _WIDE):
+            columns, at = min(_WIDE, o_last - o), n * outputs + o
+            pack_columns((w, i * outputs + o), outputs, (right, 0), _TILE, (steps, columns))
+            d, size = (y, at, outputs), (rows, steps, columns)
+            if i == i_first:
+                d = (b, o, 0 if i == 0 else -1)
+            _multiply(tables, left, right, 0, (y, at), outputs, d, size)
+    if relu:
+        for p in range(n, n + rows):
+            for k in range(np.uintp(p * outputs + o_first), np.uintp(p * outputs + o_last)):
+                y[k] = np.float32(0.0) if y[k] <= 0.0 else y[k]
 
 
 @kernel
-def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: ignore[no-untyped-def]
-    """Compute `matmul.dense_backward_input`, transposed: the rows of w are the rows of A."""
+def dense_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, w, dx, blocks, scratch, samples
+):
+    """Compute `matmul.dense_backward_input`."""
     inputs, outputs = w.shape
-    most = -(-min(len(dy), _BLOCK) // SIDE) * SIDE
+    most = -(-min(blocks.samples, _BLOCK) // SIDE) * SIDE
     panels = -(-outputs // STEPS) * PANEL
     mine = scratch[thread]
     tables = _tabulate(mine, panels, most)
     block = mine[_TABLES:]
-    right = block[max(STEPS, -(-min(inputs, _HIGH) // SIDE) * SIDE) * most :].view(np.uint16)
+    right = block[max(STEPS, -(-min(blocks.features, _HIGH) // SIDE) * SIDE) * most :]
+    right = right.view(np.uint16)
     left = right[most // SIDE * panels :]
-    dy_flat, w_flat, dx_flat = dy.reshape(-1), w.reshape(-1), dx.reshape(-1)
-    for n in range(start, stop, _BLOCK):
-        samples = min(_BLOCK, stop - n)
-        for o in range(0, outputs, STEPS):
-            steps = min(STEPS, outputs - o)
-            transpose(dy_flat, n * outputs + o, outputs, block, 0, most, samples, steps)
-            panel = o // STEPS * PANEL
-            pack_columns((block, 0), most, (right, panel), panels, (steps, samples))
-        for i in range(0, inputs, _HIGH):
-            rows = min(_HIGH, inputs - i)
-            for o in range(0, outputs, _BLOCK):
-                steps, w_start = min(_BLOCK, outputs - o), i * outputs + o
-                pack_rows((w_flat, w_start), outputs, (left, 0), _TILE, (rows, steps))
-                d, shape = (block, 0, -1 if o == 0 else most), (rows, steps, samples)
-                panel = o // STEPS * PANEL
-                _multiply(tables, left, right, panel, (block, 0), most, d, shape)
-            transpose(block, 0, most, dx_flat, n * inputs + i, inputs, rows, samples)
+    across = -(-inputs // blocks.features)
+    for item in range(start, stop):
+        first, i_first = item // across * blocks.samples, item % across * blocks.features
+        i_last = min(i_first + blocks.features, inputs)
+        for n in range(first, min(first + blocks.samples, samples), _BLOCK):
+            count = min(_BLOCK, min(first + blocks.samples, samples) - n)
+            _pack_gradients(dy.reshape(-1), n, count, outputs, block, most, right, panels)
+            _backward_input_block(
+                w.reshape(-1), dx.reshape(-1), (inputs, outputs), n, count, (i_first, i_last),
+                tables, block, most, left, right,
+            )  # fmt: skip
+
+
+@inlined
+def _pack_gradients(dy, n, count, outputs, block, most, right, panels):  # type: ignore[no-untyped-def]
+    """Pack the transpose of `count` samples of dy from sample n on."""
+    for o in range(0, outputs, STEPS):
+        steps = min(STEPS, outputs - o)
+        transpose(dy, n * outputs + o, outputs, block, 0, most, count, steps)
+        panel = o // STEPS * PANEL
+        pack_columns((block, 0), most, (right, panel), panels, (steps, count))
+
+
+@inlined
+def _backward_input_block(w, dx, shape, n, count, own_inputs, tables, block, most, left, right):  # type: ignore[no-untyped-def]
+    """Compute a block of dx, transposed: the rows of w are the rows of A."""
+    (inputs, outputs), (i_first, i_last) = shape, own_inputs
+    for i in range(i_first, i_last, _HIGH):
+        rows = min(_HIGH, i_last - i)
+        for o in range(0, outputs, _BLOCK):
+            steps = min(_BLOCK, outputs - o)
+            pack_rows((w, i * outputs + o), outputs, (left, 0), _TILE, (rows, steps))
+            d, size = (block, 0, -1 if o == 0 else most), (rows, steps, count)
+            _multiply(tables, left, right, o // STEPS * PANEL, (block, 0), most, d, size)
+        transpose(block, 0, most, dx, n * inputs + i, inputs, rows, count)
 
 
 @kernel

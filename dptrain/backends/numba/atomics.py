@@ -1,5 +1,7 @@
-"""Atomic operations on 64-bit words of memory, given by address, for threads outside the
-interpreter.
+"""Atomic operations on words of memory, given by address, for threads outside the interpreter.
+
+Words have 64 bits; the functions whose names end in 32 take words of 32 bits, on which threads can
+wait (`waiting`).
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from numba.extending import intrinsic
 
 from dptrain.backends.numba.entries import ENTRY, I64
 
-WORD = I64.as_pointer()
+I32 = ir.IntType(32)
+WORD, WORD32 = I64.as_pointer(), I32.as_pointer()
 VOID = ir.FunctionType(ir.VoidType(), [])
 
 
-def _codegen(write: Callable[..., Any]) -> Callable[..., Any]:
+def codegen_of(write: Callable[..., Any]) -> Callable[..., Any]:
     """Return Numba's code generator for an intrinsic that needs only the builder."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
@@ -37,7 +40,7 @@ def load(typingctx, address):  # type: ignore[no-untyped-def]
     def write(b, address):  # type: ignore[no-untyped-def]
         return b.load_atomic(b.inttoptr(address, WORD), "acquire", 8)
 
-    return types.int64(types.int64), _codegen(write)
+    return types.int64(types.int64), codegen_of(write)
 
 
 @intrinsic
@@ -47,7 +50,7 @@ def store(typingctx, address, value):  # type: ignore[no-untyped-def]
     def write(b, address, value):  # type: ignore[no-untyped-def]
         b.store_atomic(value, b.inttoptr(address, WORD), "release", 8)
 
-    return types.none(types.int64, types.int64), _codegen(write)
+    return types.none(types.int64, types.int64), codegen_of(write)
 
 
 @intrinsic
@@ -58,7 +61,52 @@ def exchange(typingctx, address, expected, value):  # type: ignore[no-untyped-de
         pointer = b.inttoptr(address, WORD)
         return b.extract_value(b.cmpxchg(pointer, expected, value, "acq_rel", "acquire"), 0)
 
-    return types.int64(types.int64, types.int64, types.int64), _codegen(write)
+    return types.int64(types.int64, types.int64, types.int64), codegen_of(write)
+
+
+@intrinsic
+def load32(typingctx, address):  # type: ignore[no-untyped-def]
+    """Load the signed 32-bit word at `address`; sequentially consistent."""
+
+    def write(b, address):  # type: ignore[no-untyped-def]
+        return b.sext(b.load_atomic(b.inttoptr(address, WORD32), "seq_cst", 4), I64)
+
+    return types.int64(types.int64), codegen_of(write)
+
+
+@intrinsic
+def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Store a 32-bit word; sequentially consistent."""
+
+    def write(b, address, value):  # type: ignore[no-untyped-def]
+        b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "seq_cst", 4)
+
+    return types.none(types.int64, types.int64), codegen_of(write)
+
+
+@intrinsic
+def add32(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Add to a 32-bit word, modulo 2^32; return its previous value. Sequentially consistent."""
+
+    def write(b, address, value):  # type: ignore[no-untyped-def]
+        pointer = b.inttoptr(address, WORD32)
+        return b.sext(b.atomic_rmw("add", pointer, b.trunc(value, I32), "seq_cst"), I64)
+
+    return types.int64(types.int64, types.int64), codegen_of(write)
+
+
+@intrinsic
+def exchange32(typingctx, address, expected, value):  # type: ignore[no-untyped-def]
+    """Write `value` if the 32-bit word is `expected`; return its previous value. Sequentially
+    consistent.
+    """
+
+    def write(b, address, expected, value):  # type: ignore[no-untyped-def]
+        words = b.trunc(expected, I32), b.trunc(value, I32)
+        pair = b.cmpxchg(b.inttoptr(address, WORD32), *words, "seq_cst", "seq_cst")
+        return b.sext(b.extract_value(pair, 0), I64)
+
+    return types.int64(types.int64, types.int64, types.int64), codegen_of(write)
 
 
 @intrinsic
@@ -70,11 +118,11 @@ def pause(typingctx):  # type: ignore[no-untyped-def]
         if machine in ("x86_64", "amd64", "i386", "i686"):
             b.call(cgutils.get_or_insert_function(b.module, VOID, "llvm.x86.sse2.pause"), [])
         elif machine in ("aarch64", "arm64"):
-            hint = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+            hint = ir.FunctionType(ir.VoidType(), [I32])
             function = cgutils.get_or_insert_function(b.module, hint, "llvm.aarch64.hint")
-            b.call(function, [ir.IntType(32)(1)])
+            b.call(function, [I32(1)])
 
-    return types.none(), _codegen(write)
+    return types.none(), codegen_of(write)
 
 
 @intrinsic
@@ -83,10 +131,10 @@ def yield_core(typingctx):  # type: ignore[no-untyped-def]
 
     def write(b):  # type: ignore[no-untyped-def]
         name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
-        kind = ir.FunctionType(ir.IntType(32), [])
+        kind = ir.FunctionType(I32, [])
         b.call(cgutils.get_or_insert_function(b.module, kind, name), [])
 
-    return types.none(), _codegen(write)
+    return types.none(), codegen_of(write)
 
 
 @intrinsic
@@ -98,4 +146,4 @@ def call(typingctx, entry, start, stop, thread, record):  # type: ignore[no-unty
         failed = b.call(function, [start, stop, thread, b.inttoptr(record, WORD)])
         return b.zext(failed, I64)
 
-    return types.int64(*(types.int64,) * 5), _codegen(write)
+    return types.int64(*(types.int64,) * 5), codegen_of(write)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
+from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
-from dptrain.backends.numba.operations import Operation
-from dptrain.backends.numba.threads import ThreadPool
+from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
+from dptrain.backends.numba.reduction import sum_partials
+from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
@@ -29,6 +32,7 @@ from dptrain.network.layers import (
 )
 from dptrain.network.network import Node
 from dptrain.plan.lowering import (
+    Explanation,
     Group,
     GroupNeeds,
     Phase,
@@ -39,6 +43,7 @@ from dptrain.plan.lowering import (
 )
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import INPUT, Plan
+from dptrain.plan.shards import addition_steps
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Conv2d: weighted.Convolution,
@@ -72,6 +77,7 @@ class NumbaBackend(Backend):
     """Float32 with all algorithms, and without the Winograd algorithms (docs/numerics.md)."""
     channels_last = True
     threaded = True
+    supports_shards = True
     fusions = (
         (Conv2d, ReLU, MaxPool2d),
         (Conv2d, ReLU),
@@ -95,11 +101,17 @@ class NumbaBackend(Backend):
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         return OPERATIONS[type(group.head.layer)].needs(group, setting)
 
+    def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        needed = self.needs(group, setting).phases
+        only = Explanation("vector loop", reason="the only algorithm")
+        special = OPERATIONS[type(group.head.layer)].explain(group, setting)
+        return {phase: special.get(phase, only) for phase in needed}
+
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, NumbaReplica)
         operation = OPERATIONS[type(group.head.layer)]
         return operation(
-            group, arrays, replica.thread_pool, replica.context.seed, replica.plan.setting.precision
+            group, arrays, replica.thread_pool, replica.context.seed, replica.plan.setting
         ).kernels()
 
     def bind_loss(
@@ -115,16 +127,25 @@ class NumbaBackend(Backend):
         dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
         classes = kernel is losses.softmax_cross_entropy
         scratch = (losses.softmax_scratch(output.shape[1]),) if classes else ()
-        launch = ThreadPool(1).bind(kernel, output, target, dz, sums, *scratch, varying=(1.0, True))
+        rows, is_sharded = len(replica.context.bounds) - 1, replica.plan.setting.shards > 0
+        # Double precision is rounded before micro-shards are added: other ranks add float32.
+        shard_sums = np.zeros((rows, 2), np.float32) if is_sharded else replica.slot_sums
+        launch = ThreadPool(1).bind(
+            kernel, output, target, dz, shard_sums, replica.context.bounds, *scratch,
+            varying=(1.0, True),
+        )  # fmt: skip
+        add = _bind_sum_of_shards(replica, shard_sums) if is_sharded else None
 
         def run(context: Context) -> None:
-            launch(context.n, context.scale, context.training and gradient is not None)
+            launch(rows, context.scale, context.training and gradient is not None)
+            if add is not None:
+                add(shard_sums.shape[1])
 
         return run
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
-        rule, bind = replica.plan.optimizer, replica.thread_pool.bind
+        rule, bind = replica.plan.optimizer, partial(replica.thread_pool.bind, grain=GRAIN)
         state = {name: flat[elements] for name, flat in replica.flat_state.items()}
         w, g = replica.flat_parameters[elements], replica.flat_gradients[elements]
         runs = segments(replica.plan, elements)
@@ -147,32 +168,49 @@ class NumbaBackend(Backend):
             launch = bind(updates.sgd, w, g, bounds, decays, varying=(0.1,))
         return lambda context: launch(w.size, context.learning_rate)
 
-    def allocate(self, plan: Plan, *, seed: int) -> Replica:
-        return NumbaReplica(self, plan, seed=seed)
+    def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
+        return NumbaReplica(self, plan, seed=seed, arrays=arrays)
 
     def prepare(self, plan: Plan) -> None:
         # Binding compiles. Memory that is never written has no cost, whatever the plan's size.
         self.allocate(plan, seed=0)
 
 
+def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> Launch:
+    """Return the launch that adds the loss sums of micro-shards in the gradient slots."""
+    plan, slots = replica.plan, replica.slot_sums.reshape(-1)
+    pitch = replica.slot_sums.shape[1]
+    if plan.training:
+        slots = replica.gradient_slots.reshape(-1)[plan.layout.size :]
+        pitch = plan.layout.gradient_size
+    steps = addition_steps(plan.merges)
+    return ThreadPool(1).bind(
+        sum_partials, shard_sums, *steps, slots, slots, shard_sums.shape[1], pitch
+    )
+
+
 class NumbaReplica(Replica):
     """A replica with a thread pool and a transposing kernel for input images."""
 
-    def __init__(self, backend: Backend, plan: Plan, *, seed: int) -> None:
+    def __init__(
+        self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None
+    ) -> None:
         self.thread_pool = ThreadPool(plan.setting.threads)
-        super().__init__(backend, plan, seed=seed)
+        super().__init__(backend, plan, seed=seed, arrays=arrays)
         target = self._views[plan.resolve(INPUT)]
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
         self._transpose = self.thread_pool.bind(
-            elementwise.channels_last, self._input, varying=(staged,)
-        )
+            elementwise.channels_last, self._input, varying=(staged,),
+            grain=grain_of(channels * min(height * width, elementwise.BAND)),
+        )  # fmt: skip
 
     def _load_input(self, x: NDArray[Any]) -> None:
         # The kernel has one signature; other inputs are copied by NumPy, which is slower.
         if x.dtype == self._input.dtype and x.flags.c_contiguous and x.flags.aligned:
             n, (_, pixels, channels) = len(x), self._input.shape
-            self._transpose(n, x.reshape(n, channels, pixels))
+            bands = elementwise.num_bands(pixels)
+            self._transpose(n * bands, x.reshape(n, channels, pixels))
         else:
             super()._load_input(x)

@@ -15,23 +15,33 @@ from dptrain.backends.numba.vector import copy, interleave, transpose
 
 Array = NDArray[Any]
 
+BAND = 8192
+"""Pixels that `channels_last` transposes in an item: 3 to 6 µs for three channels."""
+
 
 @kernel
 def channels_last(start: int, stop: int, thread: int, target: Array, source: Array) -> None:
-    """Transpose source (N, C, H·W) to target (N, H·W, C); items are samples."""
+    """Transpose source (N, C, H·W) to target (N, H·W, C); items are `num_bands` of each sample."""
     channels, pixels = source.shape[1], source.shape[2]
-    size = channels * pixels
-    if channels == 1 or pixels == 1:
-        copy(source, start * size, target, start * size, (stop - start) * size)
-        return
-    for n in range(start, stop):
-        if channels == 3:
-            interleave(source, n * size, target, n * size, pixels)
+    bands = -(-pixels // BAND)
+    for item in range(start, stop):
+        n, first = item // bands, item % bands * BAND
+        count = min(BAND, pixels - first)
+        at = n * channels * pixels
+        if channels == 1 or pixels == 1:
+            copy(source, at + first, target, at + first * channels, count * channels)
+        elif channels == 3:
+            interleave(source, at + first, pixels, target, at + first * channels, count)
         else:
             transpose(
-                source.reshape(-1), n * size, pixels, target.reshape(-1), n * size, channels,
-                channels, pixels,
+                source.reshape(-1), at + first, pixels, target.reshape(-1), at + first * channels,
+                channels, channels, count,
             )  # fmt: skip
+
+
+def num_bands(pixels: int) -> int:
+    """Return the number of items of each sample in `channels_last`."""
+    return -(-pixels // BAND)
 
 
 @kernel

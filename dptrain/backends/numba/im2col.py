@@ -1,30 +1,35 @@
-"""Implicit im2col: geometry, scratch, offset tables, and the work for one sample.
+"""Implicit im2col: geometry, offset tables, and operands of direct convolution.
 
 Convolution kernels do not copy patches into a matrix. A *pixel table* has the offset of each
 pixel's patch in a map, a *filter table* the offset of element (r, s, c) in a patch. Distances are
-in elements.
+in elements. With padding, the rows of the map that are needed next are copied into zero-padded
+scratch, at most `ConvGeometry.rows` rows of the output at a time.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from dptrain.backends.numba.fused_pooling import select_by_pool, unpool_rows
 from dptrain.backends.numba.jit import expanded, inlined
-from dptrain.backends.numba.microkernels import (
-    NO_LOWER_BOUND,
-    multiply_adjacent,
-    multiply_spaced,
-)
-from dptrain.backends.numba.pooling_windows import maximum_of_windows, scatter_to_windows
-from dptrain.backends.numba.vector import copy, transpose
+from dptrain.backends.numba.vector import copy, transpose, vector_width
+
+GROUP = 4
+"""Pixels at equal distances that share an address in a register tile."""
 
 BAND = 36 * 1024
 """Bytes of x and dz that the weight gradient processes at a time, so that they stay in the L1
-cache."""
+cache. The order of summation depends on it, so it is the same on every processor."""
 
 
 class ConvGeometry(NamedTuple):
-    """Padding, strides and filter size of a convolution."""
+    """Padding, strides and filter size of a convolution, and the division of its work.
+
+    Attributes:
+        rows: rows of the result (output rows; in the input gradient, input rows) whose operands
+            are in scratch at the same time.
+        column_blocks: number of parts into which the channels of the result are divided.
+    """
 
     pad_top: int
     pad_left: int
@@ -32,66 +37,43 @@ class ConvGeometry(NamedTuple):
     stride_h: int
     r: int
     s: int
+    rows: int
+    column_blocks: int
 
 
-class PoolGeometry(NamedTuple):
-    """Padding, strides and window size of pooling, and the size (H, W) of its input."""
-
-    pad_top: int
-    pad_left: int
-    stride_v: int
-    stride_h: int
-    window_v: int
-    window_h: int
-    height: int
-    width: int
+@inlined
+def part(size, index, parts):  # type: ignore[no-untyped-def]
+    """Return the first element and the end of part `index` of range(size)."""
+    return size * index // parts, size * (index + 1) // parts
 
 
-def conv_geometry(
-    pads: tuple[int, int], strides: tuple[int, int], window: tuple[int, int]
-) -> ConvGeometry:
-    """Return the geometry of a convolution; every pair is (vertical, horizontal)."""
-    return ConvGeometry(*pads, *strides, *window)
+@inlined
+def vector_part(size, index, parts, width):  # type: ignore[no-untyped-def]
+    """Return a part of range(size) that starts at a multiple of `width`."""
+    first, stop = part((size + width - 1) // width, index, parts)
+    return first * width, min(size, stop * width)
 
 
-def pool_geometry(
-    pads: tuple[int, int],
-    strides: tuple[int, int],
-    window: tuple[int, int],
-    maps: tuple[int, int],
-) -> PoolGeometry:
-    """Return the geometry of pooling; every pair is (vertical, horizontal)."""
-    return PoolGeometry(*pads, *strides, *window, *maps)
-
-
-def conv_scratch(
-    pads: tuple[int, int],
-    strides: tuple[int, int],
-    window: tuple[int, int],
-    x_maps: tuple[int, int, int],
-    y_maps: tuple[int, int, int],
-    pool_height: int = 0,
-) -> tuple[int, int, int]:
-    """Return scratch elements per thread for forward, weight gradient and input gradient.
+@inlined
+def copy_rows(source, start, maps, first, rows, target, columns, left):  # type: ignore[no-untyped-def]
+    """Copy rows of maps (H, W, C) into `target` (rows, columns, C), with zeros outside the maps.
 
     Args:
-        pads: (top, left).
-        strides: (vertical, horizontal).
-        window: (R, S).
-        x_maps: (H, W, C).
-        y_maps: (Ho, Wo, K) of the convolution, before pooling.
-        pool_height: height of the window of fused pooling; 0 without pooling.
+        source, start: flat array and first element of the maps.
+        first: the first row to copy, which may be outside the maps.
+        target: flat; its columns outside the maps must be 0 and stay unchanged.
+        left: column of `target` that receives column 0.
     """
-    (h_in, w_in, c), (h_out, w_out, k) = x_maps, y_maps
-    pixels, patch = h_out * w_out, window[0] * window[1] * c
-    padded = ((h_out - 1) * strides[0] + window[0]) * ((w_out - 1) * strides[1] + window[1])
-    rows = max((h_in - 1 + pads[0]) // strides[0] + 1, h_out) + (window[0] - 1) // strides[0]
-    columns = max((w_in - 1 + pads[1]) // strides[1] + 1, w_out) + (window[1] - 1) // strides[1]
-    return (
-        padded * c + 2 * pixels + patch + pool_height * w_out * k,
-        padded * c + 2 * patch + pixels + (pixels * k if pool_height else 1),
-        rows * columns * k + patch * k + 2 * h_in * w_in + window[0] * window[1] * k + k,
-    )
+    height, width, channels = maps
+    begin = min(width, max(0, -left))
+    count = max(0, min(width, columns - left) - begin) * channels
+    for i in range(rows):
+        row, t = first + i, i * columns * channels
+        if row < 0 or row >= height:
+            target[t : t + columns * channels] = 0
+        else:
+            s = start + (row * width + begin) * channels
+            copy(source, s, target, t + (begin + left) * channels, count)
 
 
 @expanded
@@ -105,7 +87,7 @@ def copy_padded(source, start, maps, target, rows, columns, top, left):  # type:
         copy(source, s, target, t, max(0, last - first) * channels)
 
 
-@expanded
+@inlined
 def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-def]
     """Fill the pixel table of a map; patches are `down` and `across` elements from each other."""
     for i in range(height):
@@ -113,7 +95,34 @@ def fill_pixels(height, width, down, across, table):  # type: ignore[no-untyped-
             table[i * width + j] = i * down + j * across
 
 
-@expanded
+@inlined
+def row_entries(width, channels):  # type: ignore[no-untyped-def]
+    """Return the entries of a row of `width` pixels in a table of `grouped_column`.
+
+    Tiles of one vector are limited by loads of addresses, so they profit more from groups.
+    """
+    entries = (width + GROUP - 1) // GROUP * GROUP
+    accepted = 125 if channels <= vector_width() else 104
+    return entries if width >= GROUP and 100 * entries <= accepted * width else width
+
+
+@inlined
+def grouped_column(j, width, entries):  # type: ignore[no-untyped-def]
+    """Return the pixel of entry j of a row: groups of 4 adjacent pixels, the last of which overlaps
+    the one before it, so that all groups are complete.
+    """
+    return j if j < entries - GROUP else width - entries + j
+
+
+@inlined
+def fill_groups(height, width, entries, down, across, table):  # type: ignore[no-untyped-def]
+    """Fill a pixel table of which each row has `entries` entries, see `grouped_column`."""
+    for i in range(height):
+        for j in range(entries):
+            table[i * entries + j] = i * down + grouped_column(j, width, entries) * across
+
+
+@inlined
 def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
     """Fill the filter table: r rows of s adjacent elements; rows are `down` elements from each
     other.
@@ -123,34 +132,53 @@ def fill_filter(r, s, down, table):  # type: ignore[no-untyped-def]
             table[i * s + j] = i * down + j
 
 
-@expanded
+@inlined
 def fill_ramp(scale, table):  # type: ignore[no-untyped-def]
     """Fill a table with multiples of `scale`."""
     for i in range(len(table)):
         table[i] = i * scale
 
 
-@expanded
-def padded_maps(h_out, w_out, geometry):  # type: ignore[no-untyped-def]
-    """Return the height and width that the patches cover."""
-    _, _, down, across, r, s = geometry
-    return (h_out - 1) * down + r, (w_out - 1) * across + s
+@inlined
+def padded_rows(count, geometry):  # type: ignore[no-untyped-def]
+    """Return the rows of padded x that `count` rows of the output need."""
+    return (count - 1) * geometry.stride_v + geometry.r
 
 
-@expanded
-def padded_gradient(h_in, w_in, h_out, w_out, geometry):  # type: ignore[no-untyped-def]
-    """Return the height and width of zero-padded dy for the input gradient."""
-    top, left, down, across, r, s = geometry
-    rows = max((h_in - 1 + top) // down + 1, h_out) + (r - 1) // down
-    return rows, max((w_in - 1 + left) // across + 1, w_out) + (s - 1) // across
+@inlined
+def padded_columns(w_out, geometry):  # type: ignore[no-untyped-def]
+    """Return the columns of padded x that a row of the output needs."""
+    return (w_out - 1) * geometry.stride_h + geometry.s
 
 
-@expanded
-def is_inside(geometry, h_in, w_in, rows, columns):  # type: ignore[no-untyped-def]
-    """Return whether the map contains all rows and columns of the patches, so that no copy is
-    needed.
+@inlined
+def is_inside(geometry, h_in, w_in, h_out, w_out):  # type: ignore[no-untyped-def]
+    """Return whether the map contains all patches, so that no copy is needed."""
+    fits = padded_rows(h_out, geometry) <= h_in and padded_columns(w_out, geometry) <= w_in
+    return geometry.pad_top == 0 and geometry.pad_left == 0 and fits
+
+
+@inlined
+def load_patches(x, n, maps, first, count, geometry, inside, columns, padded):  # type: ignore[no-untyped-def]
+    """Return (flat array, element) of the patch of pixel (first, 0) of the output.
+
+    Args:
+        x: flat, of all samples.
+        n: the sample.
+        maps: (H, W, C).
+        first, count: rows of the output whose patches are needed.
+        inside: value of `is_inside`.
+        columns: value of `padded_columns`.
+        padded: scratch for the padded rows; its columns outside the map must be 0.
     """
-    return geometry.pad_top == 0 and geometry.pad_left == 0 and rows <= h_in and columns <= w_in
+    h_in, w_in, c = maps
+    start = n * h_in * w_in * c
+    if inside:
+        return x, start + first * geometry.stride_v * w_in * c
+    row = first * geometry.stride_v - geometry.pad_top
+    rows = padded_rows(count, geometry)
+    copy_rows(x, start, maps, row, rows, padded, columns, geometry.pad_left)
+    return padded, 0
 
 
 @inlined
@@ -185,125 +213,74 @@ def taps(size, phase, stride):  # type: ignore[no-untyped-def]
     return (size - phase + stride - 1) // stride if phase < size else 0
 
 
-@expanded
-def unpool(dy, argmax, start, h_pool, w_pool, k, pool, target, columns, top, left, sums):  # type: ignore[no-untyped-def]
-    """Write dy of one sample to the positions of the maxima, in `target` (…, columns, K), at (top,
-    left).
-
-    Elements outside all windows are unchanged. The gradients are also added to sums (K,).
-    """
-    high, wide, h_out, w_out = pool.window_v, pool.window_h, pool.height, pool.width
-    overlap = pool.stride_v < high or pool.stride_h < wide
-    if overlap:
-        for i in range(h_out):
-            row = ((i + top) * columns + left) * k
-            target[row : row + w_out * k] = 0
-    for i in range(h_pool):
-        row = i * pool.stride_v - pool.pad_top
-        j = 0
-        while j < w_pool:
-            column = j * pool.stride_h - pool.pad_left
-            begin, end, count = max(0, -column), min(wide, w_out - column), 1
-            if begin == 0 and end == wide:
-                # Process all windows up to the last complete one together.
-                count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
-            window = start + (i * w_pool + j) * k
-            scatter_to_windows(
-                *(target, ((row + top) * columns + column + left) * k, dy, window, argmax, window),
-                *(sums, 0, overlap, max(0, -row), min(high, h_out - row), begin, end),
-                *(wide, columns * k, pool.stride_h, k, count),
-            )
-            j += count
-
-
-@expanded
-def pool_row(band, origin, first, last, w_out, pitch, w_pool, k, pool, y, argmax, start):  # type: ignore[no-untyped-def]
-    """Compute the maxima of one row of windows, of which rows `first` to `last` exist.
-
-    The first row starts at band[origin], even if it does not exist; rows are `pitch` pixels apart.
-    """
-    wide = pool.window_h
-    j = 0
-    while j < w_pool:
-        column = j * pool.stride_h - pool.pad_left
-        begin, end, count = max(0, -column), min(wide, w_out - column), 1
-        if begin == 0 and end == wide:
-            # Process all windows up to the last complete one together.
-            count = max(1, min(w_pool, (w_out - wide + pool.pad_left) // pool.stride_h + 1) - j)
-        maximum_of_windows(
-            *(band, origin + column * k, y, start + j * k, argmax, start + j * k),
-            *(first, last, begin, end, wide, pitch * k, pool.stride_h, k, count),
-        )
-        j += count
-
-
 @inlined
-def band_rows(w_out, c, k):  # type: ignore[no-untyped-def]
-    """Return the rows of x and dz that fit the L1 cache during the weight gradient."""
-    # For each pixel a tile reads one cache line of x and two of dz, if there are enough channels.
-    pixel = min(64, 4 * c) + min(128, 4 * k)
-    return max(1, BAND // pixel // w_out)
-
-
-@expanded
-def add_weight_gradient(  # type: ignore[no-untyped-def]
-    a, a_start, dz, dz_start, tables, first, height, w_out, r, s, c, k, sums
-):
-    """Add the contribution of `height` rows of a sample's dz to dw, in sums (R·S·C, K).
+def gradient_rows(w_out, c, k, stride):  # type: ignore[no-untyped-def]
+    """Return the rows of x and dz that fit the L1 cache during the weight gradient.
 
     Args:
-        tables: filter table, row table of dw and pixel table, one after another.
-        first: number of the first pixel of dz in the map.
+        w_out, c, k: pixels of a row of dz, input channels, filters.
+        stride: vertical stride of pooling, of which the result is a multiple; 1 without pooling.
     """
-    patch = r * s * c
-    step = band_rows(w_out, c, k) * w_out
-    for p in range(0, height * w_out, step):
-        multiply_adjacent(
-            (a, a_start),
-            (tables, 0, 1),
-            (tables, 2 * patch + first + p, 1),
-            (dz, dz_start + p * k, k),
-            (sums, 0, 1),
-            (sums, 0),
-            (tables, patch, 1),
-            (patch, min(step, height * w_out - p), k),
-            NO_LOWER_BOUND,
-            s * c,
-        )
+    # For each pixel a tile reads one cache line of x and two of dz, if there are enough channels.
+    pixel = min(64, 4 * c) + min(128, 4 * k)
+    return max(1, BAND // pixel // w_out // stride) * stride
 
 
 @inlined
-def pack_flipped(w, shape, geometry, packed):  # type: ignore[no-untyped-def]
-    """Pack the weights for the input gradient: by phase, flipped, as (…, K, C)."""
+def gradient_rows_above(geometry):  # type: ignore[no-untyped-def]
+    """Return the rows and columns of padded dz before the pixel under input pixel (0, 0)."""
+    return (geometry.r - 1) // geometry.stride_v, (geometry.s - 1) // geometry.stride_h
+
+
+@inlined
+def padded_gradient(rows, w_in, w_out, geometry):  # type: ignore[no-untyped-def]
+    """Return the height and width of padded dz for `rows` rows of the input gradient."""
+    down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
+    height = (rows - 1 + geometry.pad_top) // down + 1 + (r - 1) // down
+    width = max((w_in - 1 + geometry.pad_left) // across + 1, w_out) + (s - 1) // across
+    return height, width
+
+
+@inlined
+def pack_flipped(start, stop, w, shape, geometry, packed):  # type: ignore[no-untyped-def]
+    """Pack taps start to stop of w for the input gradient: by phase, flipped, as (…, K, C)."""
     r, s, c, k = shape
     down, across = geometry.stride_v, geometry.stride_h
-    offset = 0
+    tap = 0
     for f in range(down):
         for g in range(across):
             for i in range(taps(r, f, down) - 1, -1, -1):
                 for j in range(taps(s, g, across) - 1, -1, -1):
-                    source = ((f + i * down) * s + g + j * across) * c * k
-                    transpose(w, source, k, packed, offset, c, c, k)
-                    offset += c * k
+                    if start <= tap < stop:
+                        source = ((f + i * down) * s + g + j * across) * c * k
+                        transpose(w, source, k, packed, tap * c * k, c, c, k)
+                    tap += 1
 
 
 @inlined
-def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
+def fill_phases(rows, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  # type: ignore[no-untyped-def]
     """Fill the pixel tables of dz and dx by phase, and the filter tables.
 
     Row h of the input meets only the filter rows f, f + stride, … with f = (h + top) mod stride. So
-    each phase (f, g) is a correlation of stride 1.
+    each phase (f, g) is a correlation of stride 1. The tables are for `rows` rows from a multiple
+    of the stride on.
     """
-    top, left, down, across, r, s = geometry
+    top, left = geometry.pad_top, geometry.pad_left
+    down, across, r, s = geometry.stride_v, geometry.stride_h, geometry.r, geometry.s
+    above, before = gradient_rows_above(geometry)
     pixel, step = 0, 0
     for f in range(down):
         for g in range(across):
-            # Padded dz has (r − 1) // down rows above, as the phase with the most taps requires.
+            # Padded dz has `above` rows above, as the phase with the most taps requires.
             row_taps, column_taps = taps(r, f, down), taps(s, g, across)
-            for h in range((f - top) % down, h_in, down):
-                row = (h + top - f) // down - row_taps + 1 + (r - 1) // down
-                for v in range((g - left) % across, w_in, across):
-                    column = (v + left - g) // across - column_taps + 1 + (s - 1) // across
+            for h in range((f - top) % down, rows, down):
+                row = (h + top - f) // down - row_taps + 1 + above
+                start = (g - left) % across
+                width = taps(w_in, start, across)
+                entries = row_entries(width, c)
+                for j in range(entries):
+                    v = start + grouped_column(j, width, entries) * across
+                    column = (v + left - g) // across - column_taps + 1 + before
                     a_rows[pixel] = (row * columns + column) * k
                     c_rows[pixel] = (h * w_in + v) * c
                     pixel += 1
@@ -312,38 +289,39 @@ def fill_phases(h_in, w_in, c, k, columns, geometry, a_rows, c_rows, a_steps):  
             step += size
 
 
-@expanded
-def correlate_phases(  # type: ignore[no-untyped-def]
-    dz, h_out, h_in, w_in, c, k, geometry, packed, a_rows, c_rows, a_steps, dx, dx_start
-):
-    """Compute dx of one sample from its padded dz."""
-    top, left, down, across, r, s = geometry
-    pixel, step = 0, 0
-    # Pixels of a phase are adjacent only if it is the only phase.
-    run = w_in if down * across == 1 else 1
-    for f in range(down):
-        for g in range(across):
-            pixels = taps(h_in, (f - top) % down, down) * taps(w_in, (g - left) % across, across)
-            size = taps(r, f, down) * taps(s, g, across) * k
-            i = 0
-            while i < h_in:
-                first, last, stop, count = 0, taps(r, f, down), h_in, pixels
-                if run > 1:
-                    first, last, stop = rows_alike(i, h_in, 1, i + top - (r - 1), r, h_out)
-                    count = (stop - i) * w_in
-                skipped = first * s * k
-                multiply_spaced(
-                    (dz, 0),
-                    (a_rows, pixel + i * w_in, 1),
-                    (a_steps, step + skipped, 1),
-                    (packed, (step + skipped) * c, c),
-                    (packed, 0, -1),
-                    (dx, dx_start),
-                    (c_rows, pixel + i * w_in, 1),
-                    (count, (last - first) * taps(s, g, across) * k, c),
-                    NO_LOWER_BOUND,
-                    run,
-                )
-                i = stop
-            pixel += pixels
-            step += size
+def _unpool_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):  # type: ignore[no-untyped-def]
+    k, (first, stop) = maps[2], rows
+    begin = min(max(first, 0), pool.height)
+    end = max(begin, min(stop, pool.height))
+    row = columns * k
+    dz[: (begin - first) * row] = 0
+    dz[(end - first) * row : (stop - first) * row] = 0
+    start = (begin - first) * row
+    unpool_rows(
+        pool, dy, argmax, n, maps, (begin, end), dz, start + left * k, columns, (0, k),
+        unused_sums, 0, unused_sums,
+    )  # fmt: skip
+    return dz, 0
+
+
+def _copy_padded(pool, dy, argmax, n, maps, rows, dz, columns, left, unused_sums):  # type: ignore[no-untyped-def]
+    start, row = n * maps[0] * maps[1] * maps[2], maps[1] * maps[2]
+    if left == 0 and columns == maps[1] and rows[0] >= 0 and rows[1] <= maps[0]:
+        return dy, start + rows[0] * row
+    copy_rows(dy, start, maps, rows[0], rows[1] - rows[0], dz, columns, left)
+    return dz, 0
+
+
+load_padded_gradient = select_by_pool(_unpool_padded, _copy_padded)
+"""Return (flat array, element) of zero-padded rows of a sample's dz, if necessary in `dz`.
+
+Args:
+    pool: geometry.
+    dy, argmax: flat, of all samples.
+    n: the sample.
+    maps: (H, W, K) of dy.
+    rows: (first, stop), rows of dz; those outside the map become 0.
+    dz, columns: flat target and pixels of its rows. Its columns outside the map must be 0.
+    left: column of `dz` for column 0.
+    unused_sums: K elements of scratch.
+"""

@@ -1,8 +1,9 @@
 """Compile kernels and cache them on disk.
 
-Nearly every kernel has one signature, so its cache has one entry. If several processes compile a
-kernel at the same time, each writes the same file and the last one wins; all files are valid. If
-the kernel has two signatures, an entry can be lost; it is compiled again when needed. Files are
+Most kernels have one signature, so their cache has one entry; those of convolutions have two, with
+and without pooling. If several processes compile a kernel at the same time, each writes the same
+file and the last one wins; all files are valid. If the kernel has two signatures, an entry can be
+lost; it is compiled again when needed. Files are
 written next to their final path, renamed, and contain a checksum; a damaged file is compiled again.
 The folder name is a digest of everything that the machine code depends on, so entries are never
 stale.

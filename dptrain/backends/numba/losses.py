@@ -1,7 +1,8 @@
-"""Loss kernels: one call sums over the whole batch, in double precision and in a fixed order.
+"""Loss kernels: they sum each micro-shard in double precision and in a fixed order.
 
-Each kernel writes loss · scale and the number of correct predictions to sums[0] and sums[1]. If
-`gradient` has rows, it also writes the gradient of the loss with respect to z.
+Items are micro-shards; number r consists of samples bounds[r] … bounds[r + 1]. Each kernel writes
+loss · scale and the number of correct predictions to sums[r, 0] and sums[r, 1]. If `gradient` has
+rows, it also writes the gradient of the loss with respect to z.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def _largest(z: Array, n: int) -> Any:
 @kernel
 def softmax_cross_entropy(
     start: int, stop: int, thread: int,
-    z: Array, labels: Array, gradient: Array, sums: Array, scratch: Array, scale: float,
-    backward: bool,
+    z: Array, labels: Array, gradient: Array, sums: Array, bounds: Array,
+    scratch: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale.
 
@@ -91,33 +92,34 @@ def softmax_cross_entropy(
         scratch: float64 (rows, F) for as many samples as are processed at a time, so that their
             exponentials are computed in one vectorised loop.
     """
-    loss, correct = 0.0, 0
     classes = z.shape[1]
     flat = scratch.reshape(-1)
-    for first in range(start, stop, len(scratch)):
-        rows = min(len(scratch), stop - first)
-        for n in range(first, first + rows):
-            best, label = _largest(z, n), labels[n]
-            largest = np.float64(z[n, best])
-            loss -= z[n, label] - largest
-            correct += best == label
-            for k in range(classes):
-                scratch[n - first, k] = z[n, k] - largest
-        for i in range(np.uintp(rows * classes)):
-            flat[i] = _exp(flat[i])
-        for n in range(first, first + rows):
-            total = 0.0
-            for k in range(classes):
-                total += scratch[n - first, k]
-            loss += np.log(total)
-            if backward:
-                share = scale / total
+    for row in range(start, stop):
+        loss, correct = 0.0, 0
+        for first in range(bounds[row], bounds[row + 1], len(scratch)):
+            rows = min(len(scratch), bounds[row + 1] - first)
+            for n in range(first, first + rows):
+                best, label = _largest(z, n), labels[n]
+                largest = np.float64(z[n, best])
+                loss -= z[n, label] - largest
+                correct += best == label
                 for k in range(classes):
-                    gradient[n, k] = scratch[n - first, k] * share
-                label = labels[n]
-                gradient[n, label] = (scratch[n - first, label] / total - 1.0) * scale
-    sums[0] = loss * scale
-    sums[1] = correct
+                    scratch[n - first, k] = z[n, k] - largest
+            for i in range(np.uintp(rows * classes)):
+                flat[i] = _exp(flat[i])
+            for n in range(first, first + rows):
+                total = 0.0
+                for k in range(classes):
+                    total += scratch[n - first, k]
+                loss += np.log(total)
+                if backward:
+                    share = scale / total
+                    for k in range(classes):
+                        gradient[n, k] = scratch[n - first, k] * share
+                    label = labels[n]
+                    gradient[n, label] = (scratch[n - first, label] / total - 1.0) * scale
+        sums[row, 0] = loss * scale
+        sums[row, 1] = correct
 
 
 def softmax_scratch(classes: int) -> NDArray[np.float64]:
@@ -128,41 +130,45 @@ def softmax_scratch(classes: int) -> NDArray[np.float64]:
 @kernel
 def sigmoid_cross_entropy(
     start: int, stop: int, thread: int,
-    z: Array, target: Array, gradient: Array, sums: Array, scale: float, backward: bool,
+    z: Array, target: Array, gradient: Array, sums: Array, bounds: Array,
+    scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
-    loss, correct = 0.0, 0
     outputs = z.shape[1]
-    for n in range(start, stop):
-        right = True
-        for k in range(outputs):
-            value, y = np.float64(z[n, k]), np.float64(target[n, k])
-            # max(z, 0) in this form preserves NaN.
-            positive = 0.0 if value <= 0.0 else value
-            power = _exp(-abs(value))
-            loss += positive - value * y + np.log1p(power)
-            right &= (value > 0.0) == (y > 0.5)
-            if backward:
-                share = (1.0 if value > 0.0 else power) / (1.0 + power)
-                gradient[n, k] = (share - y) * scale / outputs
-        correct += right
-    sums[0] = loss * scale / outputs
-    sums[1] = correct
+    for row in range(start, stop):
+        loss, correct = 0.0, 0
+        for n in range(bounds[row], bounds[row + 1]):
+            right = True
+            for k in range(outputs):
+                value, y = np.float64(z[n, k]), np.float64(target[n, k])
+                # max(z, 0) in this form preserves NaN.
+                positive = 0.0 if value <= 0.0 else value
+                power = _exp(-abs(value))
+                loss += positive - value * y + np.log1p(power)
+                right &= (value > 0.0) == (y > 0.5)
+                if backward:
+                    share = (1.0 if value > 0.0 else power) / (1.0 + power)
+                    gradient[n, k] = (share - y) * scale / outputs
+            correct += right
+        sums[row, 0] = loss * scale / outputs
+        sums[row, 1] = correct
 
 
 @kernel
 def mean_squared_error(
     start: int, stop: int, thread: int,
-    z: Array, target: Array, gradient: Array, sums: Array, scale: float, backward: bool,
+    z: Array, target: Array, gradient: Array, sums: Array, bounds: Array,
+    scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
-    loss = 0.0
     outputs = z.shape[1]
-    for n in range(start, stop):
-        for k in range(outputs):
-            d = np.float64(z[n, k]) - np.float64(target[n, k])
-            loss += d * d
-            if backward:
-                gradient[n, k] = 2.0 * d * scale / outputs
-    sums[0] = loss * scale / outputs
-    sums[1] = 0.0
+    for row in range(start, stop):
+        loss = 0.0
+        for n in range(bounds[row], bounds[row + 1]):
+            for k in range(outputs):
+                d = np.float64(z[n, k]) - np.float64(target[n, k])
+                loss += d * d
+                if backward:
+                    gradient[n, k] = 2.0 * d * scale / outputs
+        sums[row, 0] = loss * scale / outputs
+        sums[row, 1] = 0.0

@@ -2,6 +2,21 @@
 
 Activations are (N, features), weights (I, O), all float32 and contiguous.
 
+Items are smaller than a sample, so that small batches use all threads (`dense_blocks`):
+
+- `dense_forward(start, stop, thread, x, w, b, y, relu, blocks, scratch, samples)`: items are blocks
+  of samples × chunks of inputs × blocks of outputs. y is (chunks, N, O); with several chunks,
+  `relu` is False and `add_chunks` adds them.
+- `dense_backward_input(start, stop, thread, dy, w, dx, blocks, scratch, samples)`: items are blocks
+  of samples × blocks of inputs.
+- `dense_backward_weight(start, stop, thread, x, dy, dw, db, scratch, samples)`: items are inputs,
+  that is rows of dw; the part that contains input 0 also computes db.
+- `dense_shards.dense_backward_weight_shards` does the same for micro-shards.
+
+`samples` is the number of samples in the launch. The order of summation of an output or an input
+gradient follows from the shape of the layer alone, not from blocks, threads or other samples; only
+if `blocks.by_shape` is 0, blocks of few samples may use another order.
+
 A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
 briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
 efficient products, prefetches the next block during the current one, and packs the operands that it
@@ -10,154 +25,239 @@ reuses (see docs/kernels.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
+from dptrain.backends.numba.dense_blocks import (
+    STEPS,
+    Blocks,
+    backward_input_blocks,
+    forward_blocks,
+)
 from dptrain.backends.numba.gemv import fits_registers, multiply_row
-from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.jit import Kernel, inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply, multiply_ahead
 from dptrain.backends.numba.vector import copy, transpose
+from dptrain.plan.lowering import Phase
 
 _BLOCK = 384
 """Maximum rows of a product."""
-_STEPS = 256
-"""Maximum steps of a product: a panel of B with this many steps stays in the L1 cache."""
-_WIDE = 640
-"""Columns of a product with many rows: with `_STEPS` of them, B stays in the L2 cache."""
 _ALIASED = 512
 """Elements: rows whose distance is a multiple of this map to two sets of the L1 cache."""
-_PITCH = _STEPS + 16
+_PITCH = STEPS + 16
 """Distance of such rows after packing."""
 _PANEL = 32
 """Columns of a packed panel; a multiple of two vectors of any processor."""
 _GATHERED = 144
 """Features of x that `dense_backward_weight` packs at a time."""
-_FEW = 64
-"""Number of samples below which reading the weights takes longer than computing with them."""
+_FEW = 4
+"""Number of samples below which GEMV is faster than tiles."""
 _ONE = np.ones(1, np.float32)
-_RAMP = np.arange(_BLOCK, dtype=np.int32)
+RAMP = np.arange(_BLOCK, dtype=np.int32)
 
 
-def dense_scratch(samples: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Return scratch elements per thread for forward, weight gradient and input gradient."""
-    backward = samples * (outputs + _GATHERED)
-    forward = min(samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
-    return forward, backward, backward
+@dataclass(frozen=True)
+class DenseKernel:
+    """The kernel of a stage of a dense layer.
+
+    Attributes:
+        kernel: the kernel.
+        scratch: float32 elements of scratch for each thread.
+        blocks: blocks of samples and features; None for weight gradients, whose items are inputs.
+    """
+
+    kernel: Kernel
+    scratch: int
+    blocks: Blocks | None = None
+
+
+def dense_kernels(
+    samples: int, threads: int, inputs: int, outputs: int, *, by_shape: bool = False
+) -> Mapping[Phase, DenseKernel]:
+    """Return the kernels of a dense layer without micro-shards.
+
+    Args:
+        samples: largest number of samples of a launch.
+        threads: largest number of parts of a launch.
+        inputs, outputs: shape of w.
+        by_shape: True if the order of summation must follow from the shape alone.
+    """
+    forward = forward_blocks(samples, inputs, outputs, threads, by_shape=by_shape)
+    backward = backward_input_blocks(samples, inputs, outputs, threads, by_shape=by_shape)
+    packed = min(forward.samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
+    if forward.features < outputs:
+        packed += forward.features * forward.steps
+    return {
+        Phase.FORWARD: DenseKernel(dense_forward, packed, forward),
+        Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, samples * (outputs + _GATHERED)),
+        Phase.BACKWARD_INPUT: DenseKernel(
+            dense_backward_input, backward.samples * (outputs + 48), backward
+        ),
+    }
 
 
 @inlined
-def _even(total, most):  # type: ignore[no-untyped-def]
-    """Return a block length of at most `most` that divides `total` without a short last block."""
-    return -(-total // -(-total // most))
-
-
-@inlined
-def _forward_small_batch(start, stop, x, w, b, y, relu):  # type: ignore[no-untyped-def]
-    """Compute `dense_forward` for fewer samples than fill tiles; reading w limits the speed."""
+def _forward_few_samples(x, w, b, y, relu, first, last, i_first, i_last, o_first, o_last):  # type: ignore[no-untyped-def]
+    """Compute a block of `dense_forward` with few samples; reading w limits the speed."""
     inputs, outputs = w.shape
-    if fits_registers(outputs):
-        lower_bound = np.float32(0) if relu else NO_LOWER_BOUND
-        for n in range(start, stop):
-            x_start, y_start = n * inputs, n * outputs
+    in_registers = o_last - o_first == outputs and fits_registers(outputs)
+    whole = i_last - (i_last - i_first) % 4
+    for n in range(first, last):
+        for o in range(o_first, o_last):
+            y[n, o] = b[o] if i_first == 0 else np.float32(0)
+        if in_registers:
+            y_start = n * outputs
             multiply_row(
-                x.reshape(-1), x_start, w.reshape(-1), 0, b, 0, y.reshape(-1), y_start,
-                inputs, outputs, lower_bound,
+                x.reshape(-1), n * inputs + i_first, w.reshape(-1), i_first * outputs,
+                y.reshape(-1), y_start, y.reshape(-1), y_start, i_last - i_first, outputs,
+                np.float32(0) if relu else NO_LOWER_BOUND,
             )  # fmt: skip
-        return
-    whole = inputs - inputs % 4
-    for n in range(start, stop):
-        for o in range(outputs):
-            y[n, o] = b[o]
-        for i in range(0, whole, 4):
+            continue
+        for i in range(i_first, whole, 4):
             x0, x1, x2, x3 = x[n, i], x[n, i + 1], x[n, i + 2], x[n, i + 3]
-            for o in range(np.uintp(outputs)):
+            for o in range(np.uintp(o_first), np.uintp(o_last)):
                 y[n, o] += (x0 * w[i, o] + x1 * w[i + 1, o]) + (x2 * w[i + 2, o] + x3 * w[i + 3, o])
-        for i in range(whole, inputs):
-            for o in range(outputs):
+        for i in range(whole, i_last):
+            for o in range(o_first, o_last):
                 y[n, o] += x[n, i] * w[i, o]
         if relu:
-            for o in range(outputs):
+            for o in range(o_first, o_last):
                 y[n, o] = np.float32(0.0) if y[n, o] <= 0.0 else y[n, o]
 
 
 @inlined
-def _gather(source, start, row, target, target_start, rows, columns, pitch):  # type: ignore[no-untyped-def]
+def gather(source, start, row, target, target_start, rows, columns, pitch):  # type: ignore[no-untyped-def]
     """Copy a block so that its rows are `pitch` apart."""
     for n in range(rows):
         copy(source, start + n * row, target, target_start + n * pitch, columns)
 
 
 @kernel
-def dense_forward(start, stop, thread, x, w, b, y, relu, scratch):  # type: ignore[no-untyped-def]
-    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); items are samples.
+def dense_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, relu, blocks, scratch, samples
+):
+    """y[n, o] = b[o] + Σ x[n, i] · w[i, o], optionally max(y, 0); see the module for the items.
+
+    With several chunks, y[c] is the sum of chunk c, and the first one contains b.
+    """
+    inputs, outputs = w.shape
+    across, chunks = -(-outputs // blocks.features), -(-inputs // blocks.chunk)
+    for item in range(start, stop):
+        chunk = item // across % chunks
+        first = item // (across * chunks) * blocks.samples
+        last = min(first + blocks.samples, samples)
+        i_first, o_first = chunk * blocks.chunk, item % across * blocks.features
+        i_last, o_last = (
+            min(i_first + blocks.chunk, inputs),
+            min(o_first + blocks.features, outputs),
+        )
+        bounds = first, last, i_first, i_last, o_first, o_last
+        if last - first < _FEW and not blocks.by_shape:
+            _forward_few_samples(x, w, b, y[chunk], relu, *bounds)
+        else:
+            _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[thread], *bounds)
+
+
+@inlined
+def _forward_block(  # type: ignore[no-untyped-def]
+    x, w, b, y, relu, most_steps, mine, first, last, i_first, i_last, o_first, o_last
+):
+    """Compute a block of `dense_forward`.
 
     Rows of x that would evict each other from the L1 cache are packed.
     """
     inputs, outputs = w.shape
     x_flat, w_flat, y_flat = x.reshape(-1), w.reshape(-1), y.reshape(-1)
-    if stop - start < 4:
-        _forward_small_batch(start, stop, x, w, b, y, relu)
-        return
-    # Blocks of w that fit the L2 cache. For few samples they are whole rows, so that w is read
-    # sequentially; for many samples, sums that stay in registers matter more.
-    wide = outputs if stop - start <= _FEW else min(outputs, _WIDE)
-    deep = _even(inputs, max(32, min(_STEPS, 98304 // wide)))
-    mine, aliased = scratch[thread], inputs % _ALIASED == 0
-    for n in range(start, stop, _BLOCK):
-        rows = min(_BLOCK, stop - n)
-        for o in range(0, outputs, wide):
-            for i in range(0, inputs, deep):
-                steps = min(deep, inputs - i)
-                a, a_start, a_row = x_flat, n * inputs + i, inputs
-                if aliased:
-                    a, a_start, a_row = mine, 0, _PITCH
-                    _gather(x_flat, n * inputs + i, inputs, mine, 0, rows, steps, _PITCH)
-                lower_bound = np.float32(0) if relu and i + steps == inputs else NO_LOWER_BOUND
-                at = n * outputs + o
-                d, d_start, d_row = (b, o, 0) if i == 0 else (y_flat, at, outputs)
+    panel = mine[len(mine) - (o_last - o_first) * most_steps :]
+    for n in range(first, last, _BLOCK):
+        rows = min(_BLOCK, last - n)
+        for i in range(i_first, i_last, most_steps):
+            steps = min(most_steps, i_last - i)
+            a, a_start, a_row = x_flat, n * inputs + i, inputs
+            if inputs % _ALIASED == 0:
+                a, a_start, a_row = mine, 0, _PITCH
+                gather(x_flat, n * inputs + i, inputs, mine, 0, rows, steps, _PITCH)
+            lower_bound = np.float32(0) if relu and i + steps == i_last else NO_LOWER_BOUND
+            at = n * outputs + o_first
+            d, d_start, d_row = (y_flat, at, outputs)
+            if i == i_first:
+                d, d_start, d_row = (b, o_first, 0 if i == 0 else -1)
+            columns = o_last - o_first
+            if columns == outputs:
                 multiply_ahead(
-                    (a, a_start),
-                    (_RAMP, 0, a_row),
-                    (_RAMP, 0, 1),
-                    (w_flat, i * outputs + o, outputs),
-                    (d, d_start, d_row),
-                    (y_flat, at),
-                    (_RAMP, 0, outputs),
-                    (rows, steps, min(wide, outputs - o)),
-                    lower_bound,
-                    (w_flat, (i + steps) * outputs + o),
-                )
+                    (a, a_start), (RAMP, 0, a_row), (RAMP, 0, 1), (w_flat, i * outputs, outputs),
+                    (d, d_start, d_row), (y_flat, at), (RAMP, 0, outputs), (rows, steps, columns),
+                    lower_bound, (w_flat, (i + steps) * outputs),
+                )  # fmt: skip
+            else:
+                # A column block of w is copied, because its rows are too short for prefetches.
+                gather(w_flat, i * outputs + o_first, outputs, panel, 0, steps, columns, columns)
+                multiply(
+                    (a, a_start), (RAMP, 0, a_row), (RAMP, 0, 1), (panel, 0, columns),
+                    (d, d_start, d_row), (y_flat, at), (RAMP, 0, outputs),
+                    (rows, steps, columns), lower_bound,
+                )  # fmt: skip
 
 
 @kernel
-def dense_backward_input(start, stop, thread, dy, w, dx, scratch):  # type: ignore[no-untyped-def]
-    """dx[n, i] = Σ dy[n, o] · w[i, o]; items are samples.
+def add_chunks(start, stop, thread, partial, y, relu):  # type: ignore[no-untyped-def]
+    """Y = Σ_c partial[c], optionally max(y, 0); items are elements of y, which is flat."""
+    for i in range(np.uintp(start), np.uintp(stop)):
+        y[i] = partial[0, i]
+    for c in range(1, len(partial)):
+        for i in range(np.uintp(start), np.uintp(stop)):
+            y[i] += partial[c, i]
+    if relu:
+        for i in range(np.uintp(start), np.uintp(stop)):
+            y[i] = np.float32(0.0) if y[i] <= 0.0 else y[i]
+
+
+@kernel
+def dense_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, w, dx, blocks, scratch, samples
+):
+    """dx[n, i] = Σ dy[n, o] · w[i, o]; see the module for the items."""
+    inputs = len(w)
+    across = -(-inputs // blocks.features)
+    for item in range(start, stop):
+        first = item // across * blocks.samples
+        count = min(blocks.samples, samples - first)
+        i_first = item % across * blocks.features
+        i_last = min(i_first + blocks.features, inputs)
+        _backward_input_block(
+            dy, w, dx, blocks.steps, scratch[thread], first, count, i_first, i_last
+        )
+
+
+@inlined
+def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+    """Compute a block of `dense_backward_input`.
 
     The tiles compute the transpose of dx, so that w is read once and sequentially.
     """
     inputs, outputs = w.shape
-    samples = stop - start
-    mine = scratch[thread]
-    turned, block = mine[: outputs * samples], mine[outputs * samples :]
-    deep = _even(outputs, _STEPS)
+    turned, block = mine[: outputs * count], mine[outputs * count :]
     w_flat, dx_flat = w.reshape(-1), dx.reshape(-1)
-    transpose(dy.reshape(-1), start * outputs, outputs, turned, 0, samples, samples, outputs)
-    for i in range(0, inputs, 48):
-        rows = min(48, inputs - i)
-        for o in range(0, outputs, deep):
-            steps = min(deep, outputs - o)
+    transpose(dy.reshape(-1), first * outputs, outputs, turned, 0, count, count, outputs)
+    for i in range(i_first, i_last, 48):
+        rows = min(48, i_last - i)
+        for o in range(0, outputs, most_steps):
+            steps = min(most_steps, outputs - o)
             multiply_ahead(
                 (w_flat, i * outputs + o),
-                (_RAMP, 0, outputs),
-                (_RAMP, 0, 1),
-                (turned, o * samples, samples),
-                (block, 0, -1 if o == 0 else samples),
+                (RAMP, 0, outputs),
+                (RAMP, 0, 1),
+                (turned, o * count, count),
+                (block, 0, -1 if o == 0 else count),
                 (block, 0),
-                (_RAMP, 0, samples),
-                (rows, steps, samples),
+                (RAMP, 0, count),
+                (rows, steps, count),
                 NO_LOWER_BOUND,
                 (w_flat, (i + 48) * outputs + o * 48),
             )
-        transpose(block, 0, samples, dx_flat, start * inputs + i, inputs, rows, samples)
+        transpose(block, 0, count, dx_flat, first * inputs + i, inputs, rows, count)
 
 
 @inlined
@@ -168,12 +268,12 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
     for r in range(0, rows, _BLOCK):
         multiply(
             (_ONE, 0),
-            (_RAMP, 0, 0),
-            (_RAMP, 0, 0),
+            (RAMP, 0, 0),
+            (RAMP, 0, 0),
             (source, r * columns, columns),
             (sums, 0, 0),
             (sums, 0),
-            (_RAMP, 0, 0),
+            (RAMP, 0, 0),
             (1, min(_BLOCK, rows - r), columns),
             NO_LOWER_BOUND,
         )
@@ -200,12 +300,12 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     if packed:
         for o in range(0, outputs, _PANEL):
             columns = min(_PANEL, outputs - o)
-            _gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
+            gather(dy_flat, o, outputs, panels, o * samples, samples, columns, columns)
     else:
         panels = dy_flat
     for first in range(start, stop, _GATHERED):
         gathered = min(_GATHERED, stop - first)
-        _gather(x_flat, first, inputs, block, 0, samples, gathered, gathered)
+        gather(x_flat, first, inputs, block, 0, samples, gathered, gathered)
         for i in range(0, gathered, 48):
             # Few rows at a time, so that dw is written sequentially.
             rows = min(48, gathered - i)
@@ -216,12 +316,12 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
                 for n in range(0, samples, _BLOCK):
                     multiply_ahead(
                         (block, n * gathered + i),
-                        (_RAMP, 0, 1),
-                        (_RAMP, 0, gathered),
+                        (RAMP, 0, 1),
+                        (RAMP, 0, gathered),
                         (panels, panel + n * row, row),
                         (dw_flat, dw_start, -1 if n == 0 else outputs),
                         (dw_flat, dw_start),
-                        (_RAMP, 0, outputs),
+                        (RAMP, 0, outputs),
                         (rows, min(_BLOCK, samples - n), columns),
                         NO_LOWER_BOUND,
                         (dw_flat, (first + i + 48) * outputs + o * 48),

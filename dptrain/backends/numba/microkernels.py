@@ -20,12 +20,15 @@ every shape share a few machine functions.
 One address per row is more than the processor's integer registers can hold, and spilled addresses
 compete with A for the load ports. If rows are in runs at equal distances, such as the pixels of a
 row or the elements of a filter row, a `_Regular` tile needs one address for several rows.
+
+Columns after the last whole vector are computed with masked loads and stores, in a vector of half
+the width if they fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -173,7 +176,7 @@ class Tile(Writer):
 
 
 class _Regular(Tile):
-    """A full tile; rows of A are in groups at equal distances, rows of C at one distance.
+    """A tile whose rows all exist; rows of A and C are in groups at equal distances.
 
     Args:
         group: rows of a group.
@@ -181,19 +184,32 @@ class _Regular(Tile):
     """
 
     def __init__(
-        self, module: ir.Module, width: int, height: int, vectors: int, group: int, adjacent: bool
+        self,
+        module: ir.Module,
+        width: int,
+        height: int,
+        vectors: int,
+        masked: bool,
+        group: int,
+        adjacent: bool,
     ) -> None:
         self.group, self.adjacent = group, adjacent
-        self.kind = "adjacent" if adjacent else "spaced"
-        super().__init__(module, width, height, vectors)
+        self.kind = f"{'adjacent' if adjacent else 'spaced'}{group}"
+        super().__init__(module, width, height, vectors, masked)
+
+    def leaders(self) -> range:
+        """Return the first row of each group."""
+        return range(0, self.height, self.group)
 
     def _distance(self, table: str, scale: ir.Value) -> ir.Value:
         first, second = (self.entry(table, I64(m), scale) for m in range(2))
         return self.builder.sub(second, first)
 
     def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
-        args, groups = self.args, range(0, self.height, self.group)
-        leaders = [self.at(args["a"], self.entry("a_rows", I64(m), args["a_row"])) for m in groups]
+        args = self.args
+        leaders = [
+            self.at(args["a"], self.entry("a_rows", I64(m), args["a_row"])) for m in self.leaders()
+        ]
         one = I64(1) if self.adjacent else self._distance("a_rows", args["a_row"])
         distances = [self.builder.mul(one, I64(j)) for j in range(self.group)]
 
@@ -206,12 +222,13 @@ class _Regular(Tile):
 
     def store_rows(self, sums: Sequence[ir.Value], d: ir.Value, d_row: ir.Value) -> None:
         b, c_row = self.builder, self.args["c_row"]
-        addend = self.at(d, self.entry("c_rows", I64(0), d_row))
-        target = self.at(self.args["c"], self.entry("c_rows", I64(0), c_row))
         down, below = self._distance("c_rows", d_row), self._distance("c_rows", c_row)
-        for m in range(self.height):
-            moved = self.at(addend, b.mul(I64(m), down)), self.at(target, b.mul(I64(m), below))
-            self.store_row(sums[m * self.vectors :], *moved)
+        for leader in self.leaders():
+            addend = self.at(d, self.entry("c_rows", I64(leader), d_row))
+            target = self.at(self.args["c"], self.entry("c_rows", I64(leader), c_row))
+            for j in range(self.group):
+                moved = self.at(addend, b.mul(I64(j), down)), self.at(target, b.mul(I64(j), below))
+                self.store_row(sums[(leader + j) * self.vectors :], *moved)
 
 
 class _Plain(_Regular):
@@ -221,10 +238,17 @@ class _Plain(_Regular):
     """
 
     def __init__(
-        self, module: ir.Module, width: int, height: int, vectors: int, group: int, adjacent: bool
+        self,
+        module: ir.Module,
+        width: int,
+        height: int,
+        vectors: int,
+        masked: bool,
+        group: int,
+        adjacent: bool,
     ) -> None:
-        self.group, self.adjacent, self.kind = group, adjacent, "plain"
-        Tile.__init__(self, module, width, height, vectors)
+        self.group, self.adjacent, self.kind = group, adjacent, f"plain{group}"
+        Tile.__init__(self, module, width, height, vectors, masked)
 
     def store_row(self, sums: Sequence[ir.Value], addend: ir.Value, target: ir.Value) -> None:
         for total, (address, masked) in zip(sums, self.columns(target), strict=False):
@@ -240,6 +264,13 @@ class _Ahead(Tile):
 
 _ANY = ("any", "ahead")
 """Kinds of products whose rows have arbitrary offsets."""
+
+
+class Panel(NamedTuple):
+    """Columns that are computed together: `vectors` vectors of `width` elements."""
+
+    width: int
+    vectors: int
 
 
 class _Product(Writer):
@@ -261,16 +292,27 @@ class _Product(Writer):
         b, args, width = self.builder, self.args, self.registers.width
         wide = b.mul(b.sdiv(args["columns"], I64(2 * width)), I64(2 * width))
 
-        def panels(start: ir.Value, stop: ir.Value, vectors: int) -> None:
-            def panel(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                first = I64(0) if self.kind in _ANY else self._regular(k, vectors)
-                self._tiles(k, first, vectors)
-                return []
+        def pair(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            self._panel(k, Panel(width, 2))
+            return []
 
-            self.loop(start, stop, [], panel, step=vectors * width)
+        def single(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            # Vectors of half the width take half the time on processors that split wide vectors.
+            rest, half = b.sub(args["columns"], k), width // 2
+            with b.if_else(b.icmp_signed("<=", rest, I64(half))) as (few, many):
+                with few:
+                    self._panel(k, Panel(half, 1))
+                with many:
+                    self._panel(k, Panel(width, 1))
+            return []
 
-        panels(I64(0), wide, 2)
-        panels(wide, args["columns"], 1)
+        self.loop(I64(0), wide, [], pair, step=2 * width)
+        self.loop(wide, args["columns"], [], single, step=width)
+
+    def _panel(self, k: ir.Value, panel: Panel) -> None:
+        """Compute all rows of a panel of columns, from column k on."""
+        first = I64(0) if self.kind in _ANY else self._regular(k, panel)
+        self._tiles(k, first, panel)
 
     def _moved(self, k: ir.Value, m: ir.Value) -> dict[str, ir.Value]:
         """Return the arguments of a tile."""
@@ -290,26 +332,61 @@ class _Product(Writer):
             moved["ahead"] = self.at(moved["ahead"], lines)
         return moved
 
-    def _regular(self, k: ir.Value, vectors: int) -> ir.Value:
+    def _regular(self, k: ir.Value, panel: Panel) -> ir.Value:
         """Compute full tiles with regular rows; return the first remaining row."""
-        b, args, adjacent = self.builder, self.args, self.kind == "adjacent"
-        tiles = self.registers.adjacent if adjacent else self.registers.spaced
-        height, group = tiles[vectors - 1]
+        b, vectors = self.builder, panel.vectors
+        last = self._full_tiles(k, panel, *self.registers.spaced[vectors - 1])
+        if self.kind != "adjacent":
+            return last
+        # Runs that are no multiple of 4 elements, such as those of three channels.
+        before = b.block
+        other = b.append_basic_block("other_group")
+        after = b.append_basic_block("regular_end")
+        b.cbranch(b.icmp_signed("==", last, I64(0)), other, after)
+        b.position_at_end(other)
+        others = self._full_tiles(k, panel, *self.registers.adjacent[vectors - 1])
+        end = b.block
+        b.branch(after)
+        b.position_at_end(after)
+        result = b.phi(I64)
+        result.add_incoming(last, before)
+        result.add_incoming(others, end)
+        return result
+
+    def _full_tiles(self, k: ir.Value, panel: Panel, height: int, group: int) -> ir.Value:
+        """Compute tiles of `height` rows, if runs are whole groups; return the first remaining
+        row.
+        """
+        b, args = self.builder, self.args
         write = _Plain if self.kind == "plain" else _Regular
-        tile = write(self.module, self.width, height, vectors, group, adjacent)
-        whole = b.icmp_signed(">=", b.sub(args["columns"], k), I64(vectors * self.width))
         aligned = b.icmp_signed("==", b.srem(args["run"], I64(group)), I64(0))
         last = b.mul(b.sdiv(args["rows"], I64(height)), I64(height))
-        last = b.select(b.and_(whole, aligned), last, I64(0))
+        last = b.select(aligned, last, I64(0))
 
-        def call(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            b.call(tile.function, list(self._moved(k, m).values()))
-            return []
+        def loop(masked: bool) -> None:
+            size = panel.width, height, panel.vectors, masked, group
+            tile = write(self.module, *size, self.kind == "adjacent").function
 
-        self.loop(I64(0), last, [], call, step=height)
+            def call(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+                b.call(tile, list(self._moved(k, m).values()))
+                return []
+
+            self.loop(I64(0), last, [], call, step=height)
+
+        if panel.vectors == 2:
+            loop(masked=False)
+        elif panel.width < self.width:
+            loop(masked=True)
+        else:
+            whole = b.icmp_signed(">=", b.sub(args["columns"], k), I64(panel.width))
+            with b.if_else(whole) as (all_columns, some_columns):
+                with all_columns:
+                    loop(masked=False)
+                with some_columns:
+                    loop(masked=True)
         return last
 
-    def _tiles(self, k: ir.Value, first: ir.Value, vectors: int) -> None:
+    def _tiles(self, k: ir.Value, first: ir.Value, panel: Panel) -> None:
         """Compute the rows from `first` on, each with the lowest tile that holds the remaining
         rows.
         """
@@ -320,8 +397,8 @@ class _Product(Writer):
 
             def call(heights: Sequence[int]) -> None:
                 if len(heights) == 1:
-                    masked = vectors == 1
-                    tile = self.tile(self.module, self.width, heights[0], vectors, masked)
+                    size = panel.width, heights[0], panel.vectors, panel.vectors == 1
+                    tile = self.tile(self.module, *size)
                     b.call(tile.function, list(moved.values()))
                     return
                 with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import dropout, elementwise, im2col, normalization, pooling
+from dptrain.backends.numba import dropout, elementwise, fused_pooling, normalization, pooling
 from dptrain.backends.numba.threads import Launch, ThreadPool
 from dptrain.backends.replica import Arrays, Context, Kernel
 from dptrain.network.layers import (
@@ -21,13 +21,24 @@ from dptrain.network.layers import (
     LocalResponseNorm,
 )
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Explanation,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+)
 from dptrain.plan.random import threshold
 
 Kernels = Mapping[Phase, Kernel]
 
 DIRECT = "fp32-direct"
 """Name of the precision without Winograd convolutions."""
+
+GRAIN = 8192
+"""Elements of an elementwise kernel that are worth one more thread: 1 to 3 µs."""
 
 WORD = 2**32 - 1
 """Largest random word."""
@@ -41,14 +52,14 @@ class Operation(ABC):
         arrays: memory by local name, without arrays that no stage of the plan uses.
         thread_pool: the threads that run the kernels.
         seed: key of the dropout masks.
-        precision: name of the precision; `DIRECT` excludes the Winograd algorithms.
+        setting: of the plan.
     """
 
     def __init__(
-        self, group: Group, arrays: Arrays, thread_pool: ThreadPool, seed: int, precision: str
+        self, group: Group, arrays: Arrays, thread_pool: ThreadPool, seed: int, setting: Setting
     ) -> None:
         self.group, self.arrays, self.thread_pool, self.seed = group, arrays, thread_pool, seed
-        self.precision = precision
+        self.precision, self.shards = setting.precision, setting.shards
         self.layer: Any = group.head.layer
         self.size = math.prod(group.tail.output_shape)
 
@@ -56,6 +67,11 @@ class Operation(ABC):
     @abstractmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         """Return the phases and buffers that the group needs."""
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        """Return the algorithm of each phase for which there are several."""
+        return {}
 
     @abstractmethod
     def kernels(self) -> Kernels:
@@ -74,6 +90,11 @@ class Operation(ABC):
         """Return an array as (N·H·W, C)."""
         array = self.arrays[name]
         return array.reshape(-1, array.shape[-1])
+
+
+def grain_of(elements: int) -> int:
+    """Return the items that are worth one more thread, from the elements that an item computes."""
+    return -(-GRAIN // elements)
 
 
 def each(launch: Launch, items: int) -> Kernel:
@@ -138,11 +159,13 @@ class Rectifier(_Single):
 
     def forward(self) -> Kernel:
         x, y = self.flat("x"), self.flat("y")
-        return each(self.thread_pool.bind(elementwise.relu_forward, x, y), self.size)
+        return each(self.thread_pool.bind(elementwise.relu_forward, x, y, grain=GRAIN), self.size)
 
     def backward(self) -> Kernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(self.thread_pool.bind(elementwise.relu_backward, dy, y, dx), self.size)
+        return each(
+            self.thread_pool.bind(elementwise.relu_backward, dy, y, dx, grain=GRAIN), self.size
+        )
 
 
 class Logistic(_Single):
@@ -152,11 +175,15 @@ class Logistic(_Single):
 
     def forward(self) -> Kernel:
         x, y = self.flat("x"), self.flat("y")
-        return each(self.thread_pool.bind(elementwise.sigmoid_forward, x, y), self.size)
+        return each(
+            self.thread_pool.bind(elementwise.sigmoid_forward, x, y, grain=GRAIN), self.size
+        )
 
     def backward(self) -> Kernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
-        return each(self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx), self.size)
+        return each(
+            self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx, grain=GRAIN), self.size
+        )
 
 
 class DropoutMask:
@@ -189,8 +216,9 @@ class DropoutMask:
         the same.
         """
         launch = self._thread_pool.bind(
-            dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,)
-        )
+            dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,),
+            grain=grain_of(x.shape[1]),
+        )  # fmt: skip
 
         def run(context: Context) -> None:
             self._samples[: context.n] = context.samples
@@ -200,8 +228,10 @@ class DropoutMask:
 
     def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> Kernel:
         """Return the stage that writes dx from dy with the stored mask."""
-        bind = self._thread_pool.bind
-        return each(bind(dropout.dropout_backward, dy, dx, self._bits, self._factor), 1)
+        launch = self._thread_pool.bind(
+            dropout.dropout_backward, dy, dx, self._bits, self._factor, grain=grain_of(dy.shape[1])
+        )
+        return each(launch, 1)
 
 
 class Drop(_Single):
@@ -238,16 +268,24 @@ class Drop(_Single):
         return self._mask().backward(self.rows("dy"), self.rows("dx"))
 
 
-def pool_geometry(node: Node) -> im2col.PoolGeometry:
+def pool_geometry(node: Node) -> fused_pooling.PoolGeometry:
     """Return the geometry of a pooling layer."""
     layer: Any = node.layer
     (top, _), (left, _) = layer.pads(node.input_shape)
     _, height, width = node.input_shape
-    return im2col.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
+    return fused_pooling.pool_geometry((top, left), layer.strides, layer.windows, (height, width))
 
 
 class _Pooling(_Single):
-    def geometry(self) -> im2col.PoolGeometry:
+    """Pooling, whose items are rows of the maps that a kernel writes."""
+
+    def rows_stage(self, kernel: Any, result: str, *operands: Any) -> Kernel:
+        """Return a stage over the rows of `result`."""
+        _, height, width, channels = self.arrays[result].shape
+        launch = self.thread_pool.bind(kernel, *operands, grain=grain_of(width * channels))
+        return each(launch, height)
+
+    def geometry(self) -> fused_pooling.PoolGeometry:
         return pool_geometry(self.group.head)
 
 
@@ -259,18 +297,12 @@ class MaxPooling(_Pooling):
         return {"argmax": BufferSpec(shape, "int32")}
 
     def forward(self) -> Kernel:
-        a = self.arrays
-        launch = self.thread_pool.bind(
-            pooling.max_forward, a["x"], a["y"], a["argmax"], self.geometry()
-        )
-        return each(launch, 1)
+        a, geometry = self.arrays, self.geometry()
+        return self.rows_stage(pooling.max_forward, "y", a["x"], a["y"], a["argmax"], geometry)
 
     def backward(self) -> Kernel:
         a, geometry = self.arrays, self.geometry()
-        launch = self.thread_pool.bind(
-            pooling.max_backward, a["dy"], a["argmax"], a["dx"], geometry
-        )
-        return each(launch, 1)
+        return self.rows_stage(pooling.max_backward, "dx", a["dy"], a["argmax"], a["dx"], geometry)
 
 
 class SumPooling(_Pooling):
@@ -279,12 +311,12 @@ class SumPooling(_Pooling):
     average: ClassVar[bool] = False
 
     def forward(self) -> Kernel:
-        x, y, geometry = self.arrays["x"], self.arrays["y"], self.geometry()
-        return each(self.thread_pool.bind(pooling.sum_forward, x, y, geometry, self.average), 1)
+        operands = self.arrays["x"], self.arrays["y"], self.geometry(), self.average
+        return self.rows_stage(pooling.sum_forward, "y", *operands)
 
     def backward(self) -> Kernel:
-        dy, dx, geometry = self.arrays["dy"], self.arrays["dx"], self.geometry()
-        return each(self.thread_pool.bind(pooling.sum_backward, dy, dx, geometry, self.average), 1)
+        operands = self.arrays["dy"], self.arrays["dx"], self.geometry(), self.average
+        return self.rows_stage(pooling.sum_backward, "dx", *operands)
 
 
 class AveragePooling(SumPooling):

@@ -43,11 +43,14 @@ _TILE = {
     "largest": F32P,
     "position": I8P,
     "steps": I64,
+    "columns": I64,
 }
 
 
 class _Windows(Tile):
     """Some adjacent windows of one vector of channels.
+
+    With `masked`, only the first ``columns`` channels of the vector exist.
 
     Args:
         windows: number of windows.
@@ -57,9 +60,11 @@ class _Windows(Tile):
     kind = "windows"
     arguments: ClassVar = _TILE
 
-    def __init__(self, module: ir.Module, width: int, windows: int, group: int) -> None:
+    def __init__(
+        self, module: ir.Module, width: int, windows: int, group: int, masked: bool
+    ) -> None:
         self.columns_, self.group = SIDE * windows, group
-        super().__init__(module, width, SIDE * self.columns_, 1)
+        super().__init__(module, width, SIDE * self.columns_, 1, masked)
 
     def rows(self) -> Callable[[ir.Value], Iterator[ir.Value]]:
         b, args = self.builder, self.args
@@ -79,10 +84,10 @@ class _Windows(Tile):
         return addresses
 
     def columns(self, pointer: ir.Value) -> list[tuple[ir.Value, bool]]:
-        return [(pointer, False)]
+        return [(pointer, self.masked)]
 
     def begin(self) -> Sequence[ir.Value]:
-        return [self.load(self.args["bias"])] * self.height
+        return [self.load(self.args["bias"], masked=self.masked)] * self.height
 
     def finish(self, sums: Sequence[ir.Value]) -> None:
         args = self.args
@@ -93,9 +98,8 @@ class _Windows(Tile):
                     value = sums[i * self.columns_ + p * SIDE + j]
                     state = larger(self, value, I32(i * SIDE + j), state)
             offset = self.builder.mul(args["b_step"], I64(p))
-            store_maximum(
-                self, state, self.at(args["largest"], offset), self.at(args["position"], offset)
-            )
+            targets = self.at(args["largest"], offset), self.at(args["position"], offset)
+            store_maximum(self, state, *targets, self.masked)
 
 
 class _Row(Writer):
@@ -136,28 +140,43 @@ class _Row(Writer):
                 self._choose(sizes[1:])
 
     def _tiles(self, size: int, group: int) -> None:
+        b, columns = self.builder, self.args["columns"]
+        whole = b.mul(b.sdiv(columns, I64(self.width)), I64(self.width))
+
+        def vector(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            self._vector(_Windows(self.module, self.width, size, group, False), k, size)
+            return []
+
+        self.loop(I64(0), whole, [], vector, step=self.width)
+        rest = b.sub(columns, whole)
+        with b.if_then(b.icmp_signed(">", rest, I64(0)), likely=False):
+            half = self.width // 2
+            with b.if_else(b.icmp_signed("<=", rest, I64(half))) as (few, many):
+                with few:
+                    self._vector(_Windows(self.module, half, size, group, True), whole, size)
+                with many:
+                    self._vector(_Windows(self.module, self.width, size, group, True), whole, size)
+
+    def _vector(self, tile: _Windows, k: ir.Value, size: int) -> None:
+        """Compute the row for one vector of channels, from channel k on."""
         b, args = self.builder, self.args
         last = b.sub(args["windows"], I64(size))
 
-        def vector(k: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-            def tile(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                # The last tile overlaps the one before it, so that all of its windows exist.
-                p = b.select(b.icmp_signed("<", p, last), p, last)
-                moved = {name: args[name] for name in _TILE}
-                moved["a"] = self.at(args["a"], b.mul(b.mul(p, I64(SIDE)), args["across"]))
-                offset = b.add(b.mul(p, args["b_step"]), k)
-                for name in ("largest", "position"):
-                    moved[name] = self.at(args[name], offset)
-                for name in ("b", "bias"):
-                    moved[name] = self.at(args[name], k)
-                tile = _Windows(self.module, self.width, size, group)
-                b.call(tile.function, list(moved.values()))
-                return []
-
-            self.loop(I64(0), args["windows"], [], tile, step=size)
+        def call(p: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
+            # The last tile overlaps the one before it, so that all of its windows exist.
+            p = b.select(b.icmp_signed("<", p, last), p, last)
+            moved = {name: args[name] for name in _TILE}
+            moved["a"] = self.at(args["a"], b.mul(b.mul(p, I64(SIDE)), args["across"]))
+            offset = b.add(b.mul(p, args["b_step"]), k)
+            for name in ("largest", "position"):
+                moved[name] = self.at(args[name], offset)
+            for name in ("b", "bias"):
+                moved[name] = self.at(args[name], k)
+            moved["columns"] = b.sub(args["columns"], k)
+            b.call(tile.function, list(moved.values()))
             return []
 
-        self.loop(I64(0), args["b_step"], [], vector, step=self.width)
+        self.loop(I64(0), args["windows"], [], call, step=size)
 
 
 @intrinsic
@@ -178,9 +197,9 @@ def multiply_pooled(typingctx, a, distances, a_steps, b, bias, y, argmax, shape)
         a: (contiguous array, start) of the first pixel's patch.
         distances: (distance of the patch of the pixel below, of the next pixel in the row).
         a_steps: (table, first entry, multiplier).
-        b: (contiguous array, start, K): steps by K columns, whole vectors of them.
+        b: (contiguous array, start, K): steps by K columns.
         bias, y, argmax: (contiguous array, start).
-        shape: (steps, windows); windows is at least `fewest_windows`.
+        shape: (steps, columns to compute, windows); windows is at least `fewest_windows`.
     """
     sig = types.none(a, distances, a_steps, b, bias, y, argmax, shape)
 

@@ -1,4 +1,4 @@
-"""Pooling kernels over maps (N, H, W, C); items are samples.
+"""Pooling kernels over maps (N, H, W, C); items are rows of the maps that a kernel writes.
 
 Positions of a window outside the map do not count. The inner loops run over channels, which are
 adjacent in memory.
@@ -231,24 +231,24 @@ def max_forward(
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = x.shape[3], y.shape[1], y.shape[2]
     x_flat, y_flat, argmax_flat = x.reshape(-1), y.reshape(-1), argmax.reshape(-1)
-    for n in range(start, stop):
-        for i in range(h_pool):
-            above, j = i * vertical - top, 0
-            first, last = max(0, -above), min(window_v, height - above)
-            while j < w_pool:
-                before, count = j * horizontal - left, 1
-                begin, end = max(0, -before), min(window_h, width - before)
-                if begin == 0 and end == window_h:
-                    # Process all windows up to the last complete one together.
-                    count = min(w_pool, (width - window_h + left) // horizontal + 1) - j
-                at = ((n * h_pool + i) * w_pool + j) * channels
-                corner = ((n * height + above + first) * width + before + begin) * channels
-                _largest(
-                    *(y_flat, at, argmax_flat, at, x_flat, corner),
-                    *(last - first, end - begin, first * window_h + begin, window_h, 1),
-                    *(width * channels, channels, count, channels, horizontal * channels),
-                )
-                j += count
+    for item in range(start, stop):
+        n, i = item // h_pool, item % h_pool
+        above, j = i * vertical - top, 0
+        first, last = max(0, -above), min(window_v, height - above)
+        while j < w_pool:
+            before, count = j * horizontal - left, 1
+            begin, end = max(0, -before), min(window_h, width - before)
+            if begin == 0 and end == window_h:
+                # Process all windows up to the last complete one together.
+                count = min(w_pool, (width - window_h + left) // horizontal + 1) - j
+            at = ((n * h_pool + i) * w_pool + j) * channels
+            corner = ((n * height + above + first) * width + before + begin) * channels
+            _largest(
+                *(y_flat, at, argmax_flat, at, x_flat, corner),
+                *(last - first, end - begin, first * window_h + begin, window_h, 1),
+                *(width * channels, channels, count, channels, horizontal * channels),
+            )
+            j += count
 
 
 @kernel
@@ -259,27 +259,27 @@ def max_backward(
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels, h_pool, w_pool = dx.shape[3], dy.shape[1], dy.shape[2]
     dx_flat, dy_flat, argmax_flat = dx.reshape(-1), dy.reshape(-1), argmax.reshape(-1)
-    for n in range(start, stop):
-        for row in range(height):
-            i = max(0, (row + top - window_v + vertical) // vertical)
-            rows = min(h_pool - 1, (row + top) // vertical) - i + 1
-            # Pixels with a distance of the stride have windows with the same offsets.
-            for phase in range(min(horizontal, width)):
-                column = phase
-                while column < width:
-                    first = (column + left - window_h + horizontal) // horizontal
-                    last, j, count = (column + left) // horizontal, max(0, first), 1
-                    if first >= 0 and last < w_pool:
-                        count += min((width - 1 - column) // horizontal, w_pool - 1 - last)
-                    at = ((n * h_pool + i) * w_pool + j) * channels
-                    position = (row + top - i * vertical) * window_h + column + left
-                    _gather(
-                        *(dx_flat, ((n * height + row) * width + column) * channels),
-                        *(dy_flat, at, argmax_flat, at, rows, min(last, w_pool - 1) - j + 1),
-                        *(position - j * horizontal, -vertical * window_h, -horizontal),
-                        *(w_pool * channels, channels, count, horizontal * channels, channels),
-                    )
-                    column += count * horizontal
+    for item in range(start, stop):
+        n, row = item // height, item % height
+        i = max(0, (row + top - window_v + vertical) // vertical)
+        rows = min(h_pool - 1, (row + top) // vertical) - i + 1
+        # Pixels with a distance of the stride have windows with the same offsets.
+        for phase in range(min(horizontal, width)):
+            column = phase
+            while column < width:
+                first = (column + left - window_h + horizontal) // horizontal
+                last, j, count = (column + left) // horizontal, max(0, first), 1
+                if first >= 0 and last < w_pool:
+                    count += min((width - 1 - column) // horizontal, w_pool - 1 - last)
+                at = ((n * h_pool + i) * w_pool + j) * channels
+                position = (row + top - i * vertical) * window_h + column + left
+                _gather(
+                    *(dx_flat, ((n * height + row) * width + column) * channels),
+                    *(dy_flat, at, argmax_flat, at, rows, min(last, w_pool - 1) - j + 1),
+                    *(position - j * horizontal, -vertical * window_h, -horizontal),
+                    *(w_pool * channels, channels, count, horizontal * channels, channels),
+                )
+                column += count * horizontal
 
 
 @inlined
@@ -301,20 +301,20 @@ def sum_forward(
     """Y = sum or mean of each window."""
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = x.shape[3]
-    for n in range(start, stop):
-        for i in range(y.shape[1]):
-            for j in range(y.shape[2]):
-                for c in range(channels):
-                    y[n, i, j, c] = 0.0
-                for p in range(window_v * window_h):
-                    row = i * vertical + p // window_h - top
-                    column = j * horizontal + p % window_h - left
-                    if 0 <= row < height and 0 <= column < width:
-                        for c in range(channels):
-                            y[n, i, j, c] += x[n, row, column, c]
-                weight = _weight(i, j, pool_geometry, average)
-                for c in range(channels):
-                    y[n, i, j, c] *= weight
+    for item in range(start, stop):
+        n, i = item // y.shape[1], item % y.shape[1]
+        for j in range(y.shape[2]):
+            for c in range(channels):
+                y[n, i, j, c] = 0.0
+            for p in range(window_v * window_h):
+                row = i * vertical + p // window_h - top
+                column = j * horizontal + p % window_h - left
+                if 0 <= row < height and 0 <= column < width:
+                    for c in range(channels):
+                        y[n, i, j, c] += x[n, row, column, c]
+            weight = _weight(i, j, pool_geometry, average)
+            for c in range(channels):
+                y[n, i, j, c] *= weight
 
 
 @kernel
@@ -326,17 +326,16 @@ def sum_backward(
     """
     top, left, vertical, horizontal, window_v, window_h, height, width = pool_geometry
     channels = dx.shape[3]
-    for n in range(start, stop):
-        for row in range(height):
-            for column in range(width):
-                for c in range(channels):
-                    dx[n, row, column, c] = 0.0
-        for i in range(dy.shape[1]):
+    for item in range(start, stop):
+        n, row = item // height, item % height
+        for column in range(width):
+            for c in range(channels):
+                dx[n, row, column, c] = 0.0
+        first = max(0, (row + top - window_v + vertical) // vertical)
+        for i in range(first, min(dy.shape[1], (row + top) // vertical + 1)):
             for j in range(dy.shape[2]):
                 weight = _weight(i, j, pool_geometry, average)
-                for p in range(window_v * window_h):
-                    row = i * vertical + p // window_h - top
-                    column = j * horizontal + p % window_h - left
-                    if 0 <= row < height and 0 <= column < width:
-                        for c in range(channels):
-                            dx[n, row, column, c] += weight * dy[n, i, j, c]
+                begin = j * horizontal - left
+                for column in range(max(0, begin), min(width, begin + window_h)):
+                    for c in range(channels):
+                        dx[n, row, column, c] += weight * dy[n, i, j, c]

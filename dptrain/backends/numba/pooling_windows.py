@@ -2,7 +2,7 @@
 
 Both functions process consecutive windows of one row. The pixels in rows `first` to `last` and
 columns `begin` to `end` of these windows exist. Pixel (i, j) of window p and channel q is at
-``map + i · row + (p · across + j) · channels + q``.
+``map + i · row + (p · across + j) · pitch + q``, the window's result at ``p · pitch + q``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from dptrain.backends.numba.vector import (
+    F32,
     F32P,
     I8,
     I8P,
@@ -29,7 +30,7 @@ NO_GRADIENT = 255
 """Position of windows without a positive element."""
 
 _SHAPE = dict.fromkeys(
-    ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows"), I64
+    ("first", "last", "begin", "end", "width", "row", "across", "channels", "windows", "pitch"), I64
 )
 
 
@@ -38,6 +39,7 @@ class _Windows(Writer):
 
     Args:
         size: height and width of complete windows; None for a size that is passed at run time.
+        masked: False for whole vectors of channels, True for the channels after them.
     """
 
     name: str
@@ -45,29 +47,38 @@ class _Windows(Writer):
     sides: tuple[int, ...]
     """Sizes of square windows that have unrolled code."""
 
-    def __init__(self, module: ir.Module, width: int, size: tuple[int, int] | None) -> None:
-        self.size = size
+    def __init__(
+        self, module: ir.Module, width: int, size: tuple[int, int] | None, masked: bool
+    ) -> None:
+        self.size, self.masked = size, masked
         suffix = "" if size is None else f"_{size[0]}x{size[1]}"
+        suffix += "_masked" if masked else ""
         arguments = {**self.arrays, **_SHAPE}
         super().__init__(module, f"dptrain_{self.name}{suffix}_x{width}", arguments, width)
 
     def write(self) -> None:
         b, args = self.builder, self.args
-        # Whole vectors of channels, or the remaining channels if vectors have one element.
-        vectors = I64(compiled_registers().width)
+        vectors = I64(self.width)
         whole = b.mul(b.sdiv(args["channels"], vectors), vectors)
-        channels = (I64(0), whole) if self.width > 1 else (whole, args["channels"])
 
         def vector(q: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
             def window(p: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                pooled = b.mul(p, args["channels"])
+                pooled = b.mul(p, args["pitch"])
                 corner = b.mul(pooled, args["across"])
                 return self.window(b.add(pooled, q), b.add(corner, q), state)
 
             self.finish(q, self.loop(I64(0), args["windows"], self.begin(q), window))
             return []
 
-        self.loop(*channels, [], vector, step=self.width)
+        if self.masked:
+            self.mask_after(b.sub(args["channels"], whole))
+            vector(whole, [])
+        else:
+            self.loop(I64(0), whole, [], vector, step=self.width)
+
+    def read(self, pointer: ir.Value, offset: ir.Value, kind: ir.Type = F32) -> ir.Value:
+        """Load a vector of channels."""
+        return self.load(self.at(pointer, offset), kind, self.masked)
 
     def begin(self, channel: ir.Value) -> Sequence[ir.Value]:
         """Return the initial state of the loop over the windows of a vector of channels."""
@@ -82,14 +93,14 @@ class _Windows(Writer):
         if self.size is not None:
             for i in range(self.size[0]):
                 for j in range(self.size[1]):
-                    down, across = b.mul(I64(i), args["row"]), b.mul(I64(j), args["channels"])
+                    down, across = b.mul(I64(i), args["row"]), b.mul(I64(j), args["pitch"])
                     offset = b.add(corner, b.add(down, across))
                     state = body(offset, I32(i * self.size[1] + j), state)
             return list(state)
 
         def row(i: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
             def pixel(j: ir.Value, state: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                down, across = b.mul(i, args["row"]), b.mul(j, args["channels"])
+                down, across = b.mul(i, args["row"]), b.mul(j, args["pitch"])
                 offset = b.add(corner, b.add(down, across))
                 position = b.trunc(b.add(b.mul(i, args["width"]), j), I32)
                 result: Sequence[ir.Value] = body(offset, position, state)
@@ -123,12 +134,16 @@ def larger(
 
 
 def store_maximum(
-    writer: Writer, state: Sequence[ir.Value], largest: ir.Value, position: ir.Value
+    writer: Writer,
+    state: Sequence[ir.Value],
+    largest: ir.Value,
+    position: ir.Value,
+    masked: bool,
 ) -> None:
     """Store a maximum and its position."""
-    writer.store(state[0], largest)
+    writer.store(state[0], largest, masked)
     bytes_ = ir.VectorType(I8, writer.width)
-    writer.store(writer.builder.trunc(state[1], bytes_), position)
+    writer.store(writer.builder.trunc(state[1], bytes_), position, masked)
 
 
 class _Maximum(_Windows):
@@ -144,12 +159,11 @@ class _Maximum(_Windows):
         def pixel(
             offset: ir.Value, position: ir.Value, state: Sequence[ir.Value]
         ) -> Sequence[ir.Value]:
-            return larger(self, self.load(self.at(args["map"], offset)), position, state)
+            return larger(self, self.read(args["map"], offset), position, state)
 
         best = self.pixels(corner, initial_maximum(self), pixel)
-        store_maximum(
-            self, best, self.at(args["largest"], pooled), self.at(args["position"], pooled)
-        )
+        targets = self.at(args["largest"], pooled), self.at(args["position"], pooled)
+        store_maximum(self, best, *targets, self.masked)
         return state
 
 
@@ -165,18 +179,18 @@ class _Scatter(_Windows):
     }
 
     def begin(self, channel: ir.Value) -> Sequence[ir.Value]:
-        return [self.load(self.at(self.args["sums"], channel))]
+        return [self.read(self.args["sums"], channel)]
 
     def finish(self, channel: ir.Value, state: Sequence[ir.Value]) -> None:
-        self.store(state[0], self.at(self.args["sums"], channel))
+        self.store(state[0], self.at(self.args["sums"], channel), self.masked)
 
     def window(
         self, pooled: ir.Value, corner: ir.Value, state: Sequence[ir.Value]
     ) -> Sequence[ir.Value]:
         b, args = self.builder, self.args
         lanes = ir.VectorType(I32, self.width)
-        where = b.zext(self.load(self.at(args["position"], pooled), I8), lanes)
-        gradient = self.load(self.at(args["gradient"], pooled))
+        where = b.zext(self.read(args["position"], pooled, I8), lanes)
+        gradient = self.read(args["gradient"], pooled)
         exists = b.icmp_unsigned("!=", where, ir.Constant(lanes, [NO_GRADIENT] * self.width))
         total = b.fadd(state[0], b.select(exists, gradient, self.zero))
         adding = b.icmp_signed("!=", args["add"], I64(0))
@@ -187,8 +201,9 @@ class _Scatter(_Windows):
             chosen = b.icmp_unsigned("==", where, self.splat(position))
             value, target = b.select(chosen, gradient, self.zero), self.at(args["map"], offset)
             if self.size is None:
-                value = b.select(adding, b.fadd(value, self.load(target)), value)
-            self.store(value, target)
+                before = self.read(args["map"], offset)
+                value = b.select(adding, b.fadd(value, before), value)
+            self.store(value, target, self.masked)
             return []
 
         self.pixels(corner, [], pixel)
@@ -202,11 +217,17 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Win
     """
     args = flatten_arguments(context, builder, kinds, values)
     by_name = dict(zip((*writer.arrays, *_SHAPE), args, strict=True))
-    chosen = compiled_registers().width
+    width = compiled_registers().width
+    left = builder.srem(by_name["channels"], I64(width))
+
+    def call_size(size: tuple[int, int] | None) -> None:
+        builder.call(writer(builder.module, width, size, False).function, args)
+        with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
+            builder.call(writer(builder.module, width, size, True).function, args)
 
     def call(sides: Sequence[int]) -> None:
         if not sides:
-            builder.call(writer(builder.module, chosen, None).function, args)
+            call_size(None)
             return
         side = sides[0]
         wanted = {"first": 0, "last": side, "begin": 0, "end": side, "width": side}
@@ -217,14 +238,11 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Win
             usual = builder.and_(usual, builder.icmp_signed("==", by_name[name], I64(value)))
         with builder.if_else(usual, likely=True) as (unrolled, others):
             with unrolled:
-                builder.call(writer(builder.module, chosen, (side, side)).function, args)
+                call_size((side, side))
             with others:
                 call(sides[1:])
 
     call(writer.sides)
-    left = builder.srem(by_name["channels"], I64(chosen))
-    with builder.if_then(builder.icmp_signed("!=", left, I64(0)), likely=False):
-        builder.call(writer(builder.module, 1, None).function, args)
     return context.get_dummy_value()
 
 
@@ -232,12 +250,13 @@ def _call(context: Any, builder: Any, kinds: Any, values: Any, writer: type[_Win
 @intrinsic
 def maximum_of_windows(  # type: ignore[no-untyped-def]
     typingctx, map_, map_start, largest, largest_start, position, position_start,
-    first, last, begin, end, width, row, across, channels, windows,
+    first, last, begin, end, width, row, across, channels, windows, pitch,
 ):
     """Store the largest positive element of each window and its position, or 0, `NO_GRADIENT`."""
     sig = types.none(
         map_, map_start, largest, largest_start, position, position_start,
         first, last, begin, end, width, row, across, channels, windows,
+        pitch,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -249,7 +268,7 @@ def maximum_of_windows(  # type: ignore[no-untyped-def]
 @intrinsic
 def scatter_to_windows(  # type: ignore[no-untyped-def]
     typingctx, map_, map_start, gradient, gradient_start, position, position_start,
-    sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
+    sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows, pitch,
 ):
     """Store the gradient of each window at its position, and 0 at the other elements.
 
@@ -259,6 +278,7 @@ def scatter_to_windows(  # type: ignore[no-untyped-def]
     sig = types.none(
         map_, map_start, gradient, gradient_start, position, position_start,
         sums, sums_start, add, first, last, begin, end, width, row, across, channels, windows,
+        pitch,
     )
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]

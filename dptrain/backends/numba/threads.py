@@ -1,273 +1,339 @@
 """A thread pool that runs kernels in parallel, outside the interpreter.
 
-Each thread except the caller's has a state word:
+A launch divides the items of a kernel into one contiguous range for each thread, and each range
+into chunks. Every thread has a slot with the number of unclaimed chunks of its range.
+It claims and computes the chunks of its own range one after another, and then those that are left
+in the ranges of other threads. So a thread that sleeps, shares its core with another process or has
+a slower core than others delays a launch by one chunk at most.
 
-    ASLEEP ── the thread ──▶ IDLE ── a caller ──▶ POSTED ── the thread ──▶ IDLE
-    IDLE ── the thread, after `spin_limit` polls ──▶ ASLEEP ── the thread, dismissed ──▶ GONE
+A claim is an atomic subtraction, so each chunk is computed once. A launch ends when all chunks have
+been computed: no signal can leave a kernel running on memory that is freed.
 
-An idle thread polls its state word; after `spin_limit` polls it sleeps in the interpreter until its
-queue has a token. Every transition out of IDLE is an atomic exchange, so a caller cannot post to a
-thread that has just fallen asleep; the caller then does that thread's work itself. Therefore a
-launch never waits for a sleeping thread, and it has ended when it returns: no signal can leave a
-kernel running on memory that is freed.
+An idle thread polls its slot and yields for a short time, and then sleeps until the caller wakes it
+(`waiting`). The number of the computing thread selects the scratch memory; results must not depend
+on it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.memory import aligned_zeros
-from dptrain.backends.numba.atomics import call, exchange, load, pause, store, yield_core
+from dptrain.backends.numba.atomics import (
+    add32,
+    call,
+    exchange32,
+    load,
+    load32,
+    pause,
+    store,
+    store32,
+)
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
+from dptrain.backends.numba.waiting import wait_while, wake
+from dptrain.machine import own_cores
 
 Launch = Callable[..., None]
 """A kernel bound to arrays. Its arguments are the number of items and the varying arguments."""
 
-_Tokens = SimpleQueue[bool]
-
-ASLEEP, IDLE, POSTED, GONE = range(4)
-BUSY, RECORD, COUNT, FAILED = range(0, 32, 8)
-"""Offsets in bytes of the current launch's words from the start of a pool's memory."""
-DISMISSED = 8
-"""Offset in bytes, from a thread's state word, of the word that requests its end."""
 LINE = 128
 """Distance in bytes of the slots of two threads: two cache lines, which processors fetch in
 pairs."""
-ENTRY, MEMORY, THREADS, ARGUMENTS = range(0, 32, 8)
-"""Offsets in bytes of the words in a launch's record: kernel entry, pool memory, threads,
-arguments."""
-DONE, ERROR, SLEEPERS = range(3)
-"""Return values of `_run`."""
-SPIN_LIMIT = 500_000
-"""Polls after which an idle thread sleeps if each thread has its own core: 5 to 25 milliseconds."""
-OVERSUBSCRIBED_SPIN_LIMIT = 2000
-"""Polls after which an idle thread sleeps if threads share cores: 20 to 100 microseconds."""
-
-_LOCAL_RANKS = (
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
-"""Environment variables in which launchers state the number of ranks on this node."""
-
-
-@inlined
-def _wait(turns):  # type: ignore[no-untyped-def]
-    """Pause briefly; every 64th turn, yield the core to other threads."""
-    if turns % 64 == 63:
-        yield_core()
-    else:
-        pause()
-
-
-@inlined
-def _post(slot, patience):  # type: ignore[no-untyped-def]
-    """Post to a thread if it becomes idle within `patience` turns; return whether it did."""
-    turns = 0
-    while True:
-        state = exchange(slot, IDLE, POSTED)
-        if state == IDLE:
-            return True
-        if state == GONE or turns >= patience:
-            return False
-        _wait(turns)
-        turns += 1
+NEXT, BELL, OWNER_SLEEPS, MISSED = range(0, 16, 4)
+"""Offsets in bytes of a slot's 32-bit words: unclaimed chunks, if positive; a word
+that changes when the thread is woken; whether it sleeps or is about to; the number of launches in a
+row in which another thread computed its first chunk."""
+CLOSED = -(1 << 30)
+"""Value of `NEXT` that ends a thread. Claims that fail lower `NEXT` by less."""
+BUSY, FAILED, ALONE, LAUNCHES, CALLER_SLEEPS = range(16, 36, 4)
+"""Offsets in bytes of the 32-bit words in slot 0 that belong to the pool: a launch runs, a kernel
+failed, the pool has no threads, number of launches, whether the caller sleeps."""
+PENDING = 48
+"""Offset in bytes of the 32-bit word in slot 0 with the number of chunks to be computed."""
+RECORD, COUNT, RANGES, CHUNKS = range(64, 96, 8)
+"""Offsets in bytes of the 64-bit words in slot 0 that describe the launch: its record, items,
+ranges and chunks of each range."""
+ENTRY, MEMORY, THREADS, GRAIN, ARGUMENTS = range(0, 40, 8)
+"""Offsets in bytes of the words in a launch's record: kernel entry, pool memory, threads, smallest
+chunk, arguments."""
+MOST_CHUNKS = 8
+"""Largest number of chunks of a range. A kernel prepares tables for each chunk, and of all threads
+the one with the slowest core computes its last chunk alone."""
+SPINS = 4000
+"""Polls before an idle thread sleeps: 80 to 200 microseconds. Stages of a step follow each other
+within less."""
+PATIENCE = 32
+"""Polls after which a thread claims the first chunk of another thread's range: 1 to 2 microseconds.
+A thread that polls begins within less."""
+TOLERATED = 3
+"""Missed launches in a row after which a thread no longer polls and is woken rarely, because it has
+no core."""
+RAREST = 6
+"""Logarithm of the largest number of launches between two attempts to wake such a thread."""
+ALWAYS_NS = 600 * 10**9
+"""Longest sleep of an idle thread, which nothing but a launch or the end of the pool wakes."""
+LONGEST_SLEEP_NS = 100 * 10**6
+"""Longest sleep of a caller, which the end of the last chunk wakes."""
 
 
 @inlined
-def _work(memory, thread, threads):  # type: ignore[no-untyped-def]
-    """Run one thread's part of the current launch."""
+def _claim(slot):  # type: ignore[no-untyped-def]
+    """Claim a chunk; return how many were left before, at most 0 if there was none."""
+    left = load32(slot + NEXT)
+    return add32(slot + NEXT, -1) if left > 0 else 0
+
+
+@inlined
+def _compute(memory, owner, left, thread):  # type: ignore[no-untyped-def]
+    """Compute a chunk of the range of thread `owner`, of which `left` chunks were left."""
     record, count = load(memory + RECORD), load(memory + COUNT)
-    start, stop = count * thread // threads, count * (thread + 1) // threads
+    ranges, chunks = load(memory + RANGES), load(memory + CHUNKS)
+    chunk, all_chunks = owner * chunks + chunks - left, ranges * chunks
+    start, stop = count * chunk // all_chunks, count * (chunk + 1) // all_chunks
     if call(load(record + ENTRY), start, stop, thread, record + ARGUMENTS):
-        store(memory + FAILED, 1)
+        store32(memory + FAILED, 1)
+
+
+@inlined
+def _end(memory, computed):  # type: ignore[no-untyped-def]
+    """Count chunks as computed; the last one wakes the caller."""
+    if add32(memory + PENDING, -computed) == computed and load32(memory + CALLER_SLEEPS):
+        wake(memory + PENDING, 1, 0)
+
+
+@inlined
+def _compute_own(memory, thread):  # type: ignore[no-untyped-def]
+    """Compute the chunks of this thread's range that are unclaimed."""
+    slot, computed = memory + thread * LINE, 0
+    left = _claim(slot)
+    while left > 0:
+        _compute(memory, thread, left, thread)
+        computed += 1
+        left = _claim(slot)
+    if computed:
+        store32(slot + MISSED, 0)
+        _end(memory, computed)
+
+
+@inlined
+def _compute_others(memory, thread, threads):  # type: ignore[no-untyped-def]
+    """Compute chunks that are left in the ranges of other threads."""
+    turns = 0
+    for i in range(1, threads):
+        owner = (thread + i) % threads
+        slot = memory + owner * LINE
+        left = load32(slot + NEXT)
+        while left > 0:
+            # A thread that polls is about to claim its first chunk.
+            is_late = load32(slot + OWNER_SLEEPS) or left < load(memory + CHUNKS)
+            if not is_late and turns < PATIENCE:
+                pause()
+                turns += 1
+            else:
+                claimed = _claim(slot)
+                if claimed > 0:
+                    if claimed == load(memory + CHUNKS):
+                        add32(slot + MISSED, 1)
+                    _compute(memory, owner, claimed, thread)
+                    _end(memory, 1)
+            left = load32(slot + NEXT)
+
+
+@inlined
+def _open(memory, record, count, ranges, chunks):  # type: ignore[no-untyped-def]
+    """Describe a launch, offer its chunks, and wake the threads that sleep."""
+    store(memory + RECORD, record)
+    store(memory + COUNT, count)
+    store(memory + RANGES, ranges)
+    store(memory + CHUNKS, chunks)
+    store32(memory + PENDING, ranges * chunks)
+    for thread in range(ranges):
+        store32(memory + thread * LINE + NEXT, chunks)
+    launches = add32(memory + LAUNCHES, 1)
+    for thread in range(1, ranges):
+        slot = memory + thread * LINE
+        if load32(slot + OWNER_SLEEPS):
+            excess = min(load32(slot + MISSED) - TOLERATED, RAREST)
+            if excess <= 0 or launches & ((1 << excess) - 1) == 0:
+                add32(slot + BELL, 1)
+                wake(slot + BELL, 1, 0)
+
+
+@inlined
+def _finish(memory):  # type: ignore[no-untyped-def]
+    """Wait until all chunks have been computed."""
+    pending = load32(memory + PENDING)
+    while pending > 0:
+        if not wait_while(memory + PENDING, pending, SPINS, 0, 0):
+            store32(memory + CALLER_SLEEPS, 1)
+            wait_while(memory + PENDING, pending, 0, 0, LONGEST_SLEEP_NS)
+            store32(memory + CALLER_SLEEPS, 0)
+        pending = load32(memory + PENDING)
+
+
+@inlined
+def _lock(memory):  # type: ignore[no-untyped-def]
+    """Wait until no launch of another thread runs. Few programs launch from two threads, so the
+    end of a launch wakes no thread.
+    """
+    while exchange32(memory + BUSY, 0, 1):
+        wait_while(memory + BUSY, 1, SPINS, 0, 100_000)
 
 
 @native
-def _run(record: int, count: int, patience: int) -> int:
-    """Run a kernel on ranges that cover [0, count), one range for each thread; ranges may be empty.
+def _run(record: int, count: int) -> int:
+    """Run a kernel on chunks that cover [0, count); return whether it failed.
 
     Args:
         record: address of the launch's record.
         count: number of items.
-        patience: turns to wait for threads that were woken. With 0, return `SLEEPERS` and run
-            nothing if a thread is asleep.
     """
-    memory, threads = load(record + MEMORY), load(record + THREADS)
-    if threads == 1:
-        failed = call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS)
-        return ERROR if failed else DONE
-    if patience == 0:
-        for i in range(1, threads):
-            if load(memory + i * LINE) == ASLEEP:
-                return SLEEPERS
-    turns = 0
-    while exchange(memory + BUSY, 0, 1):
-        _wait(turns)
-        turns += 1
-    store(memory + RECORD, record)
-    store(memory + COUNT, count)
-    for i in range(1, threads):
-        if not _post(memory + i * LINE, patience):
-            _work(memory, i, threads)
-    _work(memory, 0, threads)
-    for i in range(1, threads):
-        turns = 0
-        while load(memory + i * LINE) == POSTED:
-            _wait(turns)
-            turns += 1
-    failed = load(memory + FAILED)
-    store(memory + FAILED, 0)
-    store(memory + BUSY, 0)
-    return ERROR if failed else DONE
+    memory, threads, grain = load(record + MEMORY), load(record + THREADS), load(record + GRAIN)
+    ranges = max(1, min(threads, (count + grain - 1) // grain))
+    if ranges == 1:
+        return 1 if call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS) else 0
+    _lock(memory)
+    store32(memory + FAILED, 0)
+    if load32(memory + ALONE):
+        if call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS):
+            store32(memory + FAILED, 1)
+    else:
+        _open(memory, record, count, ranges, max(1, min(MOST_CHUNKS, count // (ranges * grain))))
+        _compute_own(memory, 0)
+        _compute_others(memory, 0, ranges)
+        _finish(memory)
+    failed = load32(memory + FAILED)
+    store32(memory + BUSY, 0)
+    return 1 if failed else 0
 
 
 @native
-def _serve(memory: int, threads: int, thread: int, spin_limit: int) -> int:
-    """Run the launches that are posted to a thread. Return after `spin_limit` polls without one."""
-    slot, turns = memory + thread * LINE, 0
-    exchange(slot, ASLEEP, IDLE)
-    while True:
-        idle_too_long = turns >= spin_limit or load(slot + DISMISSED)
-        if idle_too_long and exchange(slot, IDLE, ASLEEP) == IDLE:
-            return DONE
-        if load(slot) == POSTED:
-            _work(memory, thread, threads)
-            store(slot, IDLE)
-            turns = 0
-        else:
-            _wait(turns)
-            turns += 1
+def _serve(memory: int, thread: int, threads: int) -> int:
+    """Compute chunks until the pool is closed."""
+    slot, woken = memory + thread * LINE, False
+    left = load32(slot + NEXT)
+    while left > CLOSED // 2:
+        if left > 0:
+            _compute_own(memory, thread)
+            _compute_others(memory, thread, threads)
+        has_core = woken or load32(slot + MISSED) < TOLERATED
+        woken = False
+        left = load32(slot + NEXT)
+        if left <= 0 and not wait_while(slot + NEXT, left, SPINS if has_core else 0, 0, 0):
+            bell = load32(slot + BELL)
+            store32(slot + OWNER_SLEEPS, 1)
+            if load32(slot + NEXT) == left:
+                woken = wait_while(slot + BELL, bell, 0, 0, ALWAYS_NS) == 1
+            store32(slot + OWNER_SLEEPS, 0)
+        left = load32(slot + NEXT)
+    return 0
+
+
+@native
+def _close(memory: int, threads: int) -> int:
+    """Wait for the end of a running launch, then let all threads of the pool end."""
+    _lock(memory)
+    store32(memory + ALONE, 1)
+    for thread in range(1, threads):
+        slot = memory + thread * LINE
+        store32(slot + NEXT, CLOSED)
+        add32(slot + BELL, 1)
+        wake(slot + BELL, 1, 0)
+    store32(memory + BUSY, 0)
+    return 0
 
 
 class ThreadPool:
     """A pool of threads that live as long as the object.
 
-    The same thread always computes item i of a kernel, so results are bitwise equal for the same
-    number of threads. After `close`, and in a forked process, the caller does all of the work.
+    Every thread computes an item with the same operations, so results do not depend on which
+    threads were late. After `close`, and in a forked process, the caller computes all items.
 
     Args:
-        threads: number of threads that compute, including the caller's.
-        spin_limit: polls after which an idle thread sleeps; default: `default_spin_limit`.
+        threads: largest number of threads that compute, including the caller's.
+        workers: number of threads that the pool starts. The default is one less than the number of
+            cores that this process may use, at most ``threads - 1``: more would only take time
+            slices from each other.
     """
 
-    def __init__(self, threads: int, spin_limit: int | None = None) -> None:
+    def __init__(self, threads: int, workers: int | None = None) -> None:
         self.threads = threads
-        self._memory = aligned_zeros(threads * LINE // 8, "int64").reshape(threads, -1)
-        self._tokens: list[_Tokens] = [SimpleQueue() for _ in range(threads - 1)]
+        if workers is None:
+            workers = len(own_cores()) - 1
+        workers = max(0, min(workers, threads - 1))
+        self._memory = aligned_zeros((1 + workers) * LINE // 4, "int32").reshape(1 + workers, -1)
+        self._memory[0, ALONE // 4] = workers == 0
+        self._run = interpreted(_run, 2)
+        serve = interpreted(_serve, 3)
         self._threads = [
             threading.Thread(
-                target=_live,
-                args=(self._memory, i, tokens, spin_limit or default_spin_limit(threads)),
-                name=f"dptrain-{i}",
-                daemon=True,
+                target=_live, args=(serve, self._memory, i), name=f"dptrain-{i}", daemon=True
             )
-            for i, tokens in enumerate(self._tokens, 1)
+            for i in range(1, 1 + workers)
         ]
         for thread in self._threads:
             thread.start()
         # The threads have no reference to the pool, so that the pool can be garbage-collected.
         self.close: Callable[[], object] = weakref.finalize(
-            self, _dismiss, self._memory, self._tokens, self._threads
+            self, _dismiss, self._memory, self._threads
         )
         if self._threads and hasattr(os, "register_at_fork"):
             memory = weakref.ref(self._memory)
             os.register_at_fork(after_in_child=lambda: _forget(memory()))
 
-    def bind(self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = ()) -> Launch:
+    def bind(
+        self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = (), grain: int = 1
+    ) -> Launch:
         """Compile `kernel` for `args` and return a function that runs it on them.
 
-        The function returns after all threads have finished. It raises `KernelError` if the kernel
-        raised an exception.
+        The function returns after all items have been computed. It raises `KernelError` if the
+        kernel raised an exception.
 
         Args:
             kernel: a kernel made by `dptrain.backends.numba.jit.kernel`.
             args: arrays and numbers that are the same in every launch.
             varying: examples of the arguments that follow the number of items in every launch.
+            grain: number of items for which one more thread is worth its start; a launch has no
+                more than ⌈items / grain⌉ ranges, and no smaller chunks.
         """
-        head = kernel.compile(*args, *varying), address_of(self._memory), self.threads
+        head = kernel.compile(*args, *varying), address_of(self._memory), len(self._memory), grain
         record = Record((*head, *args, *varying))
-        run, first = interpreted(_run, 3), len(head) + len(args)
+        first = len(head) + len(args)
         # `zip` in the launch took 3 µs in a step, because its code is not cached between stages.
         slots = [(*slot, i) for i, slot in enumerate(record.slots[first:])]
 
         def launch(count: int, *rest: Any) -> None:
             for words, index, i in slots:
                 words[index] = rest[i]
-            # The record outlives the launch that reads it.
-            status = run(record.address, count, 0)
-            if status == SLEEPERS:
-                self._wake()
-                status = run(record.address, count, OVERSUBSCRIBED_SPIN_LIMIT)
-            if status == ERROR:
+            # The record and the pool outlive the launch that reads their memory.
+            if self._run(record.address, count):
                 raise KernelError(f"kernel {kernel.py_func.__name__} raised an exception")
 
         return launch
 
-    def _wake(self) -> None:
-        for slot, tokens in zip(self._memory[1:], self._tokens, strict=True):
-            if slot[0] == ASLEEP:
-                tokens.put(True)
+
+def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thread: int) -> None:
+    serve(address_of(memory), thread, len(memory))
 
 
-def default_spin_limit(threads: int) -> int:
-    """Return the polls after which idle threads of a pool sleep.
-
-    Waking a thread needs the interpreter's lock, one thread after another, so threads that have
-    their own cores should not sleep within a training step. If threads share cores, those that
-    spin take time slices from those that compute.
-    """
-    return SPIN_LIMIT if threads <= _cores_of_this_rank() else OVERSUBSCRIBED_SPIN_LIMIT
-
-
-def _cores_of_this_rank() -> int:
-    """Return the number of cores of this process divided by the number of ranks that share them.
-
-    If the launcher binds ranks to cores, each rank has its own cores; otherwise all ranks of a node
-    share all cores.
-    """
-    machine = os.cpu_count() or 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
-    local_ranks = (re.match(r"\d+", os.environ.get(name, "")) for name in _LOCAL_RANKS)
-    ranks = next((int(number[0]) for number in local_ranks if number), 1)
-    return cores if cores * ranks <= machine else cores // ranks
-
-
-def _live(memory: NDArray[np.int64], thread: int, tokens: _Tokens, spin_limit: int) -> None:
-    """Run launches, sleep until a token arrives, and end if the token is False."""
-    serve, address = interpreted(_serve, 4), address_of(memory)
-    awake = True
-    while awake:
-        serve(address, len(memory), thread, spin_limit)
-        awake = tokens.get()
-    memory[thread, 0] = GONE
-
-
-def _dismiss(
-    memory: NDArray[np.int64], tokens: list[_Tokens], threads: list[threading.Thread]
-) -> None:
-    memory[1:, DISMISSED // 8] = 1
-    for queue in tokens:
-        queue.put(False)
+def _dismiss(memory: NDArray[np.int32], threads: list[threading.Thread]) -> None:
+    interpreted(_close, 2)(address_of(memory), len(memory))
     for thread in threads:
         # Any thread may drop the last reference to a pool, including one of the pool's own.
         if thread is not threading.current_thread():
             thread.join()
 
 
-def _forget(memory: NDArray[np.int64] | None) -> None:
-    """Mark all threads as gone: a forked process has only the thread that forked."""
+def _forget(memory: NDArray[np.int32] | None) -> None:
+    """Reset the pool in a forked process, which has only the thread that forked."""
     if memory is not None:
-        memory[1:, 0] = GONE
-        memory[0] = 0
+        memory[:] = 0
+        memory[0, ALONE // 4] = 1

@@ -133,7 +133,9 @@ class Writer:
         if not masked:
             return b.load(address, align=1 if kind == I8 else 4)
         assert self.mask is not None
-        return self.call("llvm.masked.load", vector, address, I32(4), self.mask, self.zero)
+        zero = ir.Constant(vector, [0] * self.width if kind == I8 else [0.0] * self.width)
+        align = I32(1 if kind == I8 else 4)
+        return self.call("llvm.masked.load", vector, address, align, self.mask, zero, kind=kind)
 
     def store(self, value: ir.Value, pointer: ir.Value, masked: bool = False) -> None:
         """Store a vector at `pointer`."""
@@ -143,7 +145,9 @@ class Writer:
             b.store(value, address, align=1 if value.type.element == I8 else 4)
             return
         assert self.mask is not None
-        self.call("llvm.masked.store", ir.VoidType(), value, address, I32(4), self.mask)
+        kind = value.type.element
+        align = I32(1 if kind == I8 else 4)
+        self.call("llvm.masked.store", ir.VoidType(), value, address, align, self.mask, kind=kind)
 
     def prefetch(self, pointer: ir.Value, cache: int, written: bool = False) -> None:
         """Prefetch the cache line at `pointer`, which may be invalid, into the L1 or L2 cache."""
@@ -152,12 +156,12 @@ class Writer:
         address = self.builder.bitcast(pointer, I8P)
         self.builder.call(function, [address, I32(int(written)), I32(4 - cache), I32(1)])
 
-    def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        """Call an LLVM intrinsic by the first part of its name.
+    def call(self, name: str, result: ir.Type, *args: ir.Value, kind: ir.Type = F32) -> ir.Value:
+        """Call an LLVM intrinsic by the first part of its name, for vectors of `kind` elements.
 
         llvmlite's declaration of intrinsics does not support vectors.
         """
-        lanes = f"v{self.width}f32"
+        lanes = f"v{self.width}{'i8' if kind == I8 else 'f32'}"
         name += f".{lanes}.p0{lanes}" if "masked" in name else f".{lanes}"
         kind = ir.FunctionType(result, [arg.type for arg in args])
         return self.builder.call(cgutils.get_or_insert_function(self.module, kind, name), args)
@@ -241,9 +245,16 @@ def _transpose_block(typingctx, source, start, source_row, target, target_start,
 
 
 class _Interleave(Writer):
-    """Interleave three consecutive arrays of `count` elements: RGB planes become RGB pixels."""
+    """Interleave `count` elements of three arrays that are `pitch` elements apart: RGB planes
+    become RGB pixels.
+    """
 
-    ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {"source": F32P, "target": F32P, "count": I64}
+    ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
+        "source": F32P,
+        "pitch": I64,
+        "target": F32P,
+        "count": I64,
+    }
     CHANNELS: ClassVar[int] = 3
 
     def __init__(self, module: ir.Module, width: int) -> None:
@@ -267,8 +278,8 @@ class _Interleave(Writer):
 
     def _pixels(self, i: ir.Value, size: int) -> None:
         """Write pixels i to i + size; size is 1 or the vector width."""
-        b, (source, target, count) = self.builder, self.args.values()
-        sources = [self.at(source, b.add(b.mul(I64(c), count), i)) for c in range(self.CHANNELS)]
+        b, (source, pitch, target, _) = self.builder, self.args.values()
+        sources = [self.at(source, b.add(b.mul(I64(c), pitch), i)) for c in range(self.CHANNELS)]
         first = self.at(target, b.mul(i, I64(self.CHANNELS)))
         if size == 1:
             for c, plane in enumerate(sources):
@@ -292,9 +303,9 @@ class _Interleave(Writer):
 
 
 @intrinsic
-def interleave(typingctx, source, start, target, target_start, count):  # type: ignore[no-untyped-def]
-    """target[3 i + c] = source[c · count + i] for c < 3, of float32 in contiguous arrays."""
-    sig = types.none(source, start, target, target_start, count)
+def interleave(typingctx, source, start, pitch, target, target_start, count):  # type: ignore[no-untyped-def]
+    """target[3 i + c] = source[c · pitch + i] for c < 3, of float32 in contiguous arrays."""
+    sig = types.none(source, start, pitch, target, target_start, count)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         function = _Interleave(builder.module, compiled_registers().width).function

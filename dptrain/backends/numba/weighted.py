@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.numba import amx_matmul, direct_convolution, elementwise, matmul
-from dptrain.backends.numba.algorithms import Algorithm, Shape, select_algorithms
+from dptrain.backends.numba import amx_matmul, dense_shards, elementwise, matmul
+from dptrain.backends.numba.algorithms import Algorithm, Shape, Work, select_algorithms
+from dptrain.backends.numba.dense_blocks import weight_gradient_grain
+from dptrain.backends.numba.explanation import explain, explain_dense
+from dptrain.backends.numba.fused_pooling import NoPool
+from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.operations import (
     DIRECT,
+    GRAIN,
     DropoutMask,
     Kernels,
     Operation,
     each,
     pool_geometry,
 )
+from dptrain.backends.numba.planning import rows_of_partial_sums
+from dptrain.backends.numba.reduction import sum_partials
+from dptrain.backends.numba.threads import Launch
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Explanation,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+)
+from dptrain.plan.shards import addition_steps
 
 
 class Convolution(Operation):
@@ -37,23 +56,33 @@ class Convolution(Operation):
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         node, pools = group.head, MaxPool2d in group.kinds
         weight, bias = node.parameters
-        rows = setting.threads
         pooled = ("argmax",) if pools else ()
-        buffers = {
-            _SCRATCH[phase]: BufferSpec((rows, algorithm.scratch), "float32")
-            for phase, algorithm in _select(group, setting.precision).items()
-        }
+        buffers: dict[str, BufferSpec] = {}
+        work = _work(setting)
+        for phase, algorithm in _select(group, setting.precision, work).items():
+            scratch = BufferSpec((setting.threads, algorithm.scratch), "float32")
+            shared = BufferSpec((max(algorithm.shared, 1),), "float32")
+            buffers |= {_SCRATCH[phase]: scratch, _SHARED[phase]: shared}
         if pools:
             buffers["argmax"] = BufferSpec((setting.batch_size, *group.tail.output_maps), "uint8")
-        phases = {Phase.FORWARD: Access(("x",), ("y", *pooled, "forward_scratch"))}
+        phases = {Phase.FORWARD: Access(("x",), ("y", *pooled, *_memory(Phase.FORWARD)))}
         if setting.training:
             if ReLU in group.kinds and not pools:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
-            buffers["partial"] = BufferSpec((rows, weight.size + bias.size), "float32")
+            buffers["partial"] = BufferSpec((work.rows, weight.size + bias.size), "float32")
             dz = ("dy", *pooled)
-            phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), ("partial", "weight_scratch"))
-            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx", "input_scratch"))
+            written = "partial", *_memory(Phase.BACKWARD_WEIGHT)
+            phases[Phase.BACKWARD_WEIGHT] = Access(("x", *dz), written)
+            phases[Phase.BACKWARD_INPUT] = Access(dz, ("dx", *_memory(Phase.BACKWARD_INPUT)))
         return GroupNeeds(phases, buffers)
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        work, winograd = _work(setting), setting.precision != DIRECT
+        return {
+            phase: explain(_shape(group), phase, work, algorithm, winograd=winograd)
+            for phase, algorithm in _select(group, setting.precision, work).items()
+        }
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self._forward()}
@@ -66,52 +95,111 @@ class Convolution(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
-    def _operands(self, phase: Phase, *operands: Any) -> tuple[Any, ...]:
-        """Return the kernel of a phase and its arguments: `operands`, geometry and scratch."""
-        algorithm = _select(self.group, self.precision)[phase]
-        pool = (pool_geometry(self.group.tail),) if "argmax" in self.arrays else ()
-        relu = ReLU in self.group.kinds
-        rectify = (relu,) if phase is Phase.FORWARD and not pool else ()
-        scratch = self.arrays[_SCRATCH[phase]]
-        return algorithm.kernel, *operands, algorithm.geometry, *pool, *rectify, scratch
+    def _launches(self, phase: Phase, *operands: Any) -> tuple[Callable[[], None], Launch, int]:
+        """Bind the kernels of a phase.
+
+        Args:
+            phase: forward or one of the two backward phases.
+            operands: the arguments of the kernel before its geometry.
+
+        Returns:
+            A function that transforms the weights, the launch of the kernel, and its items for each
+            sample or row of partial sums.
+        """
+        rows = len(self.arrays["partial"]) if "partial" in self.arrays else 1
+        work = Work(len(self.arrays["x"]), self.thread_pool.threads, rows)
+        algorithm = _select(self.group, self.precision, work)[phase]
+        shared, scratch = self.arrays[_SHARED[phase]], self.arrays[_SCRATCH[phase]]
+        launch = self.thread_pool.bind(
+            algorithm.kernel,
+            *self._operands(algorithm, operands),
+            shared,
+            scratch,
+            grain=algorithm.grain,
+        )
+        if algorithm.prepare is None:
+            return _do_nothing, launch, algorithm.units
+        prepare = self.thread_pool.bind(
+            algorithm.prepare, self.arrays["weight"], algorithm.geometry, shared
+        )
+        return partial(prepare, algorithm.prepare_items), launch, algorithm.units
+
+    def _operands(self, algorithm: Algorithm, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of an algorithm's kernel before `shared` and `scratch`."""
+        relu, is_pooled = ReLU in self.group.kinds, "argmax" in self.arrays
+        pool = pool_geometry(self.group.tail) if is_pooled else None
+        division = algorithm.geometry, algorithm.units
+        _, height, width = self.group.head.output_shape
+        return *operands, *division, pool or NoPool(height, width, int(relu))
+
+    def _samples_stage(self, phase: Phase, *operands: Any) -> Kernel:
+        """Return the stage of a phase whose items are parts of samples."""
+        prepare, launch, units = self._launches(phase, *operands)
+
+        def run(context: Context) -> None:
+            prepare()
+            launch(context.n * units)
+
+        return run
 
     def _forward(self) -> Kernel:
         a = self.arrays
-        y = (a["y"], a["argmax"]) if "argmax" in a else (a["y"],)
-        operands = self._operands(Phase.FORWARD, a["x"], a["weight"], a["bias"], *y)
-        return each(self.thread_pool.bind(*operands), 1)
+        argmax = a.get("argmax", _NO_ARGMAX)
+        return self._samples_stage(Phase.FORWARD, a["x"], a["weight"], a["bias"], a["y"], argmax)
 
     def _backward(self) -> Kernel:
         dy, y = self.flat("dy"), self.flat("y")
-        return each(self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0), self.size)
+        launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0, grain=GRAIN)
+        return each(launch, self.size)
 
     def _gradient(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays from which backward computes dz."""
         a = self.arrays
-        return (a["dy"], a["argmax"]) if "argmax" in a else (a["dy"],)
+        return a["dy"], a.get("argmax", _NO_ARGMAX)
 
     def _backward_weight(self) -> Kernel:
-        a, partial = self.arrays, self.arrays["partial"]
-        operands = self._operands(Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), partial)
-        accumulate = self.thread_pool.bind(*operands)
-        reduce = self.thread_pool.bind(
-            direct_convolution.reduce_partials, partial, self.flat("dweight"), a["dbias"]
+        a, sums = self.arrays, self.arrays["partial"]
+        rows = len(sums)
+        is_sharded = self.shards > 0
+        bounds = a["bounds"] if is_sharded else np.zeros(rows + 1, np.int64)
+        merges = a["merges"] if is_sharded else np.minimum(np.arange(rows), 1)
+        prepare, accumulate, units = self._launches(
+            Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), sums, bounds
         )
+        reduce = self.thread_pool.bind(
+            sum_partials, sums, *addition_steps(merges), a["dweight_slots"], a["dbias_slots"],
+            a["dweight"].size, a["gradient_slots"].shape[1],
+        )  # fmt: skip
 
         def run(context: Context) -> None:
-            accumulate(context.n)
-            reduce(partial.shape[1])
+            if not is_sharded and bounds[-1] != context.n:
+                bounds[:] = context.n * np.arange(rows + 1) // rows
+            prepare()
+            accumulate(rows * units)
+            reduce(sums.shape[1])
 
         return run
 
     def _backward_input(self) -> Kernel:
         a = self.arrays
-        operands = self._operands(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
-        return each(self.thread_pool.bind(*operands), 1)
+        return self._samples_stage(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
 
 
-def _select(group: Group, precision: str) -> Mapping[Phase, Algorithm]:
-    return select_algorithms(_shape(group), winograd=precision != DIRECT)
+_NO_ARGMAX = np.zeros((1, 1, 1, 1), np.uint8)
+"""Argument `argmax` of kernels without pooling."""
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _select(group: Group, precision: str, work: Work) -> Mapping[Phase, Algorithm]:
+    return select_algorithms(_shape(group), work, winograd=precision != DIRECT)
+
+
+def _work(setting: Setting) -> Work:
+    rows = setting.shards or rows_of_partial_sums(setting.batch_size, setting.threads)
+    return Work(setting.batch_size, setting.threads, rows)
 
 
 def _shape(group: Group) -> Shape:
@@ -120,13 +208,15 @@ def _shape(group: Group) -> Shape:
     tail: Any = group.tail.layer
     (c, h, w), (k, ho, wo) = node.input_shape, node.output_shape
     (top, _), (left, _) = conv.pads(node.input_shape)
-    pool_height, halved = 0, False
+    pool_height, pool_stride, halved = 0, 0, False
     if isinstance(tail, MaxPool2d):
-        pool_height = tail.windows[0]
+        pool_height, pool_stride = tail.windows[0], tail.strides[0]
         outside = tail.pads(node.output_shape)
         halved = tail.windows == tail.strides == (2, 2) and outside == ((0, 0), (0, 0))
     maps, out = (h, w, c), (ho, wo, k)
-    return Shape(maps, out, conv.window, conv.strides, (top, left), pool_height, halved)
+    return Shape(
+        maps, out, conv.window, conv.strides, (top, left), pool_height, halved, pool_stride
+    )
 
 
 def fuses_convolution(nodes: tuple[Node, ...]) -> bool:
@@ -143,19 +233,23 @@ class FullyConnected(Operation):
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        stages = _dense_kernels(group, setting.batch_size, setting.threads, setting.shards)
         buffers = {
-            _SCRATCH[phase]: BufferSpec((setting.threads, count), "float32")
-            for phase, (_, count) in _select_kernels(
-                group, setting.batch_size, setting.threads
-            ).items()
+            _SCRATCH[phase]: BufferSpec((setting.threads, stage.scratch), "float32")
+            for phase, stage in stages.items()
             if setting.training or phase is Phase.FORWARD
         }
-        phases = {Phase.FORWARD: Access(("x",), ("y", "forward_scratch"))}
+        sums: tuple[str, ...] = ()
+        if (chunks := _num_chunks(group, stages)) > 1:
+            partial_sums = chunks, setting.batch_size, group.head.output_shape[0]
+            buffers["chunk_sums"] = BufferSpec(partial_sums, "float32")
+            sums = ("chunk_sums",)
+        phases = {Phase.FORWARD: Access(("x",), ("y", *sums, "forward_scratch"))}
         if setting.training:
             if Dropout in group.kinds:
                 shape = (setting.batch_size, *group.tail.output_maps)
                 buffers["mask"] = DropoutMask.spec(shape)
-                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", "forward_scratch"))
+                phases[Phase.FORWARD] = Access(("x",), ("y", "mask", *sums, "forward_scratch"))
             if ReLU in group.kinds:
                 phases[Phase.BACKWARD] = Access(("dy", "y"), ("dy",))
             phases[Phase.BACKWARD_WEIGHT] = Access(("x", "dy"), ("weight_scratch",))
@@ -173,34 +267,73 @@ class FullyConnected(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        stages = _dense_kernels(group, setting.batch_size, setting.threads, setting.shards)
+        inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
+        return {
+            phase: explain_dense(
+                stage, phase, _work(setting), inputs, outputs, by_shape=setting.shards > 0
+            )
+            for phase, stage in stages.items()
+        }
+
     def _weight(self, name: str) -> NDArray[Any]:
         return self.arrays[name].reshape(-1, self.size)
 
-    def _kernel_and_scratch(self, phase: Phase) -> tuple[Any, NDArray[Any]]:
+    def _stage(self, phase: Phase) -> tuple[DenseKernel, NDArray[Any]]:
         """Return the kernel of a phase and its scratch."""
-        kernel, _ = _select_kernels(self.group, len(self.arrays["x"]), self.thread_pool.threads)[
-            phase
-        ]
-        return kernel, self.arrays[_SCRATCH[phase]]
+        samples, threads = len(self.arrays["x"]), self.thread_pool.threads
+        stage = _dense_kernels(self.group, samples, threads, self.shards)[phase]
+        return stage, self.arrays[_SCRATCH[phase]]
+
+    def _block_stage(self, phase: Phase, *operands: Any) -> Kernel:
+        """Return the stage of a phase whose items are blocks of samples and features."""
+        stage, scratch = self._stage(phase)
+        weight, blocks = self._weight("weight"), stage.blocks
+        assert blocks is not None
+        inputs, outputs = weight.shape
+        features = (outputs, inputs) if phase is Phase.FORWARD else (inputs, outputs)
+        launch = self.thread_pool.bind(
+            stage.kernel, *operands, blocks, scratch, varying=(0,), grain=blocks.grain
+        )
+
+        def run(context: Context) -> None:
+            launch(blocks.num_items(context.n, *features), context.n)
+
+        return run
 
     def _forward(self) -> Kernel:
-        kernel, scratch = self._kernel_and_scratch(Phase.FORWARD)
-        dense = self.thread_pool.bind(
-            kernel,
-            self.rows("x"), self._weight("weight"), self.arrays["bias"], self.rows("y"),
-            ReLU in self.group.kinds, scratch,
-        )  # fmt: skip
+        dense = self._linear()
         if "mask" not in self.arrays:
-            return each(dense, 1)
+            return dense
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
         mask = DropoutMask(layer, index, self.arrays["mask"], self.thread_pool, self.seed)
         drop = mask.forward(self.rows("y"), self.rows("y"))
 
         def run(context: Context) -> None:
-            dense(context.n)
+            dense(context)
             if context.training:
                 drop(context)
+
+        return run
+
+    def _linear(self) -> Kernel:
+        """Return the stage before dropout."""
+        relu, y = ReLU in self.group.kinds, self.rows("y")
+        operands = self.rows("x"), self._weight("weight"), self.arrays["bias"]
+        if "chunk_sums" not in self.arrays:
+            return self._block_stage(Phase.FORWARD, *operands, y[np.newaxis], relu)
+        sums = self.arrays["chunk_sums"]
+        accumulate = self._block_stage(Phase.FORWARD, *operands, sums, False)
+        add = self.thread_pool.bind(
+            matmul.add_chunks, sums.reshape(len(sums), -1), self.flat("y"), relu, grain=GRAIN
+        )
+
+        def run(context: Context) -> None:
+            accumulate(context)
+            add(context.n * self.size)
 
         return run
 
@@ -208,25 +341,30 @@ class FullyConnected(Operation):
         tail = self.group.tail.layer
         factor = 1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0
         dy, y = self.flat("dy"), self.flat("y")
-        return each(self.thread_pool.bind(elementwise.relu_mask, dy, y, factor), self.size)
+        launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, factor, grain=GRAIN)
+        return each(launch, self.size)
 
     def _backward_weight(self) -> Kernel:
-        dw, db = self._weight("dweight"), self.arrays["dbias"]
-        kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_WEIGHT)
+        a = self.arrays
+        dw, samples = self._weight("dweight"), len(a["x"])
+        stage, scratch = self._stage(Phase.BACKWARD_WEIGHT)
+        operands = self.rows("x"), self.rows("dy")
+        grain = weight_gradient_grain(samples, len(dw), self.size, self.thread_pool.threads)
+        if self.shards:
+            slots, pitch = a["gradient_slots"].shape
+            launch = self.thread_pool.bind(
+                stage.kernel, *operands, a["dweight_slots"], a["dbias_slots"], pitch, slots,
+                a["bounds"], a["merges"], scratch, grain=grain,
+            )  # fmt: skip
+            return lambda context: launch(len(dw))
         launch = self.thread_pool.bind(
-            kernel, self.rows("x"), self.rows("dy"), dw, db, scratch, varying=(0,)
+            stage.kernel, *operands, dw, a["dbias"], scratch, varying=(0,), grain=grain
         )
-
-        def run(context: Context) -> None:
-            launch(len(dw), context.n)
-
-        return run
+        return lambda context: launch(len(dw), context.n)
 
     def _backward_input(self) -> Kernel:
-        kernel, scratch = self._kernel_and_scratch(Phase.BACKWARD_INPUT)
-        weight = self._weight("weight")
-        launch = self.thread_pool.bind(kernel, self.rows("dy"), weight, self.rows("dx"), scratch)
-        return each(launch, 1)
+        dy, dx = self.rows("dy"), self.rows("dx")
+        return self._block_stage(Phase.BACKWARD_INPUT, dy, self._weight("weight"), dx)
 
 
 _SCRATCH = {
@@ -236,14 +374,36 @@ _SCRATCH = {
 }
 """Names of scratch buffers, each of which is needed in one stage."""
 
+_SHARED = {
+    Phase.FORWARD: "forward_shared",
+    Phase.BACKWARD_WEIGHT: "weight_shared",
+    Phase.BACKWARD_INPUT: "input_shared",
+}
+"""Names of the buffers of transformed weights, each of which is needed in one stage."""
 
-def _select_kernels(group: Group, samples: int, threads: int) -> Mapping[Phase, tuple[Any, int]]:
-    """Return the kernels of a dense layer, each with its scratch elements per thread."""
-    inputs, outputs = math.prod(group.head.input_shape), group.head.output_shape[0]
-    forward, weight, backward = matmul.dense_scratch(samples, inputs, outputs)
-    vectors = {
-        Phase.FORWARD: (matmul.dense_forward, forward),
-        Phase.BACKWARD_WEIGHT: (matmul.dense_backward_weight, weight),
-        Phase.BACKWARD_INPUT: (matmul.dense_backward_input, backward),
-    }
-    return {**vectors, **amx_matmul.choose(samples, threads, inputs, outputs)}
+
+def _memory(phase: Phase) -> tuple[str, str]:
+    """Return the names of the buffers that the algorithm of a phase writes."""
+    return _SCRATCH[phase], _SHARED[phase]
+
+
+def _dense_kernels(
+    group: Group, samples: int, threads: int, shards: int
+) -> Mapping[Phase, DenseKernel]:
+    """Return the kernels of a dense layer."""
+    shape = math.prod(group.head.input_shape), group.head.output_shape[0]
+    if not shards:
+        vectors = matmul.dense_kernels(samples, threads, *shape)
+        return {**vectors, **amx_matmul.choose(samples, threads, *shape)}
+    vectors = matmul.dense_kernels(samples, threads, *shape, by_shape=True)
+    kernels = {**vectors, **amx_matmul.choose(samples, threads, *shape, by_shape=True)}
+    scratch = dense_shards.weight_shards_scratch(samples, shape[1], shards)
+    weight = DenseKernel(dense_shards.dense_backward_weight_shards, scratch)
+    return {**kernels, Phase.BACKWARD_WEIGHT: weight}
+
+
+def _num_chunks(group: Group, stages: Mapping[Phase, DenseKernel]) -> int:
+    """Return the number of partial sums of the forward pass."""
+    blocks = stages[Phase.FORWARD].blocks
+    assert blocks is not None
+    return -(-math.prod(group.head.input_shape) // blocks.chunk)

@@ -1,528 +1,484 @@
 """Winograd convolution F(4×4, 3×3) or F(2×2, 5×5) (`winograd_transforms`), forward and backward.
 
-Arguments are those of `direct_convolution` and `direct_convolution_pool`, with a
-`WinogradGeometry`. Small samples are processed together, so that the 36 matrix products have enough
-rows.
+Arguments are those of `direct_convolution`, with a `WinogradGeometry`. `prepare_forward` and
+`prepare_backward_input` transform the weights once for all threads.
+
+Bands are ranges of rows of tiles, or of pooled rows. A thread processes its range of bands in
+blocks of rows of tiles, which may belong to several samples: loads and transforms their inputs,
+multiplies them with the weights as 36 matrices, and transforms and stores their outputs. Functions
+that load or store have an `argmax`, which is None without pooling; the compiler removes the branch
+that does not apply.
+
+Blocks of the weight gradient are ranges of filters. Tiles are always summed in the same blocks,
+which begin at the first sample of a row of partial sums.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from dptrain.backends.numba.im2col import pool_row, unpool
+from dptrain.backends.numba.fused_pooling import (
+    lower_bound,
+    pool_rows,
+    select_by_pool,
+    unpool_rows,
+)
 from dptrain.backends.numba.jit import inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply
-from dptrain.backends.numba.vector import compiled_registers, copy, transpose
+from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.vector import compiled_registers, copy, transpose, vector_width
+from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, make_geometry
 from dptrain.backends.numba.winograd_transforms import (
-    FEWEST,
-    INTEGERS,
     MATRICES,
-    MOST,
-    SIDE,
-    SIDES,
     add_products,
-    finish_weight_gradient,
     multiply_matrices,
     transform_gradients,
     transform_inputs,
     transform_outputs,
+    transform_sums,
     transform_weights,
 )
-
-LINE = 16
-"""Float32 elements of a cache line."""
+from dptrain.plan.lowering import Phase
 
 
-def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
-    """Return whether the kernels support a convolution: channels must fill vectors."""
-    width = compiled_registers().width
-    fits = c % width == 0 and k % width == 0 and min(c, k) >= FEWEST and max(c, k) <= MOST
-    return fits and window in ((3, 3), (5, 5)) and strides == (1, 1)
-
-
-def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
-    """Return whether stages with 3 × 3 filters are faster than on AMX.
-
-    Measured: forward with fewer than 32 channels (16 → 32, 16 × 16: 291 instead of 384 µs; 32 → 64,
-    46 × 46: 2255 instead of 1843 µs), and backward, if 4 × 4 tiles cover at most a third more than
-    the outputs (10 × 10: 310 instead of 222 µs).
-
-    Args:
-        maps: height and width of the stage's output.
-        fewest: the smaller number of input and output channels.
-    """
-    covered = [-(-n // SIDE) * SIDE for n in maps]
-    close = 3 * covered[0] * covered[1] <= 4 * maps[0] * maps[1]
-    return close and (fewest < 32 or not forward)
-
-
-class WinogradGeometry(NamedTuple):
-    """Sizes of a Winograd convolution from x (N, H, W, C) to y (N, Ho, Wo, K).
-
-    Attributes:
-        height: rows of x.
-        width: columns of x.
-        c: channels of x.
-        h_out: rows of y.
-        w_out: columns of y.
-        k: channels of y.
-        pad_top: rows of zeros above x.
-        pad_left: columns of zeros to the left of x.
-        padded_width: columns of padded x.
-        tiles_across: tiles in a row.
-        num_tiles: tiles of a sample.
-        block_samples: samples that are transformed together.
-        block_tiles: tiles that are transformed together.
-        v_stride: distance of the matrices of V.
-        m_stride: distance of the matrices of M.
-        u_offset: start of U (transformed weights, or sums of their gradient) in scratch.
-        v_offset: start of V (transformed inputs) in scratch.
-        m_offset: start of M (products) in scratch.
-        padded_offset: start of padded x in scratch.
-        y_offset: start of one sample's y in scratch.
-        work_offset: start of temporary memory in scratch.
-        taps: rows and columns of a filter.
-        tile_side: rows and columns of an output tile.
-        scratch_size: float32 elements of scratch that a thread needs.
-    """
-
-    height: int
-    width: int
-    c: int
-    h_out: int
-    w_out: int
-    k: int
-    pad_top: int
-    pad_left: int
-    padded_width: int
-    tiles_across: int
-    num_tiles: int
-    block_samples: int
-    block_tiles: int
-    v_stride: int
-    m_stride: int
-    u_offset: int
-    v_offset: int
-    m_offset: int
-    padded_offset: int
-    y_offset: int
-    work_offset: int
-    taps: int
-    tile_side: int
-    scratch_size: int
-
-
-def make_geometry(
-    maps: tuple[int, int, int], out: tuple[int, int, int], pads: tuple[int, int], taps: int = 3
-) -> WinogradGeometry:
-    """Return the geometry of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
-
-    For the input gradient, `maps` are those of dy and `out` those of dx.
-
-    Args:
-        pads: rows of zeros above and columns of zeros to the left of the maps.
-        taps: rows and columns of the filters.
-    """
-    (_, _, c), (h_out, w_out, k) = maps, out
-    side = SIDES[taps]
-    down, across = (-(-n // side) for n in (h_out, w_out))
-    # Data between two transforms stays in the L2 cache.
-    block = 96 if c + k <= 48 else 48
-    samples = max(1, block // (down * across))
-    together = min(block, samples * down * across)
-    # One additional cache line; otherwise all matrices would map to the same sets of the cache.
-    v_matrix, m_matrix = together * c + LINE, together * k + LINE
-    v = MATRICES * c * k
-    m = v + MATRICES * v_matrix
-    padded = m + MATRICES * m_matrix
-    columns = across * side + taps - 1
-    y = padded + (down * side + taps - 1) * columns * c
-    rest = y + h_out * w_out * k
-    # Temporary memory: flipped weights, or one sample's dz and its sums.
-    more = -(-max(taps**2 * c * k, maps[0] * maps[1] * c + c, h_out * w_out * k + k) // LINE) * LINE
-    sizes = (
-        *maps,
-        *out,
-        *pads,
-        columns,
-        across,
-        down * across,
-        samples,
-        together,
-        v_matrix,
-        m_matrix,
-        0,
-        v,
-        m,
-        padded,
-        y,
-        rest,
-        taps,
-        side,
-        rest + more + LINE,
+def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+    """Return the Winograd algorithm of a phase of a convolution that `supports` accepts."""
+    maps, out, pads = shape.maps, shape.out, shape.pads
+    if phase is Phase.BACKWARD_INPUT:
+        maps, out, pads = shape.out, shape.maps, shape.dy_pads
+    gradient = phase is Phase.BACKWARD_WEIGHT
+    geometry = make_geometry(
+        maps, out, pads, shape.window[0], pool_height=shape.pool_height, gradient=gradient
     )
-    return WinogradGeometry._make(map(INTEGERS[taps], sizes))
+    scratch = int(geometry.scratch_size)
+    if gradient:
+        vectors = int(geometry.k_vectors) // compiled_registers().width
+        blocks = units_per_item(work.rows, work.threads, vectors)
+        return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
+    # A thread computes adjacent bands together, so the number of bands costs nothing.
+    bands = int(geometry.tiles_down) if work.threads > 1 else 1
+    grain = max(1, min(int(geometry.block_rows), work.batch_size * bands // work.threads))
+    items = -(-maps[2] // CHANNELS_PER_ITEM)
+    weights = (MATRICES + shape.window[0] ** 2) * maps[2] * int(geometry.k_vectors)
+    if phase is Phase.FORWARD:
+        kernel, prepare = conv2d_forward, prepare_forward
+    else:
+        kernel, prepare = conv2d_backward_input, prepare_backward_input
+    return Algorithm(kernel, geometry, scratch, bands, prepare, items, weights, grain=grain)
+
+
+def _some(pool, argmax):  # type: ignore[no-untyped-def]
+    return argmax
+
+
+def _none(pool, argmax):  # type: ignore[no-untyped-def]
+    return None
+
+
+_positions = select_by_pool(_some, _none)
+"""_positions(pool, argmax): `argmax`, or None without pooling."""
 
 
 @inlined
-def _pad(geo, x, start, scratch):  # type: ignore[no-untyped-def]
-    """Copy one sample into zero-padded scratch."""
-    height, width, c, above, before, columns = (
-        geo.height,
-        geo.width,
-        geo.c,
-        geo.pad_top,
-        geo.pad_left,
-        geo.padded_width,
-    )
-    for i in range(height):
-        row = geo.padded_offset + ((i + above) * columns + before) * c
-        copy(x, start + i * width * c, scratch, row, width * c)
+def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
+    """Transform the weights of groups `start` to `stop` of input channels to u (36, C, K).
+
+    The weights that are flipped, or that do not fill vectors, are first packed after u.
+    """
+    c, k, vectors, taps = geo.c, geo.k, geo.k_vectors, geo.taps
+    matrix, positions = c * vectors, taps * taps
+    first, last = CHANNELS_PER_ITEM * start, min(c, CHANNELS_PER_ITEM * stop)
+    begin, count = first * vectors, (last - first) * vectors
+    if not flipped and k == vectors:
+        transform_weights(w, begin, taps, matrix, u, begin, matrix, count)
+        return
+    packed = MATRICES * matrix
+    for tap in range(positions):
+        row = packed + tap * matrix + begin
+        if k < vectors:
+            for p in range(row, row + count):
+                u[p] = 0
+        if flipped:
+            source = (positions - 1 - tap) * c * k + first
+            transpose(w, source, c, u, row, vectors, k, last - first)
+        else:
+            for i in range(last - first):
+                copy(w, (tap * c + first + i) * k, u, row + i * vectors, k)
+    transform_weights(u, packed + begin, taps, matrix, u, begin, matrix, count)
+
+
+@kernel
+def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Transform the weights w (R, S, C, K); items are groups of input channels."""
+    _prepare(start, stop, w.reshape(-1), geo, shared, False)
+
+
+@kernel
+def prepare_backward_input(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Flip and transform the weights w (R, S, C, K); items are groups of channels of dy."""
+    _prepare(start, stop, w.reshape(-1), geo, shared, True)
 
 
 @inlined
-def _inputs(geo, scratch, first, num_tiles, tile):  # type: ignore[no-untyped-def]
-    """Transform input tiles of the padded sample into V, from tile `tile` on."""
-    c = geo.c
+def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
+    """Fill the constant parts of scratch: zeros around the maps, the bias 0, and 0, 1, 2, …."""
+    table = mine.view(np.int32)
+    mine[geo.padded_offset : geo.band_offset] = 0
+    mine[geo.bias_offset : geo.ramp_offset] = 0
+    for i in range(geo.ramp_size):
+        table[geo.ramp_offset + i] = i
+
+
+@inlined
+def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-untyped-def]
+    """Load the padded inputs of `rows` rows of tiles from row `row` on of sample n."""
+    c, vectors, width = geo.c, geo.c_vectors, geo.width
+    pitch = geo.padded_width * vectors
+    top, high = row * geo.tile_side - geo.pad_top, rows * geo.tile_side + geo.taps - 1
+    first = max(0, top)
+    last = max(first, min(geo.height, top + high))
+    start = geo.padded_offset + geo.pad_left * vectors
+    for i in range(high):
+        if top + i < first or top + i >= last:
+            begin = start + i * pitch
+            mine[begin : begin + width * vectors] = 0
+    target = start + (first - top) * pitch
+    if argmax is None:
+        source = (n * geo.height + first) * width * c
+        for i in range(last - first):
+            _copy_pixels(x, source + i * width * c, c, mine, target + i * pitch, vectors, width)
+    else:
+        maps, found = (x.shape[1], x.shape[2], c), (first, last)
+        rest = mine[geo.rest_offset :]
+        if c == vectors:
+            unpool_rows(
+                pool, x, argmax, n, maps, found, mine, target, geo.padded_width, (0, c),
+                mine, geo.rest_offset, rest,
+            )  # fmt: skip
+            return
+        source = geo.band_offset
+        unpool_rows(
+            pool, x, argmax, n, maps, found, mine, source, width, (0, c),
+            mine, geo.rest_offset, rest,
+        )  # fmt: skip
+        for i in range(last - first):
+            _copy_pixels(mine, source + i * width * c, c, mine, target + i * pitch, vectors, width)
+
+
+@inlined
+def _copy_pixels(source, start, c, target, target_start, pitch, count):  # type: ignore[no-untyped-def]
+    """Copy pixels of c channels so that they are `pitch` elements apart."""
+    if c == pitch:
+        copy(source, start, target, target_start, count * c)
+        return
+    for j in range(count):
+        copy(source, start + j * c, target, target_start + j * pitch, c)
+
+
+@inlined
+def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
+    """Return the first tile and the number of tiles of a panel of some rows.
+
+    Only a block of one row has several panels.
+    """
+    first = geo.tiles_across * panel // geo.panels
+    return first, rows * (geo.tiles_across * (panel + 1) // geo.panels - first)
+
+
+@inlined
+def _transform_rows(geo, first, count, tile, mine):  # type: ignore[no-untyped-def]
+    """Transform tiles of the padded rows into V, from tile `tile` on."""
+    c = geo.c_vectors
     transform_inputs(
-        scratch,
-        geo.padded_offset,
-        geo.padded_width * c,
-        c,
-        geo.tile_side,
-        geo.tiles_across,
-        first,
-        num_tiles,
-        scratch,
-        geo.v_offset + tile * c,
-        geo.v_stride,
-    )
+        mine, geo.padded_offset, geo.padded_width * c, c, geo.tile_side, geo.tiles_across,
+        first, count, mine, geo.v_offset + tile * c, geo.v_stride,
+    )  # fmt: skip
 
 
 @inlined
-def _products(geo, scratch, count):  # type: ignore[no-untyped-def]
-    multiply_matrices(
-        scratch,
-        geo.v_offset,
-        geo.v_stride,
-        geo.c,
-        scratch,
-        geo.u_offset,
-        geo.k,
-        scratch,
-        geo.m_offset,
-        geo.m_stride,
-        count,
-    )
+def _store_rows(geo, mine, tile, n, row, first, count, y, argmax, base, bound):  # type: ignore[no-untyped-def]
+    """Transform the products from tile `tile` on into outputs from row `row` of tiles on.
+
+    With pooling, the outputs are stored in scratch, which begins with row `base` of the sample.
+    """
+    k, vectors, w_out, top = geo.k, geo.k_vectors, geo.w_out, row * geo.tile_side
+    if argmax is None:
+        transform_outputs(
+            mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
+            geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k,
+            geo.h_out - top, w_out, k, geo.tile_offset, geo.bias_offset, bound,
+        )  # fmt: skip
+    else:
+        transform_outputs(
+            mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
+            geo.tiles_across, first, count, mine, geo.band_offset + (top - base) * w_out * k,
+            geo.h_out - top, w_out, k, geo.tile_offset, geo.bias_offset, bound,
+        )  # fmt: skip
 
 
 @inlined
-def _outputs(geo, scratch, first, num_tiles, tile, y, start, bias, biased, lower_bound):  # type: ignore[no-untyped-def]
-    """Transform products from tile `tile` on into one sample's output."""
-    k = geo.k
-    transform_outputs(
-        scratch,
-        geo.m_offset + tile * k,
-        geo.m_stride,
-        k,
-        geo.taps,
-        geo.tile_side,
-        geo.tiles_across,
-        first,
-        num_tiles,
-        y,
-        start,
-        geo.h_out,
-        geo.w_out,
-        bias,
-        biased,
-        lower_bound,
-    )
+def _pool_rows(geo, mine, n, y, argmax, pool, base, ready, p, stop):  # type: ignore[no-untyped-def]
+    """Pool the windows from row p on that rows `base` to `ready` of the maps complete.
+
+    Returns:
+        The first row of the maps that is still in scratch, and the next row of windows.
+    """
+    if argmax is None:
+        return base, p
+    _, h_pool, w_pool, k = y.shape
+    w_out, pitch = geo.w_out, geo.w_out * geo.k
+    while p < stop:
+        above = p * pool.stride_v - pool.pad_top
+        top, bottom = max(0, above), min(geo.h_out, above + pool.window_v)
+        if bottom > ready:
+            break
+        pool_rows(
+            pool, mine, geo.band_offset + (above - base) * pitch, (top - above, bottom - above),
+            w_out, y, argmax, (n * h_pool + p) * w_pool * k, w_pool, k, (0, k),
+        )  # fmt: skip
+        p += 1
+    kept = min(ready, max(base, p * pool.stride_v - pool.pad_top))
+    if p < stop and kept > base:
+        for q in range(geo.band_offset, geo.band_offset + (ready - kept) * pitch):
+            mine[q] = mine[q + (kept - base) * pitch]
+    return kept, p
 
 
 @inlined
-def _clear(scratch, start, stop):  # type: ignore[no-untyped-def]
-    for i in range(start, stop):
-        scratch[i] = 0
-
-
-@kernel
-def conv2d_forward(start, stop, thread, x, w, b, y, geo, relu, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution.conv2d_forward`."""
-    mine, lower_bound = scratch[thread], np.float32(0) if relu else NO_LOWER_BOUND
-    x_size, y_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
-    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
-    transform_weights(w, 0, geo.taps, geo.c, geo.k, mine, 0)
-    _clear(mine, geo.padded_offset, geo.y_offset)
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    _pad(geo, x, (n + g) * x_size, mine)
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-            _products(geo, mine, count * num_tiles)
-            for g in range(count):
-                _outputs(
-                    geo,
-                    mine,
-                    first,
-                    num_tiles,
-                    g * num_tiles,
-                    y,
-                    (n + g) * y_size,
-                    b,
-                    True,
-                    lower_bound,
-                )
-
-
-@kernel
-def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`."""
-    mine, x_size = scratch[thread], geo.height * geo.width * geo.c
-    h_out, w_out, k, band = geo.h_out, geo.w_out, geo.k, geo.y_offset
-    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
-    h_pool, w_pool = y.shape[1], y.shape[2]
-    transform_weights(w, 0, geo.taps, geo.c, k, mine, 0)
-    _clear(mine, geo.padded_offset, geo.y_offset)
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    _pad(geo, x, (n + g) * x_size, mine)
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-            _products(geo, mine, count * num_tiles)
-            for g in range(count):
-                _outputs(
-                    geo, mine, first, num_tiles, g * num_tiles, mine, band, b, True, np.float32(0)
-                )
-                if first + num_tiles < tiles:
-                    continue
-                for i in range(h_pool):
-                    above = i * pool.stride_v - pool.pad_top
-                    top, bottom = max(0, above), min(h_out, above + pool.window_v)
-                    pool_row(
-                        mine,
-                        band + above * w_out * k,
-                        top - above,
-                        bottom - above,
-                        w_out,
-                        w_out,
-                        w_pool,
-                        k,
-                        pool,
-                        y,
-                        argmax,
-                        ((n + g) * h_pool + i) * w_pool * k,
-                    )
+def _tile_rows(geo, y, argmax, pool):  # type: ignore[no-untyped-def]
+    """Return the rows of tiles of a sample that are needed."""
+    if argmax is None:
+        return geo.tiles_down
+    bottom = (y.shape[1] - 1) * pool.stride_v - pool.pad_top + pool.window_v
+    return -(-min(geo.h_out, bottom) // geo.tile_side)
 
 
 @inlined
-def _flip(geo, w, scratch):  # type: ignore[no-untyped-def]
-    """Flip and transform the weights for the input gradient."""
-    k, c, flipped, taps = geo.c, geo.k, geo.work_offset, geo.taps * geo.taps
-    for tap in range(taps):
-        transpose(w, (taps - 1 - tap) * c * k, k, scratch, flipped + tap * c * k, c, c, k)
-    transform_weights(scratch, flipped, geo.taps, k, c, scratch, 0)
+def _pooled_row(geo, y, argmax, pool, bands, band):  # type: ignore[no-untyped-def]
+    """Return the first pooled row of a band; bands begin at a row of tiles if windows allow it."""
+    if argmax is None:
+        return 0
+    step = max(1, geo.tile_side // pool.stride_v)
+    return min(y.shape[1], -(-y.shape[1] // step) * band // bands * step)
 
 
-@kernel
-def conv2d_backward_input(start, stop, thread, dy, w, dx, geo, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
-    mine = scratch[thread]
-    dy_size, dx_size = geo.height * geo.width * geo.c, geo.h_out * geo.w_out * geo.k
-    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
-    _flip(geo, w.reshape(-1), mine)
-    _clear(mine, geo.padded_offset, geo.y_offset)
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    _pad(geo, dy, (n + g) * dy_size, mine)
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-            _products(geo, mine, count * num_tiles)
-            for g in range(count):
-                _outputs(
-                    geo,
-                    mine,
-                    first,
-                    num_tiles,
-                    g * num_tiles,
-                    dx,
-                    (n + g) * dx_size,
-                    mine,
-                    False,
-                    NO_LOWER_BOUND,
-                )
+@inlined
+def _first_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+    """Return the first row of tiles of a band, which begins with pooled row p."""
+    if argmax is None:
+        return down * band // bands
+    return max(0, p * pool.stride_v - pool.pad_top) // geo.tile_side
 
 
-@kernel
-def conv2d_relu_pool_backward_input(  # type: ignore[no-untyped-def]
-    start, stop, thread, dy, argmax, w, dx, geo, pool, scratch
+@inlined
+def _last_tile_row(geo, argmax, pool, down, bands, band, p):  # type: ignore[no-untyped-def]
+    """Return the row of tiles after those of the bands before `band`, whose first row is p."""
+    if argmax is None:
+        return down * band // bands
+    if p == 0:
+        return 0
+    bottom = (p - 1) * pool.stride_v - pool.pad_top + pool.window_v
+    return -(-min(geo.h_out, bottom) // geo.tile_side)
+
+
+@inlined
+def _convolve(  # type: ignore[no-untyped-def]
+    start, stop, x, x_argmax, u, y, y_argmax, bound, geo, bands, pool, mine
 ):
-    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_input`."""
-    mine, dx_size = scratch[thread], geo.h_out * geo.w_out * geo.k
-    tiles, samples, together, k = geo.num_tiles, geo.block_samples, geo.block_tiles, geo.c
-    h_pool, w_pool = dy.shape[1], dy.shape[2]
-    padded, sums = mine[geo.padded_offset : geo.y_offset], mine[geo.work_offset :]
-    _flip(geo, w.reshape(-1), mine)
-    _clear(mine, geo.padded_offset, geo.y_offset)
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    unpool(
-                        dy,
-                        argmax,
-                        (n + g) * h_pool * w_pool * k,
-                        h_pool,
-                        w_pool,
-                        k,
-                        pool,
-                        padded,
-                        geo.padded_width,
-                        geo.pad_top,
-                        geo.pad_left,
-                        sums,
-                    )
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-            _products(geo, mine, count * num_tiles)
-            for g in range(count):
-                _outputs(
-                    geo,
-                    mine,
-                    first,
-                    num_tiles,
-                    g * num_tiles,
-                    dx,
-                    (n + g) * dx_size,
-                    mine,
-                    False,
-                    NO_LOWER_BOUND,
-                )
+    """Compute bands `start` to `stop` of y from x and transformed weights.
 
-
-@inlined
-def _gradients(geo, dz, start, scratch, first, num_tiles, tile):  # type: ignore[no-untyped-def]
-    """Transform tiles of one sample's dz, from tile `tile` on."""
-    k = geo.k
-    transform_gradients(
-        dz,
-        start,
-        geo.h_out,
-        geo.w_out,
-        k,
-        geo.taps,
-        geo.tile_side,
-        geo.tiles_across,
-        first,
-        num_tiles,
-        scratch,
-        geo.m_offset + tile * k,
-        geo.m_stride,
-    )
-
-
-@inlined
-def _add(geo, scratch, count):  # type: ignore[no-untyped-def]
-    """Add products to the sums, which use the memory of the transformed weights."""
-    add_products(
-        scratch,
-        geo.v_offset,
-        geo.v_stride,
-        geo.c,
-        scratch,
-        geo.m_offset,
-        geo.m_stride,
-        geo.k,
-        scratch,
-        geo.u_offset,
-        count,
-    )
+    Args:
+        x_argmax: None, or positions of the maxima; x is then a gradient after pooling.
+        y_argmax: None, or receives positions of the maxima; y is then pooled.
+        mine: scratch with the bias.
+    """
+    side = geo.tile_side
+    down = _tile_rows(geo, y, y_argmax, pool)
+    p = _pooled_row(geo, y, y_argmax, pool, bands, start % bands)
+    last_p = _pooled_row(geo, y, y_argmax, pool, bands, stop % bands)
+    row = _first_tile_row(geo, y_argmax, pool, down, bands, start % bands, p)
+    last = _last_tile_row(geo, y_argmax, pool, down, bands, stop % bands, last_p)
+    # Rows of tiles of all samples are numbered consecutively.
+    g, last_g, base = start // bands * down + row, stop // bands * down + last, row * side
+    while g < last_g:
+        # All blocks have about as many rows.
+        left = last_g - g
+        block = -(-left // -(-left // geo.block_rows))
+        for panel in range(geo.panels):
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                if panel == 0:
+                    _load_rows(geo, x, x_argmax, pool, n, row, rows, mine)
+                _transform_rows(geo, first, count, tile, mine)
+                i, tile = i + rows, tile + count
+            multiply_matrices(
+                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, geo.k_vectors,
+                geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
+            )  # fmt: skip
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                _store_rows(
+                    geo, mine, tile, n, row, first, count, y, y_argmax, base, bound
+                )  # fmt: skip
+                if panel == geo.panels - 1:
+                    ready = min(geo.h_out, (row + rows) * side)
+                    end = last_p if n == stop // bands else y.shape[1]
+                    base, p = _pool_rows(geo, mine, n, y, y_argmax, pool, base, ready, p, end)
+                    if row + rows == down:
+                        base, p = 0, 0
+                i, tile = i + rows, tile + count
+        g += block
 
 
 @kernel
-def conv2d_backward_weight(start, stop, thread, x, dy, partial, geo, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution.conv2d_backward_weight`."""
-    c, k, pixels = geo.c, geo.k, geo.h_out * geo.w_out
-    mine, sums, one = scratch[thread], partial[thread], len(scratch[thread]) - LINE
-    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
-    patch = geo.taps * geo.taps * c
-    ramp = mine.view(np.int32)
-    sums[:] = 0
-    _clear(mine, 0, geo.v_offset)
-    _clear(mine, geo.padded_offset, geo.y_offset)
-    mine[one], mine[one + 1] = 1, 0
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-                _gradients(geo, dy, (n + g) * pixels * k, mine, first, num_tiles, g * num_tiles)
-            _add(geo, mine, count * num_tiles)
-        # db is the product of ones with dy.
+def conv2d_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_forward`."""
+    mine, found = scratch[thread], _positions(pool, argmax)
+    _fill_scratch(geo, mine)
+    copy(b, 0, mine, geo.bias_offset, geo.k)
+    _convolve(start, stop, x, None, shared, y, found, lower_bound(pool), geo, bands, pool, mine)
+
+
+@kernel
+def conv2d_backward_input(  # type: ignore[no-untyped-def]
+    start, stop, thread, dy, argmax, w, dx, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_backward_input`; the geometry maps dy to dx."""
+    mine, found = scratch[thread], _positions(pool, argmax)
+    _fill_scratch(geo, mine)
+    _convolve(start, stop, dy, found, shared, dx, None, NO_LOWER_BOUND, geo, bands, pool, mine)
+
+
+@inlined
+def _sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped-def]
+    """Add `channels` channels of some pixels of dy to the gradient of the bias, as a product."""
+    one, table = geo.tile_offset, mine.view(np.int32)
+    mine[one] = 1
+    for p in range(0, pixels, geo.ramp_size):
         multiply(
             (mine, one),
-            (ramp, one + 1, 0),
-            (ramp, one + 1, 0),
-            (dy, n * pixels * k, k),
-            (sums, patch * k, 0),
-            (sums, patch * k),
-            (ramp, one + 1, 0),
-            (1, count * pixels, k),
+            (table, geo.ramp_offset, 0),
+            (table, geo.ramp_offset, 0),
+            (dy, start + p * geo.k, geo.k),
+            (mine, geo.bias_offset, 0),
+            (mine, geo.bias_offset),
+            (table, geo.ramp_offset, 0),
+            (1, min(geo.ramp_size, pixels - p), channels),
             NO_LOWER_BOUND,
         )
-    finish_weight_gradient(mine, 0, geo.taps, c, k, sums)
+
+
+@inlined
+def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine):  # type: ignore[no-untyped-def]
+    """Load the gradients of rows of tiles and add them to the gradient of the bias."""
+    top, pitch = row * geo.tile_side, geo.w_out * geo.k
+    bottom = min(geo.h_out, top + rows * geo.tile_side)
+    if argmax is None:
+        source = (n * geo.h_out + top) * pitch + first_k
+        _sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
+    else:
+        maps, written = (dy.shape[1], dy.shape[2], geo.k), (first_k, first_k + channels)
+        unpool_rows(
+            pool, dy, argmax, n, maps, (top, bottom), mine, geo.band_offset, geo.w_out, written,
+            mine, geo.bias_offset, mine[geo.rest_offset :],
+        )  # fmt: skip
+
+
+@inlined
+def _transform_gradient_rows(  # type: ignore[no-untyped-def]
+    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine
+):
+    """Transform tiles of the loaded gradients, from tile `tile` on."""
+    top = row * geo.tile_side
+    if argmax is None:
+        transform_gradients(
+            dy, (n * geo.h_out + top) * geo.w_out * geo.k + first_k, geo.h_out - top, geo.w_out,
+            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
+            geo.tile_offset, mine, geo.m_offset + tile * vectors, geo.m_stride,
+        )  # fmt: skip
+    else:
+        transform_gradients(
+            mine, geo.band_offset + first_k, geo.h_out - top, geo.w_out,
+            geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
+            geo.tile_offset, mine, geo.m_offset + tile * vectors, geo.m_stride,
+        )  # fmt: skip
+
+
+@inlined
+def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):  # type: ignore[no-untyped-def]
+    """Write dw and db of some filters to `sums`."""
+    c, k, taps, tile = geo.c, geo.k, geo.taps, geo.tile_offset
+    if vectors == k:
+        transform_sums(mine, geo.sums_offset, c * k, taps, sums, 0, c * k, c * k)
+    else:
+        for i in range(c):
+            source = geo.sums_offset + i * vectors
+            transform_sums(mine, source, c * vectors, taps, mine, tile, vectors, vectors)
+            for tap in range(taps * taps):
+                target = (tap * c + i) * k + first_k
+                copy(mine, tile + tap * vectors, sums, target, channels)
+    bias = geo.bias_offset + (first_k if pooled else 0)
+    copy(mine, bias, sums, taps * taps * c * k + first_k, channels)
+
+
+@inlined
+def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool, mine):  # type: ignore[no-untyped-def]
+    """Write dw and then db of samples `begin` to `end` and some blocks of filters to `sums`."""
+    width, down = vector_width(), geo.tiles_down
+    first_k = geo.k_vectors // width * first_b // blocks * width
+    vectors = geo.k_vectors // width * last_b // blocks * width - first_k
+    channels = min(vectors, geo.k - first_k)
+    _fill_scratch(geo, mine)
+    mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.c * vectors] = 0
+    g, last_g = begin * down, end * down
+    while g < last_g:
+        block = min(geo.block_rows, last_g - g)
+        for panel in range(geo.panels):
+            i, tile = g, 0
+            while i < g + block:
+                n, row = i // down, i % down
+                rows = min(down - row, g + block - i)
+                first, count = _panel(geo, rows, panel)
+                if panel == 0:
+                    _load_rows(geo, x, None, None, n, row, rows, mine)
+                    _load_gradients(
+                        geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
+                    )  # fmt: skip
+                _transform_rows(geo, first, count, tile, mine)
+                _transform_gradient_rows(
+                    geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine
+                )  # fmt: skip
+                i, tile = i + rows, tile + count
+            add_products(
+                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
+                geo.m_stride, vectors, geo.sums_offset, geo.ramp_offset, tile,
+            )  # fmt: skip
+        g += block
+    _finish_gradient(geo, first_k, channels, vectors, argmax is not None, mine, sums)
 
 
 @kernel
-def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
+def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
-    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
-    c, k, w_out = geo.c, geo.k, geo.w_out
-    mine, sums = scratch[thread], partial[thread]
-    tiles, samples, together = geo.num_tiles, geo.block_samples, geo.block_tiles
-    h_pool, w_pool = dy.shape[1], dy.shape[2]
-    dz, db = mine[geo.work_offset :], sums[geo.taps * geo.taps * c * k :]
-    sums[:] = 0
-    _clear(mine, 0, geo.v_offset)
-    _clear(mine, geo.padded_offset, len(mine))
-    for n in range(start, stop, samples):
-        count = min(samples, stop - n)
-        for first in range(0, tiles, together):
-            num_tiles = min(together, tiles - first)
-            for g in range(count):
-                if first == 0:
-                    _pad(geo, x, (n + g) * geo.height * geo.width * c, mine)
-                    unpool(
-                        dy,
-                        argmax,
-                        (n + g) * h_pool * w_pool * k,
-                        h_pool,
-                        w_pool,
-                        k,
-                        pool,
-                        dz,
-                        w_out,
-                        0,
-                        0,
-                        db,
-                    )
-                _inputs(geo, mine, first, num_tiles, g * num_tiles)
-                _gradients(geo, dz, 0, mine, first, num_tiles, g * num_tiles)
-            _add(geo, mine, count * num_tiles)
-    finish_weight_gradient(mine, 0, geo.taps, c, k, sums)
+    """Compute `direct_convolution.conv2d_backward_weight`.
+
+    Adjacent blocks of a row are computed together.
+    """
+    item, found, mine = start, _positions(pool, argmax), scratch[thread]
+    while item < stop:
+        row, first = item // blocks, item % blocks
+        last = min(blocks, first + stop - item)
+        _sum_row(
+            bounds[row], bounds[row + 1], first, last, blocks, x, dy, found, partial[row], geo,
+            pool, mine,
+        )  # fmt: skip
+        item += last - first

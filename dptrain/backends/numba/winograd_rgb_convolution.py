@@ -1,8 +1,9 @@
 """Winograd convolution F(4×4, 3×3) of RGB images, fused with ReLU and 2 × 2 max pooling.
 
-Arguments are those of `direct_convolution_pool`, with a `WinogradRgbGeometry`. One row of tiles
-(`winograd_rgb_transforms`) is processed at a time, from padded maps to pooled ones, or back to the
-sums of the weight gradient; all of its data stays in the L1 cache.
+Arguments are those of `direct_convolution` with pooling, with a `WinogradRgbGeometry`. One row of
+tiles (`winograd_rgb_transforms`) is processed at a time, from padded maps to pooled ones, or back
+to the sums of the weight gradient; all of its data stays in the L1 cache. Bands are ranges of these
+rows, blocks of the weight gradient are ranges of filters.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from dptrain.backends.numba.im2col import copy_padded
 from dptrain.backends.numba.jit import inlined, kernel
-from dptrain.backends.numba.vector import compiled_registers, vector_width
+from dptrain.backends.numba.planning import Algorithm, Shape, Work, units_per_item
+from dptrain.backends.numba.vector import compiled_registers, copy, vector_width
 from dptrain.backends.numba.winograd_rgb_transforms import (
     CHANNELS,
     INTERMEDIATES,
@@ -24,25 +26,21 @@ from dptrain.backends.numba.winograd_rgb_transforms import (
 )
 from dptrain.backends.numba.winograd_transforms import (
     MATRICES,
-    MOST,
     SIDE,
-    finish_weight_gradient,
+    transform_sums,
     transform_weights,
 )
+from dptrain.plan.lowering import Phase
 
+TAPS = 9
+"""Weights of a filter for each channel."""
 WINDOWS = SIDE // 2
 """Pooling windows of a tile in each dimension."""
 
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Return whether this module supports the convolution, pooled by adjacent 2 × 2 windows."""
-    return (
-        window == (3, 3)
-        and strides == (1, 1)
-        and c == CHANNELS
-        and k % compiled_registers().width == 0
-        and k <= MOST
-    )
+    return window == (3, 3) and strides == (1, 1) and c == CHANNELS
 
 
 class WinogradRgbGeometry(NamedTuple):
@@ -55,6 +53,7 @@ class WinogradRgbGeometry(NamedTuple):
         h_out: rows of y.
         w_out: columns of y.
         k: channels of y.
+        k_vectors: k, rounded up to whole vectors.
         pad_top: rows of zeros above x.
         pad_left: columns of zeros to the left of x.
         padded_height: rows of padded x.
@@ -62,11 +61,12 @@ class WinogradRgbGeometry(NamedTuple):
         tiles_down: rows of tiles.
         tiles_across: tiles in a row.
         pitch: row stride of Bᵀ x.
-        u_offset: start of U (transformed weights, or sums of their gradient) in scratch.
+        u_offset: start of the sums of the transformed weight gradient in scratch.
         v_offset: start of V (transformed inputs) in scratch.
         mixed_offset: start of Bᵀ x in scratch.
         intermediate_offset: start of the intermediates in scratch.
         padded_offset: start of padded x in scratch.
+        tile_offset: start of the weight gradient of whole vectors in scratch.
         scratch_size: float32 elements of scratch that a thread needs.
     """
 
@@ -76,6 +76,7 @@ class WinogradRgbGeometry(NamedTuple):
     h_out: int
     w_out: int
     k: int
+    k_vectors: int
     pad_top: int
     pad_left: int
     padded_height: int
@@ -88,6 +89,7 @@ class WinogradRgbGeometry(NamedTuple):
     mixed_offset: int
     intermediate_offset: int
     padded_offset: int
+    tile_offset: int
     scratch_size: int
 
 
@@ -102,14 +104,17 @@ def make_geometry(
     rows, columns = SIDE * down + 2, SIDE * (-(-across // group) * group) + 2
     # The last tile reads one element beyond its end, and the last vector may cross the row's end.
     pitch = -(-(columns * c + 1) // width) * width
-    v = MATRICES * c * k
+    k_vectors = -(-k // width) * width
+    v = MATRICES * c * k_vectors
     mixed = v + MATRICES * LANES * (-(-across // group) * group)
     intermediates = mixed + (SIDE + 2) * pitch
     padded = intermediates + across * INTERMEDIATES * width
-    size = padded + rows * columns * c + pitch
+    tile = padded + rows * columns * c + pitch
+    size = tile + TAPS * c * k_vectors
     return WinogradRgbGeometry(
         *maps,
         *out,
+        k_vectors,
         *pads,
         rows,
         columns,
@@ -121,8 +126,48 @@ def make_geometry(
         mixed,
         intermediates,
         padded,
+        tile,
         -(-size // 16) * 16,
     )
+
+
+def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
+    """Return the algorithm of the forward pass or of the weight gradient."""
+    geometry = make_geometry(shape.maps, shape.out, shape.pads)
+    scratch = geometry.scratch_size
+    if phase is Phase.BACKWARD_WEIGHT:
+        vectors = geometry.k_vectors // compiled_registers().width
+        blocks = units_per_item(work.rows, work.threads, vectors)
+        return Algorithm(conv2d_backward_weight, geometry, scratch, blocks)
+    bands = geometry.tiles_down if work.threads > 1 else 1
+    grain = max(1, min(bands, work.batch_size * bands // work.threads))
+    shared = geometry.v_offset + TAPS * geometry.c * geometry.k_vectors
+    return Algorithm(
+        conv2d_forward, geometry, scratch, bands, prepare_forward, 1, shared,
+        grain=grain,
+    )  # fmt: skip
+
+
+@kernel
+def prepare_forward(start, stop, thread, w, geo, shared):  # type: ignore[no-untyped-def]
+    """Transform the weights w (3, 3, 3, K), in one item."""
+    if start < stop:
+        weights, packed = geo.c * geo.k_vectors, MATRICES * geo.c * geo.k_vectors
+        w_flat = w.reshape(-1)
+        for i in range(TAPS * geo.c):
+            row = packed + i * geo.k_vectors
+            shared[row : row + geo.k_vectors] = 0
+            copy(w_flat, i * geo.k, shared, row, geo.k)
+        transform_weights(shared, packed, 3, weights, shared, 0, weights, weights)
+
+
+@inlined
+def _load(geo, x, n, mine):  # type: ignore[no-untyped-def]
+    """Copy a sample into the padded maps."""
+    copy_padded(
+        x.reshape(-1), n * geo.height * geo.width * geo.c, (geo.height, geo.width, geo.c),
+        mine[geo.padded_offset :], geo.padded_height, geo.padded_width, geo.pad_top, geo.pad_left,
+    )  # fmt: skip
 
 
 @inlined
@@ -143,107 +188,84 @@ def _inputs(geo, i, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def conv2d_relu_pool_forward(start, stop, thread, x, w, b, y, argmax, geo, pool, scratch):  # type: ignore[no-untyped-def]
-    """Compute `direct_convolution_pool.conv2d_relu_pool_forward`.
+def conv2d_forward(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, w, b, y, argmax, geo, bands, pool, shared, scratch
+):
+    """Compute `direct_convolution.conv2d_forward` with pooling.
 
     The first of equal maxima is determined before the bias is added.
     """
-    mine, x_flat, size = scratch[thread], x.reshape(-1), geo.height * geo.width * geo.c
+    mine, down = scratch[thread], geo.tiles_down
     _, h_pool, w_pool, k = y.shape
-    y_flat, argmax_flat, maps = y.reshape(-1), argmax.reshape(-1), (geo.height, geo.width, geo.c)
-    transform_weights(w.reshape(-1), 0, 3, geo.c, k, mine, geo.u_offset)
-    padded = mine[geo.padded_offset :]
-    padded[:] = 0
-    for n in range(start, stop):
-        copy_padded(
-            x_flat,
-            n * size,
-            maps,
-            padded,
-            geo.padded_height,
-            geo.padded_width,
-            geo.pad_top,
-            geo.pad_left,
-        )
+    y_flat, argmax_flat = y.reshape(-1), argmax.reshape(-1)
+    mine[geo.padded_offset :] = 0
+    loaded = -1
+    for row in range(start * down // bands, stop * down // bands):
+        n, i = row // down, row % down
+        if n != loaded:
+            _load(geo, x, n, mine)
+            loaded = n
+        _inputs(geo, i, mine)
+        row_start = (n * h_pool + i * WINDOWS) * w_pool * k
+        for q in range(0, k, vector_width()):
+            transform_product_columns(
+                shared, q, geo.k_vectors, mine, geo.v_offset, mine, geo.intermediate_offset,
+                geo.tiles_across, k - q,
+            )  # fmt: skip
+            transform_rows_and_pool(
+                mine, geo.intermediate_offset, y_flat, row_start + q, argmax_flat, row_start + q,
+                b, q, k, w_pool * k, min(WINDOWS, h_pool - i * WINDOWS), w_pool, k - q,
+            )  # fmt: skip
+
+
+@inlined
+def _sum_row(begin, end, first_k, last_k, x, dy, argmax, sums, geo, mine):  # type: ignore[no-untyped-def]
+    """Write dw and then db of samples `begin` to `end` and some filters to `sums`."""
+    _, h_pool, w_pool, k = dy.shape
+    dy_flat, argmax_flat, weights = dy.reshape(-1), argmax.reshape(-1), geo.c * k
+    sums[9 * weights + first_k : 9 * weights + last_k] = 0
+    mine[: geo.v_offset] = 0
+    mine[geo.padded_offset :] = 0
+    for n in range(begin, end):
+        _load(geo, x, n, mine)
         for i in range(geo.tiles_down):
             _inputs(geo, i, mine)
             row_start = (n * h_pool + i * WINDOWS) * w_pool * k
-            for q in range(0, k, vector_width()):
-                transform_product_columns(
-                    mine,
-                    geo.u_offset + q,
-                    k,
-                    mine,
-                    geo.v_offset,
-                    mine,
-                    geo.intermediate_offset,
-                    geo.tiles_across,
-                )
-                transform_rows_and_pool(
-                    mine,
-                    geo.intermediate_offset,
-                    y_flat,
-                    row_start + q,
-                    argmax_flat,
-                    row_start + q,
-                    b,
-                    q,
-                    k,
-                    w_pool * k,
-                    min(WINDOWS, h_pool - i * WINDOWS),
-                    w_pool,
-                )
+            for q in range(first_k, last_k, vector_width()):
+                unpool_and_transform_rows(
+                    mine, geo.intermediate_offset, dy_flat, row_start + q, argmax_flat,
+                    row_start + q, sums, 9 * weights + q, k, w_pool * k,
+                    min(WINDOWS, h_pool - i * WINDOWS), w_pool, k - q,
+                )  # fmt: skip
+                add_weight_gradients(
+                    mine, geo.u_offset + q, geo.k_vectors, mine, geo.v_offset, mine,
+                    geo.intermediate_offset, geo.tiles_across, k - q,
+                )  # fmt: skip
+    rows, width = geo.c * geo.k_vectors, vector_width()
+    count = (last_k - first_k + width - 1) // width * width
+    for c in range(geo.c):
+        first = c * geo.k_vectors + first_k
+        target = geo.tile_offset + first
+        transform_sums(mine, geo.u_offset + first, rows, 3, mine, target, rows, count)
+    for i in range(TAPS * geo.c):
+        source = geo.tile_offset + i * geo.k_vectors + first_k
+        copy(mine, source, sums, i * k + first_k, last_k - first_k)
 
 
 @kernel
-def conv2d_relu_pool_backward_weight(  # type: ignore[no-untyped-def]
-    start, stop, thread, x, dy, argmax, partial, geo, pool, scratch
+def conv2d_backward_weight(  # type: ignore[no-untyped-def]
+    start, stop, thread, x, dy, argmax, partial, bounds, geo, blocks, pool, shared, scratch
 ):
-    """Compute `direct_convolution_pool.conv2d_relu_pool_backward_weight`."""
-    mine, x_flat, size = scratch[thread], x.reshape(-1), geo.height * geo.width * geo.c
-    _, h_pool, w_pool, k = dy.shape
-    dy_flat, argmax_flat, maps = dy.reshape(-1), argmax.reshape(-1), (geo.height, geo.width, geo.c)
-    sums, padded = partial[thread], mine[geo.padded_offset :]
-    sums[:] = 0
-    mine[: geo.v_offset] = 0
-    padded[:] = 0
-    for n in range(start, stop):
-        copy_padded(
-            x_flat,
-            n * size,
-            maps,
-            padded,
-            geo.padded_height,
-            geo.padded_width,
-            geo.pad_top,
-            geo.pad_left,
-        )
-        for i in range(geo.tiles_down):
-            _inputs(geo, i, mine)
-            row_start = (n * h_pool + i * WINDOWS) * w_pool * k
-            for q in range(0, k, vector_width()):
-                unpool_and_transform_rows(
-                    mine,
-                    geo.intermediate_offset,
-                    dy_flat,
-                    row_start + q,
-                    argmax_flat,
-                    row_start + q,
-                    sums,
-                    9 * geo.c * k + q,
-                    k,
-                    w_pool * k,
-                    min(WINDOWS, h_pool - i * WINDOWS),
-                    w_pool,
-                )
-                add_weight_gradients(
-                    mine,
-                    geo.u_offset + q,
-                    k,
-                    mine,
-                    geo.v_offset,
-                    mine,
-                    geo.intermediate_offset,
-                    geo.tiles_across,
-                )
-    finish_weight_gradient(mine, geo.u_offset, 3, geo.c, k, sums)
+    """Compute `direct_convolution.conv2d_backward_weight` with pooling."""
+    item, width = start, vector_width()
+    while item < stop:
+        row, first = item // blocks, item % blocks
+        last = min(blocks, first + stop - item)
+        vectors = geo.k_vectors // width
+        first_k = vectors * first // blocks * width
+        last_k = min(geo.k, vectors * last // blocks * width)
+        _sum_row(
+            bounds[row], bounds[row + 1], first_k, last_k, x, dy, argmax, partial[row], geo,
+            scratch[thread],
+        )  # fmt: skip
+        item += last - first

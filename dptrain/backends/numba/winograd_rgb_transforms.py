@@ -59,13 +59,20 @@ Vectors = Sequence[ir.Value]
 
 
 class _RgbTransform(Writer):
-    """Base class of the functions of this module."""
+    """Base class of the functions of this module.
+
+    Args:
+        width: filters of a vector.
+        masked: True if only the first ``columns`` filters of the vector exist in y, dy and bias.
+    """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]]
 
-    def __init__(self, module: ir.Module, width: int) -> None:
+    def __init__(self, module: ir.Module, width: int, masked: bool = False) -> None:
+        self.masked = masked
+        self.inputs_width = compiled_registers().width
         name = f"dptrain_rgb_{type(self).__name__.strip('_').lower()}_x{width}"
-        super().__init__(module, name, self.ARGUMENTS, width)
+        super().__init__(module, name + masked * "_masked", self.ARGUMENTS, width)
 
 
 class _Inputs(_RgbTransform):
@@ -136,12 +143,13 @@ class _Columns(_RgbTransform):
         "v": F32P,
         "intermediates": F32P,
         "tiles": I64,
+        "columns": I64,
     }
-    """`u` is the weights or the sums of their gradient, `filters` is K."""
+    """`u` is the weights or the sums of their gradient, `filters` is their row stride."""
 
     def write(self) -> None:
         b, args, size = self.builder, self.args, SIDE + 2
-        group = self.width // LANES
+        group = self.inputs_width // LANES
 
         def column(j: ir.Value, _: Vectors) -> Vectors:
             start = self.at(args["u"], b.mul(j, b.mul(I64(CHANNELS), args["filters"])))
@@ -150,11 +158,11 @@ class _Columns(_RgbTransform):
                 for i in range(size)
                 for c in range(CHANNELS)
             ]
-            v = self.at(args["v"], b.mul(j, I64(size * self.width)))
+            v = self.at(args["v"], b.mul(j, I64(size * self.inputs_width)))
             intermediates = self.at(args["intermediates"], b.mul(j, I64(SIDE * self.width)))
 
             def tile(t: ir.Value, state: Vectors) -> Vectors:
-                first = b.mul(b.udiv(t, I64(group)), I64(MATRICES * self.width))
+                first = b.mul(b.udiv(t, I64(group)), I64(MATRICES * self.inputs_width))
                 lane = b.mul(b.urem(t, I64(group)), I64(LANES))
                 inputs = self.at(v, b.add(first, lane))
                 start = self.at(intermediates, b.mul(t, I64(INTERMEDIATES * self.width)))
@@ -167,7 +175,7 @@ class _Columns(_RgbTransform):
 
     def element(self, inputs: ir.Value, i: int, c: int) -> ir.Value:
         """Broadcast the element of row i and channel c of a tile's inputs."""
-        address = self.at(inputs, I64(i * self.width + c))
+        address = self.at(inputs, I64(i * self.inputs_width + c))
         return self.splat(self.builder.load(address, align=4))
 
     def intermediate(self, start: ir.Value, i: int) -> ir.Value:
@@ -243,6 +251,7 @@ class _PooledRows(_RgbTransform):
         "line": I64,
         "rows": I64,
         "windows": I64,
+        "columns": I64,
     }
     """`values` are the pooled maps or their gradient, `extra` is the bias or its gradient."""
     every: ClassVar[bool] = False
@@ -250,6 +259,8 @@ class _PooledRows(_RgbTransform):
 
     def write(self) -> None:
         b, args, per_tile = self.builder, self.args, SIDE // WINDOW
+        if self.masked:
+            self.mask_after(args["columns"])
         tiles = b.udiv(b.add(args["windows"], I64(per_tile - 1)), I64(per_tile))
 
         def row(p: ir.Value, state: Vectors) -> Vectors:
@@ -292,7 +303,7 @@ class _MaxPooling(_PooledRows):
     """Computes intermediates · A, the maxima of windows, the bias and ReLU."""
 
     def begin(self) -> Vectors:
-        return [self.load(self.args["extra"])]
+        return [self.load(self.args["extra"], masked=self.masked)]
 
     def tile(
         self, start: ir.Value, offset: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
@@ -324,9 +335,10 @@ class _MaxPooling(_PooledRows):
         total = b.fadd(b.select(lost, nan, largest), bias)
         dead = b.fcmp_ordered("<=", total, self.zero)
         nowhere = ir.Constant(lanes, [NO_GRADIENT] * self.width)
-        self.store(b.select(dead, self.zero, total), self.at(self.args["values"], offset))
+        value = b.select(dead, self.zero, total)
+        self.store(value, self.at(self.args["values"], offset), self.masked)
         position = b.trunc(b.select(dead, nowhere, position), ir.VectorType(I8, self.width))
-        self.store(position, self.at(self.args["positions"], offset))
+        self.store(position, self.at(self.args["positions"], offset), self.masked)
 
 
 class _Unpooling(_PooledRows):
@@ -335,10 +347,10 @@ class _Unpooling(_PooledRows):
     every = True
 
     def begin(self) -> Vectors:
-        return [self.load(self.args["extra"])]
+        return [self.load(self.args["extra"], masked=self.masked)]
 
     def finish(self, state: Vectors) -> None:
-        self.store(state[0], self.args["extra"])
+        self.store(state[0], self.args["extra"], self.masked)
 
     def tile(
         self, start: ir.Value, offset: ir.Value, exist: tuple[ir.Value, ir.Value], state: Vectors
@@ -348,8 +360,10 @@ class _Unpooling(_PooledRows):
         rows: list[list[ir.Value]] = [[], []]
         second = b.add(offset, b.select(exist[1], args["filters"], I64(0)))
         for at, exists in zip((offset, second), exist, strict=True):
-            gradient = b.select(exists, self.load(self.at(args["values"], at)), self.zero)
-            position = b.zext(self.load(self.at(args["positions"], at), I8), lanes)
+            value = self.load(self.at(args["values"], at), masked=self.masked)
+            gradient = b.select(exists, value, self.zero)
+            address = self.at(args["positions"], at)
+            position = b.zext(self.load(address, I8, self.masked), lanes)
             for i in range(WINDOW):
                 for j in range(WINDOW):
                     here = ir.Constant(lanes, [i * WINDOW + j] * self.width)
@@ -374,6 +388,35 @@ def _call(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
     return types.none(*kinds), codegen
 
 
+def _call_for_filters(writer: type[_RgbTransform], kinds: Sequence[Any]) -> Any:
+    """As `_call`; the last argument is the number of filters from which the width follows.
+
+    At most half a vector of filters is processed in vectors of half the width, which take half of
+    the time on processors that split wide vectors.
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        flat = flatten_arguments(context, builder, sig.args, args)
+        width, columns = compiled_registers().width, flat[-1]
+
+        def call(width: int, masked: bool) -> None:
+            builder.call(writer(builder.module, width, masked).function, flat)
+
+        with builder.if_else(builder.icmp_signed(">=", columns, I64(width))) as (whole, some):
+            with whole:
+                call(width, False)
+            with some:
+                half = builder.icmp_signed("<=", columns, I64(width // 2))
+                with builder.if_else(half) as (few, many):
+                    with few:
+                        call(width // 2, True)
+                    with many:
+                        call(width, True)
+        return context.get_dummy_value()
+
+    return types.none(*kinds), codegen
+
+
 # fmt: off
 @intrinsic
 def transform_rgb_inputs(typingctx, x, x_start, row, mixed, mixed_start, pitch, v, v_start, tiles):  # type: ignore[no-untyped-def]
@@ -390,24 +433,35 @@ def transform_rgb_inputs(typingctx, x, x_start, row, mixed, mixed_start, pitch, 
 
 @intrinsic
 def transform_product_columns(  # type: ignore[no-untyped-def]
-    typingctx, u, u_start, filters, v, v_start, intermediates, start, tiles,
+    typingctx, u, u_start, filters, v, v_start, intermediates, start, tiles, columns,
 ):
-    """Compute Aᵀ (U ⊙ V) for a vector of filters, whose weights begin at `u_start`."""
-    return _call(_ProductColumns, (u, u_start, filters, v, v_start, intermediates, start, tiles))
+    """Compute Aᵀ (U ⊙ V) for a vector of filters, whose weights begin at `u_start`.
+
+    Args:
+        filters: row stride of the weights, whose rows have whole vectors.
+        columns: filters of the vector that exist; so in the functions below.
+    """
+    return _call_for_filters(
+        _ProductColumns,
+        (u, u_start, filters, v, v_start, intermediates, start, tiles, columns),
+    )
 
 
 @intrinsic
 def add_weight_gradients(  # type: ignore[no-untyped-def]
-    typingctx, sums, s_start, filters, v, v_start, intermediates, start, tiles,
+    typingctx, sums, s_start, filters, v, v_start, intermediates, start, tiles, columns,
 ):
     """Add V ⊙ (A · intermediates) to the sums of a vector of filters, from `s_start`."""
-    return _call(_GradientSums, (sums, s_start, filters, v, v_start, intermediates, start, tiles))
+    return _call_for_filters(
+        _GradientSums,
+        (sums, s_start, filters, v, v_start, intermediates, start, tiles, columns),
+    )
 
 
 @intrinsic
 def transform_rows_and_pool(  # type: ignore[no-untyped-def]
     typingctx, intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
-    filters, line, rows, windows,
+    filters, line, rows, windows, columns,
 ):
     """Compute y and argmax of a vector of filters: intermediates · A, bias, ReLU, max pooling.
 
@@ -416,20 +470,20 @@ def transform_rows_and_pool(  # type: ignore[no-untyped-def]
         rows: rows of windows that exist, 1 or 2.
         windows: windows of a row.
     """
-    return _call(_MaxPooling, (
+    return _call_for_filters(_MaxPooling, (
         intermediates, start, y, y_start, argmax, argmax_start, b, b_start,
-        filters, line, rows, windows,
+        filters, line, rows, windows, columns,
     ))
 
 
 @intrinsic
 def unpool_and_transform_rows(  # type: ignore[no-untyped-def]
     typingctx, intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
-    filters, line, rows, windows,
+    filters, line, rows, windows, columns,
 ):
     """Compute dz · Aᵀ for a vector of filters; dz is unpooled dy. Add the sum of dz to db."""
-    return _call(_Unpooling, (
+    return _call_for_filters(_Unpooling, (
         intermediates, start, dy, dy_start, argmax, argmax_start, db, db_start,
-        filters, line, rows, windows,
+        filters, line, rows, windows, columns,
     ))
 # fmt: on

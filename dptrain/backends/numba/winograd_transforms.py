@@ -35,6 +35,7 @@ from dptrain.backends.numba.vector import (
     I64,
     Writer,
     compiled_registers,
+    copy,
     flatten_arguments,
 )
 
@@ -47,11 +48,6 @@ INTEGERS = {3: np.int64, 5: np.int32}
 arguments, so each filter size has its own kernel; one kernel for both took 2 s more to compile."""
 MATRICES = (SIDE + 2) ** 2
 
-FEWEST, MOST = 16, 512
-"""Smallest and largest number of channels. Below, the transforms cost as much as they save; `_RAMP`
-limits the number."""
-
-_RAMP = np.arange(MOST, dtype=np.int32)
 _P, _Q = 0.75, 1.5
 """The evaluation points other than 0 and infinity are ±P and ±Q."""
 _PP, _QQ = _P * _P, _Q * _Q
@@ -177,7 +173,6 @@ class _Transform(Writer):
         "rows": I64,
         "columns": I64,
         "bias": F32P,
-        "biased": I64,
         "lower_bound": F32,
     }
 
@@ -239,11 +234,8 @@ class _Transform(Writer):
         return b.select(exists, self.load(b.select(exists, *addresses)), self.zero)
 
     def _offset(self, q: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Bias, or zero, and the lower bound."""
-        b, args = self.builder, self.args
-        biased = b.icmp_signed("!=", args["biased"], I64(0))
-        bias = b.select(biased, self.load(self.at(args["bias"], q)), self.zero)
-        return bias, self.splat(args["lower_bound"])
+        """Bias and the lower bound."""
+        return self.load(self.at(self.args["bias"], q)), self.splat(self.args["lower_bound"])
 
     def _store(
         self, value: ir.Value, address: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
@@ -279,11 +271,11 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
     @intrinsic
     def apply(  # type: ignore[no-untyped-def]
         typingctx, source, start, row, column, target, target_start, down, across, channels, h, w,
-        bias, bias_start, biased, lower_bound, taps,
+        bias, bias_start, lower_bound, taps,
     ):  # fmt: skip
         kinds = (
             source, start, row, column, target, target_start, down, across, channels, h, w,
-            bias, bias_start, biased, lower_bound, taps,
+            bias, bias_start, lower_bound, taps,
         )  # fmt: skip
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -306,32 +298,22 @@ _transform_weight_gradient = _intrinsic(weight_gradient_transform)
 
 
 @inlined
-def transform_weights(w, start, taps, c, k, u, u_start):  # type: ignore[no-untyped-def]
-    """G w Gᵀ of weights (taps, taps, C, K) as u (36, C, K)."""
-    n = c * k
+def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # type: ignore[no-untyped-def]
+    """Transform `count` weights at each position: u = G w Gᵀ.
+
+    Args:
+        w: (taps, taps, …), positions `matrix` elements apart.
+        u: (6, 6, …), positions `u_matrix` elements apart.
+    """
     _transform_weight(
-        w,
-        start,
-        taps * n,
-        n,
-        u,
-        u_start,
-        6 * n,
-        n,
-        n,
-        taps,
-        taps,
-        w,
-        start,
-        0,
-        NO_LOWER_BOUND,
-        taps,
-    )
+        w, start, taps * matrix, matrix, u, u_start, 6 * u_matrix, u_matrix, count, taps, taps,
+        w, start, NO_LOWER_BOUND, taps,
+    )  # fmt: skip
 
 
 @inlined
 def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, matrix):  # type: ignore[no-untyped-def]
-    """Bᵀ x B of some tiles of a sample's padded maps, of which a row has `row` elements.
+    """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
 
     Args:
         across: tiles of a row.
@@ -342,48 +324,90 @@ def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, m
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
             a, start + i * row + j * c, row, c, v, v_start + t * c, 6 * matrix, matrix, c, 6, 6,
-            a, start, 0, NO_LOWER_BOUND, 3,
+            a, start, NO_LOWER_BOUND, 3,
         )  # fmt: skip
 
 
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
-    m, m_start, matrix, k, taps, side, across, first, count,
-    y, start, h_out, w_out, bias, biased, lower_bound,
+    m, m_start, matrix, vectors, taps, side, across, first, count,
+    y, start, h_out, w_out, k, tile, bias, lower_bound,
 ):  # fmt: skip
-    """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in one sample's y (h_out, w_out, K)."""
+    """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in maps y (h_out, w_out, K).
+
+    Args:
+        vectors: K rounded up to whole vectors; the channels of M.
+        tile: start of memory in m for one tile of as many channels, used if K differs.
+        bias: start of the bias in m, of as many channels.
+    """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
+        target = start + (i * w_out + j) * k
+        if k == vectors:
+            _transform_output(
+                m, m_start + t * k, 6 * matrix, matrix, y, target, w_out * k, k, k,
+                h_out - i, w_out - j, m, bias, lower_bound, taps,
+            )  # fmt: skip
+            continue
         _transform_output(
-            m, m_start + t * k, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k, k, k,
-            h_out - i, w_out - j, bias, 0, biased, lower_bound, taps,
+            m, m_start + t * vectors, 6 * matrix, matrix, m, tile, side * vectors, vectors, vectors,
+            side, side, m, bias, lower_bound, taps,
         )  # fmt: skip
+        for p in range(min(side, h_out - i)):
+            for q in range(min(side, w_out - j)):
+                copy(m, tile + (p * side + q) * vectors, y, target + (p * w_out + q) * k, k)
 
 
 @inlined
 def transform_gradients(  # type: ignore[no-untyped-def]
-    dz, start, h_out, w_out, k, taps, side, across, first, count, m, m_start, matrix
-):
-    """A dz Aᵀ of some tiles of one sample's dz (h_out, w_out, K)."""
+    dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count, tile,
+    m, m_start, matrix,
+):  # fmt: skip
+    """A dz Aᵀ of some tiles and channels of maps dz (h_out, w_out, K).
+
+    Args:
+        start: of the first of these channels.
+        channels: number of channels of dz.
+        vectors: this number rounded up to whole vectors; the channels of M.
+        tile: start of memory in m for one tile of as many channels, used if the numbers differ.
+    """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
+        source = start + (i * w_out + j) * k
+        if channels == vectors:
+            _transform_gradient(
+                dz, source, w_out * k, k, m, m_start + t * vectors, 6 * matrix, matrix,
+                vectors, h_out - i, w_out - j, dz, start, NO_LOWER_BOUND, taps,
+            )  # fmt: skip
+            continue
+        for p in range(tile, tile + side * side * vectors):
+            m[p] = 0
+        for p in range(min(side, h_out - i)):
+            for q in range(min(side, w_out - j)):
+                copy(dz, source + (p * w_out + q) * k, m, tile + (p * side + q) * vectors, channels)
         _transform_gradient(
-            dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * k, 6 * matrix, matrix,
-            k, h_out - i, w_out - j, dz, start, 0, NO_LOWER_BOUND, taps,
+            m, tile, side * vectors, vectors, m, m_start + t * vectors, 6 * matrix, matrix,
+            vectors, side, side, m, tile, NO_LOWER_BOUND, taps,
         )  # fmt: skip
 
 
 @inlined
-def multiply_matrices(v, v_start, v_matrix, c, u, u_start, k, m, m_start, m_matrix, count):  # type: ignore[no-untyped-def]
-    """M = V U: (36, tiles, C) by (36, C, K)."""
+def multiply_matrices(v, v_start, v_matrix, pitch, c, u, k, m_start, m_matrix, ramp, count):  # type: ignore[no-untyped-def]
+    """M = V U: (36, tiles, C) by (36, C, K).
+
+    Args:
+        v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
+        pitch: distance of the rows of V.
+    """
+    table = v.view(np.int32)
     for e in range(MATRICES):
         multiply_plain(
             (v, v_start + e * v_matrix),
-            (_RAMP, 0, c),
-            (_RAMP, 0, 1),
-            (u, u_start + e * c * k, k),
-            (m, m_start + e * m_matrix),
-            (_RAMP, 0, k),
+            (table, ramp, pitch),
+            (table, ramp, 1),
+            (u, e * c * k, k),
+            (v, m_start + e * m_matrix),
+            (table, ramp, k),
             (count, c, k),
             # All rows are one run: a multiple of every group.
             12,
@@ -391,17 +415,18 @@ def multiply_matrices(v, v_start, v_matrix, c, u, u_start, k, m, m_start, m_matr
 
 
 @inlined
-def add_products(v, v_start, v_matrix, c, m, m_start, m_matrix, k, sums, start, count):  # type: ignore[no-untyped-def]
-    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K)."""
+def add_products(v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, ramp, count):  # type: ignore[no-untyped-def]
+    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K); all in the memory v, as above."""
+    table = v.view(np.int32)
     for e in range(MATRICES):
         multiply_spaced(
             (v, v_start + e * v_matrix),
-            (_RAMP, 0, 1),
-            (_RAMP, 0, c),
-            (m, m_start + e * m_matrix, k),
-            (sums, start + e * c * k, k),
-            (sums, start + e * c * k),
-            (_RAMP, 0, k),
+            (table, ramp, 1),
+            (table, ramp, pitch),
+            (v, m_start + e * m_matrix, k),
+            (v, sums + e * c * k, k),
+            (v, sums + e * c * k),
+            (table, ramp, k),
             (c, count, k),
             NO_LOWER_BOUND,
             12,
@@ -409,24 +434,14 @@ def add_products(v, v_start, v_matrix, c, m, m_start, m_matrix, k, sums, start, 
 
 
 @inlined
-def finish_weight_gradient(sums, start, taps, c, k, dw):  # type: ignore[no-untyped-def]
-    """Dw (taps, taps, C, K) = Gᵀ sums G."""
-    n = c * k
+def transform_sums(sums, start, matrix, taps, dw, dw_start, dw_matrix, count):  # type: ignore[no-untyped-def]
+    """Transform `count` sums of products at each position: dw = Gᵀ sums G.
+
+    Args:
+        sums: (6, 6, …), positions `matrix` elements apart.
+        dw: (taps, taps, …), positions `dw_matrix` elements apart.
+    """
     _transform_weight_gradient(
-        sums,
-        start,
-        6 * n,
-        n,
-        dw,
-        0,
-        taps * n,
-        n,
-        n,
-        taps,
-        taps,
-        sums,
-        start,
-        0,
-        NO_LOWER_BOUND,
-        taps,
-    )
+        sums, start, 6 * matrix, matrix, dw, dw_start, taps * dw_matrix, dw_matrix, count,
+        taps, taps, sums, start, NO_LOWER_BOUND, taps,
+    )  # fmt: skip

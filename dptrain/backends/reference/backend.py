@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,15 +12,18 @@ from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.reference.operations import OPERATIONS
+from dptrain.backends.reference.shards import sharded_kernels
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.plan.lowering import Group, GroupNeeds, Phase, Precision, Setting
 from dptrain.plan.optimizers import SGD
+from dptrain.plan.shards import add_in_order
 
 
 class ReferenceBackend(Backend):
     """NumPy in float64 or float32."""
 
     name = "reference"
+    supports_shards = True
     precisions: ClassVar[Mapping[str, Precision]] = {
         "fp64": Precision("float64", "float64"),
         "fp32": Precision("float32", "float32"),
@@ -29,8 +34,10 @@ class ReferenceBackend(Backend):
         return operation.needs(group.head, setting)
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
-        operation = OPERATIONS[type(group.head.layer)](group.head, arrays)
-        return operation.kernels()
+        operation = partial(OPERATIONS[type(group.head.layer)], group.head)
+        if replica.plan.setting.shards:
+            return sharded_kernels(operation, arrays)
+        return operation(arrays).kernels()
 
     def bind_loss(
         self,
@@ -43,14 +50,17 @@ class ReferenceBackend(Backend):
         evaluate = {"classes": _softmax, "binary": _binary, "values": _squared}[
             replica.plan.network.loss.targets
         ]
+        merges = replica.plan.merges
 
         def run(context: Context) -> None:
-            n = context.n
-            loss, correct, dz = evaluate(output[:n], target[:n])
-            sums[0] = loss * context.scale
-            sums[1] = correct
-            if context.training and gradient is not None:
-                gradient[:n] = dz * context.scale
+            parts = []
+            for start, stop in pairwise(context.bounds.tolist()):
+                loss, correct, dz = evaluate(output[start:stop], target[start:stop])
+                parts.append(np.array([loss * context.scale, correct], sums.dtype))
+                if context.training and gradient is not None:
+                    gradient[start:stop] = dz * context.scale
+            for slot, total in enumerate(add_in_order(parts, merges)):
+                replica.slot_sums[slot, :2] = total
 
         return run
 

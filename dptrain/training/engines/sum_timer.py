@@ -57,7 +57,8 @@ class SumTimer:
 
         self._sum.finish_and_update(timed_update, learning_rate)
         self._add_call(begin, perf_counter_ns())
-        self.hidden_ns = max(self._active_ns - self.exposed_ns, 0)
+        hidden_ns = self._active_ns - self.exposed_ns if self._sum.overlaps else 0
+        self.hidden_ns = max(hidden_ns, 0)
 
     def _add_call(self, begin: int, end: int) -> None:
         self.exposed_ns += end - begin

@@ -1,16 +1,24 @@
-"""Products on the tile unit: operands are split without error, products are float32's."""
+"""Products on the AMX unit: operands are split without error, products are float32's.
+
+Without the unit, its instructions are emulated.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from numba import types
+from numba.extending import intrinsic
 
 from dptrain.backends.numba.amx import (
     PANEL,
     PARTS,
     SIDE,
     STEPS,
+    TileWriter,
+    _Product,
     available,
+    emit,
     multiply_tiles,
     split_pairs,
     split_rows,
@@ -20,12 +28,6 @@ from dptrain.backends.numba.jit import kernel
 
 EPSILON = float(np.finfo(np.float32).eps)
 PART = PANEL // PARTS
-
-
-@pytest.fixture(autouse=True)
-def unit():
-    if not available():
-        pytest.skip("this processor has no tile unit (Intel AMX), or it is not granted")
 
 
 @kernel
@@ -63,6 +65,33 @@ def product_kernel(start, stop, thread, a, b, tables, c, d, d_row, last):
     steps = (tables[3] - tables[2]) // PANEL
     tiles, across = 3, 3
     multiply_tiles(
+        (a, 0, PART), (tables, 2, STEPS), (tables, 16),
+        (b, 0, PART, PANEL), (tables, 8), (c, 0), (tables, 5, c.shape[0] // 48),
+        (tables, 11), (d, 0, d_row), (stop, tiles, steps, across, last),
+    )  # fmt: skip
+
+
+class EmulatedProduct(_Product):
+    """The product with emulated instructions, on every processor."""
+
+    emulated = True
+
+    def __init__(self, module):
+        TileWriter.__init__(self, module, "dptrain_tiles_emulated", self.arguments, SIDE)
+
+
+@intrinsic
+def multiply_emulated(typingctx, a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape):
+    sig = types.none(a, a_rows, a_steps, b, b_columns, c, c_rows, c_columns, d, shape)
+    return sig, emit(EmulatedProduct)
+
+
+@kernel
+def emulated_kernel(start, stop, thread, a, b, tables, c, d, d_row, last):
+    """Compute `product_kernel` with emulated instructions."""
+    steps = (tables[3] - tables[2]) // PANEL
+    tiles, across = 3, 3
+    multiply_emulated(
         (a, 0, PART), (tables, 2, STEPS), (tables, 16),
         (b, 0, PART, PANEL), (tables, 8), (c, 0), (tables, 5, c.shape[0] // 48),
         (tables, 11), (d, 0, d_row), (stop, tiles, steps, across, last),
@@ -148,7 +177,7 @@ def test_packing_loses_nothing(shape, pack, unpacked, tile):
     assert not total.any()
 
 
-def product(a, b, d=None, d_row=-1, height=SIDE):
+def product(a, b, d=None, d_row=-1, height=SIDE, multiply=product_kernel):
     """Three row tiles of `height` rows by three column tiles, the last perhaps narrow."""
     rows, depth = a.shape
     columns, deep = b.shape[1], -(-depth // STEPS)
@@ -166,7 +195,7 @@ def product(a, b, d=None, d_row=-1, height=SIDE):
     if d is not None and d_row:
         c[: d.size], d = d.reshape(-1), c
     d = c if d is None else d
-    product_kernel(0, height, 0, left, right, tables, c, d, d_row, columns - 2 * SIDE)
+    multiply(0, height, 0, left, right, tables, c, d, d_row, columns - 2 * SIDE)
     assert np.isnan(c[rows * columns :]).all()
     return c[: rows * columns].reshape(rows, columns)
 
@@ -216,3 +245,67 @@ def test_what_is_no_number_stays_none():
     lost = np.zeros((48, 48), bool)
     lost[3], lost[:, 20] = True, True
     np.testing.assert_array_equal(np.isnan(c), lost)
+
+
+def rounded(x):
+    """Return float32 numbers with zeros for denormal ones."""
+    x = x.astype(np.float32)
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.float32(0), x)
+
+
+def bfloat16_parts(x):
+    """Return three bfloat16 parts, as float64."""
+    parts = []
+    for last in (False, False, True):
+        bits = x.view(np.uint32) + (0 if last else 0x8000)
+        part = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+        parts.append(rounded(part).astype(float))
+        x = x - part
+    return parts
+
+
+ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+
+
+def reference(a, b):
+    """The product in the order of the instructions; float64 holds every sum without error."""
+    c = np.zeros((len(a), b.shape[1]), np.float32)
+    left, right = bfloat16_parts(a), bfloat16_parts(b)
+    for t in range(0, a.shape[1], STEPS):
+        for p, q in ORDER:
+            halves = []
+            for h in (0, SIDE):  # steps k and k + 16 are a pair in these layouts
+                total = np.zeros_like(c)
+                for k in range(t + h, min(t + h + SIDE, a.shape[1])):
+                    total = rounded(total + np.outer(left[p][:, k], right[q][k]))
+                halves.append(total)
+            c = rounded(c + rounded(halves[0] + halves[1]))
+    return c
+
+
+@pytest.mark.parametrize("multiply", [product_kernel, emulated_kernel], ids=["default", "emulated"])
+def test_sums_have_the_order_and_rounding_of_the_instructions(multiply):
+    """Also in the first two column tiles, which are computed together, and the third."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(0.5, 2, shape).astype(np.float32) for shape in ((48, 70), (70, 41)))
+    a, b = (np.where(rng.random(x.shape) < 0.5, -x, x) for x in (a, b))
+    c = product(a, b, multiply=multiply)
+    np.testing.assert_array_equal(c, reference(a, b))
+
+
+@pytest.mark.parametrize("multiply", [product_kernel, emulated_kernel], ids=["default", "emulated"])
+def test_denormal_operands_and_results_are_zero(multiply):
+    for x, y in ((2.0**-130, 2.0**20), (2.0**-70, 2.0**-70)):
+        a, b = np.full((48, 40), x, np.float32), np.full((40, 48), y, np.float32)
+        np.testing.assert_array_equal(product(a, b, multiply=multiply), 0)
+
+
+@pytest.mark.skipif(not available(), reason="without AMX, every kernel is emulated")
+@pytest.mark.parametrize("columns", [48, 37])
+def test_the_emulator_computes_the_bits_of_the_unit(columns):
+    rng = np.random.default_rng(4)
+    a, b = patterns(48, 200), patterns(200, columns)
+    bias = rng.standard_normal(columns, np.float32)
+    for start, row in ((None, -1), (bias, 0)):
+        results = [product(a, b, start, row, multiply=m) for m in (product_kernel, emulated_kernel)]
+        np.testing.assert_array_equal(*(result.view(np.uint32) for result in results))

@@ -7,10 +7,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dptrain.backends.numba import direct_convolution as conv
-from dptrain.backends.numba import direct_convolution_pool as pooled
-from dptrain.backends.numba.im2col import conv_geometry, conv_scratch, pool_geometry
+from dptrain.backends.numba import direct_convolution
+from dptrain.backends.numba.caches import cache_bytes
+from dptrain.backends.numba.fused_pooling import NoPool, pool_geometry
+from dptrain.backends.numba.planning import KERNELS, Shape, Work
 from dptrain.backends.numba.pooling_windows import NO_GRADIENT
+from dptrain.backends.numba.reduction import sum_partials
+from dptrain.plan.lowering import Phase
+from dptrain.plan.shards import addition_steps
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -36,6 +40,13 @@ CASES = {
     "stride 3": (2, (13, 17, 4), 9, (5, 5), (3, 3), ((2, 1), (2, 2))),
     "uneven strides": (2, (11, 13, 3), 33, (3, 2), (1, 2), ((0, 0), (1, 0))),
     "stride beyond the window": (2, (11, 13, 3), 6, (1, 2), (2, 3), ((0, 0), (0, 0))),
+    "12 filters": (2, (9, 14, 8), 12, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "20 filters": (2, (14, 13, 4), 20, (3, 3), (1, 1), ((1, 1), (1, 1))),
+    "40 filters": (2, (9, 14, 20), 40, (5, 5), (1, 1), ((2, 2), (2, 2))),
+    "4 x 4": (2, (12, 12, 6), 24, (4, 4), (2, 2), ((1, 1), (1, 1))),
+    "1 x 1": (2, (7, 9, 20), 44, (1, 1), (1, 1), ((0, 0), (0, 0))),
+    "1 x 1, stride 2": (2, (7, 9, 16), 60, (1, 1), (2, 2), ((0, 0), (0, 0))),
+    "7 x 7": (2, (13, 15, 1), 6, (7, 7), (2, 2), ((3, 3), (3, 3))),
     "rows never met": (1, (8, 8, 3), 6, (3, 3), (3, 3), ((0, 0), (0, 0))),
 }
 
@@ -57,8 +68,16 @@ def nhwc(x):
     return x.detach().numpy().transpose(0, 2, 3, 1)
 
 
+WEIGHT = Phase.BACKWARD_WEIGHT
+NO_ARGMAX = np.zeros((1, 1, 1, 1), np.uint8)
+NONE = np.zeros(1, np.float32)
+"""Shared memory of an algorithm that transforms no weights."""
+
+
 class Case:
     """Arrays of a case, and float64 results of PyTorch from them."""
+
+    plan = staticmethod(direct_convolution.plan)
 
     def __init__(self, case, seed=0, pool=None, positive=False):
         n, (h, w, c), k, (r, s), strides, pads = case
@@ -71,14 +90,9 @@ class Case:
         ho = (h + sum(pads[0]) - r) // strides[0] + 1
         wo = (w + sum(pads[1]) - s) // strides[1] + 1
         corner = (pads[0][0], pads[1][0])
-        self.geometry = conv_geometry(corner, strides, (r, s))
-        pool_height = pool[0][0] if pool else 0
-        sizes = conv_scratch(corner, strides, (r, s), (h, w, c), (ho, wo, k), pool_height)
-        # Kernels must not count on what scratch holds, nor touch what lies behind it.
-        self.memory = [np.full(2 * size + 64, np.nan, np.float32) for size in sizes]
-        self.scratch = [
-            m[: 2 * size].reshape(2, size) for m, size in zip(self.memory, sizes, strict=True)
-        ]
+        pooled = {"pool_height": pool[0][0], "pool_stride": pool[1][0]} if pool else {}
+        self.shape = Shape((h, w, c), (ho, wo, k), (r, s), strides, corner, **pooled)
+        self.pool_geometry = None
         self.tx = nchw(self.x).requires_grad_()
         self.tw = torch.from_numpy(self.w.transpose(3, 2, 0, 1).copy()).double().requires_grad_()
         self.tb = torch.from_numpy(self.b).double().requires_grad_()
@@ -95,8 +109,49 @@ class Case:
         self.ty.backward(nchw(self.dy))
         self.lengths = {"y": r * s * c, "dx": r * s * k, "dw": n * ho * wo}
 
-    def memory_behind_scratch_is_untouched(self):
-        return all(np.isnan(memory[-64:]).all() for memory in self.memory)
+    def run(self, phase, work, *arrays, relu=False):
+        """Run a phase as the threads of `work` do one after another.
+
+        Kernels must not rely on the content of scratch, nor write beyond its end.
+        """
+        planned = self.plan(self.shape, phase, work)
+        memory = np.full(work.threads * planned.scratch + 64, np.nan, np.float32)
+        scratch = memory[:-64].reshape(work.threads, planned.scratch)
+        shared = np.full(planned.shared + 1, np.nan, np.float32)
+        if planned.prepare is not None:
+            for item in range(planned.prepare_items):
+                planned.prepare(item, item + 1, 0, self.w, planned.geometry, shared)
+        pool = self.pool_geometry or NoPool(*self.shape.out[:2], int(relu))
+        items = planned.units * (len(arrays[-1]) - 1 if phase is WEIGHT else len(self.x))
+        for t in range(work.threads):
+            planned.kernel(
+                items * t // work.threads, items * (t + 1) // work.threads, t,
+                *arrays, planned.geometry, planned.units, pool, shared, scratch,
+            )  # fmt: skip
+        assert np.isnan(memory[-64:]).all()
+        assert np.isnan(shared[planned.shared :]).all()
+        return planned
+
+    def forward(self, work, relu=False):
+        """Return y and argmax."""
+        y = np.full(self.dy.shape, np.nan, np.float32)
+        argmax = np.full(y.shape, 77, np.uint8)
+        self.run(Phase.FORWARD, work, self.x, self.w, self.b, y, argmax, relu=relu)
+        return y, argmax
+
+    def backward_input(self, work, argmax=NO_ARGMAX):
+        """Return dx."""
+        dx = np.full(self.x.shape, np.nan, np.float32)
+        self.run(Phase.BACKWARD_INPUT, work, self.dy, argmax, self.w, dx)
+        return dx
+
+    def backward_weight(self, work, argmax=NO_ARGMAX, bounds=None):
+        """Return the rows of partial sums."""
+        n = len(self.x)
+        partial = np.full((work.rows, self.w.size + self.b.size), np.nan, np.float32)
+        bounds = n * np.arange(work.rows + 1) // work.rows if bounds is None else bounds
+        self.run(WEIGHT, work, self.x, self.dy, argmax, partial, bounds)
+        return partial
 
     def partial(self):
         return np.full((2, self.w.size + self.b.size), np.nan, np.float32)
@@ -111,135 +166,106 @@ def close(actual, expected, length):
 
 @pytest.fixture(params=CASES)
 def case(request):
-    case = Case(CASES[request.param])
-    yield case
-    assert case.memory_behind_scratch_is_untouched()
+    return Case(CASES[request.param])
 
 
+WORKS = {threads: Work(2, threads, 2) for threads in (2, 7)}
+"""Two threads with one sample each, and threads with less than a sample."""
+
+
+@pytest.mark.parametrize("threads", WORKS)
 @pytest.mark.parametrize("relu", [False, True])
-def test_forward(case, relu):
-    y = np.full(case.dy.shape, np.nan, np.float32)
-    n = len(y)
-    for start, stop, thread in ((0, 0, 0), (0, n // 2, 0), (n // 2, n, 1)):
-        conv.conv2d_forward(
-            start, stop, thread, case.x, case.w, case.b, y, case.geometry, relu, case.scratch[0]
-        )
-    expected = nhwc(torch.relu(case.ty) if relu else case.ty)
-    close(y, expected, case.lengths["y"])
+def test_forward(case, relu, threads):
+    y, _ = case.forward(WORKS[threads], relu)
+    close(y, nhwc(torch.relu(case.ty) if relu else case.ty), case.lengths["y"])
 
 
-def test_backward_input(case):
-    dx = np.full(case.x.shape, np.nan, np.float32)
-    n = len(dx)
-    for start, stop, thread in ((0, 0, 1), (0, n // 2, 0), (n // 2, n, 1)):
-        conv.conv2d_backward_input(
-            start, stop, thread, case.dy, case.w, dx, case.geometry, case.scratch[2]
-        )
+@pytest.mark.parametrize("threads", WORKS)
+def test_backward_input(case, threads):
+    dx = case.backward_input(WORKS[threads])
     close(dx, nhwc(case.tx.grad), case.lengths["dx"])
 
 
 def weight_gradients(case, partial):
     dw, db = np.full_like(case.w, np.nan), np.full_like(case.b, np.nan)
     half = partial.shape[1] // 2
-    conv.reduce_partials(0, half, 0, partial, dw.reshape(-1), db)
-    conv.reduce_partials(half, partial.shape[1], 1, partial, dw.reshape(-1), db)
+    steps = addition_steps(np.minimum(np.arange(len(partial)), 1))
+    flat = dw.reshape(-1)
+    for part in ((0, half), (half, partial.shape[1])):
+        sum_partials(*part, 0, partial, *steps, flat, db, dw.size, partial.shape[1])
     return dw, db
 
 
-def test_backward_weight(case):
-    partial, n = case.partial(), len(case.x)
-    for start, stop, thread in ((0, n // 2, 0), (n // 2, n, 1)):
-        conv.conv2d_backward_weight(
-            start, stop, thread, case.x, case.dy, partial, case.geometry, case.scratch[1]
-        )
-    dw, db = weight_gradients(case, partial)
+@pytest.mark.parametrize("threads", WORKS)
+def test_backward_weight(case, threads):
+    dw, db = weight_gradients(case, case.backward_weight(WORKS[threads]))
     close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
     close(db, case.tb.grad.numpy(), case.lengths["dw"])
 
 
 def test_no_samples_give_no_gradient():
     case = Case(CASES["first layer"])
-    partial = case.partial()
-    for thread in (0, 1):
-        conv.conv2d_backward_weight(
-            0, 0, thread, case.x, case.dy, partial, case.geometry, case.scratch[1]
-        )
-    assert not partial.any()
+    assert not case.backward_weight(Work(2, 2, 2), bounds=np.zeros(3, np.int64)).any()
 
 
+POOLED = ["first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads", "20 filters"]
+
+
+@pytest.mark.parametrize("threads", WORKS)
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize(
-    "name", ["first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads"]
-)
-def test_pooled(name, pool):
-    case = Case(CASES[name], pool=POOLS[pool])
-    n = len(case.x)
-    y = np.full(case.dy.shape, np.nan, np.float32)
-    argmax = np.full(y.shape, 77, np.uint8)
-    dx, partial = np.full(case.x.shape, np.nan, np.float32), case.partial()
-    for start, stop, thread in ((0, n // 2, 0), (n // 2, n, 1)):
-        pooled.conv2d_relu_pool_forward(
-            start,
-            stop,
-            thread,
-            case.x,
-            case.w,
-            case.b,
-            y,
-            argmax,
-            case.geometry,
-            case.pool_geometry,
-            case.scratch[0],
-        )
-        pooled.conv2d_relu_pool_backward_weight(
-            start,
-            stop,
-            thread,
-            case.x,
-            case.dy,
-            argmax,
-            partial,
-            case.geometry,
-            case.pool_geometry,
-            case.scratch[1],
-        )
-        pooled.conv2d_relu_pool_backward_input(
-            start,
-            stop,
-            thread,
-            case.dy,
-            argmax,
-            case.w,
-            dx,
-            case.geometry,
-            case.pool_geometry,
-            case.scratch[2],
-        )
+@pytest.mark.parametrize("name", POOLED)
+def test_pooled(name, pool, threads):
+    case, work = Case(CASES[name], pool=POOLS[pool]), WORKS[threads]
+    y, argmax = case.forward(work)
     close(y, nhwc(case.ty), case.lengths["y"])
     np.testing.assert_array_equal(argmax == NO_GRADIENT, y == 0)
-    close(dx, nhwc(case.tx.grad), case.lengths["dx"])
-    dw, db = weight_gradients(case, partial)
+    close(case.backward_input(work, argmax), nhwc(case.tx.grad), case.lengths["dx"])
+    dw, db = weight_gradients(case, case.backward_weight(work, argmax))
     close(dw, case.tw.grad.numpy().transpose(2, 3, 1, 0), case.lengths["dw"])
     close(db, case.tb.grad.numpy(), case.lengths["dw"])
-    assert case.memory_behind_scratch_is_untouched()
+
+
+@pytest.mark.parametrize("pool", [None, *POOLS])
+@pytest.mark.parametrize("name", ["40 filters", "stride 3", "uneven pads"])
+def test_bits_depend_on_the_shape_only(name, pool, monkeypatch):
+    """Samples, threads, bands, blocks and the size of the cache do not change a result."""
+    case = Case(CASES[name], pool=pool and POOLS[pool])
+    n = len(case.x)
+
+    def results(work):
+        y, argmax = case.forward(work)
+        return y, argmax, case.backward_input(work, argmax), case.backward_weight(work, argmax)
+
+    expected = results(Work(n, 1, 1))
+    for work in (Work(n, 2, 1), Work(n, 3, 1), Work(1, 8, 1), Work(5, 8, 1), Work(32, 24, 1)):
+        for actual, wanted in zip(results(work), expected, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+    monkeypatch.setattr(direct_convolution, "cache_bytes", lambda level: 1)
+    for actual, wanted in zip(results(Work(n, 3, 1)), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+def test_one_sample_is_divided_among_all_threads():
+    maps, out = (32, 32, 16), (32, 32, 40)
+    shape, one_row = Shape(maps, out, (3, 3), (1, 1), (1, 1)), Work(1, 24, 1)
+    units = {phase: direct_convolution.plan(shape, phase, one_row).units for phase in KERNELS}
+    assert units[Phase.FORWARD] == units[Phase.BACKWARD_INPUT] == 24
+    assert units[WEIGHT] == 9  # 3 vectors of filters and 3 rows of the filters
+    many = direct_convolution.plan(shape, Phase.FORWARD, Work(240, 24, 24))
+    assert many.units == 1
+
+
+def test_a_band_loads_only_the_rows_that_it_needs():
+    maps, out = (224, 224, 64), (224, 224, 64)
+    shape = Shape(maps, out, (3, 3), (1, 1), (1, 1), 2)
+    for phase in KERNELS:
+        planned = direct_convolution.plan(shape, phase, Work(2, 1, 1))
+        assert 4 * planned.scratch < 2 * cache_bytes(2) < 4 * 224 * 224 * 64
 
 
 def test_not_a_number_passes():
     case = Case(CASES["first layer"], pool=POOLS["2/2"])
     case.x[0, 4, 4, 1] = np.nan
-    y, argmax = np.zeros(case.dy.shape, np.float32), np.zeros(case.dy.shape, np.uint8)
-    pooled.conv2d_relu_pool_forward(
-        0,
-        3,
-        0,
-        case.x,
-        case.w,
-        case.b,
-        y,
-        argmax,
-        case.geometry,
-        case.pool_geometry,
-        case.scratch[0],
-    )
+    y, _ = case.forward(Work(3, 1, 1))
     assert np.isnan(y[0, 1:3, 1:3]).all()
     assert not np.isnan(y[1:]).any()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.backends.numba import normalization, pooling
-from dptrain.backends.numba.im2col import pool_geometry
+from dptrain.backends.numba.fused_pooling import pool_geometry
 
 EPSILON = float(np.finfo(np.float32).eps)
 PIXELS, FIRST, LAST = 37, 3, 35
@@ -102,8 +102,8 @@ def test_max_pooling_is_right(pool, channels):
     y, dx = np.full_like(dy, 7.0), np.full_like(x, 7.0)
     argmax, expected = np.full(dy.shape, -7, np.int32), np.zeros_like(x)
     geometry = pool_geometry(pads, strides, windows, maps)
-    pooling.max_forward(0, 2, 0, x, y, argmax, geometry)
-    pooling.max_backward(0, 2, 0, dy, argmax, dx, geometry)
+    pooling.max_forward(0, 2 * y.shape[1], 0, x, y, argmax, geometry)
+    pooling.max_backward(0, 2 * dx.shape[1], 0, dy, argmax, dx, geometry)
     for n, i, j, c in np.ndindex(dy.shape):
         row, column = i * strides[0] - pads[0], j * strides[1] - pads[1]
         places = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from dptrain.backends.numba import amx_matmul, matmul
-from dptrain.backends.numba.amx import available
+from dptrain.backends.numba import amx_matmul, dense_blocks, dense_shards, matmul
+from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.plan.lowering import Phase
+from dptrain.plan.shards import MicroShards, add_in_order
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -37,31 +40,50 @@ def arrays(request):
 
 
 class Vectors:
-    """Kernels of `matmul`, and what scratch they need."""
-
-    forward, backward_input = matmul.dense_forward, matmul.dense_backward_input
-    backward_weight = matmul.dense_backward_weight
+    """Kernels of `matmul` for two threads."""
 
     @staticmethod
-    def sizes(*shape):
-        return matmul.dense_scratch(*shape)
+    def kernels(n, inputs, outputs):
+        return matmul.dense_kernels(n, 2, inputs, outputs)
+
+
+class VectorsByShape:
+    """Kernels of `matmul` whose order of summation follows from the shape of the layer."""
+
+    @staticmethod
+    def kernels(n, inputs, outputs):
+        return matmul.dense_kernels(n, 2, inputs, outputs, by_shape=True)
 
 
 class Tiles:
-    """Kernels of `amx_matmul`."""
-
-    forward, backward_input = amx_matmul.dense_forward, amx_matmul.dense_backward_input
-    backward_weight = amx_matmul.dense_backward_weight
+    """Kernels of `amx_matmul` for two threads."""
 
     @staticmethod
-    def sizes(*shape):
-        return amx_matmul.scratch(*shape)
+    def kernels(n, inputs, outputs, threads=2):
+        forward = amx_matmul.forward_blocks(n, threads, inputs, outputs)
+        backward = amx_matmul.backward_input_blocks(n, threads, inputs, outputs)
+        sizes = amx_matmul.forward_scratch(forward), amx_matmul.backward_input_scratch(backward)
+        return {
+            Phase.FORWARD: DenseKernel(amx_matmul.dense_forward, sizes[0], forward),
+            Phase.BACKWARD_WEIGHT: DenseKernel(
+                amx_matmul.dense_backward_weight, amx_matmul.weight_scratch(outputs)
+            ),
+            Phase.BACKWARD_INPUT: DenseKernel(amx_matmul.dense_backward_input, sizes[1], backward),
+        }
 
 
-@pytest.fixture(params=[Vectors, Tiles], ids=["vectors", "tiles"])
+class TilesOfManyThreads:
+    """Kernels of `amx_matmul` for 16 threads, with narrow blocks."""
+
+    @staticmethod
+    def kernels(n, inputs, outputs):
+        return Tiles.kernels(n, inputs, outputs, 16)
+
+
+@pytest.fixture(
+    params=[Vectors, VectorsByShape, Tiles, TilesOfManyThreads], ids=lambda p: p.__name__
+)
 def kernels(request):
-    if request.param is Tiles and not available():
-        pytest.skip("this processor has no tile unit (Intel AMX), or it is not granted")
     return request.param
 
 
@@ -79,51 +101,75 @@ class Scratch:
         return np.isnan(self.behind).all()
 
 
-def halves(count):
-    """Ranges of threads; one is empty."""
-    return (0, 0, 0), (0, count // 2, 0), (count // 2, count, 1)
+def run(stage, count, *operands, after=()):
+    """Run a kernel in three parts, one of them empty; check that it writes only its scratch."""
+    blocks = () if stage.blocks is None else (stage.blocks,)
+    scratch = Scratch(stage.scratch)
+    for start, stop, thread in ((0, 0, 0), (0, count // 2, 0), (count // 2, count, 1)):
+        stage.kernel(start, stop, thread, *operands, *blocks, scratch.rows, *after)
+    assert scratch.intact()
+
+
+def forward(kernels, x, w, b, *, relu=False):
+    """Return y; with several chunks, `add_chunks` adds them."""
+    stage, n = kernels.kernels(len(x), *w.shape)[Phase.FORWARD], len(x)
+    chunks = -(-w.shape[0] // stage.blocks.chunk)
+    y = np.full((chunks, n, w.shape[1]), np.nan, np.float32)
+    count = stage.blocks.num_items(n, w.shape[1], w.shape[0])
+    run(stage, count, x, w, b, y, relu and chunks == 1, after=(n,))
+    if chunks == 1:
+        return y[0]
+    total = np.full_like(y[0], np.nan)
+    flat = total.reshape(-1)
+    matmul.add_chunks(0, flat.size, 0, y.reshape(chunks, -1), flat, relu)
+    return total
+
+
+def backward_input(kernels, w, dy):
+    stage, n = kernels.kernels(len(dy), *w.shape)[Phase.BACKWARD_INPUT], len(dy)
+    dx = np.full((n, len(w)), np.nan, np.float32)
+    run(stage, stage.blocks.num_items(n, *w.shape), dy, w, dx, after=(n,))
+    return dx
 
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_forward(kernels, arrays, relu):
-    x, w, b, dy = arrays
-    y, n = np.full_like(dy, np.nan), len(x)
-    scratch = Scratch(kernels.sizes(n, *w.shape)[0])
-    for start, stop, thread in halves(n):
-        kernels.forward(start, stop, thread, x, w, b, y, relu, scratch.rows)
+    x, w, b, _ = arrays
     expected = x.astype(float) @ w + b
+    y = forward(kernels, x, w, b, relu=relu)
     close(y, np.maximum(expected, 0) if relu else expected, len(w))
-    assert scratch.intact()
 
 
 def test_backward_input(kernels, arrays):
-    x, w, _, dy = arrays
-    dx, n = np.full_like(x, np.nan), len(x)
-    scratch = Scratch(kernels.sizes(n, *w.shape)[2])
-    for start, stop, thread in halves(n):
-        kernels.backward_input(start, stop, thread, dy, w, dx, scratch.rows)
-    close(dx, dy.astype(float) @ w.T, w.shape[1])
-    assert scratch.intact()
+    _, w, _, dy = arrays
+    close(backward_input(kernels, w, dy), dy.astype(float) @ w.T, w.shape[1])
 
 
 @pytest.mark.parametrize("n", [None, 0])
 def test_backward_weight(kernels, arrays, n):
     x, w, b, dy = arrays
     dw, db = np.full_like(w, np.nan), np.full_like(b, np.nan)
-    scratch = Scratch(kernels.sizes(len(x), *w.shape)[1])
+    stage = kernels.kernels(len(x), *w.shape)[Phase.BACKWARD_WEIGHT]
     samples = len(x[:n])
-    for start, stop, thread in halves(len(w)):
-        kernels.backward_weight(start, stop, thread, x, dy, dw, db, scratch.rows, samples)
-        # Of ranges that start at the first input, which run side by side, the one that has it.
-        assert np.isnan(db).all() == (stop == 0)
+    run(stage, len(w), x, dy, dw, db, after=(samples,))
     close(dw, x[:n].astype(float).T @ dy[:n], len(x))
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
-    assert scratch.intact()
+
+
+def test_only_the_part_of_input_0_writes_the_bias_gradient(kernels):
+    x, w, dy = (np.ones(shape, np.float32) for shape in ((5, 40), (40, 40), (5, 40)))
+    stage = kernels.kernels(5, 40, 40)[Phase.BACKWARD_WEIGHT]
+    scratch, db = Scratch(stage.scratch).rows, np.full(40, np.nan, np.float32)
+    for start, stop in ((0, 0), (20, 40)):
+        stage.kernel(start, stop, 0, x, dy, np.zeros_like(w), db, scratch, 5)
+        assert np.isnan(db).all()
+    stage.kernel(0, 20, 0, x, dy, np.zeros_like(w), db, scratch, 5)
+    assert (db == 5).all()
 
 
 @pytest.mark.parametrize("n", range(1, 71))
 def test_every_number_of_samples(kernels, n):
-    """Rows that fill tiles, and every rest of them."""
+    """Rows that fill tiles, and every number of rows that remain."""
     rng = np.random.default_rng(n)
     inputs, outputs = 32 + n, 107 - n
     x, w, dy = (
@@ -131,13 +177,11 @@ def test_every_number_of_samples(kernels, n):
         for shape in ((n, inputs), (inputs, outputs), (n, outputs))
     )
     b = rng.standard_normal(outputs, np.float32)
-    forward, weight, backward = (Scratch(size).rows for size in kernels.sizes(n, *w.shape))
-    y, dx, dw, db = (np.full_like(array, np.nan) for array in (dy, x, w, b))
-    kernels.forward(0, n, 1, x, w, b, y, False, *((forward,) if forward.size else ()))
-    kernels.backward_input(0, n, 1, dy, w, dx, backward)
-    kernels.backward_weight(0, inputs, 1, x, dy, dw, db, weight, n)
-    close(y, x.astype(float) @ w + b, inputs)
-    close(dx, dy.astype(float) @ w.T, outputs)
+    dw, db = (np.full_like(array, np.nan) for array in (w, b))
+    stage = kernels.kernels(n, *w.shape)[Phase.BACKWARD_WEIGHT]
+    run(stage, inputs, x, dy, dw, db, after=(n,))
+    close(forward(kernels, x, w, b), x.astype(float) @ w + b, inputs)
+    close(backward_input(kernels, w, dy), dy.astype(float) @ w.T, outputs)
     close(dw, x.astype(float).T @ dy, n)
     close(db, dy.astype(float).sum(axis=0), n)
 
@@ -145,27 +189,136 @@ def test_every_number_of_samples(kernels, n):
 def test_not_a_number_passes(kernels):
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((64, 70), (70, 40), (64, 40)))
-    b, y, dx = np.zeros(40, np.float32), np.zeros_like(dy), np.zeros_like(x)
     x[5, 69] = dy[33, 2] = np.nan
-    forward, _, backward = (Scratch(size).rows for size in kernels.sizes(64, *w.shape))
-    kernels.forward(0, 64, 0, x, w, b, y, True, *((forward,) if forward.size else ()))
-    kernels.backward_input(0, 64, 0, dy, w, dx, backward)
-    for result, row in ((y, 5), (dx, 33)):
+    y = forward(kernels, x, w, np.zeros(40, np.float32), relu=True)
+    for result, row in ((y, 5), (backward_input(kernels, w, dy), 33)):
         assert np.isnan(result[row]).all()
         assert np.isfinite(np.delete(result, row, axis=0)).all()
+
+
+class ByShape:
+    """Kernels whose order of summation follows from the shape of the layer, for some threads."""
+
+    def __init__(self, threads):
+        self.threads = threads
+
+    def kernels(self, n, inputs, outputs):
+        return matmul.dense_kernels(n, self.threads, inputs, outputs, by_shape=True)
+
+
+@pytest.mark.parametrize("shape", [(300, 400), (512, 20), (4200, 130), (70, 700), (5000, 1)])
+def test_results_of_a_sample_depend_on_the_shape_of_the_layer_alone(shape):
+    """They are equal to the bit for any number of samples and threads."""
+    rng = np.random.default_rng(0)
+    w, x, dy = (
+        rng.standard_normal(size, np.float32) for size in (shape, (32, shape[0]), (32, shape[1]))
+    )
+    b = rng.standard_normal(shape[1], np.float32)
+    y, dx = forward(ByShape(1), x, w, b, relu=True), backward_input(ByShape(1), w, dy)
+    for samples in (1, 5, 32):
+        for threads in (1, 2, 3, 8):
+            kernels, part = ByShape(threads), slice(32 - samples, 32)
+            np.testing.assert_array_equal(forward(kernels, x[part], w, b, relu=True), y[part])
+            np.testing.assert_array_equal(backward_input(kernels, w, dy[part]), dx[part])
+
+
+@pytest.mark.parametrize(
+    ("samples", "inputs", "outputs", "threads"), [(1, 4608, 400, 8), (3, 800, 900, 4), (7, 6, 5, 2)]
+)
+def test_small_batches_use_all_threads_if_there_is_enough_work(samples, inputs, outputs, threads):
+    kernels = matmul.dense_kernels(samples, threads, inputs, outputs)
+    enough = samples * inputs * outputs >= threads * dense_blocks.MIN_OPERATIONS
+    forward, backward = kernels[Phase.FORWARD].blocks, kernels[Phase.BACKWARD_INPUT].blocks
+    assert (forward.num_items(samples, outputs, inputs) >= threads) == enough
+    assert (backward.num_items(samples, inputs, outputs) >= threads) == enough
+
+
+def bits_by_shards(x, dy, bounds, merges, slots, parts):
+    """Return dw and db of all slots, computed in `parts` parts."""
+    inputs, outputs = x.shape[1], dy.shape[1]
+    pitch = inputs * outputs + outputs + 3
+    gradients = np.full((slots, pitch), np.nan, np.float32)
+    flat = gradients.reshape(-1)
+    size = dense_shards.weight_shards_scratch(len(x), outputs, len(merges))
+    scratch = Scratch(size)
+    for part in range(parts):
+        start, stop = inputs * part // parts, inputs * (part + 1) // parts
+        dense_shards.dense_backward_weight_shards(
+            start, stop, part % 2, x, dy, flat, flat[inputs * outputs :], pitch, slots,
+            bounds, merges, scratch.rows,
+        )  # fmt: skip
+    assert scratch.intact()
+    assert np.isnan(gradients[:, -3:]).all()
+    return gradients[:, :-3]
+
+
+@pytest.mark.parametrize("count", [0, 3, 29, 1000])
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (0, 8), (3, 8), (2, 5), (0, 7)])
+def test_weight_gradient_by_micro_shards(count, first, last):
+    """It is the sum along the tree of what each micro-shard contributes."""
+    rng = np.random.default_rng(count)
+    inputs, outputs = 61, 83
+    own = MicroShards(8, first, last)
+    bounds, merges = own.offsets(count), own.merges
+    x = rng.standard_normal((bounds[-1], inputs), np.float32)
+    dy = rng.standard_normal((bounds[-1], outputs), np.float32)
+    slots = len(own.subtrees)
+    actual = bits_by_shards(x, dy, bounds, merges, slots, 1)
+    np.testing.assert_array_equal(bits_by_shards(x, dy, bounds, merges, slots, 3), actual)
+    alone = []
+    for start, stop in pairwise(bounds):
+        one = np.array([0, stop - start]), np.zeros(1, np.int64)
+        alone.append(bits_by_shards(x[start:stop], dy[start:stop], *one, 1, 1)[0])
+    expected = add_in_order(alone, merges)
+    np.testing.assert_array_equal(actual, np.array(expected))
+    both = np.vstack([x.astype(float).T @ dy, dy.astype(float).sum(axis=0, keepdims=True)])
+    close(actual.sum(axis=0, dtype=float), both.reshape(-1), max(len(x), 1))
+
+
+@pytest.mark.parametrize("shape", [(70, 290, 530), (33, 4500, 70)], ids=str)
+def test_bits_on_tiles_follow_from_the_shape(shape):
+    """They depend neither on threads nor on other samples; the second shape has chunks."""
+    n, inputs, outputs = shape
+    rng = np.random.default_rng(0)
+    x, w, dy = (
+        rng.standard_normal(size, np.float32)
+        for size in ((n, inputs), (inputs, outputs), (n, outputs))
+    )
+    b = rng.standard_normal(outputs, np.float32)
+    assert amx_matmul.forward_blocks(n, 1, inputs, outputs).chunk == (512 if inputs > 4096 else 290)
+    y, dx = forward(Tiles, x, w, b, relu=True), backward_input(Tiles, w, dy)
+    few = slice(5, 18)
+    np.testing.assert_array_equal(forward(TilesOfManyThreads, x, w, b, relu=True), y)
+    np.testing.assert_array_equal(forward(TilesOfManyThreads, x[few], w, b, relu=True), y[few])
+    np.testing.assert_array_equal(backward_input(TilesOfManyThreads, w, dy), dx)
+    np.testing.assert_array_equal(backward_input(TilesOfManyThreads, w, dy[few]), dx[few])
+
+
+ALL = {Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}
 
 
 @pytest.mark.parametrize(
     ("shape", "phases"),
     [
-        ((63, 1, 800, 400), set()),
-        ((64, 1, 800, 400), {Phase.FORWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}),
-        ((64, 2, 800, 400), {Phase.BACKWARD_WEIGHT}),
-        ((64, 1, 100, 400), {Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT}),
+        ((32, 1, 800, 400), set()),
+        ((64, 1, 800, 400), ALL),
+        ((64, 4, 6400, 3200), ALL),
+        ((64, 16, 800, 400), {Phase.BACKWARD_WEIGHT}),
+        ((64, 1, 100, 400), {Phase.BACKWARD_WEIGHT}),
+        ((128, 16, 36864, 128), ALL),
         ((1024, 1, 800, 10), set()),
     ],
 )
 def test_tiles_take_what_has_enough_samples_a_thread(shape, phases, monkeypatch):
-    """Weights are split for every thread that multiplies with them: few samples do not pay it."""
+    """Every block splits its weights and samples: small blocks do not pay it."""
     monkeypatch.setattr(amx_matmul, "available", lambda: True)
     assert set(amx_matmul.choose(*shape)) == phases
+
+
+@pytest.mark.parametrize(("samples", "threads"), [(1, 1), (16, 8), (128, 1), (1000, 16)])
+def test_choice_by_shape_ignores_samples_and_threads(samples, threads, monkeypatch):
+    monkeypatch.setattr(amx_matmul, "available", lambda: True)
+    chosen = amx_matmul.choose(samples, threads, 2304, 384, by_shape=True)
+    assert set(chosen) == {Phase.FORWARD, Phase.BACKWARD_INPUT}
+    chunks = {stage.blocks.chunk for stage in chosen.values()}
+    assert chunks == {2304, 384}

@@ -52,13 +52,14 @@ def test_dropout_passes_not_a_number():
     assert not kept.all()
 
 
-@pytest.mark.parametrize("pixels", [1, 3, 15, 16, 35, 64])
+@pytest.mark.parametrize("pixels", [1, 3, 15, 16, 35, 64, 2 * elementwise.BAND + 35])
 @pytest.mark.parametrize("channels", [1, 2, 3, 5, 17])
 def test_channels_last(channels, pixels):
     """Every element of the samples asked for arrives; the others are left alone."""
     source = np.arange(4 * channels * pixels, dtype=np.float32).reshape(4, channels, pixels)
     target = np.full((4, pixels, channels), np.nan, np.float32)
-    elementwise.channels_last(1, 3, 0, target, source)
+    bands = elementwise.num_bands(pixels)
+    elementwise.channels_last(bands, 3 * bands, 0, target, source)
     np.testing.assert_array_equal(target[1:3], source[1:3].transpose(0, 2, 1))
     assert np.isnan(target[[0, 3]]).all()
 
@@ -88,9 +89,10 @@ def test_softmax_cross_entropy(shape):
     rng = np.random.default_rng(n)
     z = (5 * rng.standard_normal(shape)).astype(np.float32).round()
     labels = rng.integers(0, classes, n).astype(np.int32)
-    gradient, sums = np.full_like(z, np.nan), np.zeros(2)
-    scratch = losses.softmax_scratch(classes)
-    losses.softmax_cross_entropy(0, n, 0, z, labels, gradient, sums, scratch, 0.25, True)
+    gradient, sums = np.full_like(z, np.nan), np.full((2, 2), np.nan)
+    bounds, scratch = np.array([0, n // 2, n]), losses.softmax_scratch(classes)
+    losses.softmax_cross_entropy(0, 2, 0, z, labels, gradient, sums, bounds, scratch, 0.25, True)
+    sums = sums.sum(axis=0)
     exact = z.astype(np.float64)
     shifted = exact - exact.max(axis=1, keepdims=True)
     share = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)

@@ -51,10 +51,10 @@ def test_kernels_are_right_on(processor, tmp_path):
         "NUMBA_CPU_FEATURES": features,
         "DPTRAIN_CACHE_DIR": str(tmp_path),
     }
-    parts = ("convolution", "winograd_rgb", "algorithms", "matmul", "memory", "maps")
+    parts = ("convolution", "winograd", "winograd_rgb", "algorithms", "matmul", "memory", "maps")
     files = [str(HERE / f"test_numba_{part}.py") for part in parts]
     chosen = (
-        "(pooled and 2/2) or (pooled and 3/2 and wide) or (winograd and even)"
+        "(pooled and 2/2) or (pooled and 3/2 and wide) or (numba_winograd and vectors)"
         " or (input and 32 and 129) or (winograd_rgb and odd) or memory"
         " or (numba_maps and (33 or 37 or alone))"
     )
@@ -89,6 +89,7 @@ def test_sums_of_a_tile_stay_in_registers(multiply):
     product(a, ramp, np.ones(96, np.float32), 48, 3, 48)
     (assembly,) = product.inspect_asm().values()
     kind = "spaced" if multiply is multiply_spaced else "adjacent"
-    tiles = re.findall(rf"\ndptrain_{kind}_\S+:\n(.*?)\tret", assembly, re.DOTALL)
-    assert len(tiles) == 2
+    # Tiles with masks load the mask from the stack once.
+    tiles = re.findall(rf"\ndptrain_{kind}\d_[\dx]+:\n(.*?)\tret", assembly, re.DOTALL)
+    assert len(tiles) >= 2
     assert not re.search(r"[yz]mm.*\(%rsp\)|\(%rsp\).*[yz]mm", "".join(tiles))

@@ -178,3 +178,19 @@ def test_the_state_of_processes_is_read() -> None:
     assert watch.process_state(os.getpid()) == "R"
     assert watch.process_state(2**22 + 1) == ""
     assert watch.start_time(os.getpid()).isdecimal()
+
+
+def test_a_rank_that_ends_before_the_watchdog_has_opened_its_pipe(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    os.mkfifo(folder / "alive-0")
+    os.mkfifo(folder / "register")
+    register = os.open(folder / "register", os.O_RDWR | os.O_NONBLOCK)
+    os.write(register, b"0\n")
+    helper = subprocess.run(
+        [sys.executable, "-I", "-S", watch.__file__, "ranks", str(folder), "host", "1"],
+        stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(register)
+    assert helper.stderr.startswith("dptrain: rank 0 of 1: ")
+    assert not folder.exists()

@@ -381,3 +381,12 @@ def test_the_memory_of_a_device_is_checked() -> None:
     )
     with pytest.raises(UserError, match=expected):
         backend.make_replica(plan)
+
+
+def test_a_rank_that_updates_a_slice_counts_its_share() -> None:
+    plan = make_plan(Network((4,), [Dense(3)]), load_backend("reference"), 4)
+    shared = plan.with_update_share(3)
+    for before, after in zip(plan.stages, shared.stages, strict=True):
+        divisor = 3 if before.phase is Phase.UPDATE else 1
+        assert after.flops == before.flops // divisor
+        assert after.bytes_moved == before.bytes_moved // divisor

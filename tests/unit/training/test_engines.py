@@ -178,17 +178,24 @@ def test_every_backend_can_be_loaded(name: str) -> None:
     assert load_backend(name).name == name
 
 
-@pytest.mark.parametrize("wanted", ["peer", "nccl", "mpi"])
+@pytest.mark.parametrize("wanted", ["peer", "nccl"])
 def test_transports_between_gpus_are_refused_on_one_cpu_rank(wanted: str) -> None:
     replica = make()
-    assert choose_transport(World.single(), replica) == "host"
+    for accepted in ("auto", "shared", "mpi", "host"):
+        assert choose_transport(World.single(), replica, accepted) == "mpi"
     with pytest.raises(UserError, match=f"--transport {wanted} .* computes on the CPU"):
         choose_transport(World.single(), replica, wanted)
 
 
-def test_mpi_does_not_support_the_central_strategy() -> None:
+def test_mpi_on_gpus_does_not_support_the_central_strategy() -> None:
     with pytest.raises(UserError, match="--transport mpi does not support --strategy central"):
-        check_strategy("mpi", "central")
+        check_strategy("mpi", "central", on_gpu=True)
+    check_strategy("mpi", "central", on_gpu=False)
     for strategy in ("mirrored", "central"):
-        check_strategy("nccl", strategy)
-    check_strategy("mpi", "mirrored")
+        check_strategy("nccl", strategy, on_gpu=True)
+    check_strategy("mpi", "mirrored", on_gpu=True)
+
+
+def test_shared_memory_does_not_support_the_central_strategy() -> None:
+    with pytest.raises(UserError, match="--transport shared does not support --strategy central"):
+        check_strategy("shared", "central", on_gpu=False)

@@ -60,11 +60,13 @@ def test_a_bucket_suits_those_who_carry_it() -> None:
     world = World.single()
     config = Settings()
     assert bucket_bytes(config, world, "host") is None
-    assert bucket_bytes(config, world, "peer") == 256 * 1024
-    assert bucket_bytes(config, world, "nccl") == 1024 * 1024
+    assert bucket_bytes(config, world, "mpi") is None
+    assert bucket_bytes(config, world, "mpi", on_gpu=True) == 1024 * 1024
+    assert bucket_bytes(config, world, "peer", on_gpu=True) == 256 * 1024
+    assert bucket_bytes(config, world, "nccl", on_gpu=True) == 1024 * 1024
     world.size = 2  # The other rank is on another node.
     assert bucket_bytes(config, world, "host") == 256 * 1024
-    assert bucket_bytes(Settings(bucket_kib=3), world, "peer") == 3 * 1024
+    assert bucket_bytes(Settings(bucket_kib=3), world, "peer", on_gpu=True) == 3 * 1024
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,136 @@
+"""Explain which algorithm computes each stage of a layer with weights, and why."""
+
+from __future__ import annotations
+
+from dptrain.backends.numba import winograd_geometry
+from dptrain.backends.numba.amx import SIDE, available, compiled_for_amx
+from dptrain.backends.numba.im2col import GROUP, ConvGeometry
+from dptrain.backends.numba.matmul import DenseKernel
+from dptrain.backends.numba.planning import Algorithm, Shape, Work
+from dptrain.backends.numba.vector import compiled_registers
+from dptrain.plan.lowering import Explanation, Phase
+
+WINOGRAD_SIDES = {3: 4, 5: 2}
+"""Side of an output tile by the size of the filters."""
+
+
+def explain(
+    shape: Shape, phase: Phase, work: Work, algorithm: Algorithm, *, winograd: bool
+) -> Explanation:
+    """Return the name, tile and division of a convolution's algorithm and the reason for it.
+
+    Args:
+        shape: the convolution.
+        phase: the stage.
+        work: the samples and threads.
+        algorithm: what `select_algorithms` returned for them.
+        winograd: False if the precision excludes the Winograd algorithms.
+    """
+    name = _name(algorithm, shape)
+    return Explanation(
+        name, _tile(algorithm, shape, phase), _units(algorithm, phase, work),
+        _reason(name, shape, phase, winograd),
+    )  # fmt: skip
+
+
+def _name(algorithm: Algorithm, shape: Shape) -> str:
+    module = algorithm.kernel.py_func.__module__.rpartition(".")[2]
+    if "winograd" in module:
+        side, r = WINOGRAD_SIDES.get(shape.window[0], 0), shape.window[0]
+        return f"Winograd F({side}×{side}, {r}×{r})"
+    return "AMX implicit GEMM" if "amx" in module else "implicit GEMM"
+
+
+def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
+    """Describe the tile that stays in registers, and the rows in scratch."""
+    if not isinstance(algorithm.geometry, ConvGeometry):
+        side = WINOGRAD_SIDES.get(shape.window[0], 0)
+        amx = "amx" in algorithm.kernel.py_func.__module__
+        return f"{SIDE}×{SIDE}" if amx else f"{side}×{side} outputs"
+    registers = compiled_registers()
+    columns = shape.maps[2] if phase is Phase.BACKWARD_INPUT else shape.out[2]
+    run = shape.window[1] * shape.maps[2]  # adjacent rows of dw
+    adjacent = phase is Phase.BACKWARD_WEIGHT and run % GROUP
+    tiles = registers.adjacent if adjacent else registers.spaced
+    vectors = 2 if columns >= 2 * registers.width else 1
+    # Fewer columns than half a vector are computed in vectors of half the width.
+    width = registers.width // (2 if 2 * columns <= registers.width else 1)
+    height, rows = tiles[vectors - 1][0], algorithm.geometry.rows
+    return f"{height}×{vectors * width}, {_counted(rows, 'row')}"
+
+
+def _units(algorithm: Algorithm, phase: Phase, work: Work) -> str:
+    item, unit = ("sum", "block") if phase is Phase.BACKWARD_WEIGHT else ("sample", "band")
+    return f"{_counted(work.items(phase), item)} × {_counted(algorithm.units, unit)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _reason(name: str, shape: Shape, phase: Phase, winograd: bool) -> str:
+    size = "×".join(map(str, shape.window))
+    if name.startswith("Winograd"):
+        return f"{size}, stride 1; {'estimated faster than AMX' if available() else _no_amx()}"
+    unusable = _why_not_winograd(shape, winograd)
+    if name.startswith("AMX"):
+        return f"{unusable or 'estimated faster than Winograd'}; AMX is available"
+    return f"{unusable or 'too few channels for Winograd'}; {_why_not_amx(shape, phase)}"
+
+
+def _why_not_winograd(shape: Shape, winograd: bool) -> str:
+    """Return why Winograd cannot be used; the empty string if it can."""
+    c, k, size = shape.maps[2], shape.out[2], "×".join(map(str, shape.window))
+    if not winograd:
+        return "fp32-direct excludes Winograd"
+    if shape.strides != (1, 1):
+        return "stride {}×{}: no Winograd".format(*shape.strides)
+    if shape.window not in ((3, 3), (5, 5)):
+        return f"{size}: no Winograd"
+    if not shape.is_plain:
+        return "padding exceeds the filters"
+    if not winograd_geometry.supports(shape.window, shape.strides, c, k):
+        return f"{c} channels, {k} filters: no Winograd"
+    return ""
+
+
+def _no_amx() -> str:
+    """Return why AMX is not available, in a few words."""
+    return "AMX refused, see dptrain doctor" if compiled_for_amx() else "no AMX"
+
+
+def _why_not_amx(shape: Shape, phase: Phase) -> str:
+    if not available():
+        return _no_amx()
+    if not shape.is_plain:
+        return "AMX needs stride 1"
+    return "too few channels, filters or columns for AMX"
+
+
+def explain_dense(
+    stage: DenseKernel, phase: Phase, work: Work, inputs: int, outputs: int, *, by_shape: bool
+) -> Explanation:
+    """Return the name, blocks and reason of a dense layer's kernel.
+
+    Args:
+        stage: the kernel and its blocks.
+        phase: the stage.
+        work: the samples and threads.
+        inputs, outputs: shape of the weights.
+        by_shape: True with micro-shards.
+    """
+    amx = "amx" in stage.kernel.py_func.__module__
+    algorithm, reason = "GEMM", _no_amx()
+    if amx:
+        algorithm, reason = "AMX GEMM", "enough samples to fill AMX tiles"
+    elif available():
+        reason = "estimated faster than AMX"
+    if by_shape:
+        reason = "micro-shards: sums follow from the shape"
+    blocks = stage.blocks
+    if blocks is None:
+        return Explanation(algorithm, "", f"{inputs} rows of dw", reason)
+    features = outputs if phase is Phase.FORWARD else inputs
+    down, across = -(-work.batch_size // blocks.samples), -(-features // blocks.features)
+    tile = f"{blocks.samples}×{blocks.features}"
+    return Explanation(algorithm, tile, f"{down} × {across} blocks", reason)

@@ -1,0 +1,152 @@
+"""What the algorithms of a convolution are planned for, and what planning returns.
+
+An algorithm's module defines ``plan(shape, phase, work)``, which returns an `Algorithm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from dptrain.plan.lowering import Phase
+
+KERNELS = {
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD_WEIGHT: "backward_weight",
+    Phase.BACKWARD_INPUT: "backward_input",
+}
+
+ACCEPTED_BALANCE = 0.965
+"""Share of the threads' time that is used at which `units_per_item` looks no further."""
+COST_OF_A_UNIT = 0.01
+"""Assumed cost of one more unit of a sample, as a share of the sample's time: rows that two bands
+share are loaded twice, and tiles end at the end of a band."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The properties of a convolution on which the selection depends.
+
+    Attributes:
+        maps: (H, W, C) of the input.
+        out: (Ho, Wo, K) of the convolution's output, before pooling.
+        window: (R, S), size of the filters.
+        strides: (vertical, horizontal).
+        pads: (top, left).
+        pool_height: height of the windows of fused pooling; 0 without pooling.
+        halved: True if the pooling windows are 2 × 2 with stride 2 and without padding.
+        pool_stride: vertical stride of the windows; 0 if it is their height.
+    """
+
+    maps: tuple[int, int, int]
+    out: tuple[int, int, int]
+    window: tuple[int, int]
+    strides: tuple[int, int]
+    pads: tuple[int, int]
+    pool_height: int = 0
+    halved: bool = False
+    pool_stride: int = 0
+
+    @property
+    def dy_pads(self) -> tuple[int, int]:
+        """Padding of dy (top, left) for the input gradient."""
+        return self.window[0] - 1 - self.pads[0], self.window[1] - 1 - self.pads[1]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if strides are 1 and no filter position is entirely in the padding."""
+        fits = (self.out[i] - self.maps[i] <= self.pads[i] for i in range(2))
+        return self.strides == (1, 1) and min(self.dy_pads) >= 0 and all(fits)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The samples and threads of a step, on which only the division into units depends.
+
+    Attributes:
+        batch_size: largest number of samples in a step.
+        threads: compute threads.
+        rows: rows of partial sums of the weight gradient.
+    """
+
+    batch_size: int = 1
+    threads: int = 1
+    rows: int = 1
+
+    def items(self, phase: Phase) -> int:
+        """Return the number of samples or, for the weight gradient, of rows of partial sums."""
+        return self.rows if phase is Phase.BACKWARD_WEIGHT else self.batch_size
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The kernel that computes a stage.
+
+    Attributes:
+        kernel: the kernel to bind.
+        geometry: named tuple of integers, the kernel's geometry argument.
+        scratch: float32 elements of scratch memory for each thread.
+        units: items of the kernel for each sample (bands) or, in the weight gradient, for each row
+            of partial sums (blocks). Results do not depend on it.
+        prepare: kernel with the arguments (w, geometry, shared) that transforms the weights before
+            each launch; None if nothing is transformed.
+        prepare_items: number of items of `prepare`.
+        shared: float32 elements that `prepare` writes and all threads read.
+        grain: smallest number of items for which one more thread is worth its start.
+    """
+
+    kernel: Any
+    geometry: Any
+    scratch: int
+    units: int = 1
+    prepare: Any = None
+    prepare_items: int = 0
+    shared: int = 0
+    grain: int = 1
+
+
+def units_per_item(items: int, threads: int, most: int, least: int = 1) -> int:
+    """Return the number of units into which each item is divided, so that all threads have work.
+
+    Args:
+        items: samples, or rows of partial sums: `Work.items`.
+        threads: compute threads, each of which receives a contiguous range of units.
+        most: largest useful number of units, such as the number of output rows.
+        least: smallest number of units, if a larger unit exceeds a cache.
+
+    Example:
+        >>> units_per_item(32, 24, most=16)  # 96 units, 4 for each thread
+        3
+        >>> units_per_item(1, 24, most=16)
+        16
+    """
+    best, best_score = least, 0.0
+    for units in range(least, max(least, most) + 1):
+        total = items * units
+        balance = total / (threads * -(-total // threads))
+        score = balance / (1 + COST_OF_A_UNIT * (units - least))
+        if score > best_score:
+            best, best_score = units, score
+        if balance >= ACCEPTED_BALANCE:
+            break
+    return best
+
+
+def rows_of_partial_sums(batch_size: int, threads: int) -> int:
+    """Return the rows of partial sums of a weight gradient without micro-shards.
+
+    Rows have about the same number of samples; if samples do not divide evenly among threads, the
+    blocks of a row do.
+
+    Example:
+        >>> rows_of_partial_sums(32, 24)  # 2 samples each
+        16
+    """
+    samples = -(-batch_size // threads)
+    return -(-batch_size // samples)
+
+
+def kernel_of(module: ModuleType, shape: Shape, phase: Phase) -> Any:
+    """Return a module's kernel of a phase, with pooling if the shape has it."""
+    return getattr(module, f"conv2d_{'relu_pool_' if shape.pool_height else ''}{KERNELS[phase]}")

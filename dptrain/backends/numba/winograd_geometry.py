@@ -1,0 +1,183 @@
+"""Sizes and memory of a Winograd convolution, and the shapes for which it is used.
+
+Outputs are divided into tiles, and tiles into *blocks* of a few rows of tiles, also of several
+samples. All tiles of a block are transformed and multiplied together.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+from dptrain.backends.numba.vector import compiled_registers
+from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDE, SIDES
+
+LINE = 16
+"""Float32 elements of a cache line."""
+FEWEST, FEWEST_WITH_MANY, MANY = 16, 12, 64
+"""Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
+the transforms cost as much as they save: with 64 channels and 12 filters of 3 × 3, the weight
+gradient takes 23 instead of 33 ps for each multiply-add, with 16 channels 44 instead of 46 ps."""
+CHANNELS_PER_ITEM = 16
+"""Input channels that one item of the kernels that transform weights processes."""
+WIDEST = 64
+"""Tiles of a row that are processed together; wider rows are divided into panels."""
+TILE_HEIGHT = 12
+"""Rows of the register tiles of the matrix products."""
+
+
+def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
+    """Return whether the kernels support a convolution and it has enough channels to be faster."""
+    enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
+    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
+
+
+def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
+    """Return whether stages with 3 × 3 filters are faster than on AMX.
+
+    Measured: forward with fewer than 32 channels (16 → 32, 16 × 16: 291 instead of 384 µs; 32 → 64,
+    46 × 46: 2255 instead of 1843 µs), and backward, if 4 × 4 tiles cover at most a third more than
+    the outputs (10 × 10: 310 instead of 222 µs).
+
+    Args:
+        maps: height and width of the stage's output.
+        fewest: the smaller number of input and output channels.
+    """
+    covered = [-(-n // SIDE) * SIDE for n in maps]
+    close = 3 * covered[0] * covered[1] <= 4 * maps[0] * maps[1]
+    return close and (fewest < 32 or not forward)
+
+
+class WinogradGeometry(NamedTuple):
+    """Sizes of a Winograd convolution from x (N, H, W, C) to y (N, Ho, Wo, K).
+
+    Attributes:
+        height: rows of x.
+        width: columns of x.
+        c: channels of x.
+        h_out: rows of y.
+        w_out: columns of y.
+        k: channels of y.
+        pad_top: rows of zeros above x.
+        pad_left: columns of zeros to the left of x.
+        taps: rows and columns of a filter.
+        tile_side: rows and columns of an output tile.
+        padded_width: columns of padded x.
+        c_vectors: C rounded up to whole vectors.
+        k_vectors: K rounded up to whole vectors.
+        tiles_down: rows of tiles of a sample.
+        tiles_across: tiles in a row.
+        block_rows: rows of tiles of a block.
+        panels: parts of a row of tiles, each of which is processed alone.
+        v_stride: distance of the matrices of V.
+        m_stride: distance of the matrices of M.
+        ramp_size: number of integers 0, 1, 2, … in scratch.
+        v_offset: start of V (transformed inputs) in scratch.
+        m_offset: start of M (products, or transformed gradients) in scratch.
+        padded_offset: start of rows of padded x in scratch.
+        band_offset: start of rows of dz or, before pooling, of y in scratch.
+        sums_offset: start of the sums of the transformed weight gradient in scratch.
+        tile_offset: start of one output tile or filter in scratch, if K does not fill vectors.
+        bias_offset: start of the bias, or of its gradient, in scratch.
+        rest_offset: start of sums of K that are not used.
+        ramp_offset: start of 0, 1, 2, … in scratch.
+        scratch_size: float32 elements of scratch that a thread needs.
+    """
+
+    height: int
+    width: int
+    c: int
+    h_out: int
+    w_out: int
+    k: int
+    pad_top: int
+    pad_left: int
+    taps: int
+    tile_side: int
+    padded_width: int
+    c_vectors: int
+    k_vectors: int
+    tiles_down: int
+    tiles_across: int
+    block_rows: int
+    panels: int
+    v_stride: int
+    m_stride: int
+    ramp_size: int
+    v_offset: int
+    m_offset: int
+    padded_offset: int
+    band_offset: int
+    sums_offset: int
+    tile_offset: int
+    bias_offset: int
+    rest_offset: int
+    ramp_offset: int
+    scratch_size: int
+
+
+def make_geometry(
+    maps: tuple[int, int, int],
+    out: tuple[int, int, int],
+    pads: tuple[int, int],
+    taps: int = 3,
+    *,
+    pool_height: int = 0,
+    gradient: bool = False,
+) -> WinogradGeometry:
+    """Return the geometry of a convolution from `maps` (H, W, C) to `out` (Ho, Wo, K).
+
+    For the input gradient, `maps` are those of dy and `out` those of dx. No result depends on the
+    sizes that are chosen here, except for the order of the sums of the weight gradient.
+
+    Args:
+        maps, out: as above.
+        pads: rows of zeros above and columns of zeros to the left of the maps.
+        taps: rows and columns of the filters.
+        pool_height: height of the windows of fused pooling; 0 without pooling.
+        gradient: True for the weight gradient.
+    """
+    (_, width, c), (h_out, w_out, k) = maps, out
+    side, vector = SIDES[taps], compiled_registers().width
+    down, across = (-(-n // side) for n in (h_out, w_out))
+    c_vectors, k_vectors = (-(-n // vector) * vector for n in (c, k))
+    rows = _block_rows(across, 96 if c + k <= 48 else 48)
+    panels = -(-across // WIDEST)
+    tiles = rows * -(-across // panels)
+    padded_width = across * side + taps - 1
+    height = min(rows, down) * side
+    # One additional cache line; otherwise all matrices would map to the same sets of the cache.
+    v_stride, m_stride = tiles * c_vectors + LINE, tiles * k_vectors + LINE
+    ramp_size = max(c, tiles, 256)
+    regions = (
+        MATRICES * v_stride,
+        MATRICES * m_stride,
+        (height + taps - 1) * padded_width * c_vectors,
+        (height + max(pool_height, taps - 1)) * max(width * c, w_out * k) if pool_height else 0,
+        MATRICES * c * k_vectors if gradient else 0,
+        max(side, taps) ** 2 * k_vectors,
+        k_vectors,
+        max(c_vectors, k_vectors),
+        ramp_size,
+    )
+    offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
+    sizes = (
+        *maps, *out, *pads, taps, side, padded_width, c_vectors, k_vectors,
+        down, across, rows, panels, v_stride, m_stride, ramp_size, *offsets,
+    )  # fmt: skip
+    return WinogradGeometry._make(map(INTEGERS[taps], sizes))
+
+
+def _block_rows(across: int, tiles: int) -> int:
+    """Return the rows of a block with about `tiles` tiles that fill the register tiles best.
+
+    With 48 tiles, and with 96 of few channels, data between two transforms stays in an L2 cache of
+    1 MB.
+    """
+    lowest, highest = max(1, 3 * tiles // 4 // across), max(1, 5 * tiles // 4 // across)
+
+    def filled(rows: int) -> tuple[float, int]:
+        count = rows * across
+        return count / (-(-count // TILE_HEIGHT) * TILE_HEIGHT), -abs(count - tiles)
+
+    return max(range(lowest, highest + 1), key=filled)

@@ -1,0 +1,306 @@
+"""Sums in memory that the ranks of a node share: each rank sums and updates a slice.
+
+The gradients of all ranks of a node lie in one segment, together with one copy of the parameters
+and of the optimizer state. A step after the backward pass:
+
+1. Publish: the rank copies its loss sums to the segment and arrives at the gate of each bucket.
+2. Wait until all ranks have arrived. Now all gradients are final, and no rank reads parameters.
+3. Sum: rank r adds slice r of all gradients, into its own gradient. Every rank adds the loss sums
+   of all ranks, so that all know at once whether the loss is finite.
+4. Update: rank r updates slice r of the parameters and of the optimizer state.
+5. Wait until all ranks have updated their slices. Now the ranks may compute with the new
+   parameters, and overwrite their gradients.
+
+There are two synchronisations, nothing is copied between ranks, and no all-gather is needed. A
+checkpoint is written between steps only, so it never contains half-updated parameters.
+
+Order of summation: rank 0, rank 1, …, for every element; with micro-shards the binary tree of
+`dptrain.plan.shards`. It depends neither on the slices nor on the number of threads.
+
+Cost model, for P ranks, n elements of b bytes, and a memory bandwidth B of the node that all ranks
+share: each rank reads P n / P elements of gradients and writes n / P, the update reads and writes
+n / P parameters and as much of the state, so
+
+    T ≈ 2 t_gate(P) + (P + 1 + 2 (1 + s)) n b / B,      s: arrays of the optimizer state
+
+where a gate takes one atomic addition per rank, one after the other, and the time in which a cache
+line reaches all ranks. An all-reduce by MPI copies gradients through shared buffers as
+well, and each rank updates all n parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.backends.flat_arrays import FlatArrays, state_names
+from dptrain.backends.numba.contributions import bind_sum
+from dptrain.backends.numba.entries import address_of
+from dptrain.backends.numba.gates import GATE_BYTES, interpreted_arrive, interpreted_pass
+from dptrain.comm.base import GradientSum, UpdateSlice
+from dptrain.comm.deadline import Deadline
+from dptrain.comm.segment import map_segment
+from dptrain.comm.world import World
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.flat import ALIGNMENT
+from dptrain.plan.plan import Plan
+from dptrain.plan.shards import rank_contributions
+
+if TYPE_CHECKING:
+    from dptrain.backends.replica import Replica
+
+PAGE = 4096
+"""Alignment of arrays in the segment."""
+
+SPINS = 20_000
+"""Polls of a waiting rank that has a core for each thread: at least 0.66 ms (AMD EPYC, Zen 4)."""
+
+OVERSUBSCRIBED_SPINS = 20
+"""Polls if threads share cores: a rank that polls takes time slices from those that compute."""
+
+SLEEP_NS = 100_000_000
+"""Longest sleep before signals and the deadline are checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedArrays(FlatArrays):
+    """Flat arrays in memory that the ranks of a node share.
+
+    Attributes:
+        gates: int32 (gates, 64), the gates of the buckets and one for the end of a step.
+        elements: the whole segment as elements of the gradient's type.
+        slot_offsets: first element of each gradient slot of each rank of the node, in order.
+        first_slots: number of the first slot of each rank of the node, and the number of all slots.
+        loss_sums: (slots of the node, 16), copies of the ends of the gradients.
+        merges: the order in which gradient slots of all ranks of the job are added.
+    """
+
+    gates: NDArray[np.int32]
+    elements: NDArray[Any]
+    slot_offsets: NDArray[np.int64]
+    first_slots: NDArray[np.int64]
+    loss_sums: NDArray[Any]
+    merges: NDArray[np.int64]
+
+
+def share_arrays(world: World, plan: Plan) -> SharedArrays:
+    """Return the flat arrays of this rank in memory that the ranks of the node share.
+
+    Args:
+        world: the ranks; every rank calls this function.
+        plan: with training; equal on all ranks except for the micro-shards.
+
+    Raises:
+        AgreedError: memory cannot be shared; on every rank.
+    """
+    layout, itemsize = plan.layout, plan.itemsize
+    total = 0 if plan.micro_shards is None else plan.micro_shards.total
+    counts_of_all, merges = rank_contributions(total, world.size)
+    nodes = world.nodes()
+    counts = [counts_of_all[rank] for rank in nodes.own]
+    first_slots = np.cumsum([0, *counts])
+    names = state_names(plan)
+    cuts: list[int] = [0]
+
+    def reserve(size_bytes: int) -> int:
+        """Return the offset of the next range of pages."""
+        cuts.append(cuts[-1] + -(-size_bytes // PAGE) * PAGE)
+        return cuts[-2]
+
+    num_gates = len(layout.slots) + 2
+    gates = reserve(num_gates * GATE_BYTES)
+    sums = reserve(int(first_slots[-1]) * ALIGNMENT * itemsize)
+    copies = [reserve(layout.size * itemsize) for _ in ("parameters", *names)]
+    gradients = [reserve(count * layout.gradient_size * itemsize) for count in counts]
+
+    me = world.local_rank
+    mine = slice_of_rank(slice(0, layout.size), me, nodes.smallest)
+    own = [(at + mine.start * itemsize, at + mine.stop * itemsize) for at in copies]
+    own.append((gradients[me], gradients[me] + counts[me] * layout.gradient_size * itemsize))
+    if world.first_on_node():
+        own.append((0, copies[0]))
+    mapped = map_segment(world, cuts[-1], own)
+
+    def view(at: int, count: int) -> NDArray[Any]:
+        return np.frombuffer(mapped, plan.dtype, count, at)
+
+    parameters, *state = (view(at, layout.size) for at in copies)
+    shape = counts[me], layout.gradient_size
+    slots = [
+        begin // itemsize + slot * layout.gradient_size
+        for begin, count in zip(gradients, counts, strict=True)
+        for slot in range(count)
+    ]
+    return SharedArrays(
+        parameters=parameters,
+        gradients=view(gradients[me], shape[0] * shape[1]).reshape(shape),
+        state=dict(zip(names, state, strict=True)),
+        is_owner=world.first_on_node(),
+        is_shared=True,
+        gates=np.frombuffer(mapped, np.int32, num_gates * GATE_BYTES // 4, gates).reshape(
+            num_gates, -1
+        ),
+        elements=view(0, cuts[-1] // itemsize),
+        slot_offsets=np.array(slots, np.int64),
+        first_slots=first_slots,
+        loss_sums=view(sums, int(first_slots[-1]) * ALIGNMENT).reshape(-1, ALIGNMENT),
+        merges=merges,
+    )
+
+
+def slice_of_rank(elements: slice, rank: int, ranks: int) -> slice:
+    """Return the slice of `elements` that a rank sums and updates; bounds are multiples of 16.
+
+    Args:
+        elements: of the flat arrays.
+        rank: the local rank; it has no elements if it is not below `ranks`.
+        ranks: number of ranks that divide the elements.
+
+    Example:
+        >>> [slice_of_rank(slice(0, 80), rank, 2) for rank in range(2)]
+        [slice(0, 32, None), slice(32, 80, None)]
+    """
+    units = (elements.stop - elements.start) // ALIGNMENT
+    start, stop = units * min(rank, ranks) // ranks, units * min(rank + 1, ranks) // ranks
+    return slice(elements.start + start * ALIGNMENT, elements.start + stop * ALIGNMENT)
+
+
+class SharedSum(GradientSum):
+    """g ← Σ_r g_r in memory that the ranks of a node share; each rank updates its slice."""
+
+    name: ClassVar[str] = "mirrored"
+    transport: ClassVar[str] = "shared"
+    overlaps: ClassVar[bool] = False
+
+    def __init__(self, world: World, replica: Replica, buckets: tuple[Bucket, ...]) -> None:
+        assert isinstance(replica.arrays, SharedArrays), "the replica has arrays of its own"
+        size = replica.plan.layout.size
+        super().__init__(world, replica.flat_gradients, size, buckets)
+        self._arrays = replica.arrays
+        self._gates = [address_of(gate) for gate in self._arrays.gates]
+        assert len(buckets) < len(self._gates), "more buckets than gates"
+        crowded = world.local_size * replica.plan.setting.threads > world.node_cores()
+        self._spins = OVERSUBSCRIBED_SPINS if crowded else SPINS
+        self._rounds = [0] * len(buckets)
+        first, last = self._arrays.first_slots[world.local_rank :][:2]
+        self._own_loss_sums = self._arrays.gradients[:, size:]
+        self._published_loss_sums = self._arrays.loss_sums[first:last]
+        self._slices = [self._slices_of(bucket) for bucket in buckets]
+        # One rank compiles, the others then find the kernels in the cache.
+        if not world.first_on_node():
+            world.node_barrier()
+        self._arrive, self._pass = interpreted_arrive(), interpreted_pass()
+        mine = [slices[world.local_rank] for slices in self._slices]
+        self._sums = [self._bind(replica, part) if part.stop > part.start else [] for part in mine]
+        self._loss_sums = self._place_loss_sums()
+        self._sum_loss = bind_sum(
+            replica,
+            self.gradients[size:],
+            self._loss_sums.reshape(-1),
+            np.arange(len(self._loss_sums), dtype=np.int64) * ALIGNMENT,
+            self._arrays.merges,
+        )
+        if world.first_on_node():
+            world.node_barrier()
+        self._parts = [part for part in mine if part.stop > part.start]
+
+    def _slices_of(self, bucket: Bucket) -> list[slice]:
+        """Return the slice of a bucket that each rank of the node sums and updates."""
+        elements = slice(bucket.start, min(bucket.stop, self.num_parameters))
+        ranks = self.world.nodes().smallest
+        return [slice_of_rank(elements, rank, ranks) for rank in range(self.world.local_size)]
+
+    def _place_loss_sums(self) -> NDArray[Any]:
+        """Return where the loss sums of all ranks of the job arrive, (slots, 16)."""
+        return self._arrays.loss_sums
+
+    def _bind(self, replica: Replica, part: slice) -> list[Callable[[], None]]:
+        """Return functions that sum a slice over the gradient slots of the node's ranks."""
+        arrays = self._arrays
+        offsets = arrays.slot_offsets + part.start
+        return [bind_sum(replica, self.gradients[part], arrays.elements, offsets, arrays.merges)]
+
+    # Steps.
+
+    def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        assert self._num_started == len(self.buckets), "finish before every bucket was started"
+        self._sum_slices(range(len(self.buckets)))
+        self._sum_across_nodes()
+        self.update(update_slice, learning_rate)
+        self._num_started = 0
+
+    def update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
+        for part in self._parts:
+            update_slice(part, learning_rate)
+        self._synchronize("the ranks of this node to update their parameters")
+
+    def sum_alone(self, bucket: int) -> None:
+        self._start(bucket)
+        self._sum_slices([bucket])
+        self._sum_across_nodes()
+        self._synchronize("the ranks of this node to sum their gradients")
+
+    def _start(self, bucket: int) -> None:
+        if bucket == len(self.buckets) - 1:
+            self._published_loss_sums[...] = self._own_loss_sums
+        self._rounds[bucket] = self._arrive(self._gates[bucket], self.world.local_size)
+
+    def _poll(self) -> None:
+        """Do nothing: a rank sums when its backward pass has ended."""
+
+    def _finish(self) -> None:
+        self._sum_slices(range(len(self.buckets)))
+        self._sum_across_nodes()
+        self._synchronize("the ranks of this node to sum their gradients")
+        self._gather_slices()
+        self._synchronize("the ranks of this node to read the gradients")
+
+    def _sum_slices(self, buckets: Any) -> None:
+        """Sum this rank's slices of some buckets over the ranks of the node, and the loss sums."""
+        for bucket in buckets:
+            self._wait(bucket, self._rounds[bucket], "the gradients of the ranks of this node")
+            for launch in self._sums[bucket]:
+                launch()
+            if bucket == len(self.buckets) - 1:
+                self._sum_loss()
+            if self.on_bucket_summed is not None:
+                self.on_bucket_summed(bucket)
+
+    def _sum_across_nodes(self) -> None:
+        """Sum this rank's slices and the loss sums over the nodes; here there is one node."""
+
+    def _gather_slices(self) -> None:
+        """Copy the slices that other ranks have summed."""
+        arrays = self._arrays
+        begins = arrays.slot_offsets[arrays.first_slots[:-1]]
+        for rank, begin in enumerate(begins.tolist()):
+            if rank == self.world.local_rank:
+                continue
+            for slices in self._slices:
+                part = slices[rank]
+                self.gradients[part] = arrays.elements[begin + part.start : begin + part.stop]
+
+    # Waiting.
+
+    def _synchronize(self, what: str) -> None:
+        """Wait until all ranks of the node call this method."""
+        last = len(self._gates) - 1
+        self._wait(last, self._arrive(self._gates[last], self.world.local_size), what)
+
+    def _wait(self, gate: int, number: int, what: str) -> None:
+        """Wait until all ranks of the node have arrived at a gate.
+
+        Raises:
+            RankTimeoutError: the wait took longer than the world's timeout; names `what`.
+        """
+        address = self._gates[gate]
+        if self._pass(address, number, self._spins, SLEEP_NS):
+            return
+        deadline = Deadline(self.world.timeout)
+        while not self._pass(address, number, 0, SLEEP_NS):
+            if deadline.has_passed():
+                raise self.world.timeout_error(what, deadline.waited_s)

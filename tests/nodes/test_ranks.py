@@ -1,0 +1,117 @@
+"""Tests of `tests/ranks` with ranks on two nodes, and what happens if a rank there fails."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dptrain.network.files import write_network
+from tests.nodes.machines import Nodes
+from tests.system import abort_script
+from tests.system.launch import SEVERAL
+from tests.system.test_abort import LIMIT_S
+from tests.system.test_shards import CASES, NETWORK, expect_equal_bits, lines, train
+
+RANK_TESTS = ("tests/ranks/test_gradient_sum.py", "tests/ranks/test_equals_one_rank.py")
+SELECTED = "leaves or (number and (shared or central)) or (steps and shared and 7)"
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (1, 2)], ids=["2+2", "1+2"])
+def test_ranks_of_two_nodes_equal_one_rank(nodes: Nodes, mpi: str, ranks: Sequence[int]) -> None:
+    test = (sys.executable, "-m", "pytest", "--with-mpi", *RANK_TESTS, "-k", SELECTED)
+    quiet = ("-p", "no:terminal")
+    program = ("-n", "1", *test, ":", "-n", str(sum(ranks) - 1), *test, *quiet)
+    command, variables = nodes.mpirun(ranks, *program, mpi=mpi)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rank has trained with micro-shards here."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_network(NETWORK, folder / "net.toml")
+    train(folder, 0, [(name, *CASES[name], "--threads", 1) for name in ("sgd", "adam")])
+    return folder
+
+
+def test_ranks_of_two_nodes_compute_the_bits_of_one_rank(
+    nodes: Nodes, folder: Path, mpi: str
+) -> None:
+    ranks = (1, 2)
+    size = sum(ranks)
+    made = [
+        (f"{name}-{mpi}-{size}x1", *CASES[name], "--threads", 1, "--transport", "shared")
+        for name in ("sgd", "adam")
+    ]
+    commands = [shlex.join(map(str, words)) for words in lines(made)]
+    command, variables = nodes.mpirun(
+        ranks, sys.executable, SEVERAL, *commands, mpi=mpi, folder=folder
+    )
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expect_equal_bits(folder, f"sgd-{mpi} adam-{mpi}", size, 1)
+
+
+def test_a_rank_that_is_killed_during_a_sum_ends_all_nodes(
+    nodes: Nodes, mpi: str, tmp_path: Path
+) -> None:
+    options = ("--network", "model-small", "--steps", "1000000", "--log-every", "1",
+               "--baseline-steps", "0", "--schedule", "constant", "--threads", "1",
+               "--transport", "shared", "--run-dir", str(tmp_path / "run"))  # fmt: skip
+    program = (sys.executable, "-m", "dptrain", "train", *options)
+    command, variables = nodes.mpirun((1, 2), *program, mpi=mpi)
+    job = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace",
+    )  # fmt: skip
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        end = time.monotonic() + 60
+        while not metrics.exists() or metrics.read_bytes().count(b'"loss"') < 5:
+            assert job.poll() is None, "training has ended"
+            assert time.monotonic() < end, "there are no steps"
+            time.sleep(0.05)
+        victim = nodes.processes(1, "dptrain")[0]
+        os.kill(victim, signal.SIGKILL)
+        output, _ = job.communicate(timeout=LIMIT_S)
+    finally:
+        job.kill()
+        job.communicate()
+    named = [line for line in output.splitlines() if "dptrain: rank" in line]
+    assert len(named) == 1, output
+    assert f"its process {victim} on n2 was killed" in named[0]
+    assert job.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("how", "rank", "cause"),
+    [
+        ("SIGKILL", 0, "was killed or exited in the middle of the run"),
+        ("os_exit", 2, "was killed or exited in the middle of the run"),
+        ("bug", 3, "ZeroDivisionError: seven by nothing"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_nodes(
+    nodes: Nodes, mpi: str, how: str, rank: int, cause: str
+) -> None:
+    script = str(Path(abort_script.__file__))
+    command, variables = nodes.mpirun((2, 2), sys.executable, script, how, str(rank), mpi=mpi)
+    job = subprocess.run(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=LIMIT_S, errors="replace",
+    )  # fmt: skip
+    assert "done" not in job.stdout
+    named = [line for line in job.stdout.splitlines() if "dptrain: rank" in line]
+    assert len(named) == 1, job.stdout
+    assert f"dptrain: rank {rank} of 4: " in named[0]
+    assert cause in named[0]

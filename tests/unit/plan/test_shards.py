@@ -1,0 +1,105 @@
+"""The tree of micro-shards: the same additions for any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dptrain.backends import load_backend
+from dptrain.errors import UserError
+from dptrain.network import Dense, Network
+from dptrain.plan.plan import make_plan
+from dptrain.plan.shards import (
+    MicroShards,
+    add_in_order,
+    addition_steps,
+    maximal_subtrees,
+    merge_table,
+    micro_shard_bounds,
+    rank_contributions,
+    shards_of_rank,
+)
+
+
+def tree_sum(values: np.ndarray) -> np.ndarray:
+    """The sum along the tree, written as its definition."""
+    if len(values) == 1:
+        return values[0]
+    half = 1
+    while 2 * half < len(values):
+        half *= 2
+    return tree_sum(values[:half]) + tree_sum(values[half:])
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 7, 8, 12, 16, 31])
+def test_every_number_of_ranks_adds_along_the_same_tree(shards: int) -> None:
+    values = np.random.default_rng(shards).normal(size=(shards, 50)).astype(np.float32)
+    expected = tree_sum(values)
+    for ranks in range(1, shards + 1):
+        contributions = []
+        for rank in range(ranks):
+            own = MicroShards.of_rank(shards, rank, ranks)
+            sums = add_in_order(values[own.start : own.stop].copy(), own.merges)
+            assert len(sums) == len(own.subtrees)
+            contributions += sums
+        slots, merges = rank_contributions(shards, ranks)
+        assert sum(slots) == len(contributions)
+        (total,) = add_in_order(contributions, merges)
+        np.testing.assert_array_equal(total, expected)
+
+
+def test_an_order_of_ranks_without_micro_shards_is_sequential() -> None:
+    slots, merges = rank_contributions(0, 4)
+    assert slots == (1, 1, 1, 1)
+    assert merges.tolist() == [0, 1, 1, 1]
+
+
+def test_ranks_own_consecutive_micro_shards_that_cover_the_minibatch() -> None:
+    assert [shards_of_rank(8, rank, 3) for rank in range(3)] == [(0, 3), (3, 6), (6, 8)]
+    assert maximal_subtrees(8, 3, 6) == ((3, 4), (4, 6))
+    for count in (0, 1, 7, 8, 37):
+        shares = [MicroShards.of_rank(8, rank, 3) for rank in range(3)]
+        samples = [i for own in shares for i in range(count)[own.span(count)]]
+        assert samples == list(range(count))
+        bounds = micro_shard_bounds(count, 8)
+        for own in shares:
+            expected = bounds[own.start : own.stop + 1] - bounds[own.start]
+            np.testing.assert_array_equal(own.offsets(count), expected)
+
+
+def test_micro_shards_differ_by_at_most_one_sample() -> None:
+    sizes = np.diff(micro_shard_bounds(37, 8))
+    assert sizes.sum() == 37
+    assert sizes.tolist() == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] == 1
+
+
+@pytest.mark.parametrize("merges", [[0, 1, 1], [0, 1, 0, 2], [0, 0, 1], [0]])
+def test_steps_on_rows_equal_the_stack(merges: list[int]) -> None:
+    rows = np.random.default_rng(1).normal(size=(len(merges), 4))
+    table = np.array(merges, np.int64)
+    expected = add_in_order(rows.copy(), table)
+    steps, results = addition_steps(table)
+    for target, source in steps:
+        rows[target] += rows[source]
+    np.testing.assert_array_equal(rows[results], expected)
+
+
+def test_a_table_reaches_as_far_as_its_contributions() -> None:
+    # 2 and 3 are one subtree, 4 is another; their sum is not a node of the tree.
+    assert merge_table(8, [(2, 3), (3, 4), (4, 5)]).tolist() == [0, 1, 0]
+
+
+def test_a_plan_has_a_gradient_for_each_subtree() -> None:
+    network, backend = Network((4,), [Dense(3)]), load_backend("reference")
+    whole = make_plan(network, backend, 8)
+    assert (whole.gradient_slots, whole.setting.shards, whole.merges.tolist()) == (1, 0, [0])
+    plan = make_plan(network, backend, 3, micro_shards=MicroShards.of_rank(8, 1, 3))
+    assert (plan.gradient_slots, plan.setting.shards) == (2, 3)
+    assert plan.memory["gradients"] == 2 * whole.memory["gradients"]
+
+
+def test_backends_for_gpus_refuse_micro_shards() -> None:
+    with pytest.raises(UserError, match="backend cuda does not support micro-shards"):
+        make_plan(Network((4,), [Dense(3)]), load_backend("cuda"), 8,
+                  micro_shards=MicroShards.of_rank(4))  # fmt: skip
