@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 help:
 	@echo "make train    install into $(ENV) and train on $(RANKS) ranks; RANKS=2 ARGS='--epochs 2'"
 	@echo "make test     install and run every test; SUITES='unit ranks-2' selects some"
-	@echo "make bench    install and compare with PyTorch, 10 minutes; ARGS=--quick is shorter"
+	@echo "make bench    install and compare with other libraries, 20 minutes; ARGS=--quick"
 	@echo "make check    run the formatter, the linter and the type checker"
 	@echo "make format   let the formatter and the linter correct what they can"
 	@echo "make clean    remove $(ENV) and caches"
