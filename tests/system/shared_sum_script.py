@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from dptrain.comm.world import files_of_mpi
 from dptrain.network import Dense, Network, ReLU
 
 FAILING_STEP = 7
+CHECKPOINT = Path("run/checkpoints/step-00000006")
+"""What rank 0 still writes while the others begin step 7."""
 
 
 def _fail(how: str) -> None:
+    while not CHECKPOINT.exists():
+        time.sleep(0.01)
     Path("failed").write_text("\n".join(files_of_mpi()))
     if how == "bug":
         raise ZeroDivisionError("seven by nothing")
