@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.batch import random_batch
 from benchmarks.coarse_check import WrongResultError, require_agreement
+from benchmarks.kinks import update_flips
 from benchmarks.limits import sgemm_peak
 from benchmarks.own_programs import (
     LEARNING_RATE,
@@ -112,8 +113,8 @@ def compare_training(
 
     def theirs(mode: Mode) -> Program:
         training = torch_training(network, x, y, mode)
-        agree(f"{network.name}, batch {batch_size}, training, {mode.name}", network, mine,
-              first_step(training))  # fmt: skip
+        case = f"{network.name}, batch {batch_size}, training, {mode.name}"
+        agree(case, network, batch_size, mine, first_step(training))
         return partial(training.step, LEARNING_RATE)
 
     built = _build(modes, theirs)
@@ -133,7 +134,8 @@ def compare_inference(
     def theirs(mode: Mode) -> Program:
         program = torch_inference(network, x, mode)
         output = {"output": program().numpy()}
-        agree(f"{network.name}, batch {batch_size}, inference, {mode.name}", network, mine, output)
+        case = f"{network.name}, batch {batch_size}, inference, {mode.name}"
+        agree(case, network, batch_size, mine, output)
         return program
 
     built = _build(modes, theirs)
@@ -212,6 +214,7 @@ def flops(network: Network, batch_size: int, *, training: bool) -> int:
 def agree(
     case: str,
     network: Network,
+    batch_size: int,
     ours: Mapping[str, NDArray[Any]],
     theirs: Mapping[str, NDArray[Any]],
 ) -> None:
@@ -224,4 +227,5 @@ def agree(
     if training and any(isinstance(node.layer, Dropout) for node in network.nodes):
         # Dropout masks differ here; `benchmarks.check` compares with equal masks.
         return
-    require_agreement(case, ours, theirs)
+    flips = partial(update_flips, network, batch_size) if training else None
+    require_agreement(case, ours, theirs, flips=flips)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.batch import dropout_factors
 from benchmarks.coarse_check import require_agreement
+from benchmarks.kinks import update_flips
 from benchmarks.own_programs import LEARNING_RATE, first_step
 from benchmarks.timing import Program, one_core
 from dptrain.network import Network
@@ -42,7 +43,8 @@ def training_peers(
         from benchmarks.jax_programs import jax_training
 
         checked = jax_training(network, x, y, dropout_factors(network, len(x)))
-        require_agreement(f"{case}, JAX", ours, first_step(checked), "JAX")
+        require_agreement(f"{case}, JAX", ours, first_step(checked), "JAX",
+                          partial(update_flips, network, len(x)))  # fmt: skip
         return partial(jax_training(network, x, y).step, LEARNING_RATE)
 
     return _build({"JAX": jax})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.node.processes import Processes, load_results
 from benchmarks.node.rounds import Entry, measure, quartiles
-from benchmarks.node.running import Runner
+from benchmarks.node.running import Results, Runner
 from benchmarks.node.session import Session
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
 from dptrain.plan.lowering import Phase
@@ -109,6 +110,13 @@ def torch_gradients(spec: dict[str, Any]) -> Runner:
     return Runner(check, check, facts={"torch": torch.__version__})
 
 
+def _flips(layer: str, filters: int) -> list[Results]:
+    from benchmarks.kinks import gradient_flips
+
+    _, make = LAYERS[layer]
+    return gradient_flips(make(filters), BATCH)
+
+
 def measure_filters(session: Session) -> None:
     """Measure each layer with every number of filters, all in the same rounds."""
     session.begin(SECTION)
@@ -128,7 +136,10 @@ def measure_filters(session: Session) -> None:
                 team.build(str(filters), "dptrain stages", spec, ours)
                 if session.build(torch, str(filters), "PyTorch gradients", spec, theirs):
                     case = f"gradients of {layer}, {filters} filters"
-                    if not session.compare(case, load_results(ours), theirs, "PyTorch"):
+                    if not session.compare(
+                        case, load_results(ours), theirs, "PyTorch",
+                        partial(_flips, layer, filters),
+                    ):  # fmt: skip
                         continue
                 entries[str(filters)] = Entry(team, str(filters))
             session.progress.step(f"filters: measuring {layer}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,21 @@ class Session:
 
         return self.attempt(name, action)
 
-    def compare(self, case: str, ours: Results, path: Path, peer: str) -> bool:
-        """Return whether the results in a file agree with dptrain's; note it if they do not."""
+    def compare(
+        self,
+        case: str,
+        ours: Results,
+        path: Path,
+        peer: str,
+        flips: Callable[[], Sequence[Results]] | None = None,
+    ) -> bool:
+        """Return whether the results in a file agree with dptrain's; note it if they do not.
+
+        `flips` is passed to `require_agreement`.
+        """
 
         def check() -> None:
             theirs = load_results(path)
-            self.checks[f"{case}, {peer}"] = require_agreement(case, ours, theirs, peer)
+            self.checks[f"{case}, {peer}"] = require_agreement(case, ours, theirs, peer, flips)
 
         return self.accept(check)

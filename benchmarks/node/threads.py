@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.node.processes import Processes, Team, load_results
 from benchmarks.node.rounds import Entry, measure
+from benchmarks.node.running import Results
 from benchmarks.node.session import Session
-from benchmarks.outside import OUTSIDE
+from benchmarks.outside import OUTSIDE, find_network
 
 SECTION = "threads"
 CASES = {"model0": 256, "model2": 256, "cifar": 128, "solar": 128}
@@ -120,11 +122,18 @@ def _build(
         peer = teams[count].peers[name]
         case = f"training {network} at batch {batch}, {count} threads"
         if session.end_build(peer, name) and session.compare(
-            case, load_results(ours[count]), path, name
-        ):
+            case, load_results(ours[count]), path, name,
+            partial(_flips, network, batch),
+        ):  # fmt: skip
             key = f"{network}/{name}"
             entries[f"{name}/{count}"] = Entry(peer, key, peer_of=f"threads {count}")
     return entries
+
+
+def _flips(network: str, batch: int) -> list[Results]:
+    from benchmarks.kinks import update_flips
+
+    return update_flips(find_network(network), batch)
 
 
 def _build_copies(copies: Team, counts: list[int], network: str, batch: int) -> dict[str, Entry]:
