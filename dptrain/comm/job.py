@@ -87,10 +87,8 @@ class Job:
     def meet(self, folder: str) -> None:
         """Use the folder of the first rank of this node."""
         if folder != str(self.folder):
-            self.report("bye")
-            if self.pipe is not None:
-                os.close(self.pipe)
-            self.folder, self.pipe = Path(folder), None
+            self._close_pipe()
+            self.folder = Path(folder)
             with contextlib.suppress(OSError):
                 self.register()
 
@@ -129,7 +127,14 @@ class Job:
         module = sys.modules.get("mpi4py.MPI")
         if module is not None and module.Is_initialized() and not module.Is_finalized():
             module.Finalize()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        """Report a regular end, and close the pipe, for which the watchdog waits."""
         self.report("bye")
+        if self.pipe is not None:
+            os.close(self.pipe)
+        self.pipe = None
 
     @contextlib.contextmanager
     def limit_call(self, purpose: str, timeout: float) -> Iterator[None]:

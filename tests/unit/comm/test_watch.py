@@ -32,6 +32,7 @@ sys.stdout.flush()
 """
 SILENT = RANK + "sys.stdin.read(); os._exit(0)"
 GOOD = RANK + "sys.stdin.read()"
+LEAVING = RANK + "job.leave(); sys.stdin.read()"
 CONNECTING = (
     RANK
     + """
@@ -112,6 +113,14 @@ def test_ranks_that_end_regularly_are_waited_for(tmp_path: Path) -> None:
         _, said = first.communicate(timeout=10)
         assert (said, first.returncode, last.returncode) == ("", 0, 0)
     assert gone(folder)
+
+
+def test_the_watchdog_ends_when_all_ranks_have_left(tmp_path: Path) -> None:
+    """It does not wait for the end of their processes, one of which waits for the watchdog."""
+    folder = tmp_path / "meeting"
+    with ranks(folder, LEAVING, LEAVING) as processes:
+        assert gone(folder)
+        assert [rank.poll() for rank in processes] == [None, None]
 
 
 def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> None:
