@@ -9,12 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
+from dptrain.backends.numba.vector import I8P, I32, flatten_arguments
 
 Array = NDArray[Any]
 
+_LINE = 16
+"""Elements of a cache line."""
+_BLOCK = 512
+"""Elements of the parameters that are prefetched at a time, while the block before is updated."""
 
 TINY = np.float32(1e-30)
 """State below this value is set to zero. Without gradients, momentum decays into denormal numbers,
@@ -37,6 +46,32 @@ def _overlap(start: int, stop: int, bounds: Array, k: int) -> tuple[Any, Any]:
     return np.uintp(first), np.uintp(max(first, min(stop, bounds[k + 1])))
 
 
+@intrinsic
+def _prefetch_for_writing(typingctx, array, index):  # type: ignore[no-untyped-def]
+    """Prefetch the cache line of an element, and remove it from the caches of other cores."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        (pointer,) = flatten_arguments(context, builder, sig.args, args)
+        kind = ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [builder.bitcast(pointer, I8P), I32(1), I32(3), I32(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, index), codegen
+
+
+@inlined
+def _prefetch_block(w: Array, start: int, stop: int) -> None:
+    """Prefetch a block of parameters for writing.
+
+    Other threads and ranks have read the parameters in the forward pass, so their caches hold
+    copies, and a store waits until all copies are invalid. Prefetches overlap these waits, stores
+    do not.
+    """
+    for i in range(start, min(start + _BLOCK, stop), _LINE):
+        _prefetch_for_writing(w, i)
+
+
 @kernel
 def sgd(
     start: int, stop: int, thread: int,
@@ -44,11 +79,14 @@ def sgd(
 ) -> None:  # fmt: skip
     """W ← w − α (g + λ w)."""
     rate = np.float32(learning_rate)
-    for k in range(decays.size):
-        decay = decays[k]
-        first, last = _overlap(start, stop, bounds, k)
-        for i in range(first, last):
-            w[i] -= rate * (g[i] + decay * w[i])
+    for block in range(start, stop, _BLOCK):
+        end = min(block + _BLOCK, stop)
+        _prefetch_block(w, end, stop)
+        for k in range(decays.size):
+            decay = decays[k]
+            first, last = _overlap(block, end, bounds, k)
+            for i in range(first, last):
+                w[i] -= rate * (g[i] + decay * w[i])
 
 
 @kernel
@@ -61,13 +99,16 @@ def sgd_momentum(
     rate, mu = np.float32(learning_rate), np.float32(momentum)
     # Both rules are w − α (p d + q v).
     p, q = (np.float32(1.0), mu) if nesterov else (np.float32(0.0), np.float32(1.0))
-    for k in range(decays.size):
-        decay = decays[k]
-        first, last = _overlap(start, stop, bounds, k)
-        for i in range(first, last):
-            d = g[i] + decay * w[i]
-            v[i] = _flushed(mu * v[i] + d)
-            w[i] -= rate * (p * d + q * v[i])
+    for block in range(start, stop, _BLOCK):
+        end = min(block + _BLOCK, stop)
+        _prefetch_block(w, end, stop)
+        for k in range(decays.size):
+            decay = decays[k]
+            first, last = _overlap(block, end, bounds, k)
+            for i in range(first, last):
+                d = g[i] + decay * w[i]
+                v[i] = _flushed(mu * v[i] + d)
+                w[i] -= rate * (p * d + q * v[i])
 
 
 @kernel
@@ -81,11 +122,14 @@ def adam(
     c1, c2 = np.float32(1.0 - beta1), np.float32(1.0 - beta2)
     rate = np.float32(learning_rate / (1.0 - beta1**step))
     correction = np.float32(1.0 / np.sqrt(1.0 - beta2**step))
-    for k in range(decays.size):
-        decay = decays[k]
-        first, last = _overlap(start, stop, bounds, k)
-        for i in range(first, last):
-            d = g[i] + decay * w[i]
-            m[i] = _flushed(b1 * m[i] + c1 * d)
-            v[i] = _flushed(b2 * v[i] + c2 * d * d)
-            w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)
+    for block in range(start, stop, _BLOCK):
+        end = min(block + _BLOCK, stop)
+        _prefetch_block(w, end, stop)
+        for k in range(decays.size):
+            decay = decays[k]
+            first, last = _overlap(block, end, bounds, k)
+            for i in range(first, last):
+                d = g[i] + decay * w[i]
+                m[i] = _flushed(b1 * m[i] + c1 * d)
+                v[i] = _flushed(b2 * v[i] + c2 * d * d)
+                w[i] -= rate * m[i] / (np.sqrt(v[i]) * correction + eps)
