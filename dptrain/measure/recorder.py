@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter_ns
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.plan.plan import Stage
-
-T = TypeVar("T")
 
 DATA_WAIT = "data_wait"
 EXPOSED = "communication.exposed"
@@ -117,19 +114,17 @@ class StepRecorder:
         self._ends[stage] = now - outside_ns
         self._last = now
 
-    def time_stages(self, stages: Iterable[tuple[Stage, Callable[[T], None]]], context: T) -> None:
-        """Run stages one after another, and record the time of each like `lap`.
+    def laps(self, stages: Iterable[int], ends: Iterable[int]) -> None:
+        """Assign times to stages that ran one after another, like `lap` after each of them.
 
         Args:
-            stages: with their kernels.
-            context: the argument of the kernels.
+            stages: indices of the stages.
+            ends: nanoseconds on the clock `time.perf_counter_ns` at which they ended.
         """
-        row, ends, last = self._row, self._ends, self._last
-        for stage, kernel in stages:
-            kernel(context)
-            index, now = stage.index, perf_counter_ns()
-            row[index], ends[index] = now - last, now
-            last = now
+        row, all_ends, last = self._row, self._ends, self._last
+        for index, end in zip(stages, ends, strict=True):
+            row[index], all_ends[index] = end - last, end
+            last = end
         self._last = last
 
     def clear(self, stage: int) -> None:

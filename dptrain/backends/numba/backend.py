@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
+from dptrain.backends.numba.clock import has_native_clock
 from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
+from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch, ThreadPool
-from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
+from dptrain.backends.replica import Arrays, Context, Kernel, Listener, Replica, segments
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -136,12 +138,12 @@ class NumbaBackend(Backend):
         )  # fmt: skip
         add = _bind_sum_of_shards(replica, shard_sums) if is_sharded else None
 
-        def run(context: Context) -> None:
-            launch(rows, context.scale, context.training and gradient is not None)
+        def prepare(context: Context) -> None:
+            launch.set(rows, context.scale, context.training and gradient is not None)
             if add is not None:
-                add(shard_sums.shape[1])
+                add.set(shard_sums.shape[1])
 
-        return run
+        return StageKernel((launch,) if add is None else (launch, add), prepare)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
@@ -201,10 +203,42 @@ class NumbaReplica(Replica):
         n, height, width, channels = target.shape
         self._input = target.reshape(n, height * width, channels)
         staged = np.zeros((0, channels, height * width), np.float32)
+        self._programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
+        self._bound_stages = self.stages
         self._transpose = self.thread_pool.bind(
             elementwise.channels_last, self._input, varying=(staged,),
             grain=grain_of(channels * min(height * width, elementwise.BAND)),
         )  # fmt: skip
+
+    def _stage_kernels(self) -> Mapping[str, list[StageKernel]]:
+        """Return the kernels of the stages that run together, by purpose."""
+        phases = {"step": set(Phase), "forward": {Phase.FORWARD}}
+        phases["evaluation"] = {Phase.FORWARD, Phase.LOSS}
+        return {
+            name: [kernel for stage, kernel in self.stages if stage.phase in chosen]  # type: ignore[misc]
+            for name, chosen in phases.items()
+        }
+
+    def _are_annotated(self) -> bool:
+        """Return whether the stages were replaced by others, such as stages with NVTX ranges."""
+        return self.stages is not self._bound_stages
+
+    def run(self, listener: Listener | None = None) -> None:
+        if listener is not None or self._are_annotated():
+            super().run(listener)
+        else:
+            self._programs["step"].run(self.context)
+
+    def run_timed(self) -> list[int]:
+        if self._are_annotated() or not has_native_clock():
+            return super().run_timed()
+        return self._programs["step"].run_timed(self.context)
+
+    def run_forward(self, *, loss: bool) -> None:
+        if self._are_annotated():
+            super().run_forward(loss=loss)
+        else:
+            self._programs["evaluation" if loss else "forward"].run(self.context)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         # The kernel has one signature; other inputs are copied by NumPy, which is slower.

@@ -45,6 +45,13 @@ def num_bands(pixels: int) -> int:
 
 
 @kernel
+def assign(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
+    """Y = x."""
+    for i in range(np.uintp(start), np.uintp(stop)):
+        y[i] = x[i]
+
+
+@kernel
 def relu_forward(start: int, stop: int, thread: int, x: Array, y: Array) -> None:
     """Y = max(x, 0)."""
     for i in range(np.uintp(start), np.uintp(stop)):

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.numba import dropout, elementwise, fused_pooling, normalization, pooling
+from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.threads import Launch, ThreadPool
-from dptrain.backends.replica import Arrays, Context, Kernel
+from dptrain.backends.replica import Arrays, Context
 from dptrain.network.layers import (
     Dropout,
     LocalResponseNorm,
@@ -32,7 +33,7 @@ from dptrain.plan.lowering import (
 )
 from dptrain.plan.random import threshold
 
-Kernels = Mapping[Phase, Kernel]
+Kernels = Mapping[Phase, StageKernel]
 
 DIRECT = "fp32-direct"
 """Name of the precision without Winograd convolutions."""
@@ -97,13 +98,9 @@ def grain_of(elements: int) -> int:
     return -(-GRAIN // elements)
 
 
-def each(launch: Launch, items: int) -> Kernel:
+def each(launch: Launch, items: int) -> StageKernel:
     """Return a stage with one launch over `items` items per sample."""
-
-    def run(context: Context) -> None:
-        launch(context.n * items)
-
-    return run
+    return StageKernel((launch,), lambda context: launch.set(context.n * items))
 
 
 class _Single(Operation):
@@ -133,11 +130,11 @@ class _Single(Operation):
         return kernels
 
     @abstractmethod
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         """Return the stage that writes y."""
 
     @abstractmethod
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         """Return the stage that writes dx."""
 
 
@@ -157,11 +154,11 @@ class Rectifier(_Single):
 
     reads: ClassVar[tuple[str, ...]] = ("y",)
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         x, y = self.flat("x"), self.flat("y")
         return each(self.thread_pool.bind(elementwise.relu_forward, x, y, grain=GRAIN), self.size)
 
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
         return each(
             self.thread_pool.bind(elementwise.relu_backward, dy, y, dx, grain=GRAIN), self.size
@@ -173,13 +170,13 @@ class Logistic(_Single):
 
     reads: ClassVar[tuple[str, ...]] = ("y",)
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         x, y = self.flat("x"), self.flat("y")
         return each(
             self.thread_pool.bind(elementwise.sigmoid_forward, x, y, grain=GRAIN), self.size
         )
 
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         dy, y, dx = self.flat("dy"), self.flat("y"), self.flat("dx")
         return each(
             self.thread_pool.bind(elementwise.sigmoid_backward, dy, y, dx, grain=GRAIN), self.size
@@ -211,22 +208,22 @@ class DropoutMask:
         """Return the buffer of the mask for activations of `shape`, which includes the batch."""
         return BufferSpec((shape[0], dropout.mask_bytes(math.prod(shape[1:]))), "uint8")
 
-    def forward(self, x: NDArray[Any], y: NDArray[Any]) -> Kernel:
+    def forward(self, x: NDArray[Any], y: NDArray[Any]) -> StageKernel:
         """Return the stage that draws a mask and writes y from x, both (N, elements) and possibly
-        the same.
+        the same. Outside training it does nothing.
         """
         launch = self._thread_pool.bind(
             dropout.dropout_forward, x, y, self._bits, self._factor, *self._key, varying=(0,),
             grain=grain_of(x.shape[1]),
         )  # fmt: skip
 
-        def run(context: Context) -> None:
+        def prepare(context: Context) -> None:
             self._samples[: context.n] = context.samples
-            launch(context.n, context.step)
+            launch.set(context.n if context.training else 0, context.step)
 
-        return run
+        return StageKernel((launch,), prepare, every_step=True)
 
-    def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> Kernel:
+    def backward(self, dy: NDArray[Any], dx: NDArray[Any]) -> StageKernel:
         """Return the stage that writes dx from dy with the stored mask."""
         launch = self._thread_pool.bind(
             dropout.dropout_backward, dy, dx, self._bits, self._factor, grain=grain_of(dy.shape[1])
@@ -247,24 +244,20 @@ class Drop(_Single):
         index, bits = self.group.head.index, self.arrays["mask"]
         return DropoutMask(self.layer, index, bits, self.thread_pool, self.seed)
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         x, y = self.rows("x"), self.rows("y")
-        apart = not np.may_share_memory(x, y)
+        masks = "mask" in self.arrays
+        if masks and np.may_share_memory(x, y):
+            return self._mask().forward(x, y)
+        copy = self.thread_pool.bind(elementwise.assign, x.reshape(-1), y.reshape(-1), grain=GRAIN)
 
-        def keep(context: Context) -> None:
-            if apart:
-                y[: context.n] = x[: context.n]
+        def prepare(context: Context) -> None:
+            copy.set(0 if context.training and masks else context.n * self.size)
 
-        if "mask" not in self.arrays:
-            return keep
-        drop = self._mask().forward(x, y)
+        keep = StageKernel((copy,), prepare)
+        return joined(self._mask().forward(x, y), keep) if masks else keep
 
-        def run(context: Context) -> None:
-            (drop if context.training else keep)(context)
-
-        return run
-
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         return self._mask().backward(self.rows("dy"), self.rows("dx"))
 
 
@@ -279,7 +272,7 @@ def pool_geometry(node: Node) -> fused_pooling.PoolGeometry:
 class _Pooling(_Single):
     """Pooling, whose items are rows of the maps that a kernel writes."""
 
-    def rows_stage(self, kernel: Any, result: str, *operands: Any) -> Kernel:
+    def rows_stage(self, kernel: Any, result: str, *operands: Any) -> StageKernel:
         """Return a stage over the rows of `result`."""
         _, height, width, channels = self.arrays[result].shape
         launch = self.thread_pool.bind(kernel, *operands, grain=grain_of(width * channels))
@@ -296,11 +289,11 @@ class MaxPooling(_Pooling):
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
         return {"argmax": BufferSpec(shape, "int32")}
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         a, geometry = self.arrays, self.geometry()
         return self.rows_stage(pooling.max_forward, "y", a["x"], a["y"], a["argmax"], geometry)
 
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         a, geometry = self.arrays, self.geometry()
         return self.rows_stage(pooling.max_backward, "dx", a["dy"], a["argmax"], a["dx"], geometry)
 
@@ -310,11 +303,11 @@ class SumPooling(_Pooling):
 
     average: ClassVar[bool] = False
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         operands = self.arrays["x"], self.arrays["y"], self.geometry(), self.average
         return self.rows_stage(pooling.sum_forward, "y", *operands)
 
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         operands = self.arrays["dy"], self.arrays["dx"], self.geometry(), self.average
         return self.rows_stage(pooling.sum_backward, "dx", *operands)
 
@@ -341,16 +334,16 @@ class ResponseNorm(_Single):
             phases[Phase.BACKWARD] = Access(("dy", "x"), ("dx", "backward_scratch"))
         return GroupNeeds(phases, buffers)
 
-    def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> Kernel:
+    def _launch(self, kernel: Any, *arrays: NDArray[Any]) -> StageKernel:
         layer, (_, height, width) = self.layer, self.group.head.output_maps
         numbers = layer.radius, float(layer.bias), float(layer.alpha), float(layer.beta)
         return each(self.thread_pool.bind(kernel, *arrays, *numbers), height * width)
 
-    def forward(self) -> Kernel:
+    def forward(self) -> StageKernel:
         x, y = self.pixels("x"), self.pixels("y")
         return self._launch(normalization.lrn_forward, x, y, self.arrays["scratch"])
 
-    def backward(self) -> Kernel:
+    def backward(self) -> StageKernel:
         x, dy, dx = self.pixels("x"), self.pixels("dy"), self.pixels("dx")
         scratch = self.arrays["backward_scratch"]
         return self._launch(normalization.lrn_backward, x, dy, dx, scratch)

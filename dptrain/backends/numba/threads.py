@@ -36,13 +36,11 @@ from dptrain.backends.numba.atomics import (
     store,
     store32,
 )
+from dptrain.backends.numba.clock import monotonic_ns
 from dptrain.backends.numba.entries import Record, address_of
 from dptrain.backends.numba.jit import Kernel, KernelError, inlined, interpreted, native
 from dptrain.backends.numba.waiting import wait_while, wake
 from dptrain.machine import own_cores
-
-Launch = Callable[..., None]
-"""A kernel bound to arrays. Its arguments are the number of items and the varying arguments."""
 
 LINE = 128
 """Distance in bytes of the slots of two threads: two cache lines, which processors fetch in
@@ -61,9 +59,9 @@ PENDING = 48
 RECORD, COUNT, RANGES, CHUNKS = range(64, 96, 8)
 """Offsets in bytes of the 64-bit words in slot 0 that describe the launch: its record, items,
 ranges and chunks of each range."""
-ENTRY, MEMORY, THREADS, GRAIN, ARGUMENTS = range(0, 40, 8)
+ENTRY, MEMORY, THREADS, GRAIN, ITEMS, ARGUMENTS = range(0, 48, 8)
 """Offsets in bytes of the words in a launch's record: kernel entry, pool memory, threads, smallest
-chunk, arguments."""
+chunk, number of items, arguments."""
 MOST_CHUNKS = 8
 """Largest number of chunks of a range. A kernel prepares tables for each chunk, and of all threads
 the one with the slowest core computes its last chunk alone."""
@@ -189,14 +187,14 @@ def _lock(memory):  # type: ignore[no-untyped-def]
 
 
 @native
-def _run(record: int, count: int) -> int:
-    """Run a kernel on chunks that cover [0, count); return whether it failed.
+def _run(record: int) -> int:
+    """Run a kernel on chunks that cover its items; return whether it failed.
 
     Args:
         record: address of the launch's record.
-        count: number of items.
     """
     memory, threads, grain = load(record + MEMORY), load(record + THREADS), load(record + GRAIN)
+    count = load(record + ITEMS)
     ranges = max(1, min(threads, (count + grain - 1) // grain))
     if ranges == 1:
         return 1 if call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS) else 0
@@ -213,6 +211,29 @@ def _run(record: int, count: int) -> int:
     failed = load32(memory + FAILED)
     store32(memory + BUSY, 0)
     return 1 if failed else 0
+
+
+@native
+def run_all(records: int, number: int, times: int) -> int:
+    """Run launches one after another.
+
+    Args:
+        records: address of the addresses of their records.
+        number: number of launches.
+        times: address of int64 (1 + number,), which receives the begin of the first launch and the
+            end of each, in nanoseconds of the clock of `monotonic_ns`; 0 if they are not needed.
+
+    Returns:
+        0, or the number of the launch that failed, counted from 1.
+    """
+    if times:
+        store(times, monotonic_ns())
+    for i in range(number):
+        if _run(load(records + 8 * i)):
+            return i + 1
+        if times:
+            store(times + 8 * (i + 1), monotonic_ns())
+    return 0
 
 
 @native
@@ -251,6 +272,53 @@ def _close(memory: int, threads: int) -> int:
     return 0
 
 
+class Launch:
+    """A kernel bound to arrays, and to the threads that run it.
+
+    `set` and then `run` do the same as a call. `run` returns after all items have been computed.
+
+    Args:
+        pool: the threads. The launch keeps them and the record alive.
+        record: what the native code reads: header, items, arguments.
+        varying: number of the arguments, the last ones, that `set` replaces.
+        name: of the kernel.
+
+    Attributes:
+        record: see above.
+        failure: message of the error if the kernel fails.
+    """
+
+    __slots__ = ("_counts", "_pool", "_run", "_slots", "failure", "record")
+
+    def __init__(self, pool: ThreadPool, record: Record, varying: int, name: str) -> None:
+        self._pool, self.record, self._run = pool, record, interpreted(_run, 1)
+        self.failure = f"kernel {name} raised an exception"
+        self._counts = record.slots[ITEMS // 8]
+        # `zip` in a launch took 3 µs in a step, because its code is not cached between stages.
+        slots = record.slots[len(record.slots) - varying :]
+        self._slots = [(*slot, i) for i, slot in enumerate(slots)]
+
+    def set(self, count: int, *rest: Any) -> None:
+        """Set the number of items and the varying arguments."""
+        words, index = self._counts
+        words[index] = count
+        for words, index, i in self._slots:
+            words[index] = rest[i]
+
+    def run(self) -> None:
+        """Compute all items.
+
+        Raises:
+            KernelError: the kernel raised an exception.
+        """
+        if self._run(self.record.address):
+            raise KernelError(self.failure)
+
+    def __call__(self, count: int, *rest: Any) -> None:
+        self.set(count, *rest)
+        self.run()
+
+
 class ThreadPool:
     """A pool of threads that live as long as the object.
 
@@ -271,7 +339,6 @@ class ThreadPool:
         workers = max(0, min(workers, threads - 1))
         self._memory = aligned_zeros((1 + workers) * LINE // 4, "int32").reshape(1 + workers, -1)
         self._memory[0, ALONE // 4] = workers == 0
-        self._run = interpreted(_run, 2)
         serve = interpreted(_serve, 3)
         self._threads = [
             threading.Thread(
@@ -292,10 +359,7 @@ class ThreadPool:
     def bind(
         self, kernel: Kernel, *args: Any, varying: tuple[Any, ...] = (), grain: int = 1
     ) -> Launch:
-        """Compile `kernel` for `args` and return a function that runs it on them.
-
-        The function returns after all items have been computed. It raises `KernelError` if the
-        kernel raised an exception.
+        """Compile `kernel` for `args` and return the launch that runs it on them.
 
         Args:
             kernel: a kernel made by `dptrain.backends.numba.jit.kernel`.
@@ -305,19 +369,8 @@ class ThreadPool:
                 more than ⌈items / grain⌉ ranges, and no smaller chunks.
         """
         head = kernel.compile(*args, *varying), address_of(self._memory), len(self._memory), grain
-        record = Record((*head, *args, *varying))
-        first = len(head) + len(args)
-        # `zip` in the launch took 3 µs in a step, because its code is not cached between stages.
-        slots = [(*slot, i) for i, slot in enumerate(record.slots[first:])]
-
-        def launch(count: int, *rest: Any) -> None:
-            for words, index, i in slots:
-                words[index] = rest[i]
-            # The record and the pool outlive the launch that reads their memory.
-            if self._run(record.address, count):
-                raise KernelError(f"kernel {kernel.py_func.__name__} raised an exception")
-
-        return launch
+        record = Record((*head, 0, *args, *varying))
+        return Launch(self, record, len(varying), kernel.py_func.__name__)
 
 
 def _live(serve: Callable[[int, int, int], int], memory: NDArray[np.int32], thread: int) -> None:

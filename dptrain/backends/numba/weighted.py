@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,10 @@ from dptrain.backends.numba.operations import (
     pool_geometry,
 )
 from dptrain.backends.numba.planning import rows_of_partial_sums
+from dptrain.backends.numba.programs import StageKernel, joined
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch
-from dptrain.backends.replica import Context, Kernel
+from dptrain.backends.replica import Context
 from dptrain.network.layers import Dropout, MaxPool2d, ReLU
 from dptrain.network.network import Node
 from dptrain.plan.lowering import (
@@ -95,7 +95,7 @@ class Convolution(Operation):
             kernels[Phase.BACKWARD_INPUT] = self._backward_input()
         return kernels
 
-    def _launches(self, phase: Phase, *operands: Any) -> tuple[Callable[[], None], Launch, int]:
+    def _launches(self, phase: Phase, *operands: Any) -> tuple[tuple[Launch, ...], Launch, int]:
         """Bind the kernels of a phase.
 
         Args:
@@ -103,8 +103,8 @@ class Convolution(Operation):
             operands: the arguments of the kernel before its geometry.
 
         Returns:
-            A function that transforms the weights, the launch of the kernel, and its items for each
-            sample or row of partial sums.
+            The launch that transforms the weights, if the algorithm has one; the launch of the
+            kernel; and its items for each sample or row of partial sums.
         """
         rows = len(self.arrays["partial"]) if "partial" in self.arrays else 1
         work = Work(len(self.arrays["x"]), self.thread_pool.threads, rows)
@@ -118,11 +118,12 @@ class Convolution(Operation):
             grain=algorithm.grain,
         )
         if algorithm.prepare is None:
-            return _do_nothing, launch, algorithm.units
-        prepare = self.thread_pool.bind(
+            return (), launch, algorithm.units
+        transform = self.thread_pool.bind(
             algorithm.prepare, self.arrays["weight"], algorithm.geometry, shared
         )
-        return partial(prepare, algorithm.prepare_items), launch, algorithm.units
+        transform.set(algorithm.prepare_items)
+        return (transform,), launch, algorithm.units
 
     def _operands(self, algorithm: Algorithm, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments of an algorithm's kernel before `shared` and `scratch`."""
@@ -132,22 +133,17 @@ class Convolution(Operation):
         _, height, width = self.group.head.output_shape
         return *operands, *division, pool or NoPool(height, width, int(relu))
 
-    def _samples_stage(self, phase: Phase, *operands: Any) -> Kernel:
+    def _samples_stage(self, phase: Phase, *operands: Any) -> StageKernel:
         """Return the stage of a phase whose items are parts of samples."""
-        prepare, launch, units = self._launches(phase, *operands)
+        transform, launch, units = self._launches(phase, *operands)
+        return StageKernel((*transform, launch), lambda context: launch.set(context.n * units))
 
-        def run(context: Context) -> None:
-            prepare()
-            launch(context.n * units)
-
-        return run
-
-    def _forward(self) -> Kernel:
+    def _forward(self) -> StageKernel:
         a = self.arrays
         argmax = a.get("argmax", _NO_ARGMAX)
         return self._samples_stage(Phase.FORWARD, a["x"], a["weight"], a["bias"], a["y"], argmax)
 
-    def _backward(self) -> Kernel:
+    def _backward(self) -> StageKernel:
         dy, y = self.flat("dy"), self.flat("y")
         launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, 1.0, grain=GRAIN)
         return each(launch, self.size)
@@ -157,13 +153,13 @@ class Convolution(Operation):
         a = self.arrays
         return a["dy"], a.get("argmax", _NO_ARGMAX)
 
-    def _backward_weight(self) -> Kernel:
+    def _backward_weight(self) -> StageKernel:
         a, sums = self.arrays, self.arrays["partial"]
         rows = len(sums)
         is_sharded = self.shards > 0
         bounds = a["bounds"] if is_sharded else np.zeros(rows + 1, np.int64)
         merges = a["merges"] if is_sharded else np.minimum(np.arange(rows), 1)
-        prepare, accumulate, units = self._launches(
+        transform, accumulate, units = self._launches(
             Phase.BACKWARD_WEIGHT, a["x"], *self._gradient(), sums, bounds
         )
         reduce = self.thread_pool.bind(
@@ -171,26 +167,22 @@ class Convolution(Operation):
             a["dweight"].size, a["gradient_slots"].shape[1],
         )  # fmt: skip
 
-        def run(context: Context) -> None:
-            if not is_sharded and bounds[-1] != context.n:
+        accumulate.set(rows * units)
+        reduce.set(sums.shape[1])
+
+        def prepare(context: Context) -> None:
+            if not is_sharded:
                 bounds[:] = context.n * np.arange(rows + 1) // rows
-            prepare()
-            accumulate(rows * units)
-            reduce(sums.shape[1])
 
-        return run
+        return StageKernel((*transform, accumulate, reduce), prepare)
 
-    def _backward_input(self) -> Kernel:
+    def _backward_input(self) -> StageKernel:
         a = self.arrays
         return self._samples_stage(Phase.BACKWARD_INPUT, *self._gradient(), a["weight"], a["dx"])
 
 
 _NO_ARGMAX = np.zeros((1, 1, 1, 1), np.uint8)
 """Argument `argmax` of kernels without pooling."""
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _select(group: Group, precision: str, work: Work) -> Mapping[Phase, Algorithm]:
@@ -287,7 +279,7 @@ class FullyConnected(Operation):
         stage = _dense_kernels(self.group, samples, threads, self.shards)[phase]
         return stage, self.arrays[_SCRATCH[phase]]
 
-    def _block_stage(self, phase: Phase, *operands: Any) -> Kernel:
+    def _block_stage(self, phase: Phase, *operands: Any) -> StageKernel:
         """Return the stage of a phase whose items are blocks of samples and features."""
         stage, scratch = self._stage(phase)
         weight, blocks = self._weight("weight"), stage.blocks
@@ -298,28 +290,21 @@ class FullyConnected(Operation):
             stage.kernel, *operands, blocks, scratch, varying=(0,), grain=blocks.grain
         )
 
-        def run(context: Context) -> None:
-            launch(blocks.num_items(context.n, *features), context.n)
+        def prepare(context: Context) -> None:
+            launch.set(blocks.num_items(context.n, *features), context.n)
 
-        return run
+        return StageKernel((launch,), prepare)
 
-    def _forward(self) -> Kernel:
+    def _forward(self) -> StageKernel:
         dense = self._linear()
         if "mask" not in self.arrays:
             return dense
         layer, index = self.group.tail.layer, self.group.tail.index
         assert isinstance(layer, Dropout)
         mask = DropoutMask(layer, index, self.arrays["mask"], self.thread_pool, self.seed)
-        drop = mask.forward(self.rows("y"), self.rows("y"))
+        return joined(dense, mask.forward(self.rows("y"), self.rows("y")))
 
-        def run(context: Context) -> None:
-            dense(context)
-            if context.training:
-                drop(context)
-
-        return run
-
-    def _linear(self) -> Kernel:
+    def _linear(self) -> StageKernel:
         """Return the stage before dropout."""
         relu, y = ReLU in self.group.kinds, self.rows("y")
         operands = self.rows("x"), self._weight("weight"), self.arrays["bias"]
@@ -331,20 +316,16 @@ class FullyConnected(Operation):
             matmul.add_chunks, sums.reshape(len(sums), -1), self.flat("y"), relu, grain=GRAIN
         )
 
-        def run(context: Context) -> None:
-            accumulate(context)
-            add(context.n * self.size)
+        return joined(accumulate, each(add, self.size))
 
-        return run
-
-    def _backward(self) -> Kernel:
+    def _backward(self) -> StageKernel:
         tail = self.group.tail.layer
         factor = 1.0 / (1.0 - tail.rate) if isinstance(tail, Dropout) else 1.0
         dy, y = self.flat("dy"), self.flat("y")
         launch = self.thread_pool.bind(elementwise.relu_mask, dy, y, factor, grain=GRAIN)
         return each(launch, self.size)
 
-    def _backward_weight(self) -> Kernel:
+    def _backward_weight(self) -> StageKernel:
         a = self.arrays
         dw, samples = self._weight("dweight"), len(a["x"])
         stage, scratch = self._stage(Phase.BACKWARD_WEIGHT)
@@ -356,13 +337,14 @@ class FullyConnected(Operation):
                 stage.kernel, *operands, a["dweight_slots"], a["dbias_slots"], pitch, slots,
                 a["bounds"], a["merges"], scratch, grain=grain,
             )  # fmt: skip
-            return lambda context: launch(len(dw))
+            launch.set(len(dw))
+            return StageKernel((launch,), lambda context: None)
         launch = self.thread_pool.bind(
             stage.kernel, *operands, dw, a["dbias"], scratch, varying=(0,), grain=grain
         )
-        return lambda context: launch(len(dw), context.n)
+        return StageKernel((launch,), lambda context: launch.set(len(dw), context.n))
 
-    def _backward_input(self) -> Kernel:
+    def _backward_input(self) -> StageKernel:
         dy, dx = self.rows("dy"), self.rows("dx")
         return self._block_stage(Phase.BACKWARD_INPUT, dy, self._weight("weight"), dx)
 

@@ -35,6 +35,9 @@ class HostEngine(Engine):
         size = replica.plan.layout.size
         self._loss_sums = replica.flat_gradients[size : size + len(SUMS)]
         self._update_number = 0
+        self._stages = [stage.index for stage, _ in replica.stages]
+        # One rank sums nothing.
+        self._overlaps = gradient_sum.overlaps and not gradient_sum.is_identity
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
         gradient_sum = self._timed_sum
@@ -70,20 +73,26 @@ class HostEngine(Engine):
             on_bucket_ready: called with the index of each bucket when its gradients are final.
         """
         recorder, replica = self.recorder, self.replica
-        if not recorder.timed:
-            replica.run()
-            for bucket in range(len(self.gradient_sum.buckets)):
-                on_bucket_ready(bucket)
-        elif self.gradient_sum.is_identity:
-            recorder.time_stages(replica.stages, replica.context)
+        if recorder.timed and self._overlaps:
+            self._run_beside_sums(on_bucket_ready)
+            return
+        if recorder.timed:
+            recorder.laps(self._stages, replica.run_timed())
         else:
-            for stage, kernel in replica.stages:
-                kernel(replica.context)
-                recorder.lap(stage.index)
-                for bucket in self._buckets_after.get(stage.index, ()):
-                    on_bucket_ready(bucket)
-                self._sum_timer.poll()
-                recorder.skip()
+            replica.run()
+        for bucket in range(len(self.gradient_sum.buckets)):
+            on_bucket_ready(bucket)
+
+    def _run_beside_sums(self, on_bucket_ready: Callable[[int], None]) -> None:
+        """Run stage by stage, and report each bucket as soon as its gradients are final."""
+        recorder, replica = self.recorder, self.replica
+        for stage, kernel in replica.stages:
+            kernel(replica.context)
+            recorder.lap(stage.index)
+            for bucket in self._buckets_after.get(stage.index, ()):
+                on_bucket_ready(bucket)
+            self._sum_timer.poll()
+            recorder.skip()
 
     def update_slice(self, elements: slice, learning_rate: float) -> None:
         """Update some parameters, unless the loss over all ranks is not finite."""

@@ -1,0 +1,108 @@
+"""Stages as lists of launches, and programs of stages, which run in one native call.
+
+Between two launches a program does not return to the interpreter. This saves about 2.5 µs per
+launch: 17 of the 46 µs in which model0 predicts one sample (Intel Xeon, AVX-512, one thread).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dptrain.backends.numba.entries import address_of
+from dptrain.backends.numba.jit import KernelError, interpreted
+from dptrain.backends.numba.threads import Launch, run_all
+from dptrain.backends.replica import Context
+
+
+class StageKernel:
+    """The kernel of a stage: launches that run one after another.
+
+    Args:
+        launches: in order.
+        prepare: sets the items and the varying arguments of the launches for a context.
+        every_step: True if `prepare` must be called before each step. Otherwise it depends only on
+            `n`, `training` and `scale` of the context, and is called when they have changed.
+    """
+
+    def __init__(
+        self,
+        launches: tuple[Launch, ...],
+        prepare: Callable[[Context], None],
+        every_step: bool = False,
+    ) -> None:
+        self.launches, self.every_step = launches, every_step
+        self._prepare = prepare
+        self._prepared: Key | None = None
+
+    def prepare(self, context: Context, key: Key) -> None:
+        """Prepare the launches for a context, whose values in `Key` are `key`."""
+        if self.every_step or key != self._prepared:
+            self._prepare(context)
+            self._prepared = key
+
+    def __call__(self, context: Context) -> None:
+        self.prepare(context, _key(context))
+        for launch in self.launches:
+            launch.run()
+
+
+Key = tuple[int, bool, float]
+"""`n`, `training` and `scale` of a context."""
+
+
+def _key(context: Context) -> Key:
+    return context.n, context.training, context.scale
+
+
+def joined(*kernels: StageKernel) -> StageKernel:
+    """Return the stage that runs several kernels one after another."""
+
+    def prepare(context: Context) -> None:
+        for kernel in kernels:
+            kernel.prepare(context, _key(context))
+
+    launches = tuple(launch for kernel in kernels for launch in kernel.launches)
+    return StageKernel(launches, prepare, any(kernel.every_step for kernel in kernels))
+
+
+class Program:
+    """Stages that run one after another.
+
+    Args:
+        kernels: of the stages, in order.
+    """
+
+    def __init__(self, kernels: Sequence[StageKernel]) -> None:
+        self._kernels = tuple(kernels)
+        self._launches = [launch for kernel in kernels for launch in kernel.launches]
+        records = [launch.record.address for launch in self._launches]
+        self._records = np.array(records, np.int64)
+        # The time before the first launch comes first, so that a stage without launches has an end.
+        self._times = np.zeros(1 + len(records), np.int64)
+        self._addresses = address_of(self._records), address_of(self._times)
+        self._last_launches = np.cumsum([len(kernel.launches) for kernel in kernels])
+        self._run_all = interpreted(run_all, 3)
+
+    def run(self, context: Context) -> None:
+        """Run the stages for the minibatch that `context` describes."""
+        self._prepare(context)
+        self._run(0)
+
+    def run_timed(self, context: Context) -> list[int]:
+        """Run the stages, and return when each ended, in nanoseconds of the monotonic clock."""
+        self._prepare(context)
+        self._run(self._addresses[1])
+        ends: list[int] = self._times[self._last_launches].tolist()
+        return ends
+
+    def _prepare(self, context: Context) -> None:
+        key = _key(context)
+        for kernel in self._kernels:
+            kernel.prepare(context, key)
+
+    def _run(self, times: int) -> None:
+        failed = self._run_all(self._addresses[0], len(self._launches), times)
+        if failed:
+            raise KernelError(self._launches[failed - 1].failure)
