@@ -132,47 +132,27 @@ def _fill_scratch(geo, mine):  # type: ignore[no-untyped-def]
 @inlined
 def _load_rows(geo, x, argmax, pool, n, row, rows, mine):  # type: ignore[no-untyped-def]
     """Load the padded inputs of `rows` rows of tiles from row `row` on of sample n."""
-    c, vectors, width = geo.c, geo.c_vectors, geo.width
-    pitch = geo.padded_width * vectors
+    c, width = geo.c, geo.width
+    pitch = geo.padded_width * c
     top, high = row * geo.tile_side - geo.pad_top, rows * geo.tile_side + geo.taps - 1
     first = max(0, top)
     last = max(first, min(geo.height, top + high))
-    start = geo.padded_offset + geo.pad_left * vectors
+    start = geo.padded_offset + geo.pad_left * c
     for i in range(high):
         if top + i < first or top + i >= last:
             begin = start + i * pitch
-            mine[begin : begin + width * vectors] = 0
+            mine[begin : begin + width * c] = 0
     target = start + (first - top) * pitch
     if argmax is None:
         source = (n * geo.height + first) * width * c
         for i in range(last - first):
-            _copy_pixels(x, source + i * width * c, c, mine, target + i * pitch, vectors, width)
+            copy(x, source + i * width * c, mine, target + i * pitch, width * c)
     else:
-        maps, found = (x.shape[1], x.shape[2], c), (first, last)
-        rest = mine[geo.rest_offset :]
-        if c == vectors:
-            unpool_rows(
-                pool, x, argmax, n, maps, found, mine, target, geo.padded_width, (0, c),
-                mine, geo.rest_offset, rest,
-            )  # fmt: skip
-            return
-        source = geo.band_offset
         unpool_rows(
-            pool, x, argmax, n, maps, found, mine, source, width, (0, c),
-            mine, geo.rest_offset, rest,
+            pool, x, argmax, n, (x.shape[1], x.shape[2], c), (first, last),
+            mine, target, geo.padded_width, (0, c),
+            mine, geo.rest_offset, mine[geo.rest_offset :],
         )  # fmt: skip
-        for i in range(last - first):
-            _copy_pixels(mine, source + i * width * c, c, mine, target + i * pitch, vectors, width)
-
-
-@inlined
-def _copy_pixels(source, start, c, target, target_start, pitch, count):  # type: ignore[no-untyped-def]
-    """Copy pixels of c channels so that they are `pitch` elements apart."""
-    if c == pitch:
-        copy(source, start, target, target_start, count * c)
-        return
-    for j in range(count):
-        copy(source, start + j * c, target, target_start + j * pitch, c)
 
 
 @inlined
@@ -188,10 +168,10 @@ def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
 @inlined
 def _transform_rows(geo, first, count, tile, mine):  # type: ignore[no-untyped-def]
     """Transform tiles of the padded rows into V, from tile `tile` on."""
-    c = geo.c_vectors
+    c, vectors = geo.c, geo.c_vectors
     transform_inputs(
-        mine, geo.padded_offset, geo.padded_width * c, c, geo.tile_side, geo.tiles_across,
-        first, count, mine, geo.v_offset + tile * c, geo.v_stride,
+        mine, geo.padded_offset, geo.padded_width * c, c, vectors, geo.tile_side, geo.tiles_across,
+        first, count, mine, geo.v_offset + tile * vectors, geo.v_stride,
     )  # fmt: skip
 
 
@@ -206,13 +186,13 @@ def _store_rows(geo, mine, tile, n, row, first, count, y, argmax, base, bound): 
         transform_outputs(
             mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
             geo.tiles_across, first, count, y, (n * geo.h_out + top) * w_out * k,
-            geo.h_out - top, w_out, k, geo.tile_offset, geo.bias_offset, bound,
+            geo.h_out - top, w_out, k, geo.bias_offset, bound,
         )  # fmt: skip
     else:
         transform_outputs(
             mine, geo.m_offset + tile * vectors, geo.m_stride, vectors, geo.taps, geo.tile_side,
             geo.tiles_across, first, count, mine, geo.band_offset + (top - base) * w_out * k,
-            geo.h_out - top, w_out, k, geo.tile_offset, geo.bias_offset, bound,
+            geo.h_out - top, w_out, k, geo.bias_offset, bound,
         )  # fmt: skip
 
 
@@ -402,13 +382,13 @@ def _transform_gradient_rows(  # type: ignore[no-untyped-def]
         transform_gradients(
             dy, (n * geo.h_out + top) * geo.w_out * geo.k + first_k, geo.h_out - top, geo.w_out,
             geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            geo.tile_offset, mine, geo.m_offset + tile * vectors, geo.m_stride,
+            mine, geo.m_offset + tile * vectors, geo.m_stride,
         )  # fmt: skip
     else:
         transform_gradients(
             mine, geo.band_offset + first_k, geo.h_out - top, geo.w_out,
             geo.k, channels, vectors, geo.taps, geo.tile_side, geo.tiles_across, first, count,
-            geo.tile_offset, mine, geo.m_offset + tile * vectors, geo.m_stride,
+            mine, geo.m_offset + tile * vectors, geo.m_stride,
         )  # fmt: skip
 
 

@@ -14,10 +14,8 @@ from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDE,
 
 LINE = 16
 """Float32 elements of a cache line."""
-FEWEST, FEWEST_WITH_MANY, MANY = 16, 12, 64
-"""Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
-the transforms cost as much as they save: with 64 channels and 12 filters of 3 × 3, the weight
-gradient takes 23 instead of 33 ps for each multiply-add, with 16 channels 44 instead of 46 ps."""
+FEWEST = 12
+"""Smallest number of input and output channels. Below, the transforms cost as much as they save."""
 CHANNELS_PER_ITEM = 16
 """Input channels that one item of the kernels that transform weights processes."""
 WIDEST = 64
@@ -28,8 +26,7 @@ TILE_HEIGHT = 12
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Return whether the kernels support a convolution and it has enough channels to be faster."""
-    enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
-    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
+    return min(c, k) >= FEWEST and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
@@ -77,7 +74,7 @@ class WinogradGeometry(NamedTuple):
         padded_offset: start of rows of padded x in scratch.
         band_offset: start of rows of dz or, before pooling, of y in scratch.
         sums_offset: start of the sums of the transformed weight gradient in scratch.
-        tile_offset: start of one output tile or filter in scratch, if K does not fill vectors.
+        tile_offset: start of one filter in scratch, if K does not fill vectors.
         bias_offset: start of the bias, or of its gradient, in scratch.
         rest_offset: start of sums of K that are not used.
         ramp_offset: start of 0, 1, 2, … in scratch.
@@ -152,10 +149,10 @@ def make_geometry(
     regions = (
         MATRICES * v_stride,
         MATRICES * m_stride,
-        (height + taps - 1) * padded_width * c_vectors,
+        (height + taps - 1) * padded_width * c + c_vectors,
         (height + max(pool_height, taps - 1)) * max(width * c, w_out * k) if pool_height else 0,
         MATRICES * c * k_vectors if gradient else 0,
-        max(side, taps) ** 2 * k_vectors,
+        taps**2 * k_vectors,
         k_vectors,
         max(c_vectors, k_vectors),
         ramp_size,

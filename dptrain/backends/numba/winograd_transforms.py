@@ -35,7 +35,6 @@ from dptrain.backends.numba.vector import (
     I64,
     Writer,
     compiled_registers,
-    copy,
     flatten_arguments,
 )
 
@@ -160,6 +159,7 @@ class _Transform(Writer):
     Args:
         taps: rows and columns of the filters.
         whole: True if all rows and columns exist.
+        masked: True for less than one vector of channels of an output or gradient.
     """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
@@ -183,9 +183,11 @@ class _Transform(Writer):
         transform: Callable[..., Vectors],
         taps: int,
         whole: bool = True,
+        masked: bool = False,
     ) -> None:
-        self.transform, self.taps, self.whole = transform, taps, whole
-        name = f"dptrain_winograd_{transform.__name__}_{taps}{'' if whole else '_part'}"
+        self.transform, self.taps, self.whole, self.masked = transform, taps, whole, masked
+        suffix = ("" if whole else "_part") + ("_masked" if masked else "")
+        name = f"dptrain_winograd_{transform.__name__}_{taps}{suffix}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
@@ -205,7 +207,11 @@ class _Transform(Writer):
                     self._store(value, self._address("target", q, i, j), i, j, offset)
             return []
 
-        self.loop(I64(0), self.args["channels"], [], body, step=self.width)
+        if self.masked:
+            self.mask_after(self.args["channels"])
+            body(I64(0), [])
+        else:
+            self.loop(I64(0), self.args["channels"], [], body, step=self.width)
 
     def _apply(self, column: Vectors) -> Vectors:
         if self.transform is output_transform:
@@ -227,11 +233,14 @@ class _Transform(Writer):
         return b.and_(row, column)
 
     def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
-        if self.transform is not gradient_transform or self.whole or i + j == 0:
+        if self.transform is not gradient_transform:
             return self.load(self._address("source", q, i, j))
+        if self.whole or i + j == 0:
+            return self.load(self._address("source", q, i, j), masked=self.masked)
         b, exists = self.builder, self._exists(i, j)
         addresses = self._address("source", q, i, j), self._address("source", q, 0, 0)
-        return b.select(exists, self.load(b.select(exists, *addresses)), self.zero)
+        value = self.load(b.select(exists, *addresses), masked=self.masked)
+        return b.select(exists, value, self.zero)
 
     def _offset(self, q: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Bias and the lower bound."""
@@ -248,7 +257,7 @@ class _Transform(Writer):
             self.store(value, address)
             return
         with b.if_then(self._exists(i, j), likely=True):
-            self.store(value, address)
+            self.store(value, address, self.masked)
 
 
 def _intrinsic(transform: Callable[..., Vectors]) -> Any:
@@ -260,13 +269,22 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         if transform not in (output_transform, gradient_transform):
             builder.call(_Transform(module, width, transform, taps).function, flat)
             return
-        side = I64(SIDES[taps])
-        exist = (builder.icmp_signed(">=", count, side) for count in flat[7:9])
+        arguments = dict(zip(_Transform.ARGUMENTS, flat, strict=True))
+        channels, side = arguments["channels"], I64(SIDES[taps])
+        rest = builder.and_(channels, I64(width - 1))
+        arguments["channels"] = builder.sub(channels, rest)
+        exist = (builder.icmp_signed(">=", arguments[n], side) for n in ("rows", "columns"))
         with builder.if_else(builder.and_(*exist), likely=True) as (all_, some):
-            with all_:
-                builder.call(_Transform(module, width, transform, taps).function, flat)
-            with some:
-                builder.call(_Transform(module, width, transform, taps, False).function, flat)
+            for whole, block in ((True, all_), (False, some)):
+                with block:
+                    function = _Transform(module, width, transform, taps, whole).function
+                    builder.call(function, list(arguments.values()))
+        with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
+            for name in ("source", "target", "bias"):
+                arguments[name] = builder.gep(arguments[name], [arguments["channels"]])
+            arguments["channels"] = rest
+            function = _Transform(module, width, transform, taps, False, True).function
+            builder.call(function, list(arguments.values()))
 
     @intrinsic
     def apply(  # type: ignore[no-untyped-def]
@@ -312,55 +330,47 @@ def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # t
 
 
 @inlined
-def transform_inputs(a, start, row, c, side, across, first, count, v, v_start, matrix):  # type: ignore[no-untyped-def]
+def transform_inputs(  # type: ignore[no-untyped-def]
+    a, start, row, c, vectors, side, across, first, count, v, v_start, matrix
+):
     """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
 
     Args:
+        vectors: C rounded up to whole vectors; the channels of V. Additional ones are undefined.
         across: tiles of a row.
         first, count: number of the first tile, and how many.
-        v: (36, tiles, C), matrices `matrix` elements apart.
+        v: (36, tiles, vectors), matrices `matrix` elements apart.
     """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
-            a, start + i * row + j * c, row, c, v, v_start + t * c, 6 * matrix, matrix, c, 6, 6,
-            a, start, NO_LOWER_BOUND, 3,
+            a, start + i * row + j * c, row, c, v, v_start + t * vectors, 6 * matrix, matrix,
+            vectors, 6, 6, a, start, NO_LOWER_BOUND, 3,
         )  # fmt: skip
 
 
 @inlined
 def transform_outputs(  # type: ignore[no-untyped-def]
     m, m_start, matrix, vectors, taps, side, across, first, count,
-    y, start, h_out, w_out, k, tile, bias, lower_bound,
+    y, start, h_out, w_out, k, bias, lower_bound,
 ):  # fmt: skip
     """Bias + Aᵀ m A of some tiles, at least `lower_bound`, in maps y (h_out, w_out, K).
 
     Args:
         vectors: K rounded up to whole vectors; the channels of M.
-        tile: start of memory in m for one tile of as many channels, used if K differs.
         bias: start of the bias in m, of as many channels.
     """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
-        target = start + (i * w_out + j) * k
-        if k == vectors:
-            _transform_output(
-                m, m_start + t * k, 6 * matrix, matrix, y, target, w_out * k, k, k,
-                h_out - i, w_out - j, m, bias, lower_bound, taps,
-            )  # fmt: skip
-            continue
         _transform_output(
-            m, m_start + t * vectors, 6 * matrix, matrix, m, tile, side * vectors, vectors, vectors,
-            side, side, m, bias, lower_bound, taps,
+            m, m_start + t * vectors, 6 * matrix, matrix, y, start + (i * w_out + j) * k, w_out * k,
+            k, k, h_out - i, w_out - j, m, bias, lower_bound, taps,
         )  # fmt: skip
-        for p in range(min(side, h_out - i)):
-            for q in range(min(side, w_out - j)):
-                copy(m, tile + (p * side + q) * vectors, y, target + (p * w_out + q) * k, k)
 
 
 @inlined
 def transform_gradients(  # type: ignore[no-untyped-def]
-    dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count, tile,
+    dz, start, h_out, w_out, k, channels, vectors, taps, side, across, first, count,
     m, m_start, matrix,
 ):  # fmt: skip
     """A dz Aᵀ of some tiles and channels of maps dz (h_out, w_out, K).
@@ -368,26 +378,13 @@ def transform_gradients(  # type: ignore[no-untyped-def]
     Args:
         start: of the first of these channels.
         channels: number of channels of dz.
-        vectors: this number rounded up to whole vectors; the channels of M.
-        tile: start of memory in m for one tile of as many channels, used if the numbers differ.
+        vectors: this number rounded up to whole vectors; the channels of M. Additional ones are 0.
     """
     for t in range(count):
         i, j = (first + t) // across * side, (first + t) % across * side
-        source = start + (i * w_out + j) * k
-        if channels == vectors:
-            _transform_gradient(
-                dz, source, w_out * k, k, m, m_start + t * vectors, 6 * matrix, matrix,
-                vectors, h_out - i, w_out - j, dz, start, NO_LOWER_BOUND, taps,
-            )  # fmt: skip
-            continue
-        for p in range(tile, tile + side * side * vectors):
-            m[p] = 0
-        for p in range(min(side, h_out - i)):
-            for q in range(min(side, w_out - j)):
-                copy(dz, source + (p * w_out + q) * k, m, tile + (p * side + q) * vectors, channels)
         _transform_gradient(
-            m, tile, side * vectors, vectors, m, m_start + t * vectors, 6 * matrix, matrix,
-            vectors, side, side, m, tile, NO_LOWER_BOUND, taps,
+            dz, start + (i * w_out + j) * k, w_out * k, k, m, m_start + t * vectors, 6 * matrix,
+            matrix, channels, h_out - i, w_out - j, dz, start, NO_LOWER_BOUND, taps,
         )  # fmt: skip
 
 
