@@ -125,8 +125,7 @@ class Tile(Writer):
             columns = [
                 self.load(address, masked=masked) for address, masked in self.columns(pointer)
             ]
-            if "ahead" in args:
-                self.prefetch(self.at(args["ahead"], b.mul(t, I64(LINE))), cache=2)
+            self.prefetch_in_step(t, pointer)
             following = b.add(t, I64(1))
             following = b.select(b.icmp_signed("<", following, args["steps"]), following, t)
             following = self.entry("a_steps", following, args["a_step"])
@@ -139,6 +138,9 @@ class Tile(Writer):
 
         first = self.entry("a_steps", I64(0), args["a_step"])
         return self.loop(I64(0), args["steps"], [args["b"], first, *self.begin()], step)[2:]
+
+    def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
+        """Prefetch in step t, whose row of B is at `pointer`."""
 
     def begin(self) -> Sequence[ir.Value]:
         """Return the initial sums."""
@@ -255,11 +257,30 @@ class _Plain(_Regular):
             self.store(total, address, masked)
 
 
+class _Panel(_Plain):
+    """A plain tile that prefetches B, `next` elements after the row of each step, into L2."""
+
+    arguments = {**_ARGUMENTS, "next": I64}  # noqa: RUF012
+
+    def __init__(self, *args: Any) -> None:
+        *_, group, adjacent = args
+        self.group, self.adjacent, self.kind = group, adjacent, f"panel{group}"
+        Tile.__init__(self, *args[:-2])
+
+    def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
+        following = self.at(pointer, self.args["next"])
+        for v in range(0, self.vectors * self.width, LINE):
+            self.prefetch(self.at(following, I64(v)), cache=2)
+
+
 class _Ahead(Tile):
     """A tile that prefetches one line of the next block in each step."""
 
     kind = "ahead"
     arguments = {**_ARGUMENTS, "ahead": F32P}  # noqa: RUF012
+
+    def prefetch_in_step(self, t: ir.Value, pointer: ir.Value) -> None:
+        self.prefetch(self.at(self.args["ahead"], self.builder.mul(t, I64(LINE))), cache=2)
 
 
 _ANY = ("any", "ahead")
@@ -279,13 +300,15 @@ class _Product(Writer):
     Args:
         kind: "any", or the order of the rows of A within every ``run`` of them: "spaced" at equal
             distances, "adjacent", or "plain": spaced, without D and lower bound. "ahead" is "any"
-            with prefetches at ``ahead``, one line in each step of each tile.
+            with prefetches at ``ahead``, one line in each step of each tile, and "panel" is "plain"
+            with prefetches ``next`` elements after B.
     """
 
     def __init__(self, module: ir.Module, kind: str) -> None:
         self.registers, self.kind = compiled_registers(), kind
         self.tile = _Ahead if kind == "ahead" else Tile
-        arguments = {**self.tile.arguments, "run": I64}
+        self.full_tile = {"plain": _Plain, "panel": _Panel}.get(kind, _Regular)
+        arguments = {**self.tile.arguments, **self.full_tile.arguments, "run": I64}
         super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
 
     def write(self) -> None:
@@ -317,7 +340,7 @@ class _Product(Writer):
     def _moved(self, k: ir.Value, m: ir.Value) -> dict[str, ir.Value]:
         """Return the arguments of a tile."""
         b = self.builder
-        moved = {name: self.args[name] for name in self.tile.arguments}
+        moved = {name: value for name, value in self.args.items() if name != "run"}
         for name in ("b", "d", "c"):
             moved[name] = self.at(moved[name], k)
         for name in ("a_rows", "c_rows"):
@@ -331,6 +354,9 @@ class _Product(Writer):
             lines = b.mul(before, b.mul(self.args["steps"], I64(LINE)))
             moved["ahead"] = self.at(moved["ahead"], lines)
         return moved
+
+    def _call(self, tile: Tile, moved: Mapping[str, ir.Value]) -> None:
+        self.builder.call(tile.function, [moved[name] for name in tile.arguments])
 
     def _regular(self, k: ir.Value, panel: Panel) -> ir.Value:
         """Compute full tiles with regular rows; return the first remaining row."""
@@ -358,17 +384,16 @@ class _Product(Writer):
         row.
         """
         b, args = self.builder, self.args
-        write = _Plain if self.kind == "plain" else _Regular
         aligned = b.icmp_signed("==", b.srem(args["run"], I64(group)), I64(0))
         last = b.mul(b.sdiv(args["rows"], I64(height)), I64(height))
         last = b.select(aligned, last, I64(0))
 
         def loop(masked: bool) -> None:
             size = panel.width, height, panel.vectors, masked, group
-            tile = write(self.module, *size, self.kind == "adjacent").function
+            tile = self.full_tile(self.module, *size, self.kind == "adjacent")
 
             def call(m: ir.Value, _: Sequence[ir.Value]) -> Sequence[ir.Value]:
-                b.call(tile, list(self._moved(k, m).values()))
+                self._call(tile, self._moved(k, m))
                 return []
 
             self.loop(I64(0), last, [], call, step=height)
@@ -398,8 +423,7 @@ class _Product(Writer):
             def call(heights: Sequence[int]) -> None:
                 if len(heights) == 1:
                     size = panel.width, heights[0], panel.vectors, panel.vectors == 1
-                    tile = self.tile(self.module, *size)
-                    b.call(tile.function, list(moved.values()))
+                    self._call(self.tile(self.module, *size), moved)
                     return
                 with b.if_else(b.icmp_signed(">", moved["rows"], I64(heights[1]))) as (high, low):
                     with high:
@@ -474,24 +498,41 @@ def multiply_spaced(typingctx, a, a_rows, a_steps, b, d, c, c_rows, shape, lower
     return sig, codegen
 
 
+def _call_plain(context: Any, builder: Any, kinds: Any, values: Any, kind: str) -> Any:
+    """Call a product without D and lower bound."""
+    *first, c_kind, rows_kind, shape_kind, last_kind = kinds
+    *given, c, rows, shape, last = values
+    bound = types.float32, context.get_constant(types.float32, -np.inf)
+    # D is unused; any array serves.
+    d_kind = types.Tuple((*c_kind.types, types.int64))
+    no_d = context.get_constant(types.int64, -1)
+    d = context.make_tuple(builder, d_kind, [*cgutils.unpack_tuple(builder, c), no_d])
+    kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, bound[0], last_kind]
+    return _call(context, builder, kinds, [*given, d, c, rows, shape, bound[1], last], kind)
+
+
 @intrinsic
 def multiply_plain(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, run):  # type: ignore[no-untyped-def]
     """C = A·B with rows as in `multiply_spaced`."""
     sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, run)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        *first, c_kind, rows_kind, shape_kind, run_kind = sig.args
-        *given, c, rows, shape, run = args
-        bound = types.float32, context.get_constant(types.float32, -np.inf)
-        # D is unused; any array serves.
-        d_kind = types.Tuple((*c_kind.types, types.int64))
-        d = context.make_tuple(
-            builder,
-            d_kind,
-            [*cgutils.unpack_tuple(builder, c), context.get_constant(types.int64, -1)],
-        )
-        kinds = [*first, d_kind, c_kind, rows_kind, shape_kind, bound[0], run_kind]
-        return _call(context, builder, kinds, [*given, d, c, rows, shape, bound[1], run], "plain")
+        return _call_plain(context, builder, sig.args, args, "plain")
+
+    return sig, codegen
+
+
+@intrinsic
+def multiply_panel(typingctx, a, a_rows, a_steps, b, c, c_rows, shape, next_and_run):  # type: ignore[no-untyped-def]
+    """Compute `multiply_plain` and prefetch the next panel of B into the L2 cache.
+
+    Args:
+        next_and_run: (elements from a row of B to the same row of the next panel, run).
+    """
+    sig = types.none(a, a_rows, a_steps, b, c, c_rows, shape, next_and_run)
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _call_plain(context, builder, sig.args, args, "panel")
 
     return sig, codegen
 

@@ -30,6 +30,7 @@ from dptrain.backends.numba.vector import compiled_registers, copy, transpose, v
 from dptrain.backends.numba.winograd_geometry import CHANNELS_PER_ITEM, make_geometry
 from dptrain.backends.numba.winograd_transforms import (
     MATRICES,
+    PANEL,
     add_products,
     multiply_matrices,
     transform_gradients,
@@ -59,7 +60,8 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     bands = int(geometry.tiles_down) if work.threads > 1 else 1
     grain = max(1, min(int(geometry.block_rows), work.batch_size * bands // work.threads))
     items = -(-maps[2] // CHANNELS_PER_ITEM)
-    weights = (MATRICES + shape.window[0] ** 2) * maps[2] * int(geometry.k_vectors)
+    packed = shape.window[0] ** 2 * maps[2] * int(geometry.k_vectors)
+    weights = MATRICES * int(geometry.u_stride) + packed
     if phase is Phase.FORWARD:
         kernel, prepare = conv2d_forward, prepare_forward
     else:
@@ -81,7 +83,8 @@ _positions = select_by_pool(_some, _none)
 
 @inlined
 def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
-    """Transform the weights of groups `start` to `stop` of input channels to u (36, C, K).
+    """Transform the weights of groups `start` to `stop` of input channels to u (36, C, K), of which
+    each matrix is in panels.
 
     The weights that are flipped, or that do not fill vectors, are first packed after u.
     """
@@ -90,9 +93,9 @@ def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
     first, last = CHANNELS_PER_ITEM * start, min(c, CHANNELS_PER_ITEM * stop)
     begin, count = first * vectors, (last - first) * vectors
     if not flipped and k == vectors:
-        transform_weights(w, begin, taps, matrix, u, begin, matrix, count)
+        _transform_weight_panels(w, 0, geo, first, last, u)
         return
-    packed = MATRICES * matrix
+    packed = MATRICES * geo.u_stride
     for tap in range(positions):
         row = packed + tap * matrix + begin
         if k < vectors:
@@ -104,7 +107,20 @@ def _prepare(start, stop, w, geo, u, flipped):  # type: ignore[no-untyped-def]
         else:
             for i in range(last - first):
                 copy(w, (tap * c + first + i) * k, u, row + i * vectors, k)
-    transform_weights(u, packed + begin, taps, matrix, u, begin, matrix, count)
+    _transform_weight_panels(u, packed, geo, first, last, u)
+
+
+@inlined
+def _transform_weight_panels(w, start, geo, first, last, u):  # type: ignore[no-untyped-def]
+    """Transform the weights w (R, S, C, K) of channels `first` to `last`."""
+    c, vectors = geo.c, geo.k_vectors
+    for i in range(first, last):
+        for p in range(0, vectors, PANEL):
+            columns = min(PANEL, vectors - p)
+            transform_weights(
+                w, start + i * vectors + p, geo.taps, c * vectors,
+                u, p * c + i * columns, geo.u_stride, columns,
+            )  # fmt: skip
 
 
 @kernel
@@ -295,8 +311,8 @@ def _convolve(  # type: ignore[no-untyped-def]
                 _transform_rows(geo, first, count, tile, mine)
                 i, tile = i + rows, tile + count
             multiply_matrices(
-                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, geo.k_vectors,
-                geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
+                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, geo.u_stride,
+                geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
             )  # fmt: skip
             i, tile = g, 0
             while i < g + block:
@@ -396,15 +412,16 @@ def _transform_gradient_rows(  # type: ignore[no-untyped-def]
 def _finish_gradient(geo, first_k, channels, vectors, pooled, mine, sums):  # type: ignore[no-untyped-def]
     """Write dw and db of some filters to `sums`."""
     c, k, taps, tile = geo.c, geo.k, geo.taps, geo.tile_offset
-    if vectors == k:
-        transform_sums(mine, geo.sums_offset, c * k, taps, sums, 0, c * k, c * k)
-    else:
-        for i in range(c):
-            source = geo.sums_offset + i * vectors
-            transform_sums(mine, source, c * vectors, taps, mine, tile, vectors, vectors)
+    for i in range(c):
+        for p in range(0, vectors, PANEL):
+            columns = min(PANEL, vectors - p)
+            source, target = geo.sums_offset + p * c + i * columns, i * k + first_k + p
+            if p + columns <= channels:
+                transform_sums(mine, source, geo.u_stride, taps, sums, target, c * k, columns)
+                continue
+            transform_sums(mine, source, geo.u_stride, taps, mine, tile, columns, columns)
             for tap in range(taps * taps):
-                target = (tap * c + i) * k + first_k
-                copy(mine, tile + tap * vectors, sums, target, channels)
+                copy(mine, tile + tap * columns, sums, target + tap * c * k, channels - p)
     bias = geo.bias_offset + (first_k if pooled else 0)
     copy(mine, bias, sums, taps * taps * c * k + first_k, channels)
 
@@ -417,7 +434,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
     vectors = geo.k_vectors // width * last_b // blocks * width - first_k
     channels = min(vectors, geo.k - first_k)
     _fill_scratch(geo, mine)
-    mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.c * vectors] = 0
+    mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
     g, last_g = begin * down, end * down
     while g < last_g:
         block = min(geo.block_rows, last_g - g)
@@ -439,7 +456,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
                 i, tile = i + rows, tile + count
             add_products(
                 mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
-                geo.m_stride, vectors, geo.sums_offset, geo.ramp_offset, tile,
+                geo.m_stride, vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
             )  # fmt: skip
         g += block
     _finish_gradient(geo, first_k, channels, vectors, argmax is not None, mine, sums)

@@ -68,6 +68,7 @@ class WinogradGeometry(NamedTuple):
         panels: parts of a row of tiles, each of which is processed alone.
         v_stride: distance of the matrices of V.
         m_stride: distance of the matrices of M.
+        u_stride: distance of the matrices of U, and of those of the sums of the weight gradient.
         ramp_size: number of integers 0, 1, 2, … in scratch.
         v_offset: start of V (transformed inputs) in scratch.
         m_offset: start of M (products, or transformed gradients) in scratch.
@@ -100,6 +101,7 @@ class WinogradGeometry(NamedTuple):
     panels: int
     v_stride: int
     m_stride: int
+    u_stride: int
     ramp_size: int
     v_offset: int
     m_offset: int
@@ -138,20 +140,21 @@ def make_geometry(
     side, vector = SIDES[taps], compiled_registers().width
     down, across = (-(-n // side) for n in (h_out, w_out))
     c_vectors, k_vectors = (-(-n // vector) * vector for n in (c, k))
-    rows = _block_rows(across, 96 if c + k <= 48 else 48)
+    rows = _block_rows(across, _tiles_of_a_block(c, k, gradient))
     panels = -(-across // WIDEST)
     tiles = rows * -(-across // panels)
     padded_width = across * side + taps - 1
     height = min(rows, down) * side
     # One additional cache line; otherwise all matrices would map to the same sets of the cache.
     v_stride, m_stride = tiles * c_vectors + LINE, tiles * k_vectors + LINE
+    u_stride = c * k_vectors + LINE
     ramp_size = max(c, tiles, 256)
     regions = (
         MATRICES * v_stride,
         MATRICES * m_stride,
         (height + taps - 1) * padded_width * c + c_vectors,
         (height + max(pool_height, taps - 1)) * max(width * c, w_out * k) if pool_height else 0,
-        MATRICES * c * k_vectors if gradient else 0,
+        MATRICES * u_stride if gradient else 0,
         taps**2 * k_vectors,
         k_vectors,
         max(c_vectors, k_vectors),
@@ -160,9 +163,21 @@ def make_geometry(
     offsets = accumulate((-(-size // LINE) * LINE for size in regions), initial=0)
     sizes = (
         *maps, *out, *pads, taps, side, padded_width, c_vectors, k_vectors,
-        down, across, rows, panels, v_stride, m_stride, ramp_size, *offsets,
+        down, across, rows, panels, v_stride, m_stride, u_stride, ramp_size, *offsets,
     )  # fmt: skip
     return WinogradGeometry._make(map(INTEGERS[taps], sizes))
+
+
+def _tiles_of_a_block(c: int, k: int, gradient: bool) -> int:
+    """Return about how many tiles a block should have.
+
+    With few channels, more tiles fill the register tiles better. With 96 to 256 channels in total,
+    V and M of half as many tiles leave more of the L2 cache to the weights (64 → 64, 32 × 32: 3 to
+    7% less time); the weight gradient sums over tiles and prefers more of them.
+    """
+    if c + k <= 48:
+        return 96
+    return 24 if 96 <= c + k <= 256 and not gradient else 48
 
 
 def _block_rows(across: int, tiles: int) -> int:

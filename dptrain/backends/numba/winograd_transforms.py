@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from dptrain.backends.numba.jit import inlined
-from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_plain, multiply_spaced
+from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply_panel, multiply_spaced
 from dptrain.backends.numba.vector import (
     F32,
     F32P,
@@ -46,6 +46,10 @@ INTEGERS = {3: np.int64, 5: np.int32}
 """Integer type of the geometry by filter size. Kernels are compiled for the types of their
 arguments, so each filter size has its own kernel; one kernel for both took 2 s more to compile."""
 MATRICES = (SIDE + 2) ** 2
+PANEL = 32
+"""Columns of a panel of a (C, K) matrix. Panel p is contiguous and starts at element PANEL · p · C;
+the last one may have fewer columns. The products read U, and add to the sums of the weight
+gradient, panel by panel, so that both are read sequentially: they may exceed the L2 cache."""
 
 _P, _Q = 0.75, 1.5
 """The evaluation points other than 0 and infinity are ±P and ±Q."""
@@ -389,45 +393,54 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def multiply_matrices(v, v_start, v_matrix, pitch, c, u, k, m_start, m_matrix, ramp, count):  # type: ignore[no-untyped-def]
-    """M = V U: (36, tiles, C) by (36, C, K).
+def multiply_matrices(  # type: ignore[no-untyped-def]
+    v, v_start, v_matrix, pitch, c, u, u_matrix, k, m_start, m_matrix, ramp, count
+):
+    """M = V U: (36, tiles, C) by (36, C, K), of which U is in panels.
 
     Args:
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
         pitch: distance of the rows of V.
+        v_matrix, u_matrix, m_matrix: distances of the matrices.
     """
     table = v.view(np.int32)
     for e in range(MATRICES):
-        multiply_plain(
-            (v, v_start + e * v_matrix),
-            (table, ramp, pitch),
-            (table, ramp, 1),
-            (u, e * c * k, k),
-            (v, m_start + e * m_matrix),
-            (table, ramp, k),
-            (count, c, k),
-            # All rows are one run: a multiple of every group.
-            12,
-        )
+        for p in range(0, k, PANEL):
+            columns = min(PANEL, k - p)
+            multiply_panel(
+                (v, v_start + e * v_matrix),
+                (table, ramp, pitch),
+                (table, ramp, 1),
+                (u, e * u_matrix + p * c, columns),
+                (v, m_start + e * m_matrix + p),
+                (table, ramp, k),
+                (count, c, columns),
+                # All rows are one run: a multiple of every group.
+                (c * columns, 12),
+            )
 
 
 @inlined
-def add_products(v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, ramp, count):  # type: ignore[no-untyped-def]
-    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K); all in the memory v, as above."""
+def add_products(  # type: ignore[no-untyped-def]
+    v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count
+):
+    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K); all in the memory v, the sums in panels."""
     table = v.view(np.int32)
     for e in range(MATRICES):
-        multiply_spaced(
-            (v, v_start + e * v_matrix),
-            (table, ramp, 1),
-            (table, ramp, pitch),
-            (v, m_start + e * m_matrix, k),
-            (v, sums + e * c * k, k),
-            (v, sums + e * c * k),
-            (table, ramp, k),
-            (c, count, k),
-            NO_LOWER_BOUND,
-            12,
-        )
+        for p in range(0, k, PANEL):
+            columns, target = min(PANEL, k - p), sums + e * sums_matrix + p * c
+            multiply_spaced(
+                (v, v_start + e * v_matrix),
+                (table, ramp, 1),
+                (table, ramp, pitch),
+                (v, m_start + e * m_matrix + p, k),
+                (v, target, columns),
+                (v, target),
+                (table, ramp, columns),
+                (c, count, columns),
+                NO_LOWER_BOUND,
+                12,
+            )
 
 
 @inlined
