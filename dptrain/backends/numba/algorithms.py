@@ -2,6 +2,7 @@
 
 - `direct_convolution`: implicit GEMM on vectors. All shapes.
 - `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5) on vectors.
+- `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2, on vectors.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
 - `amx_convolution`: implicit GEMM on the AMX unit, if the processor has one.
 
@@ -21,6 +22,7 @@ from dptrain.backends.numba import (
     winograd_convolution,
     winograd_geometry,
     winograd_rgb_convolution,
+    winograd_strided_convolution,
 )
 from dptrain.backends.numba.amx import SIDE, available
 from dptrain.backends.numba.planning import KERNELS, Algorithm, Shape, Work, kernel_of
@@ -75,6 +77,8 @@ def _find_faster_than_direct(shape: Shape, phase: Phase, winograd: bool) -> Cand
         return winograd_convolution, winograd_geometry.make_geometry(
             maps, out, pads, shape.window[0]
         )
+    if winograd and winograd_strided_convolution.supports(shape):
+        return winograd_strided_convolution, None
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):
         return winograd_rgb_convolution, winograd_rgb_convolution.make_geometry(maps, out, pads)
     if not available() or not shape.is_plain:

@@ -10,8 +10,10 @@ from dptrain.backends.numba.planning import Algorithm, Shape, Work
 from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Explanation, Phase
 
-WINOGRAD_SIDES = {3: 4, 5: 2}
+WINOGRAD_SIDES = {3: 4, 4: 4, 5: 2}
 """Side of an output tile by the size of the filters."""
+WINOGRAD_TAPS = {3: 3, 4: 2, 5: 5}
+"""Size of the filters of stride 1 into which the filters are divided, by their size."""
 
 
 def explain(
@@ -37,7 +39,8 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
     module = algorithm.kernel.py_func.__module__.rpartition(".")[2]
     if "winograd" in module:
         side, r = WINOGRAD_SIDES.get(shape.window[0], 0), shape.window[0]
-        return f"Winograd F({side}×{side}, {r}×{r})"
+        taps = WINOGRAD_TAPS.get(r, 0)
+        return f"Winograd F({side}×{side}, {taps}×{taps})"
     return "AMX implicit GEMM" if "amx" in module else "implicit GEMM"
 
 
@@ -71,7 +74,8 @@ def _counted(number: int, noun: str) -> str:
 def _reason(name: str, shape: Shape, phase: Phase, winograd: bool) -> str:
     size = "×".join(map(str, shape.window))
     if name.startswith("Winograd"):
-        return f"{size}, stride 1; {'estimated faster than AMX' if available() else _no_amx()}"
+        compared = "estimated faster than AMX" if available() else _no_amx()
+        return f"{size}, stride {shape.strides[0]}; {compared}"
     unusable = _why_not_winograd(shape, winograd)
     if name.startswith("AMX"):
         return f"{unusable or 'estimated faster than Winograd'}; AMX is available"

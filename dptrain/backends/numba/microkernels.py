@@ -307,7 +307,8 @@ class _Product(Writer):
     def __init__(self, module: ir.Module, kind: str) -> None:
         self.registers, self.kind = compiled_registers(), kind
         self.tile = _Ahead if kind == "ahead" else Tile
-        self.full_tile = {"plain": _Plain, "panel": _Panel}.get(kind, _Regular)
+        tiles: Mapping[str, type[_Regular]] = {"plain": _Plain, "panel": _Panel}
+        self.full_tile = tiles.get(kind, _Regular)
         arguments = {**self.tile.arguments, **self.full_tile.arguments, "run": I64}
         super().__init__(module, f"dptrain_product_{kind}", arguments, self.registers.width)
 

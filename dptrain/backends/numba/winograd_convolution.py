@@ -311,8 +311,8 @@ def _convolve(  # type: ignore[no-untyped-def]
                 _transform_rows(geo, first, count, tile, mine)
                 i, tile = i + rows, tile + count
             multiply_matrices(
-                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, geo.u_stride,
-                geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
+                MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
+                geo.u_stride, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
             )  # fmt: skip
             i, tile = g, 0
             while i < g + block:
@@ -354,7 +354,7 @@ def conv2d_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped-def]
+def sum_bias(geo, dy, start, pixels, channels, mine):  # type: ignore[no-untyped-def]
     """Add `channels` channels of some pixels of dy to the gradient of the bias, as a product."""
     one, table = geo.tile_offset, mine.view(np.int32)
     mine[one] = 1
@@ -379,7 +379,7 @@ def _load_gradients(geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
     bottom = min(geo.h_out, top + rows * geo.tile_side)
     if argmax is None:
         source = (n * geo.h_out + top) * pitch + first_k
-        _sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
+        sum_bias(geo, dy, source, (bottom - top) * geo.w_out, channels, mine)
     else:
         maps, written = (dy.shape[1], dy.shape[2], geo.k), (first_k, first_k + channels)
         unpool_rows(
@@ -455,7 +455,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
                 )  # fmt: skip
                 i, tile = i + rows, tile + count
             add_products(
-                mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
+                MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
                 geo.m_stride, vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
             )  # fmt: skip
         g += block

@@ -140,7 +140,7 @@ def make_geometry(
     side, vector = SIDES[taps], compiled_registers().width
     down, across = (-(-n // side) for n in (h_out, w_out))
     c_vectors, k_vectors = (-(-n // vector) * vector for n in (c, k))
-    rows = _block_rows(across, _tiles_of_a_block(c, k, gradient))
+    rows = block_rows(across, _tiles_of_a_block(c, k, gradient))
     panels = -(-across // WIDEST)
     tiles = rows * -(-across // panels)
     padded_width = across * side + taps - 1
@@ -180,7 +180,7 @@ def _tiles_of_a_block(c: int, k: int, gradient: bool) -> int:
     return 24 if 96 <= c + k <= 256 and not gradient else 48
 
 
-def _block_rows(across: int, tiles: int) -> int:
+def block_rows(across: int, tiles: int) -> int:
     """Return the rows of a block with about `tiles` tiles that fill the register tiles best.
 
     With 48 tiles, and with 96 of few channels, data between two transforms stays in an L2 cache of

@@ -58,7 +58,7 @@ _PP, _QQ = _P * _P, _Q * _Q
 Vectors = Sequence[ir.Value]
 
 
-def _sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
+def weighted_sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
     """Return Σ factor · vector with one multiply-add for each factor other than 1."""
     plain = [value for factor, value in terms if factor == 1]
     rest = [(factor, value) for factor, value in terms if factor != 1]
@@ -77,15 +77,21 @@ def _sum(w: Writer, *terms: tuple[float, ir.Value]) -> ir.Value:
 def input_transform(w: Writer, d: Vectors) -> Vectors:
     """Bᵀ d."""
     both, product = -(_PP + _QQ), _PP * _QQ
-    p_even, p_odd = _sum(w, (1, d[4]), (-_QQ, d[2])), _sum(w, (1, d[3]), (-_QQ, d[1]))
-    q_even, q_odd = _sum(w, (1, d[4]), (-_PP, d[2])), _sum(w, (1, d[3]), (-_PP, d[1]))
+    p_even, p_odd = (
+        weighted_sum(w, (1, d[4]), (-_QQ, d[2])),
+        weighted_sum(w, (1, d[3]), (-_QQ, d[1])),
+    )
+    q_even, q_odd = (
+        weighted_sum(w, (1, d[4]), (-_PP, d[2])),
+        weighted_sum(w, (1, d[3]), (-_PP, d[1])),
+    )
     return (
-        _sum(w, (1, d[4]), (both, d[2]), (product, d[0])),
-        _sum(w, (1, p_even), (_P, p_odd)),
-        _sum(w, (1, p_even), (-_P, p_odd)),
-        _sum(w, (1, q_even), (_Q, q_odd)),
-        _sum(w, (1, q_even), (-_Q, q_odd)),
-        _sum(w, (1, d[5]), (both, d[3]), (product, d[1])),
+        weighted_sum(w, (1, d[4]), (both, d[2]), (product, d[0])),
+        weighted_sum(w, (1, p_even), (_P, p_odd)),
+        weighted_sum(w, (1, p_even), (-_P, p_odd)),
+        weighted_sum(w, (1, q_even), (_Q, q_odd)),
+        weighted_sum(w, (1, q_even), (-_Q, q_odd)),
+        weighted_sum(w, (1, d[5]), (both, d[3]), (product, d[1])),
     )
 
 
@@ -94,14 +100,14 @@ def output_transform(w: Writer, m: Vectors, side: int = SIDE) -> Vectors:
     b = w.builder
     p_sum, p_difference = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     q_sum, q_difference = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
-    first = _sum(w, (1, m[0]), (1, p_sum), (1, q_sum))
+    first = weighted_sum(w, (1, m[0]), (1, p_sum), (1, q_sum))
     if side == 2:
-        return first, _sum(w, (1, m[5]), (_P, p_difference), (_Q, q_difference))
+        return first, weighted_sum(w, (1, m[5]), (_P, p_difference), (_Q, q_difference))
     return (
         first,
-        _sum(w, (_P, p_difference), (_Q, q_difference)),
-        _sum(w, (_PP, p_sum), (_QQ, q_sum)),
-        _sum(w, (1, m[5]), (_P * _PP, p_difference), (_Q * _QQ, q_difference)),
+        weighted_sum(w, (_P, p_difference), (_Q, q_difference)),
+        weighted_sum(w, (_PP, p_sum), (_QQ, q_sum)),
+        weighted_sum(w, (1, m[5]), (_P * _PP, p_difference), (_Q * _QQ, q_difference)),
     )
 
 
@@ -109,14 +115,20 @@ def gradient_transform(w: Writer, y: Vectors) -> Vectors:
     """A y."""
     p_even, p_odd, q_even, q_odd = y[0], y[1], y[0], y[1]
     if len(y) > 2:
-        p_even, p_odd = _sum(w, (1, y[0]), (_PP, y[2])), _sum(w, (1, y[1]), (_PP, y[3]))
-        q_even, q_odd = _sum(w, (1, y[0]), (_QQ, y[2])), _sum(w, (1, y[1]), (_QQ, y[3]))
+        p_even, p_odd = (
+            weighted_sum(w, (1, y[0]), (_PP, y[2])),
+            weighted_sum(w, (1, y[1]), (_PP, y[3])),
+        )
+        q_even, q_odd = (
+            weighted_sum(w, (1, y[0]), (_QQ, y[2])),
+            weighted_sum(w, (1, y[1]), (_QQ, y[3])),
+        )
     return (
         y[0],
-        _sum(w, (1, p_even), (_P, p_odd)),
-        _sum(w, (1, p_even), (-_P, p_odd)),
-        _sum(w, (1, q_even), (_Q, q_odd)),
-        _sum(w, (1, q_even), (-_Q, q_odd)),
+        weighted_sum(w, (1, p_even), (_P, p_odd)),
+        weighted_sum(w, (1, p_even), (-_P, p_odd)),
+        weighted_sum(w, (1, q_even), (_Q, q_odd)),
+        weighted_sum(w, (1, q_even), (-_Q, q_odd)),
         y[-1],
     )
 
@@ -129,10 +141,10 @@ def weight_transform(w: Writer, g: Vectors) -> Vectors:
     """G g."""
 
     def value(point: float, divisor: float) -> ir.Value:
-        return _sum(w, *((point**i / divisor, element) for i, element in enumerate(g)))
+        return weighted_sum(w, *((point**i / divisor, element) for i, element in enumerate(g)))
 
     return (
-        _sum(w, (1 / _F0, g[0])),
+        weighted_sum(w, (1 / _F0, g[0])),
         value(_P, _FP),
         value(-_P, _FP),
         value(_Q, _FQ),
@@ -146,15 +158,15 @@ def weight_gradient_transform(w: Writer, s: Vectors, taps: int = 3) -> Vectors:
     b = w.builder
     p_sum, p_difference = b.fadd(s[1], s[2]), b.fsub(s[1], s[2])
     q_sum, q_difference = b.fadd(s[3], s[4]), b.fsub(s[3], s[4])
-    elements = [_sum(w, (1 / _F0, s[0]), (1 / _FP, p_sum), (1 / _FQ, q_sum))]
+    elements = [weighted_sum(w, (1 / _F0, s[0]), (1 / _FP, p_sum), (1 / _FQ, q_sum))]
     for i in range(1, taps):
         p, q = (p_difference, q_difference) if i % 2 else (p_sum, q_sum)
         last = [(1.0, s[5])] if i == taps - 1 else []
-        elements.append(_sum(w, *last, (_P**i / _FP, p), (_Q**i / _FQ, q)))
+        elements.append(weighted_sum(w, *last, (_P**i / _FP, p), (_Q**i / _FQ, q)))
     return elements
 
 
-class _Transform(Writer):
+class Transform(Writer):
     """One of the transforms, along the rows and the columns of a small matrix of vectors.
 
     Only the first ``rows`` and ``columns`` of a gradient or output exist. An output is the
@@ -190,22 +202,21 @@ class _Transform(Writer):
         masked: bool = False,
     ) -> None:
         self.transform, self.taps, self.whole, self.masked = transform, taps, whole, masked
+        self.is_output = transform is output_transform
+        self.is_gradient = transform is gradient_transform
         suffix = ("" if whole else "_part") + ("_masked" if masked else "")
         name = f"dptrain_winograd_{transform.__name__}_{taps}{suffix}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
         def body(q: ir.Value, _: Vectors) -> Vectors:
-            sizes = {gradient_transform: SIDES[self.taps], weight_transform: self.taps}
-            size = range(sizes.get(self.transform, SIDE + 2))
+            size = range(self.size())
             matrix = [[self._element(q, i, j) for j in size] for i in size]
             for _axis in range(2):
                 # Apply the transform along the first index and transpose, twice.
-                done = [self._apply(column) for column in zip(*matrix, strict=True)]
+                done = [self.apply(column) for column in zip(*matrix, strict=True)]
                 matrix = [list(column) for column in done]
-            offset = (
-                self._offset(q) if self.transform is output_transform else (self.zero, self.zero)
-            )
+            offset = self._offset(q) if self.is_output else (self.zero, self.zero)
             for i, row in enumerate(matrix):
                 for j, value in enumerate(row):
                     self._store(value, self._address("target", q, i, j), i, j, offset)
@@ -217,7 +228,13 @@ class _Transform(Writer):
         else:
             self.loop(I64(0), self.args["channels"], [], body, step=self.width)
 
-    def _apply(self, column: Vectors) -> Vectors:
+    def size(self) -> int:
+        """Return the rows and columns of the matrix that is transformed."""
+        sizes = {gradient_transform: SIDES[self.taps], weight_transform: self.taps}
+        return sizes.get(self.transform, SIDE + 2)
+
+    def apply(self, column: Vectors) -> Vectors:
+        """Transform one column."""
         if self.transform is output_transform:
             return output_transform(self, column, SIDES[self.taps])
         if self.transform is weight_gradient_transform:
@@ -237,7 +254,7 @@ class _Transform(Writer):
         return b.and_(row, column)
 
     def _element(self, q: ir.Value, i: int, j: int) -> ir.Value:
-        if self.transform is not gradient_transform:
+        if not self.is_gradient:
             return self.load(self._address("source", q, i, j))
         if self.whole or i + j == 0:
             return self.load(self._address("source", q, i, j), masked=self.masked)
@@ -254,10 +271,10 @@ class _Transform(Writer):
         self, value: ir.Value, address: ir.Value, i: int, j: int, offset: tuple[ir.Value, ir.Value]
     ) -> None:
         b, (bias, lower_bound) = self.builder, offset
-        if self.transform is output_transform:
+        if self.is_output:
             value = b.fadd(value, bias)
             value = b.select(b.fcmp_ordered("<", value, lower_bound), lower_bound, value)
-        if self.transform is not output_transform or self.whole:
+        if not self.is_output or self.whole:
             self.store(value, address)
             return
         with b.if_then(self._exists(i, j), likely=True):
@@ -271,9 +288,9 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         """Call the transform for filters of some size."""
         width, module = compiled_registers().width, builder.module
         if transform not in (output_transform, gradient_transform):
-            builder.call(_Transform(module, width, transform, taps).function, flat)
+            builder.call(Transform(module, width, transform, taps).function, flat)
             return
-        arguments = dict(zip(_Transform.ARGUMENTS, flat, strict=True))
+        arguments = dict(zip(Transform.ARGUMENTS, flat, strict=True))
         channels, side = arguments["channels"], I64(SIDES[taps])
         rest = builder.and_(channels, I64(width - 1))
         arguments["channels"] = builder.sub(channels, rest)
@@ -281,13 +298,13 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
         with builder.if_else(builder.and_(*exist), likely=True) as (all_, some):
             for whole, block in ((True, all_), (False, some)):
                 with block:
-                    function = _Transform(module, width, transform, taps, whole).function
+                    function = Transform(module, width, transform, taps, whole).function
                     builder.call(function, list(arguments.values()))
         with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
             for name in ("source", "target", "bias"):
                 arguments[name] = builder.gep(arguments[name], [arguments["channels"]])
             arguments["channels"] = rest
-            function = _Transform(module, width, transform, taps, False, True).function
+            function = Transform(module, width, transform, taps, False, True).function
             builder.call(function, list(arguments.values()))
 
     @intrinsic
@@ -394,9 +411,10 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 
 @inlined
 def multiply_matrices(  # type: ignore[no-untyped-def]
-    v, v_start, v_matrix, pitch, c, u, u_matrix, k, m_start, m_matrix, ramp, count
-):
-    """M = V U: (36, tiles, C) by (36, C, K), of which U is in panels.
+    matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, k, m_start, m_matrix, ramp,
+    count,
+):  # fmt: skip
+    """M = V U: (matrices, tiles, C) by (matrices, C, K), of which U is in panels.
 
     Args:
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
@@ -404,14 +422,14 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
         v_matrix, u_matrix, m_matrix: distances of the matrices.
     """
     table = v.view(np.int32)
-    for e in range(MATRICES):
+    for e in range(matrices):
         for p in range(0, k, PANEL):
             columns = min(PANEL, k - p)
             multiply_panel(
                 (v, v_start + e * v_matrix),
                 (table, ramp, pitch),
                 (table, ramp, 1),
-                (u, e * u_matrix + p * c, columns),
+                (u, u_start + e * u_matrix + p * c, columns),
                 (v, m_start + e * m_matrix + p),
                 (table, ramp, k),
                 (count, c, columns),
@@ -422,11 +440,11 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
 
 @inlined
 def add_products(  # type: ignore[no-untyped-def]
-    v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count
+    matrices, v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count
 ):
-    """Sums += Vᵀ M: (36, C, tiles) by (36, tiles, K); all in the memory v, the sums in panels."""
+    """Sums += Vᵀ M: (matrices, C, tiles) by (matrices, tiles, K); all in v, the sums in panels."""
     table = v.view(np.int32)
-    for e in range(MATRICES):
+    for e in range(matrices):
         for p in range(0, k, PANEL):
             columns, target = min(PANEL, k - p), sums + e * sums_matrix + p * c
             multiply_spaced(
