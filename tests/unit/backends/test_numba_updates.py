@@ -1,0 +1,54 @@
+"""Update kernels, whose ranges of equal weight decay end within blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.backends.numba import updates
+from dptrain.backends.numba.jit import Kernel
+
+SIZE = 3 * 512 + 48
+BOUNDS = np.array([0, 16, 528, 1200, SIZE], np.int64)
+DECAYS = np.array([0.0, 0.1, 0.0, 0.3], np.float32)
+RATE = 0.25
+
+
+def arrays(count: int) -> list[NDArray[np.float32]]:
+    random = np.random.default_rng(7)
+    return [random.random(SIZE, np.float32) for _ in range(count)]
+
+
+def test_every_element_has_the_weight_decay_of_its_range() -> None:
+    w, g = arrays(2)
+    decay = np.repeat(DECAYS, np.diff(BOUNDS))
+    expected = w - np.float32(RATE) * (g + decay * w)
+    updates.sgd(0, SIZE, 0, w, g, BOUNDS, DECAYS, RATE)
+    np.testing.assert_allclose(w, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "count", "settings"),
+    [
+        (updates.sgd, 2, (RATE,)),
+        (updates.sgd_momentum, 3, (0.9, True, RATE)),
+        (updates.adam, 4, (0.9, 0.999, 1e-8, RATE, 3)),
+    ],
+)
+def test_chunks_have_the_bits_of_one_range(
+    kernel: Kernel, count: int, settings: tuple[Any, ...]
+) -> None:
+    """Elements outside of a chunk do not change."""
+    whole, chunks = arrays(count), arrays(count)
+    kernel(0, SIZE, 0, *whole, BOUNDS, DECAYS, *settings)
+    for start, stop in ((528, 1040), (0, 528), (1040, SIZE)):
+        before = chunks[0].copy()
+        kernel(start, stop, 0, *chunks, BOUNDS, DECAYS, *settings)
+        outside = np.ones(SIZE, bool)
+        outside[start:stop] = False
+        np.testing.assert_array_equal(chunks[0][outside], before[outside])
+    for one, other in zip(whole, chunks, strict=True):
+        np.testing.assert_array_equal(one, other)
