@@ -237,8 +237,15 @@ class Drop(_Single):
     in_place: ClassVar[bool] = True
 
     @classmethod
+    def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
+        return super().needs(group, setting) if setting.training else GroupNeeds(alias=True)
+
+    @classmethod
     def buffers(cls, layer: Any, shape: tuple[int, ...], setting: Setting) -> dict[str, BufferSpec]:
-        return {"mask": DropoutMask.spec(shape)} if setting.training else {}
+        return {"mask": DropoutMask.spec(shape)}
+
+    def kernels(self) -> Kernels:
+        return super().kernels() if "mask" in self.arrays else {}
 
     def _mask(self) -> DropoutMask:
         index, bits = self.group.head.index, self.arrays["mask"]
@@ -246,16 +253,15 @@ class Drop(_Single):
 
     def forward(self) -> StageKernel:
         x, y = self.rows("x"), self.rows("y")
-        masks = "mask" in self.arrays
-        if masks and np.may_share_memory(x, y):
-            return self._mask().forward(x, y)
+        draw = self._mask().forward(x, y)
+        if np.may_share_memory(x, y):
+            return draw
         copy = self.thread_pool.bind(elementwise.assign, x.reshape(-1), y.reshape(-1), grain=GRAIN)
 
         def prepare(context: Context) -> None:
-            copy.set(0 if context.training and masks else context.n * self.size)
+            copy.set(0 if context.training else context.n * self.size)
 
-        keep = StageKernel((copy,), prepare)
-        return joined(self._mask().forward(x, y), keep) if masks else keep
+        return joined(draw, StageKernel((copy,), prepare))
 
     def backward(self) -> StageKernel:
         return self._mask().backward(self.rows("dy"), self.rows("dx"))

@@ -46,9 +46,13 @@ LINE = 128
 """Distance in bytes of the slots of two threads: two cache lines, which processors fetch in
 pairs."""
 NEXT, BELL, OWNER_SLEEPS, MISSED = range(0, 16, 4)
-"""Offsets in bytes of a slot's 32-bit words: unclaimed chunks, if positive; a word
-that changes when the thread is woken; whether it sleeps or is about to; the number of launches in a
-row in which another thread computed its first chunk."""
+"""Offsets in bytes of a slot's 32-bit words: unclaimed chunks, if positive; a word that changes
+when the thread is woken; whether it sleeps or is about to (`ASLEEP`), or has been woken since
+(`RUNG`); the number of launches in a row that it missed."""
+RUNG_AT = 40
+"""Offset in bytes of the 64-bit word in a slot with the time at which the thread was woken last."""
+ASLEEP, RUNG = 1, 2
+"""Values of `OWNER_SLEEPS`."""
 CLOSED = -(1 << 30)
 """Value of `NEXT` that ends a thread. Claims that fail lower `NEXT` by less."""
 BUSY, FAILED, ALONE, LAUNCHES, CALLER_SLEEPS = range(16, 36, 4)
@@ -71,6 +75,9 @@ within less."""
 PATIENCE = 32
 """Polls after which a thread claims the first chunk of another thread's range: 1 to 2 microseconds.
 A thread that polls begins within less."""
+LATE_NS = 500_000
+"""Time that a thread may take to wake up. Measured: 30 to 100 µs if its core is idle. If it takes
+longer, launches of which another thread computes its first chunk count as missed."""
 TOLERATED = 3
 """Missed launches in a row after which a thread no longer polls and is woken rarely, because it has
 no core."""
@@ -122,6 +129,25 @@ def _compute_own(memory, thread):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _count_miss(slot):  # type: ignore[no-untyped-def]
+    """Count a launch as missed by a thread, unless the thread may still be waking up."""
+    waited = monotonic_ns() - load(slot + RUNG_AT)
+    if load32(slot + OWNER_SLEEPS) != RUNG or waited > LATE_NS or waited == 0:
+        add32(slot + MISSED, 1)
+
+
+@inlined
+def _ring(slot, launches):  # type: ignore[no-untyped-def]
+    """Wake a thread if it sleeps, but rarely if it has no core."""
+    excess = min(load32(slot + MISSED) - TOLERATED, RAREST)
+    is_due = excess <= 0 or launches & ((1 << excess) - 1) == 0
+    if is_due and exchange32(slot + OWNER_SLEEPS, ASLEEP, RUNG) == ASLEEP:
+        store(slot + RUNG_AT, monotonic_ns())
+        add32(slot + BELL, 1)
+        wake(slot + BELL, 1, 0)
+
+
+@inlined
 def _compute_others(memory, thread, threads):  # type: ignore[no-untyped-def]
     """Compute chunks that are left in the ranges of other threads."""
     turns = 0
@@ -139,7 +165,7 @@ def _compute_others(memory, thread, threads):  # type: ignore[no-untyped-def]
                 claimed = _claim(slot)
                 if claimed > 0:
                     if claimed == load(memory + CHUNKS):
-                        add32(slot + MISSED, 1)
+                        _count_miss(slot)
                     _compute(memory, owner, claimed, thread)
                     _end(memory, 1)
             left = load32(slot + NEXT)
@@ -158,11 +184,8 @@ def _open(memory, record, count, ranges, chunks):  # type: ignore[no-untyped-def
     launches = add32(memory + LAUNCHES, 1)
     for thread in range(1, ranges):
         slot = memory + thread * LINE
-        if load32(slot + OWNER_SLEEPS):
-            excess = min(load32(slot + MISSED) - TOLERATED, RAREST)
-            if excess <= 0 or launches & ((1 << excess) - 1) == 0:
-                add32(slot + BELL, 1)
-                wake(slot + BELL, 1, 0)
+        if load32(slot + OWNER_SLEEPS) == ASLEEP:
+            _ring(slot, launches)
 
 
 @inlined
@@ -250,7 +273,7 @@ def _serve(memory: int, thread: int, threads: int) -> int:
         left = load32(slot + NEXT)
         if left <= 0 and not wait_while(slot + NEXT, left, SPINS if has_core else 0, 0, 0):
             bell = load32(slot + BELL)
-            store32(slot + OWNER_SLEEPS, 1)
+            store32(slot + OWNER_SLEEPS, ASLEEP)
             if load32(slot + NEXT) == left:
                 woken = wait_while(slot + BELL, bell, 0, 0, ALWAYS_NS) == 1
             store32(slot + OWNER_SLEEPS, 0)
