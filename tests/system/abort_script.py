@@ -39,7 +39,7 @@ def _main(how: str, ranks: str) -> int:
     start_job(launch.rank, launch.size)  # As the command line does before it imports MPI.
     if when == "before" and chosen:
         _fail(how)
-    world = World.connect(timeout=2.0 if how == "SIGSTOP" else 300.0)
+    world = World.connect(timeout=4.0 if how == "SIGSTOP" else 300.0)
     world.barrier()
     if how == "agree":
         world.agree(UserError("the data is missing") if chosen else None)

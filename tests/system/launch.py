@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dptrain
+from dptrain.comm.watch import process_state
 
 ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -84,6 +86,14 @@ def descendants(pid: int, word: str) -> list[int]:
             found.append(child)
         found += descendants(child, word)
     return found
+
+
+def wait_until_ended(pids: Sequence[int]) -> None:
+    """Wait until processes that were killed have ended; launchers do not always wait for them."""
+    end = time.monotonic() + 60
+    while running := [pid for pid in pids if process_state(pid) not in ("", "Z")]:
+        assert time.monotonic() < end, f"still running: {running}"
+        time.sleep(0.02)
 
 
 PARSER = """\

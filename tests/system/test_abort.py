@@ -17,8 +17,9 @@ import pytest
 from dptrain.comm.watch import process_state
 
 HERE = Path(__file__).parent
-LIMIT_S = 10.0
-"""What the project promises; no measure of speed."""
+LIMIT_S = 60.0
+"""Time limit for a whole job on a busy machine. A job that hangs takes longer: ranks wait for each
+other for 300 s."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ def test_a_stopped_rank_is_waited_for_only_so_long(temporary: Path) -> None:
     assert len(ended.said) == 1, ended.output
     assert ended.said[0].startswith("dptrain: rank 2 of 3: its process ")
     assert "is stopped (SIGSTOP?)" in ended.said[0]
-    assert "waited 2 s for all ranks to arrive" in ended.said[0]
+    assert "waited 4 s for all ranks to arrive" in ended.said[0]
     assert "Traceback" not in ended.output
     assert ended.code == 1
 
 
 def test_a_job_that_is_suspended_and_continued_goes_on(temporary: Path) -> None:
-    command, environment = _command(2, "stop_script.py", "2")
+    command, environment = _command(2, "stop_script.py", "3")
     job = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -155,7 +156,7 @@ def test_a_job_that_is_suspended_and_continued_goes_on(temporary: Path) -> None:
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for rank in ranks:
                 os.kill(rank, number)
-            time.sleep(3.0)  # The timeout is 2 s.
+            time.sleep(4.0)  # The timeout is 3 s.
         job.send_signal(signal.SIGTERM)
         output, _ = job.communicate(timeout=LIMIT_S)
     assert output.count("by SIGTERM") == 2, output

