@@ -54,11 +54,12 @@ def introduce(job: Job, display: Display, step: int) -> None:
     )
     display.print(f"data: {job.dataset.description}")
     transport = f", transport {spec.transport}" if world.size > 1 else ""
+    shards = f" in {_count(spec.shards, 'micro-shard')}" if spec.shards else ""
     warmup = f", {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else ""
     display.print(
         f"{_count(world.size, 'rank')} × {worker}, {spec.strategy}{transport}; global minibatch "
-        f"{spec.batch_size}, at most {job.local_batch} per rank; {spec.optimizer}, learning rate "
-        f"{spec.learning_rate:g} ({spec.schedule}{warmup})"
+        f"{spec.batch_size}{shards}, at most {job.local_batch} per rank; {spec.optimizer}, "
+        f"learning rate {spec.learning_rate:g} ({spec.schedule}{warmup})"
     )
     if job.run is not None:
         resumed = f", resumed after step {step}" if step else ""
