@@ -8,6 +8,8 @@ What ends a job, and who prints the cause:
 - SIGKILL, `os._exit`, a segmentation fault: the watchdog of the node (`dptrain.comm.watch`) names
   the rank. The launcher ends the other ranks; if it does not, the watchdog ends those of its node.
   The watchdogs of several nodes inform each other (`dptrain.comm.node_links`).
+- MPI_Abort does not return, for example because the launcher cannot be reached: the watchdog ends
+  this rank after `_ABORT_S`, and then the other ranks.
 - A rank that hangs or is stopped: the waits of the other ranks end after `World.timeout`. A stopped
   rank of the same node is named.
 """
@@ -33,6 +35,9 @@ from dptrain.memory import memory_user_error
 
 _JOIN_S = 5.0
 """Time in which the other ranks have to start MPI, so that they receive this rank's error."""
+
+_ABORT_S = 5.0
+"""Time in which MPI_Abort has to end this rank."""
 
 _SECOND_S = 3.0
 _OTHER_NODES_S = 1.0
@@ -144,7 +149,8 @@ def _end(job: Job, error: BaseException) -> NoReturn:
         time.sleep(_DELIVERY_S)
     else:
         time.sleep(_SECOND_S)  # The rank that claimed prints, and ends this rank too.
-    MPI.COMM_WORLD.Abort(exit_code(error))
+    with job.limit_call("MPI_Abort to end the job", _ABORT_S):
+        MPI.COMM_WORLD.Abort(exit_code(error))
     os._exit(exit_code(error))
 
 

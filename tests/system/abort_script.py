@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from dptrain.comm.abort import guard
 from dptrain.comm.job import start_job
 from dptrain.comm.launcher import find_launch
 from dptrain.comm.world import World
 from dptrain.errors import UserError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def _stuck_communicator() -> MPI.Intracomm:
+    """Return COMM_WORLD with an `Abort` that does not return and holds the interpreter's lock."""
+    from mpi4py import MPI
+
+    class StuckCommunicator(MPI.Intracomm):
+        def Abort(self, errorcode: int = 0) -> NoReturn:
+            while True:
+                ctypes.PyDLL(None).pause()
+
+    return StuckCommunicator(MPI.COMM_WORLD)
 
 
 def _fail(how: str) -> None:
@@ -26,6 +43,9 @@ def _fail(how: str) -> None:
         os._exit(0)
     if how in ("SIGKILL", "SIGSTOP"):
         os.kill(os.getpid(), getattr(signal, how))
+    if how == "stuck":
+        sys.modules["mpi4py.MPI"].COMM_WORLD = _stuck_communicator()
+        raise ZeroDivisionError("seven by nothing")
     if how == "thread":
         thread = threading.Thread(target=_fail, args=("bug",))
         thread.start()

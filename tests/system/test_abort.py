@@ -83,6 +83,7 @@ SILENT = "was killed or exited in the middle of the run"
         ("bug", 1, ZERO, 1),
         ("thread", 2, ZERO, 1),
         ("user", 2, MISSING, 2),
+        ("stuck", 1, ZERO, None),
         ("exit", 0, EXIT, 1),
         ("before.bug", 1, ZERO, 1),
         ("before.exit", 2, EXIT, 1),
