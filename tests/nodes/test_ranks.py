@@ -21,6 +21,7 @@ from tests.system.test_abort import LIMIT_S
 from tests.system.test_shards import CASES, NETWORK, expect_equal_bits, lines, train
 
 RANK_TESTS = ("tests/ranks/test_gradient_sum.py", "tests/ranks/test_equals_one_rank.py")
+pytestmark = pytest.mark.timeout(400)  # Kernels may have to be compiled.
 SELECTED = "leaves or (number and (shared or central)) or (steps and shared and 7)"
 
 
@@ -30,7 +31,7 @@ def test_ranks_of_two_nodes_equal_one_rank(nodes: Nodes, mpi: str, ranks: Sequen
     quiet = ("-p", "no:terminal")
     program = ("-n", "1", *test, ":", "-n", str(sum(ranks) - 1), *test, *quiet)
     command, variables = nodes.mpirun(ranks, *program, mpi=mpi)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
@@ -57,7 +58,7 @@ def test_ranks_of_two_nodes_compute_the_bits_of_one_rank(
     command, variables = nodes.mpirun(
         ranks, sys.executable, SEVERAL, *commands, mpi=mpi, folder=folder
     )
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     expect_equal_bits(folder, f"sgd-{mpi} adam-{mpi}", size, 1)
 

@@ -49,7 +49,7 @@ def launch(
     ranks: int = 0,
     program: Sequence[str] = ("-m", "dptrain"),
     cwd: Path | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run `dptrain` to its end."""

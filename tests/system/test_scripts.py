@@ -48,7 +48,7 @@ def start(script: str, *arguments: str, cwd: Path, **variables: str) -> str:
     """Run a script of launch/, which must succeed; what it printed."""
     done = subprocess.run(
         [LAUNCH / script, *arguments], cwd=cwd, env=environment(**variables), text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=100,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

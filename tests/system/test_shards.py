@@ -145,7 +145,7 @@ def test_open_mpi_computes_the_same_bits(folder: Path) -> None:
         line = [home / "bin" / "mpirun", "--oversubscribe", "-n", str(ranks), sys.executable]
         commands = [shlex.join(map(str, words)) for words in lines(named_runs(runs, ranks, 1))]
         subprocess.run(
-            [*line, SEVERAL, *commands], cwd=folder, env=variables, check=True, timeout=100
+            [*line, SEVERAL, *commands], cwd=folder, env=variables, check=True, timeout=300
         )
         expect_equal_bits(folder, runs, ranks, 1)
 

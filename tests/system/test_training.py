@@ -324,7 +324,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_begun_again(tmp_path: Path)
 def wait_for_steps(run: Path) -> None:
     """Return when training has written its first line of metrics."""
     lines = run / "metrics.jsonl"
-    deadline = time.monotonic() + 100  # Kernels may have to be compiled.
+    deadline = time.monotonic() + 300  # Kernels may have to be compiled.
     while not (lines.exists() and lines.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.05)
