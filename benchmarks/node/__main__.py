@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 SECTIONS = (
-    "threads", "ranks", "sums", "two-cores", "shards", "inference", "outside", "filters"
+    "threads", "stages", "ranks", "sums", "two-cores", "shards", "inference", "outside", "filters"
 )  # fmt: skip
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 

@@ -155,7 +155,7 @@ def _measure_layer(session: Session, layer: str, entries: dict[str, Entry]) -> N
         # One round each, because the stages' times are collected after each.
         measure(entries, rounds=1, block_s=session.settings.block_s / 2)
         for name, entry in entries.items():
-            details = entry.team.details(entry.key)
+            [details] = entry.team.details(entry.key)
             for phase, time_ns in details["ns"].items():
                 per_product = time_ns / (details["flops"][phase] / 2)
                 found.setdefault((int(name), phase), []).append(per_product)

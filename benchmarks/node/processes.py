@@ -137,11 +137,11 @@ class Team:
             worker.send(request)
         return [Timed(reply["begins"], reply["ends"]) for reply in self._replies()]
 
-    def details(self, key: str) -> dict[str, Any]:
-        """Return the further measurements of the first process's program."""
-        self.workers[0].send({"do": "details", "key": key})
-        details: dict[str, Any] = self.workers[0].reply()["details"]
-        return details
+    def details(self, key: str) -> list[dict[str, Any]]:
+        """Return the further measurements of the program in each process."""
+        for worker in self.workers:
+            worker.send({"do": "details", "key": key})
+        return [reply["details"] for reply in self._replies()]
 
     def drop(self, key: str) -> None:
         """Release a program."""

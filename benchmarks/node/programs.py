@@ -53,6 +53,12 @@ def _dptrain_stages(spec: Spec, session: Session) -> Runner:
     return stage_runner(spec)
 
 
+def _dptrain_timed_stages(spec: Spec, session: Session) -> Runner:
+    from benchmarks.node.stages import stages_runner
+
+    return stages_runner(spec)
+
+
 def _torch_gradients(spec: Spec, session: Session) -> Runner:
     from benchmarks.node.filters import torch_gradients
 
@@ -139,6 +145,7 @@ PROGRAMS: dict[str, Callable[[Spec, Session], Runner]] = {
     "dptrain training": _dptrain_training,
     "dptrain inference": _dptrain_inference,
     "dptrain stages": _dptrain_stages,
+    "dptrain timed stages": _dptrain_timed_stages,
     "dptrain engine": _rank_program("engine"),
     "dptrain copy": _rank_program("meeting_copy"),
     "dptrain sum": _rank_program("gradient_sum"),

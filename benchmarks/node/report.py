@@ -16,6 +16,7 @@ from benchmarks.node.section_tables import (
     outside_table,
     ranks_table,
     shards_table,
+    stages_table,
     sums_table,
     threads_table,
 )
@@ -23,6 +24,7 @@ from benchmarks.tables import Table, document, new_files
 
 TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "threads": threads_table,
+    "stages": stages_table,
     "ranks": partial(ranks_table, "Ranks with one thread each"),
     "two-cores": partial(ranks_table, "Ranks on two cores"),
     "sums": sums_table,

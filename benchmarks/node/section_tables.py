@@ -30,6 +30,31 @@ def threads_table(rows: Rows) -> Table:
     return Table("Training step by threads: median (quartiles)", columns, tuple(lines))
 
 
+def stages_table(rows: Rows) -> Table:
+    """Return the stages by network and number of threads, and what waiting would cost copies."""
+    lines = []
+    for network in rows.values("network"):
+        of_network = rows.where(network=network)
+        for count in sorted(set(of_network.values("threads")) - {1}):
+            here = of_network.where(threads=count)
+            for stage in here.values("stage"):
+                case = here.where(stage=stage)
+                single = of_network.one(program=threads.OURS, threads=1, stage=stage, kind="mean")
+                copies = case.where(program=threads.COPIES)
+                lines.append((
+                    f"{network}@{case.values('batch')[0]}", str(count), stage, time_of(single),
+                    time_of(case.one(program=threads.OURS, kind="mean")),
+                    "" if single is None else f"{single['median_ms'] / count:.3g}",
+                    time_of(copies.one(kind="mean")), time_of(copies.one(kind="slowest")),
+                    time_of(copies.one(kind="slowest step")),
+                ))  # fmt: skip
+    columns = (
+        "network", "threads", "stage", "1 thread ms", "ms", "ideal ms", "copies ms",
+        "waiting by stage ms", "by step ms",
+    )  # fmt: skip
+    return Table("Stages of a training step by threads: median (quartiles)", columns, tuple(lines))
+
+
 def outside_table(rows: Rows) -> Table:
     """Return training steps of the networks outside the benchmark set."""
     lines = []

@@ -15,6 +15,7 @@ from benchmarks.node.report import Report
 from benchmarks.node.running import MissingError
 from benchmarks.node.session import Session, Settings
 from benchmarks.node.shards import measure_shards
+from benchmarks.node.stages import measure_stages
 from benchmarks.node.sums import measure_sums
 from benchmarks.node.threads import measure_outside, measure_threads
 from benchmarks.progress import Progress
@@ -23,6 +24,7 @@ from dptrain.machine import own_cores
 
 SECTIONS: Mapping[str, Callable[[Session], None]] = {
     "threads": measure_threads,
+    "stages": measure_stages,
     "ranks": measure_ranks,
     "sums": measure_sums,
     "two-cores": measure_two_cores,

@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 from benchmarks.coarse_check import WrongResultError, require_agreement
-from benchmarks.node import mpi, programs, ranks, rounds, sums, traffic
+from benchmarks.node import mpi, programs, ranks, rounds, stages, sums, traffic
 from benchmarks.node.processes import Processes, Team, Worker, WorkerError
 from benchmarks.node.report import Report
 from benchmarks.node.rounds import Entry, combine, measure, quotient
+from benchmarks.node.rows import Rows
 from benchmarks.node.running import MissingError, Runner, Timed, run_steps
+from benchmarks.node.section_tables import stages_table
 from benchmarks.node.session import Session, Settings
 from benchmarks.node.suite import make_settings
 from benchmarks.node.worker import Server, cores_of, launched_rank
 from benchmarks.progress import Progress
 from dptrain.errors import UserError
+from dptrain.machine import own_cores
 
 MS = 1_000_000
 
@@ -59,6 +62,34 @@ def test_ranks_share_a_step_and_copies_do_not() -> None:
     median, wall = combine([one, late], shares_steps=False)
     assert median == pytest.approx(9.0)
     assert wall == pytest.approx(2 / (2 / 20 + 2 / 18))
+
+
+def test_waiting_for_the_slowest_copy_by_stage_and_by_step() -> None:
+    copies = np.array([[[1, 5], [2, 2]], [[3, 1], [4, 6]], [[2, 3], [3, 4]]])
+    times = {kind: values.tolist() for kind, values in stages.stage_times(copies).items()}
+    assert times == {
+        "mean": [2.5, 3.5, 6.0],
+        "slowest": [3.5, 5.5, 9.0],
+        "slowest step": [8.0],  # 6 and 10
+    }
+
+
+def test_stages_of_threads_and_copies_are_timed() -> None:
+    cores = tuple(sorted(own_cores()))
+    counts = tuple(sorted({1, min(2, len(cores))}))
+    settings = Settings(("stages",), cores, counts, ("model0",), (), 1, 0.01, 30.0, True)
+    session = Session(settings, Progress())
+    stages.measure_stages(session)
+    rows = Rows(session.rows["stages"])
+    for program in ("dptrain", "copies"):
+        for count in counts:
+            times = rows.where(program=program, threads=count, kind="mean")
+            [step] = times.where(stage="step")
+            parts = [row["median_ms"] for row in times if row is not step]
+            assert len(parts) == 15
+            assert step["median_ms"] > max(parts) > 0
+    stages_of_table = {line[2] for line in stages_table(rows).rows}
+    assert len(counts) == 1 or "conv1+relu1+pool1.forward" in stages_of_table
 
 
 def test_a_ratio_is_the_median_of_the_rounds_that_both_have() -> None:
