@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dptrain.backends.numba import winograd_geometry
+from dptrain.backends.numba import winograd_geometry, winograd_strided_convolution
+from dptrain.backends.numba.algorithms import has_enough_tiles
 from dptrain.backends.numba.amx import SIDE, available, compiled_for_amx
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
@@ -31,7 +32,7 @@ def explain(
     name = _name(algorithm, shape)
     return Explanation(
         name, _tile(algorithm, shape, phase), _units(algorithm, phase, work),
-        _reason(name, shape, phase, winograd),
+        _reason(name, shape, phase, work, winograd),
     )  # fmt: skip
 
 
@@ -71,12 +72,14 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _reason(name: str, shape: Shape, phase: Phase, winograd: bool) -> str:
+def _reason(name: str, shape: Shape, phase: Phase, work: Work, winograd: bool) -> str:
     size = "×".join(map(str, shape.window))
     if name.startswith("Winograd"):
         compared = "estimated faster than AMX" if available() else _no_amx()
         return f"{size}, stride {shape.strides[0]}; {compared}"
     unusable = _why_not_winograd(shape, winograd)
+    if not (work.by_shape or unusable or has_enough_tiles(shape, work.batch_size)):
+        unusable = "too few tiles in a batch for Winograd"
     if name.startswith("AMX"):
         return f"{unusable or 'estimated faster than Winograd'}; AMX is available"
     return f"{unusable or 'too few channels for Winograd'}; {_why_not_amx(shape, phase)}"
@@ -87,6 +90,8 @@ def _why_not_winograd(shape: Shape, winograd: bool) -> str:
     c, k, size = shape.maps[2], shape.out[2], "×".join(map(str, shape.window))
     if not winograd:
         return "fp32-direct excludes Winograd"
+    if winograd_strided_convolution.supports(shape):
+        return ""
     if shape.strides != (1, 1):
         return "stride {}×{}: no Winograd".format(*shape.strides)
     if shape.window not in ((3, 3), (5, 5)):

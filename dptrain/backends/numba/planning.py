@@ -62,17 +62,20 @@ class Shape:
 
 @dataclass(frozen=True)
 class Work:
-    """The samples and threads of a step, on which only the division into units depends.
+    """The samples and threads of a step, on which the division into units depends.
 
     Attributes:
         batch_size: largest number of samples in a step.
         threads: compute threads.
         rows: rows of partial sums of the weight gradient.
+        by_shape: True if the algorithm must follow from the shape alone, and not from the number of
+            samples.
     """
 
     batch_size: int = 1
     threads: int = 1
     rows: int = 1
+    by_shape: bool = True
 
     def items(self, phase: Phase) -> int:
         """Return the number of samples or, for the weight gradient, of rows of partial sums."""

@@ -107,7 +107,7 @@ class Convolution(Operation):
             kernel; and its items for each sample or row of partial sums.
         """
         rows = len(self.arrays["partial"]) if "partial" in self.arrays else 1
-        work = Work(len(self.arrays["x"]), self.thread_pool.threads, rows)
+        work = Work(len(self.arrays["x"]), self.thread_pool.threads, rows, self.shards > 0)
         algorithm = _select(self.group, self.precision, work)[phase]
         shared, scratch = self.arrays[_SHARED[phase]], self.arrays[_SCRATCH[phase]]
         launch = self.thread_pool.bind(
@@ -191,7 +191,7 @@ def _select(group: Group, precision: str, work: Work) -> Mapping[Phase, Algorith
 
 def _work(setting: Setting) -> Work:
     rows = setting.shards or rows_of_partial_sums(setting.batch_size, setting.threads)
-    return Work(setting.batch_size, setting.threads, rows)
+    return Work(setting.batch_size, setting.threads, rows, setting.shards > 0)
 
 
 def _shape(group: Group) -> Shape:

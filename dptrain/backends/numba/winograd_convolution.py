@@ -434,7 +434,8 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
     vectors = geo.k_vectors // width * last_b // blocks * width - first_k
     channels = min(vectors, geo.k - first_k)
     _fill_scratch(geo, mine)
-    mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
+    if begin == end:
+        mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
     g, last_g = begin * down, end * down
     while g < last_g:
         block = min(geo.block_rows, last_g - g)
@@ -457,6 +458,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
             add_products(
                 MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, geo.m_offset,
                 geo.m_stride, vectors, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
+                g == begin * down and panel == 0,
             )  # fmt: skip
         g += block
     _finish_gradient(geo, first_k, channels, vectors, argmax is not None, mine, sums)

@@ -349,7 +349,8 @@ def _store_phase(geo, n, row, rows, f, g, u, dx, mine):  # type: ignore[no-untyp
 def _sum_row(begin, end, first_k, filters, x, dy, sums, geo, mine):  # type: ignore[no-untyped-def]
     """Write dw and then db of samples `begin` to `end` and some filters to `sums`."""
     channels, k, down, across = PHASES * geo.c, geo.k, geo.tiles_down, geo.tiles_across
-    mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
+    if begin == end:
+        mine[geo.sums_offset : geo.sums_offset + MATRICES * geo.u_stride] = 0
     mine[geo.bias_offset : geo.bias_offset + filters] = 0
     g, last = begin * down, end * down
     while g < last:
@@ -374,6 +375,7 @@ def _sum_row(begin, end, first_k, filters, x, dy, sums, geo, mine):  # type: ign
         add_products(
             MATRICES, mine, geo.v_offset, geo.v_stride, channels, channels, geo.m_offset,
             geo.m_stride, filters, geo.sums_offset, geo.u_stride, geo.ramp_offset, tile,
+            g == begin * down,
         )  # fmt: skip
         g += block
     _finish_gradient(geo, first_k, filters, mine, sums)

@@ -440,9 +440,14 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
 
 @inlined
 def add_products(  # type: ignore[no-untyped-def]
-    matrices, v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count
-):
-    """Sums += Vᵀ M: (matrices, C, tiles) by (matrices, tiles, K); all in v, the sums in panels."""
+    matrices, v, v_start, v_matrix, pitch, c, m_start, m_matrix, k, sums, sums_matrix, ramp, count,
+    is_first,
+):  # fmt: skip
+    """Sums += Vᵀ M: (matrices, C, tiles) by (matrices, tiles, K); all in v, the sums in panels.
+
+    Args:
+        is_first: True to store the products without reading the sums.
+    """
     table = v.view(np.int32)
     for e in range(matrices):
         for p in range(0, k, PANEL):
@@ -452,7 +457,7 @@ def add_products(  # type: ignore[no-untyped-def]
                 (table, ramp, 1),
                 (table, ramp, pitch),
                 (v, m_start + e * m_matrix + p, k),
-                (v, target, columns),
+                (v, target, -1 if is_first else columns),
                 (v, target),
                 (table, ramp, columns),
                 (c, count, columns),

@@ -9,7 +9,7 @@ import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.numba import algorithms as choice
-from dptrain.backends.numba.algorithms import Shape, select_algorithms
+from dptrain.backends.numba.algorithms import Shape, Work, select_algorithms
 from dptrain.backends.numba.fused_pooling import NoPool
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase
@@ -69,6 +69,18 @@ def test_vectors_without_amx(monkeypatch):
 def test_scratch_is_as_long_as_the_geometry_states():
     found = select_algorithms(Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)))
     assert found[Phase.FORWARD].scratch == found[Phase.FORWARD].geometry.scratch_size
+
+
+def test_few_tiles_are_computed_directly_unless_the_shape_alone_must_decide(monkeypatch):
+    monkeypatch.setattr(choice, "available", lambda: False)
+    shape = Shape((8, 8, 64), (8, 8, 64), (3, 3), (1, 1), (1, 1))
+    for work, expected in (
+        (Work(1, by_shape=False), "direct_convolution"),
+        (Work(1), "winograd_convolution"),
+        (Work(8, by_shape=False), "winograd_convolution"),
+    ):
+        found = select_algorithms(shape, work).values()
+        assert {each.kernel.py_func.__module__.rpartition(".")[2] for each in found} == {expected}
 
 
 UNIT = 2.0**-24
