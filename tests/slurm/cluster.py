@@ -39,7 +39,7 @@ PROGRAMS = (
 WITH_US = ("setpriv", "--pdeathsig", "TERM")
 """What a daemon is started by, so that it ends with this process, even if that is killed."""
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-_PATIENCE_S = 90.0
+_PATIENCE_S = 240.0
 
 CONFIGURATION = """\
 ClusterName=test
@@ -65,7 +65,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 SlurmdParameters=config_overrides
 MpiDefault=none
-KillWait=5
+KillWait=30
 GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES State=UP

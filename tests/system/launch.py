@@ -14,6 +14,7 @@ from typing import Any
 
 import dptrain
 from dptrain.comm.watch import process_state
+from dptrain.training.job import COMPILING
 
 ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
@@ -53,7 +54,7 @@ def launch(
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run `dptrain` to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         command(*map(str, arguments), ranks=ranks, program=program),
         capture_output=True,
         text=True,
@@ -62,6 +63,13 @@ def launch(
         cwd=cwd,
         env=environment(**variables),
     )
+    done.stderr = without_notice(done.stderr)
+    return done
+
+
+def without_notice(errors: str) -> str:
+    """Remove the line that a job prints if the compilation of its kernels takes more than 2 s."""
+    return errors.replace(f"dptrain: {COMPILING}\n", "")
 
 
 def succeed(*arguments: Any, **options: Any) -> str:
