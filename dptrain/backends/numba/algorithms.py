@@ -13,6 +13,7 @@ geometry.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +26,14 @@ from dptrain.backends.numba import (
     winograd_strided_convolution,
 )
 from dptrain.backends.numba.amx import SIDE, available
-from dptrain.backends.numba.planning import KERNELS, Algorithm, Shape, Work, kernel_of
+from dptrain.backends.numba.planning import (
+    KERNELS,
+    MIN_MULTIPLY_ADDS,
+    Algorithm,
+    Shape,
+    Work,
+    kernel_of,
+)
 from dptrain.backends.numba.winograd_transforms import SIDE as WINOGRAD_SIDE
 from dptrain.backends.numba.winograd_transforms import SIDES
 from dptrain.plan.lowering import Phase
@@ -36,6 +44,14 @@ Candidate = tuple[ModuleType, Any]
 """Module of an algorithm and its geometry, which contains `scratch_size`."""
 
 
+SAVED: Mapping[type, int] = {
+    winograd_geometry.WinogradGeometry: 8,
+    winograd_rgb_convolution.WinogradRgbGeometry: 4,
+}
+"""How many times more multiply-adds of a Winograd convolution are worth one more thread: it
+computes a quarter as many products, and each thread fetches all transformed weights. Measured
+without this limit on 2 cores of an Intel Xeon (AVX-512), 16 → 32 channels, 16 × 16, one sample:
+18.6 µs on two threads, 12.4 µs on one."""
 MIN_RGB_FILTERS = 12
 """Smallest number of filters for which the transforms of colour images pay."""
 FEWEST_TILES, FEWEST_STRIDED_TILES = 12, 24
@@ -56,7 +72,19 @@ def select_algorithms(
     """
     work = work or Work()
     winograd = winograd and (work.by_shape or has_enough_tiles(shape, work.batch_size))
-    return {phase: _plan(shape, phase, work, winograd) for phase in KERNELS}
+    return {
+        phase: _with_worthwhile_ranges(_plan(shape, phase, work, winograd), shape, phase, work)
+        for phase in KERNELS
+    }
+
+
+def _with_worthwhile_ranges(
+    algorithm: Algorithm, shape: Shape, phase: Phase, work: Work
+) -> Algorithm:
+    """Return the algorithm with fewer ranges if the whole stage takes only a few microseconds."""
+    least = MIN_MULTIPLY_ADDS * SAVED.get(type(algorithm.geometry), 1)
+    units = work.worthwhile_units(shape, phase, algorithm.units, least)
+    return replace(algorithm, grain=max(algorithm.grain, units))
 
 
 def has_enough_tiles(shape: Shape, samples: int) -> bool:

@@ -20,7 +20,6 @@ from dptrain.backends.numba.amx_operands import pack_columns, pack_rows
 from dptrain.backends.numba.dense_blocks import (
     CHUNKS,
     MAX_CHUNKED_OUTPUTS,
-    MIN_CHUNKED_INPUTS,
     Blocks,
 )
 from dptrain.backends.numba.jit import inlined, kernel
@@ -32,6 +31,8 @@ _BLOCK = 256
 """Largest number of samples and of steps in one product."""
 _WIDE = 640
 """Columns of w in a block: with `_BLOCK` split rows, the block stays in the L2 cache."""
+_MIN_CHUNKED_INPUTS = 4096
+"""Smallest number of inputs of a layer with chunks."""
 _HIGH = 256
 """Rows of w in a block whose columns are steps."""
 _SAMPLES = 64
@@ -103,7 +104,7 @@ def _cost(high: int, wide: int) -> int:
 def forward_blocks(samples: int, threads: int, inputs: int, outputs: int) -> Blocks:
     """Return the blocks of `dense_forward`; the chunks follow from the shape."""
     chunk = inputs
-    if inputs >= MIN_CHUNKED_INPUTS and outputs <= MAX_CHUNKED_OUTPUTS:
+    if inputs >= _MIN_CHUNKED_INPUTS and outputs <= MAX_CHUNKED_OUTPUTS:
         chunk = -(-inputs // (CHUNKS * _BLOCK)) * _BLOCK
     high, wide = _divide(samples, outputs, -(-threads // -(-inputs // chunk)))
     return Blocks(high, wide, chunk, _BLOCK, by_shape=1)

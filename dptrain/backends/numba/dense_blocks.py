@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MIN_OPERATIONS = 100_000
-"""Multiply-adds that are worth one more thread: 3 to 6 µs."""
+MIN_OPERATIONS = 300_000
+"""Multiply-adds that are worth one more thread: 5 µs, of which its start takes one and the transfer
+of its operands to its core another."""
+FIRST = 3
+"""Multiply-adds that take as long as the read of one element of w from the L2 cache."""
 READ = 20
 """Multiply-adds that take as long as reading one element of w, which prefetches hide."""
 COPY = 12
@@ -14,12 +17,16 @@ STEPS = 256
 """Largest number of steps of a product: a panel of B with this many stays in the L1 cache."""
 ROWS_IN_CACHE = 98304
 """Elements of w that are read at a time: they stay in the L2 cache, next to the following ones."""
+LINE = 16
+"""Elements of a cache line."""
 ROWS = 384
 """Rows of dw for which packing dy takes about 3% of the time."""
 CHUNKS = 16
-"""Chunks into which forward divides a long sum, so that many threads share it for few outputs."""
-MIN_CHUNKED_INPUTS, MAX_CHUNKED_OUTPUTS = 4096, 511
-"""Smallest number of inputs and largest number of outputs of a layer with chunks."""
+"""Largest number of chunks into which forward divides a sum, so that each thread reads only a part
+of w, which its samples use too few times to divide them instead."""
+MIN_CHUNK, MIN_CHUNKED_WEIGHTS, MAX_CHUNKED_OUTPUTS = 512, 65536, 511
+"""Smallest number of inputs of a chunk, and smallest number of weights and largest number of
+outputs of a layer with chunks."""
 
 
 class Blocks(NamedTuple):
@@ -42,7 +49,7 @@ class Blocks(NamedTuple):
     @property
     def grain(self) -> int:
         """Items that are worth one more thread."""
-        return -(-MIN_OPERATIONS // (self.samples * self.features * self.chunk))
+        return -(-MIN_OPERATIONS // _operations(self.samples, self.features, self.chunk))
 
     def num_items(self, samples: int, features: int, summed: int) -> int:
         """Return the number of items: blocks of samples × chunks × blocks of features."""
@@ -54,11 +61,12 @@ def forward_blocks(
     samples: int, inputs: int, outputs: int, threads: int, *, by_shape: bool
 ) -> Blocks:
     """Return the blocks of `matmul.dense_forward`."""
-    steps = max(64, min(STEPS, ROWS_IN_CACHE // outputs))
     chunk = inputs
-    if inputs >= MIN_CHUNKED_INPUTS and outputs <= MAX_CHUNKED_OUTPUTS:
-        chunk = -(-inputs // (CHUNKS * steps)) * steps
-    steps = _even(chunk, steps)
+    if inputs * outputs >= MIN_CHUNKED_WEIGHTS and outputs <= MAX_CHUNKED_OUTPUTS:
+        # A power of two divides evenly among usual numbers of threads.
+        most = max(1, min(CHUNKS, inputs // MIN_CHUNK))
+        chunk = min(inputs, _rounded_up(inputs, 1 << most.bit_length() - 1, LINE))
+    steps = _even(chunk, max(64, min(STEPS, ROWS_IN_CACHE // outputs)))
     chunks = -(-inputs // chunk)
     across, down = _grid(samples, outputs, chunk, -(-threads // chunks), unit=(4, 16), split=COPY)
     return Blocks(down, across, chunk, steps, int(by_shape))
@@ -77,7 +85,7 @@ def weight_gradient_grain(samples: int, inputs: int, outputs: int, threads: int)
 
     It packs dy for them, and fewer than `ROWS` take too little time compared with that.
     """
-    worthwhile = -(-MIN_OPERATIONS // max(1, samples * outputs))
+    worthwhile = -(-MIN_OPERATIONS // _operations(samples, outputs, 1))
     return max(worthwhile, min(ROWS, -(-inputs // threads)))
 
 
@@ -93,7 +101,7 @@ def _grid(
         unit: samples and features of a register tile.
         split: multiply-adds that blocks of fewer than all features cost for each of them.
     """
-    useful = max(1, min(threads, samples * features * summed // MIN_OPERATIONS))
+    useful = max(1, min(threads, _operations(samples, features, summed) // MIN_OPERATIONS))
 
     def block(across: int) -> tuple[int, int]:
         return (
@@ -107,6 +115,11 @@ def _grid(
 
     wide, high = block(min(range(1, useful + 1), key=cost))
     return min(wide, features), min(high, samples)
+
+
+def _operations(samples: int, features: int, summed: int) -> int:
+    """Return the time of a product with w as a number of multiply-adds."""
+    return (samples + FIRST) * features * summed
 
 
 def _rounded_up(total: int, parts: int, unit: int) -> int:

@@ -105,8 +105,10 @@ def _forward_few_samples(x, w, b, y, relu, first, last, i_first, i_last, o_first
     in_registers = o_last - o_first == outputs and fits_registers(outputs)
     whole = i_last - (i_last - i_first) % 4
     for n in range(first, last):
-        for o in range(o_first, o_last):
-            y[n, o] = b[o] if i_first == 0 else np.float32(0)
+        if i_first == 0:
+            copy(b, o_first, y.reshape(-1), n * outputs + o_first, o_last - o_first)
+        else:
+            y[n, o_first:o_last] = 0
         if in_registers:
             y_start = n * outputs
             multiply_row(

@@ -5,10 +5,12 @@ An algorithm's module defines ``plan(shape, phase, work)``, which returns an `Al
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from dptrain.backends.numba.vector import compiled_registers
 from dptrain.plan.lowering import Phase
 
 KERNELS = {
@@ -22,6 +24,10 @@ ACCEPTED_BALANCE = 0.965
 COST_OF_A_UNIT = 0.01
 """Assumed cost of one more unit of a sample, as a share of the sample's time: rows that two bands
 share are loaded twice, and tiles end at the end of a band."""
+
+MIN_MULTIPLY_ADDS = 300_000
+"""Multiply-adds of a direct convolution that are worth one more thread: 5 µs. A thread starts
+within a microsecond, but fetches weights and maps from another core's cache at 20 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,15 @@ class Shape:
         """Padding of dy (top, left) for the input gradient."""
         return self.window[0] - 1 - self.pads[0], self.window[1] - 1 - self.pads[1]
 
+    def multiply_adds(self, phase: Phase) -> int:
+        """Return the multiply-adds of a sample, with whole vectors of channels of the result."""
+        width = compiled_registers().width
+        channels, results = self.maps[2], self.out[2]
+        if phase is Phase.BACKWARD_INPUT:
+            channels, results = results, channels
+        products = math.prod(self.out[:2]) * math.prod(self.window) * channels
+        return products * (-(-results // width) * width)
+
     @property
     def is_plain(self) -> bool:
         """True if strides are 1 and no filter position is entirely in the padding."""
@@ -81,6 +96,18 @@ class Work:
         """Return the number of samples or, for the weight gradient, of rows of partial sums."""
         return self.rows if phase is Phase.BACKWARD_WEIGHT else self.batch_size
 
+    def worthwhile_units(self, shape: Shape, phase: Phase, units: int, least: int) -> int:
+        """Return the number of units that are worth one more thread.
+
+        Args:
+            shape: the convolution.
+            phase: forward or one of the two backward phases.
+            units: units of each item.
+            least: multiply-adds that are worth one more thread.
+        """
+        samples = self.batch_size // self.rows if phase is Phase.BACKWARD_WEIGHT else 1
+        return max(1, least * units // (max(1, samples) * shape.multiply_adds(phase)))
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -95,6 +122,7 @@ class Algorithm:
         prepare: kernel with the arguments (w, geometry, shared) that transforms the weights before
             each launch; None if nothing is transformed.
         prepare_items: number of items of `prepare`.
+        prepare_grain: smallest number of them for which one more thread is worth its start.
         shared: float32 elements that `prepare` writes and all threads read.
         grain: smallest number of items for which one more thread is worth its start.
     """
@@ -107,6 +135,7 @@ class Algorithm:
     prepare_items: int = 0
     shared: int = 0
     grain: int = 1
+    prepare_grain: int = 1
 
 
 def units_per_item(items: int, threads: int, most: int, least: int = 1) -> int:

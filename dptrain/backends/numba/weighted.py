@@ -120,8 +120,9 @@ class Convolution(Operation):
         if algorithm.prepare is None:
             return (), launch, algorithm.units
         transform = self.thread_pool.bind(
-            algorithm.prepare, self.arrays["weight"], algorithm.geometry, shared
-        )
+            algorithm.prepare, self.arrays["weight"], algorithm.geometry, shared,
+            grain=algorithm.prepare_grain,
+        )  # fmt: skip
         transform.set(algorithm.prepare_items)
         return (transform,), launch, algorithm.units
 
@@ -313,8 +314,9 @@ class FullyConnected(Operation):
         sums = self.arrays["chunk_sums"]
         accumulate = self._block_stage(Phase.FORWARD, *operands, sums, False)
         add = self.thread_pool.bind(
-            matmul.add_chunks, sums.reshape(len(sums), -1), self.flat("y"), relu, grain=GRAIN
-        )
+            matmul.add_chunks, sums.reshape(len(sums), -1), self.flat("y"), relu,
+            grain=GRAIN // len(sums),
+        )  # fmt: skip
 
         return joined(accumulate, each(add, self.size))
 

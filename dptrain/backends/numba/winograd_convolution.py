@@ -41,6 +41,9 @@ from dptrain.backends.numba.winograd_transforms import (
 )
 from dptrain.plan.lowering import Phase
 
+WEIGHTS = 1024
+"""Pairs of channels whose transform is worth one more thread: 7 µs."""
+
 
 def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
     """Return the Winograd algorithm of a phase of a convolution that `supports` accepts."""
@@ -66,7 +69,10 @@ def plan(shape: Shape, phase: Phase, work: Work) -> Algorithm:
         kernel, prepare = conv2d_forward, prepare_forward
     else:
         kernel, prepare = conv2d_backward_input, prepare_backward_input
-    return Algorithm(kernel, geometry, scratch, bands, prepare, items, weights, grain=grain)
+    prepare_grain = -(-WEIGHTS // (CHANNELS_PER_ITEM * int(geometry.k_vectors)))
+    return Algorithm(
+        kernel, geometry, scratch, bands, prepare, items, weights, grain, prepare_grain
+    )
 
 
 def _some(pool, argmax):  # type: ignore[no-untyped-def]

@@ -151,3 +151,10 @@ def test_a_replica_without_winograd():
         outputs.append(np.array(replica.predict(x)))
     assert not np.array_equal(*outputs)
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("batch_size", "ranges"), [(1, 1), (32, 2)])
+def test_a_launch_of_a_few_microseconds_has_one_range(batch_size, ranges):
+    shape = Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1))
+    forward = select_algorithms(shape, Work(batch_size, threads=2))[Phase.FORWARD]
+    assert min(2, -(-batch_size * forward.units // forward.grain)) == ranges

@@ -227,7 +227,8 @@ def test_results_of_a_sample_depend_on_the_shape_of_the_layer_alone(shape):
 )
 def test_small_batches_use_all_threads_if_there_is_enough_work(samples, inputs, outputs, threads):
     kernels = matmul.dense_kernels(samples, threads, inputs, outputs)
-    enough = samples * inputs * outputs >= threads * dense_blocks.MIN_OPERATIONS
+    operations = (samples + dense_blocks.FIRST) * inputs * outputs
+    enough = operations >= threads * dense_blocks.MIN_OPERATIONS
     forward, backward = kernels[Phase.FORWARD].blocks, kernels[Phase.BACKWARD_INPUT].blocks
     assert (forward.num_items(samples, outputs, inputs) >= threads) == enough
     assert (backward.num_items(samples, inputs, outputs) >= threads) == enough
