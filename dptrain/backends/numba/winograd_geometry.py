@@ -14,8 +14,9 @@ from dptrain.backends.numba.winograd_transforms import INTEGERS, MATRICES, SIDE,
 
 LINE = 16
 """Float32 elements of a cache line."""
-FEWEST = 12
-"""Smallest number of input and output channels. Below, the transforms cost as much as they save."""
+FEWEST, FEWEST_WITH_MANY, MANY = 12, 8, 32
+"""Smallest number of input or output channels, and if the other number is at least `MANY`. Below,
+the transforms cost as much as they save."""
 CHANNELS_PER_ITEM = 16
 """Input channels that one item of the kernels that transform weights processes."""
 WIDEST = 64
@@ -26,7 +27,8 @@ TILE_HEIGHT = 12
 
 def supports(window: tuple[int, int], strides: tuple[int, int], c: int, k: int) -> bool:
     """Return whether the kernels support a convolution and it has enough channels to be faster."""
-    return min(c, k) >= FEWEST and window in ((3, 3), (5, 5)) and strides == (1, 1)
+    enough = min(c, k) >= (FEWEST_WITH_MANY if max(c, k) >= MANY else FEWEST)
+    return enough and window in ((3, 3), (5, 5)) and strides == (1, 1)
 
 
 def is_faster_than_amx(maps: tuple[int, int], fewest: int, forward: bool) -> bool:
@@ -148,14 +150,14 @@ def make_geometry(
     # One additional cache line; otherwise all matrices would map to the same sets of the cache.
     v_stride, m_stride = tiles * c_vectors + LINE, tiles * k_vectors + LINE
     u_stride = c * k_vectors + LINE
-    ramp_size = max(c, tiles, 256)
+    ramp_size = max(c, k, tiles, 256)
     regions = (
         MATRICES * v_stride,
         MATRICES * m_stride,
         (height + taps - 1) * padded_width * c + c_vectors,
         (height + max(pool_height, taps - 1)) * max(width * c, w_out * k) if pool_height else 0,
         MATRICES * u_stride if gradient else 0,
-        taps**2 * k_vectors,
+        taps**2 * max(c_vectors, k_vectors),
         k_vectors,
         max(c_vectors, k_vectors),
         ramp_size,

@@ -25,6 +25,7 @@ CASES = {
     "uneven pads": (2, (6, 9, 32), 48, (3, 3), (1, 1), ((2, 1), (0, 3))),
     "channels that do not fill vectors": (3, (9, 11, 17), 24, (3, 3), (1, 1), SAME),
     "filters that do not fill vectors": (2, (10, 9, 32), 40, (3, 3), (1, 1), SAME),
+    "channels that fill vectors better": (2, (6, 9, 40), 20, (3, 3), (1, 1), SAME),
     "few channels": (2, (10, 9, 3), 5, (3, 3), (1, 1), SAME),
     "more than 512 channels": (1, (5, 4, 528), 16, (3, 3), (1, 1), SAME),
     "five": (3, (12, 12, 32), 16, (5, 5), (1, 1), ((2, 2), (2, 2))),
@@ -108,6 +109,7 @@ BATCHES = [
     ((32, (8, 10, 16), 32, (3, 3), (1, 1), SAME), None),
     ((32, (8, 10, 16), 32, (3, 3), (1, 1), SAME), "2/2"),
     ((32, (9, 7, 20), 24, (3, 3), (1, 1), SAME), "3/2 same"),
+    ((32, (5, 6, 32), 24, (3, 3), (1, 1), SAME), None),
     ((32, (6, 6, 16), 32, (5, 5), (1, 1), ((2, 2), (2, 2))), "3/1"),
 ]
 
@@ -180,6 +182,7 @@ def test_rms_errors_are_as_documented(name):
 def test_supported_shapes():
     assert winograd_geometry.supports((3, 3), (1, 1), 40, 96)
     assert winograd_geometry.supports((3, 3), (1, 1), 16, 12)
-    assert not winograd_geometry.supports((3, 3), (1, 1), 64, 11)
+    assert winograd_geometry.supports((3, 3), (1, 1), 32, 8)
+    assert not winograd_geometry.supports((3, 3), (1, 1), 16, 8)
     assert not winograd_geometry.supports((3, 3), (2, 2), 64, 64)
     assert not winograd_geometry.supports((7, 7), (1, 1), 64, 64)
