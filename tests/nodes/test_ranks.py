@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_during_a_sum_ends_all_nodes(
     )  # fmt: skip
     try:
         metrics = tmp_path / "run" / "metrics.jsonl"
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not metrics.exists() or metrics.read_bytes().count(b'"loss"') < 5:
             assert job.poll() is None, "training has ended"
             assert time.monotonic() < end, "there are no steps"
