@@ -74,7 +74,7 @@ class HostEngine(Engine):
         """
         recorder, replica = self.recorder, self.replica
         if recorder.timed and self._overlaps:
-            self._run_beside_sums(on_bucket_ready)
+            self._run_and_sum(on_bucket_ready)
             return
         if recorder.timed:
             recorder.laps(self._stages, replica.run_timed())
@@ -83,7 +83,7 @@ class HostEngine(Engine):
         for bucket in range(len(self.gradient_sum.buckets)):
             on_bucket_ready(bucket)
 
-    def _run_beside_sums(self, on_bucket_ready: Callable[[int], None]) -> None:
+    def _run_and_sum(self, on_bucket_ready: Callable[[int], None]) -> None:
         """Run stage by stage, and report each bucket as soon as its gradients are final."""
         recorder, replica = self.recorder, self.replica
         for stage, kernel in replica.stages:
