@@ -52,6 +52,10 @@ SAVED: Mapping[type, int] = {
 computes a quarter as many products, and each thread fetches all transformed weights. Measured
 without this limit on 2 cores of an Intel Xeon (AVX-512), 16 → 32 channels, 16 × 16, one sample:
 18.6 µs on two threads, 12.4 µs on one."""
+MIN_RGB_FILTERS = 12
+"""Smallest number of filters for which colour images are transformed. With 8 filters it would save
+a third of the time (Intel Xeon, AVX-512), but rounding makes outputs that are exactly 0 positive,
+so that ReLU passes their gradients (docs/numerics.md)."""
 FEWEST_TILES, FEWEST_STRIDED_TILES = 12, 24
 """Smallest number of tiles in a batch for which transforming the weights pays, and with stride 2.
 128 → 256 channels, 8 × 8 maps, one sample: 0.5 instead of 1.1 ms."""
@@ -134,10 +138,11 @@ def _use_winograd_rgb(shape: Shape) -> bool:
     """Return whether at least two thirds of the outputs that 4 × 4 tiles compute are needed.
 
     Measured without AMX, 16 filters, 32 × 32 maps, batch 32: forward 157 instead of 276 µs, weight
-    gradient 180 instead of 306 µs. With 8 filters, 127 instead of
-    193 µs, and 120 instead of 229 µs.
+    gradient 180 instead of 306 µs.
     """
     c, k = shape.maps[2], shape.out[2]
+    if k < MIN_RGB_FILTERS:
+        return False
     if not (winograd_rgb_convolution.supports(shape.window, shape.strides, c, k) and shape.halved):
         return False
     needed, computed = 1, 1
