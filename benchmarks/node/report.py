@@ -99,7 +99,8 @@ class Report:
         found = reach.figures(self.sections())
         reached = sum(figure.reached for figure in found)
         lines = [f"wrong result: {text}" for text in self.wrong]
-        lines.append(f"{reached} of {len(found)} figures reach their target")
+        if found:
+            lines.append(f"{reached} of {len(found)} figures reach their target")
         if self.checks:
             lines.append(
                 f"{len(self.checks)} results were compared before they were timed; the largest "

@@ -18,6 +18,7 @@ from benchmarks.node.shards import measure_shards
 from benchmarks.node.stages import measure_stages
 from benchmarks.node.sums import measure_sums
 from benchmarks.node.threads import measure_outside, measure_threads
+from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.errors import UserError, suggest
 from dptrain.machine import own_cores
@@ -52,7 +53,7 @@ def make_settings(
     """Return the settings of a run from the options of the command line.
 
     Raises:
-        UserError: an unknown section, or a number that is not one.
+        UserError: an unknown section or network, or a number that is not one.
     """
     chosen = tuple(sections.split(","))
     for section in chosen:
@@ -62,6 +63,8 @@ def make_settings(
                 f"{suggest(section, SECTIONS)}"
             )
     available = tuple(sorted(own_cores()))[:cores]
+    for name in networks.split(",") if networks else ():
+        find_network(name)
     names = tuple(networks.split(",")) if networks else (QUICK_NETWORKS if quick else None)
     return Settings(
         sections=chosen,

@@ -356,7 +356,7 @@ def test_reports_are_written_read_and_combined(tmp_path: Path) -> None:
     assert combined.about["date"] == ["2026-01-02T03:04", "2026-01-03T00:00"]
 
 
-def test_settings_refuse_unknown_sections() -> None:
+def test_settings_refuse_unknown_sections_and_networks() -> None:
     options: dict[str, Any] = {
         "networks": None, "counts": "1,2", "cores": 1, "mpirun": (), "rounds": None,
         "section_minutes": 1.0, "quick": True,
@@ -364,3 +364,5 @@ def test_settings_refuse_unknown_sections() -> None:
     assert make_settings("threads,sums", **options).counts == (1, 2)
     with pytest.raises(UserError, match="section is 'thread'"):
         make_settings("thread", **options)
+    with pytest.raises(UserError, match="model9"):
+        make_settings("threads", **{**options, "networks": "lenet5,model9"})
