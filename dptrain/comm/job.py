@@ -192,12 +192,6 @@ def start_job(rank: int, size: int) -> Job:
     return _current
 
 
-def leave_job() -> None:
-    """Leave the job before `os._exit`; a regular exit of the interpreter does so by itself."""
-    if _current is not None:
-        _current.leave()
-
-
 def exit_on_interrupt(rank: int, size: int) -> None:
     """Let Ctrl-C end the process at once until MPI has started.
 

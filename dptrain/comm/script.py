@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import TracebackType
 
@@ -21,11 +20,7 @@ def _end_job(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     from dptrain.comm.abort import fail
-    from dptrain.comm.job import leave_job
 
-    code = fail(error)
-    # All ranks raise an agreed error, so all arrive here and can leave MPI in order.
-    leave_job()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    # The interpreter then exits regularly with this code. `os._exit` would leave out the functions
+    # that MPICH has registered for the end of the process, and its mpirun would kill other ranks.
+    sys.exit(fail(error))

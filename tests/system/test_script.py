@@ -77,6 +77,29 @@ def test_a_mistake_on_all_ranks_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.count(message) == 1, done.stderr
 
 
+LATE = """
+import atexit, os, pathlib, time
+from dptrain import Trainer
+
+def exit_late():
+    if int(os.environ["PMI_RANK"]) == {late}:
+        time.sleep(1)
+    pathlib.Path("left-" + os.environ["PMI_RANK"]).touch()
+
+atexit.register(exit_late)  # Runs after dptrain has shut MPI down.
+Trainer("model0", "digits", batch_size=0)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_exits_late_after_a_mistake_is_not_killed(tmp_path: Path, late: int) -> None:
+    done = run(LATE.format(late=late), tmp_path, ranks=2)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr == "dptrain: batch_size is 0; expected a whole number of at least 1\n"
+    assert (tmp_path / "left-0").exists()
+    assert (tmp_path / "left-1").exists()
+
+
 DIFFERENT = """
 import os, sys
 import numpy as np
