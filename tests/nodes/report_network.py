@@ -21,7 +21,7 @@ def received_bytes() -> int:
 
 def main() -> None:
     """Exchange one byte and then many between the first rank and the last."""
-    world = World.connect(timeout=30.0)
+    world = World.connect(timeout=100.0)
     assert world.comm is not None
     ends = (0, world.size - 1)
     seconds: list[float] = []

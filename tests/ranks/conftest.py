@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def connected() -> World:
     """All ranks of this run."""
-    return World.connect(timeout=30.0)
+    return World.connect(timeout=100.0)
 
 
 @pytest.fixture(scope="session")

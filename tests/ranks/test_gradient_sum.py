@@ -148,14 +148,15 @@ def test_ranks_that_share_cores_sleep_while_they_wait(
     replica = _replica("fp32", connected, "shared")
     sums = make_gradient_sum("mirrored", connected, replica, make_buckets(replica.plan, None))
     waited = used = 0.0
-    for _ in range(20):
+    for _ in range(8):
         if connected.is_rank_zero:
-            time.sleep(0.02)
+            time.sleep(0.1)
         begin, used_before = time.perf_counter(), time.thread_time()
         sums.start(0)
         sums.finish_and_update(partial(update_slice, replica, 1), 0.0)
         waited += time.perf_counter() - begin
         used += time.thread_time() - used_before
     if not connected.is_rank_zero:
-        assert waited > 20 * 0.01
+        # Part of the time, in which other programs may keep this rank from waiting.
+        assert waited > 0.2
         assert used < waited / 4

@@ -79,14 +79,12 @@ def test_json_of_different_lengths(world: World) -> None:
 
 def test_barriers_hold_everyone(world: World) -> None:
     for slowest in range(world.size):
-        before = time.time()
         if world.rank == slowest:
             time.sleep(0.05)
         arrived = time.time()
         world.barrier()
         left = time.time()
         assert left >= max(world.all_gather_json(arrived)) - 1e-3, "left before the last arrived"
-        assert left - before < 30.0
     world.node_barrier()
 
 

@@ -43,7 +43,7 @@ for block in blocks[::2]:
     c.free(block)
 from dptrain.comm.world import World
 
-print(f"ranks {World.connect(timeout=30).size}\\n", end="", flush=True)
+print(f"ranks {World.connect(timeout=200).size}\\n", end="", flush=True)
 """
 """A program that starts MPI where there is no run of zeros in memory, only holes between text."""
 

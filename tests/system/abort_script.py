@@ -59,8 +59,10 @@ def _main(how: str, ranks: str) -> int:
     start_job(launch.rank, launch.size)  # As the command line does before it imports MPI.
     if when == "before" and chosen:
         _fail(how)
-    world = World.connect(timeout=4.0 if how == "SIGSTOP" else 300.0)
+    world = World.connect()
     world.barrier()
+    if how == "SIGSTOP":
+        world.timeout = 4.0  # From here on: ranks may start at different times.
     if how == "agree":
         world.agree(UserError("the data is missing") if chosen else None)
     if chosen:

@@ -30,7 +30,8 @@ CHECKPOINT = Path("run/checkpoints/step-00000006")
 def _fail(how: str) -> None:
     while not CHECKPOINT.exists():
         time.sleep(0.01)
-    Path("failed").write_text("\n".join(files_of_mpi()))
+    Path("failing").write_text("\n".join(files_of_mpi()))
+    Path("failing").rename("failed")
     if how == "bug":
         raise ZeroDivisionError("seven by nothing")
     os.kill(os.getpid(), getattr(signal, how))
@@ -81,9 +82,35 @@ def _fail_in(phase: str, how: str) -> None:
     Replica.update_slice = failing_update  # type: ignore[method-assign]
 
 
+def _limit_wait(seconds: float) -> None:
+    """Let this rank wait `seconds` for a rank that fails in step `FAILING_STEP`.
+
+    The time counts from the failure: ranks start at different times, and may have to compile.
+    """
+    updates = 0
+    update, synchronize = Replica.update_slice, SharedSum._synchronize
+
+    def counting_update(self: Replica, elements: slice, rate: float, *, number: int) -> None:
+        nonlocal updates
+        updates += 1
+        update(self, elements, rate, number=number)
+
+    def limited_synchronize(self: SharedSum, what: str) -> None:
+        if updates == FAILING_STEP:
+            while not Path("failed").exists():
+                time.sleep(0.01)
+            self.world.timeout = seconds
+        synchronize(self, what)
+
+    Replica.update_slice = counting_update  # type: ignore[method-assign]
+    SharedSum._synchronize = limited_synchronize  # type: ignore[method-assign]
+
+
 def _main(folder: str, phase: str, how: str, rank: str) -> None:
     if find_launch().rank == int(rank):
         _fail_in(phase, how)
+    elif how == "SIGSTOP":
+        _limit_wait(5.0)
     random = np.random.default_rng(3)
     x = random.normal(size=(240, 40)).astype(np.float32)
     trainer = Trainer(
@@ -91,7 +118,6 @@ def _main(folder: str, phase: str, how: str, rank: str) -> None:
         (x, (x[:, 0] > 0).astype(np.int64)),
         seed=1, batch_size=24, epochs=1, checkpoint_every=2, run_dir=folder, progress=False,
         backend="reference", transport="shared", threads=1, baseline_steps=0,
-        timeout=5.0 if how == "SIGSTOP" else 300.0,
     )  # fmt: skip
     trainer.fit()
     sys.stdout.write(f"done {trainer.job.world.rank}\n")

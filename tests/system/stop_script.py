@@ -13,7 +13,10 @@ from dptrain.comm.world import World
 
 
 def _main() -> int:
-    world = World.connect(timeout=float(sys.argv[1]) if sys.argv[1:] else 8.0)
+    world = World.connect()
+    world.barrier()
+    if sys.argv[1:]:
+        world.timeout = float(sys.argv[1])  # From here on: ranks may start at different times.
     with StopRequest() as stop:
         for step in range(1_000_000):
             wishes = np.array([float(stop.requested)])

@@ -30,7 +30,7 @@ def dptrain_command(
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DPTRAIN_")}
     environment = {**clean, "PYTHONPATH": str(ROOT), **(variables or {})}
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=environment
+        command, capture_output=True, text=True, check=False, timeout=300, env=environment
     )
 
 

@@ -15,7 +15,7 @@ from dptrain.training.checkpoints import CheckpointStore
 from tests.system.launch import launch
 
 SCRIPT = str(Path(__file__).with_name("shared_sum_script.py"))
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 """Time limit from a failure to the end of the job on a busy machine. A job that hangs takes longer:
 ranks wait for each other for 300 s."""
 

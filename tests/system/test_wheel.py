@@ -50,7 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(tree)]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=300)
     return next(folder.glob("dptrain-*.whl"))
 
 
@@ -64,7 +64,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None
 def test_the_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    subprocess.run([*install, "--target", str(site), str(wheel)], check=True, timeout=100)
+    subprocess.run([*install, "--target", str(site), str(wheel)], check=True, timeout=300)
     # PYTHONPATH comes before the tree that is installed here.
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
@@ -73,7 +73,7 @@ def test_the_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(site)

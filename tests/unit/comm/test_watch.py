@@ -17,6 +17,9 @@ import pytest
 from dptrain.comm import job, watch
 from dptrain.comm.job import Job, start_job
 
+LIMIT_S = 60
+"""Time limit of a wait on a busy machine; nothing here takes as long."""
+
 pytestmark = pytest.mark.skipif(
     not hasattr(select, "epoll"), reason="the watchdog needs epoll, which this system lacks"
 )
@@ -36,7 +39,9 @@ LEAVING = RANK + "job.leave(); sys.stdin.read()"
 CONNECTING = (
     RANK
     + """
+sys.stdin.readline()
 with job.limit_call("MPI to start", 1.0):
+    print("waiting", flush=True)
     while True:
         pass
 """
@@ -48,6 +53,7 @@ SECOND_CALL = (
     + """
 with job.limit_call("MPI to start", 60.0):
     pass
+sys.stdin.readline()
 with job.limit_call("NCCL to connect", 1.0):
     while True:
         pass
@@ -58,6 +64,7 @@ FIRST_CALL = (
     + """
 with job.limit_call("MPI to start", 60.0):
     pass
+print("arrived", flush=True)
 sys.stdin.read()
 """
 )
@@ -84,9 +91,16 @@ def ranks(folder: Path, *programs: str) -> Iterator[list[subprocess.Popen[str]]]
             process.communicate()
 
 
+def connect(rank: subprocess.Popen[str]) -> None:
+    """Let a rank begin the call whose limit is 1 s, now that all ranks have started."""
+    assert rank.stdin is not None
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+
+
 def gone(folder: Path) -> bool:
     """Wait until the watchdog has tidied up."""
-    end = time.monotonic() + 10 * watch.LAUNCHER_S
+    end = time.monotonic() + LIMIT_S
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.02)
     return not folder.exists()
@@ -95,9 +109,9 @@ def gone(folder: Path) -> bool:
 def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, SILENT, SILENT, SILENT) as processes:
-        processes[1].communicate(timeout=10)
-        assert [rank.wait(20) for rank in processes] == [-signal.SIGKILL, 0, -signal.SIGKILL]
-        _, said = processes[0].communicate(timeout=10)
+        processes[1].communicate(timeout=LIMIT_S)
+        assert [rank.wait(LIMIT_S) for rank in processes] == [-signal.SIGKILL, 0, -signal.SIGKILL]
+        _, said = processes[0].communicate(timeout=LIMIT_S)
     assert said.startswith("dptrain: rank 1 of 3: its process ")
     assert "was killed or exited in the middle of the run" in said
     assert said.count("\n") == 1
@@ -107,10 +121,10 @@ def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
 def test_ranks_that_end_regularly_are_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, GOOD, GOOD) as (first, last):
-        last.communicate(timeout=10)
+        last.communicate(timeout=LIMIT_S)
         time.sleep(watch.LAUNCHER_S + 0.5)
         assert first.poll() is None
-        _, said = first.communicate(timeout=10)
+        _, said = first.communicate(timeout=LIMIT_S)
         assert (said, first.returncode, last.returncode) == ("", 0, 0)
     assert gone(folder)
 
@@ -127,9 +141,10 @@ def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> Non
     folder = tmp_path / "meeting"
     with ranks(folder, CONNECTING, SILENT) as (waiting, stopped):
         os.kill(stopped.pid, signal.SIGSTOP)
-        assert waiting.wait(10) == 1
+        connect(waiting)
+        assert waiting.wait(LIMIT_S) == 1
         os.kill(stopped.pid, signal.SIGKILL)
-        _, said = waiting.communicate(timeout=10)
+        _, said = waiting.communicate(timeout=LIMIT_S)
     assert said.startswith(f"dptrain: rank 1 of 3: its process {stopped.pid} on ")
     assert "is stopped (SIGSTOP?); rank 0 waited 1 s for MPI to start" in said
     assert said.count("\n") == 1
@@ -138,9 +153,12 @@ def test_a_rank_that_is_stopped_while_mpi_starts_is_named(tmp_path: Path) -> Non
 def test_a_rank_that_does_not_arrive_at_a_later_call_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, SECOND_CALL, FIRST_CALL) as (waiting, late):
-        assert waiting.wait(10) == 1
+        assert late.stdout is not None
+        assert late.stdout.readline() == "arrived\n"
+        connect(waiting)
+        assert waiting.wait(LIMIT_S) == 1
         late.kill()
-        _, said = waiting.communicate(timeout=10)
+        _, said = waiting.communicate(timeout=LIMIT_S)
     assert said.startswith(f"dptrain: rank 1 of 3: its process {late.pid} on ")
     assert said.endswith("has not arrived; rank 0 waited 1 s for NCCL to connect\n")
     assert said.count("\n") == 1
@@ -149,8 +167,9 @@ def test_a_rank_that_does_not_arrive_at_a_later_call_is_named(tmp_path: Path) ->
 def test_a_wait_for_a_rank_of_another_node_names_it(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
     with ranks(folder, CONNECTING) as (waiting,):
-        assert waiting.wait(10) == 1
-        _, said = waiting.communicate(timeout=10)
+        connect(waiting)
+        assert waiting.wait(LIMIT_S) == 1
+        _, said = waiting.communicate(timeout=LIMIT_S)
     assert said.startswith(
         "dptrain: rank 0 of 3: waited 1 s for MPI to start; no process of rank 1, 2 "
     )
@@ -158,14 +177,21 @@ def test_a_wait_for_a_rank_of_another_node_names_it(tmp_path: Path) -> None:
 
 
 def test_time_in_which_a_rank_was_stopped_does_not_count(tmp_path: Path) -> None:
+    """The limit of its call is 1 s, of which the watchdog counts up to 0.2 s too many."""
     folder = tmp_path / "meeting"
     with ranks(folder, CONNECTING) as (rank,):
+        begin = time.monotonic()
+        connect(rank)
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "waiting\n"
         os.kill(rank.pid, signal.SIGSTOP)
+        ran_s = time.monotonic() - begin  # At most; a busy machine makes it longer.
         time.sleep(2.0)
-        os.kill(rank.pid, signal.SIGCONT)
-        time.sleep(0.3)
         assert rank.poll() is None
-        assert rank.wait(10) == 1
+        continued = time.monotonic()
+        os.kill(rank.pid, signal.SIGCONT)
+        assert rank.wait(LIMIT_S) == 1
+        assert ran_s + time.monotonic() - continued > 1.0 - 0.2 - 0.1
 
 
 def test_a_watchdog_that_cannot_start_is_reported_in_one_line(

@@ -458,14 +458,21 @@ def test_numbers_with_underscores_are_no_numbers(net, refuse, tmp_path):
 
 
 def test_tables_with_many_columns_take_linear_time(net, tmp_path):
-    columns = 20_000
+    """Processor time, the shortest of three; for 4 times as many columns, squares take 16 times."""
     path = tmp_path / "t.csv"
-    header = ",".join(f"column{i}" for i in range(columns))
-    path.write_text("\n".join([header, *[",".join(["1"] * columns)] * 10]) + "\n")
-    begin = time.perf_counter()
-    data = open_data(f"csv:{path}?target=column7", net((columns - 1,), 1, "values"))
-    assert time.perf_counter() - begin < 3.0
-    assert len(data.preprocessing.columns) == columns - 1
+
+    def seconds(columns):
+        header = ",".join(f"column{i}" for i in range(columns))
+        path.write_text("\n".join([header, *[",".join(["1"] * columns)] * 10]) + "\n")
+        network, times = net((columns - 1,), 1, "values"), []
+        for _ in range(3):
+            begin = time.process_time()
+            data = open_data(f"csv:{path}?target=column7", network)
+            times.append(time.process_time() - begin)
+            assert len(data.preprocessing.columns) == columns - 1
+        return min(times)
+
+    assert seconds(20_000) < 10 * seconds(5_000)
 
 
 def test_text_of_files_is_escaped_and_shortened_in_messages(net, refuse, tmp_path):

@@ -136,7 +136,7 @@ def test_the_next_windows_are_computed_while_the_present_ones_are_used(
     samples = CachedSamples(np.zeros((9, 3), np.float32), np.zeros(9, np.int32))
     with loader(samples, input_shape=(3,), windows=True, last_step=40) as batches:
         next(batches)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(made) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert made == [first, second]
@@ -217,7 +217,7 @@ def test_an_epochs_order_is_computed_once(monkeypatch):
 def test_the_thread_ends_with_the_steps():
     with loader(Numbers(10), last_step=2) as batches:
         assert len(list(batches)) == 2
-        batches._thread.join(5)
+        batches._thread.join(60)
         assert not threads()
         with pytest.raises(StopIteration):
             next(batches)
@@ -259,10 +259,10 @@ def test_closing_wakes_a_consumer_that_waits():
     time.sleep(0.02)
     closing = threading.Thread(target=batches.close, daemon=True)
     closing.start()
-    assert ended.wait(5)
+    assert ended.wait(60)
     gate.set()
-    closing.join(5)
-    consumer.join(5)
+    closing.join(60)
+    consumer.join(60)
     assert not threads()
 
 
@@ -274,7 +274,7 @@ def test_closing_waits_only_for_the_present_read():
     closing.start()
     time.sleep(0.02)
     gate.set()
-    closing.join(5)
+    closing.join(60)
     assert not threads()
     assert samples.reads <= 1
 
@@ -415,5 +415,8 @@ def test_windows_are_not_computed_further_ahead_than_one_piece(monkeypatch):
     monkeypatch.setattr(CropWindowLoader, "_make_pieces", noted)
     with loader(samples, input_shape=(3,), windows=True, last_step=10**6) as batches:
         next(batches)
-        time.sleep(0.1)
+        deadline = time.monotonic() + 60
+        while len(made) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.1)  # A loader that went on would make more now.
         assert len(made) == 2

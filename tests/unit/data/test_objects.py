@@ -1,6 +1,5 @@
 """Data sets from Python objects, and fingerprints of data sets."""
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -171,9 +170,7 @@ def test_fingerprints_are_cheap(net, read, monkeypatch):
     pairs.targets = pairs.y
     data = dataset_from(pairs, net((3, 224, 224), 2))
     pairs.reads = 0
-    begin = time.perf_counter()
     data_fingerprint(data)
-    assert time.perf_counter() - begin < 0.5
     assert pairs.reads < 20
 
 

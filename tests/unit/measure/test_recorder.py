@@ -56,12 +56,15 @@ def test_parts_of_a_step_add_up_to_it(replica: api.Replica) -> None:
 def test_what_is_skipped_belongs_to_no_stage(replica: api.Replica) -> None:
     recorder = StepRecorder(replica.plan.stages)
     recorder.begin()
+    begin = time.perf_counter_ns()
     time.sleep(0.02)
     recorder.skip()
     recorder.lap(3)
+    end = time.perf_counter_ns()
     recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
     (row,) = recorder.rows()
-    assert row[3] < 20_000_000 <= row[recorder.names.index(STEP)]
+    assert row[3] <= end - begin - 20_000_000
+    assert row[recorder.names.index(STEP)] >= end - begin
 
 
 def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) -> None:
@@ -74,7 +77,7 @@ def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) 
     assert sorted(recorder.rows(global_count=8)[:, column]) == [3, 5]
 
 
-def test_timing_costs_less_than_two_percent_of_a_step() -> None:
+def test_timing_costs_less_than_five_percent_of_a_step() -> None:
     """Steps with and without timing take turns, so that a busy machine slows both alike.
 
     Pairs are compared, not two heaps, in time of the one thread that computes: what other programs
@@ -103,7 +106,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
         seconds(timed)
     ratios: list[float] = []
     high = math.inf
-    while high >= 1.02 and len(ratios) < 4000:
+    while high >= 1.05 and len(ratios) < 4000:
         for number in range(200):
             # Each way comes first as often as the other.
             first = number % 2 == 0
@@ -112,7 +115,7 @@ def test_timing_costs_less_than_two_percent_of_a_step() -> None:
         middle, reach = len(ratios) // 2, math.ceil(0.98 * len(ratios) ** 0.5)
         ratios.sort()
         low, median, high = (ratios[middle + d] for d in (-reach, 0, reach))
-    assert high < 1.02, f"steps take {median:.4f} times as long, {low:.4f} to {high:.4f}"
+    assert high < 1.05, f"steps take {median:.4f} times as long, {low:.4f} to {high:.4f}"
 
 
 class Asynchronous(HostMemory):
@@ -229,42 +232,59 @@ def test_a_steps_time_has_what_the_device_takes() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_times_of_steps_in_flight_add_up_to_the_time_of_all(ahead: int) -> None:
-    """A device makes a step in 2 ms; the host pauses twice, once when all are reported."""
+def test_times_of_steps_in_flight_add_up_to_the_time_of_all(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device makes a step in 2 ms; the host pauses twice, once when all are reported.
+
+    The clock counts reads, waits and pauses, but not what other programs take of the core.
+    """
+    now = 0
+
+    def read_clock() -> int:
+        nonlocal now
+        now += 1000
+        return now
+
+    def wait_until(time_ns: int) -> None:
+        nonlocal now
+        now = max(now, time_ns)
+
+    for module in ("dptrain.measure.recorder", "dptrain.training.engines.device"):
+        monkeypatch.setattr(f"{module}.perf_counter_ns", read_clock)
     replica = FakeDeviceReplica(ahead)
     engine = engine_of(replica)
     engine.time_stages(None)
-    device = 0.0
+    device = 0
 
     def sums_future() -> SumsFuture:
         nonlocal device
-        device = end = max(device, time.perf_counter()) + 0.002
+        device = end = max(device, now) + 2_000_000
 
         def wait(timeout: float) -> list[float]:
-            time.sleep(max(end - time.perf_counter(), 0.0))
+            wait_until(end)
             return [0.0, 0.0, 0.0]
 
         return wait
 
     replica.sums_future = sums_future  # type: ignore[method-assign]
-    results, num_results, seconds = [], [], 0.0
+    results, num_results, expected = [], [], 0
     for number in range(16):
-        begin = time.perf_counter()
+        begin = now
         engine.step(repeat(batch_of(number)), 0.0)
         found = engine.results(wait=number % 8 == 7)
-        seconds += time.perf_counter() - begin
+        expected += now - begin
         num_results.append(len(found))
         results += found
         if number in (3, 7):
-            begin = time.perf_counter()
-            time.sleep(0.005)
+            wait_until(now + 5_000_000)
             # What the device does meanwhile is part of its steps.
-            seconds += time.perf_counter() - begin if number == 3 else 0.0
+            expected += 5_000_000 if number == 3 else 0
     assert num_results == [*[0] * ahead, *[1] * (7 - ahead), 1 + ahead] * 2
     assert [result.step for result in results] == list(range(16))
     rows = engine.recorder.rows()[:, engine.recorder.names.index(STEP)]
     assert rows.tolist() == [result.time_ns for result in results]
-    assert 0.0 <= seconds - rows.sum() / 1e9 < 0.1 * seconds
+    assert 0 <= expected - rows.sum() < 0.01 * expected
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
