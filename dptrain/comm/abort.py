@@ -29,17 +29,19 @@ from typing import NoReturn
 from dptrain.comm.deadline import RankTimeoutError
 from dptrain.comm.job import Job, current_job, kill_after
 from dptrain.comm.launcher import find_launch
-from dptrain.comm.world import AgreedError, World
+from dptrain.comm.world import AgreedError, World, start_mpi
 from dptrain.errors import UserError
 from dptrain.memory import memory_user_error
 
-_JOIN_S = 5.0
+_JOIN_S = 10.0
 """Time in which the other ranks have to start MPI, so that they receive this rank's error."""
 
 _ABORT_S = 5.0
 """Time in which MPI_Abort has to end this rank."""
 
-_SECOND_S = 3.0
+_SECOND_S = 10.0
+"""Time in which the rank that prints has to end this rank, on a busy machine."""
+
 _OTHER_NODES_S = 1.0
 _DELIVERY_S = 0.5
 """MPICH's mpirun drops output of an aborting rank that it has not read yet."""
@@ -118,6 +120,19 @@ def _fail_before_mpi(error: BaseException) -> int:
     if job is not None:
         _end(job, error)
     return _leave(error)
+
+
+def end_start(code: int) -> NoReturn:
+    """End all ranks before MPI has started: start it here too, and call MPI_Abort.
+
+    This process is not known to the watchdog. If the other ranks do not start MPI, it is killed.
+
+    Args:
+        code: the exit code.
+    """
+    with contextlib.suppress(UserError), kill_after(_JOIN_S, ""):
+        start_mpi().COMM_WORLD.Abort(code)
+    os._exit(code)
 
 
 def _leave(error: BaseException) -> int:

@@ -29,9 +29,16 @@ from dptrain.comm import watch
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_BEGIN_S = 1.0
+_BEGIN_S = 10.0
+"""Time limit for the watchdog to start and to reply, on a busy machine."""
+
+_CONNECT_S = 3.0
+"""Time in which a rank waits for the watchdog to connect to that of another node."""
+
+_CLEANUP_S = 10.0
+"""Time limit for the watchdog to remove its folder after the last rank has left."""
+
 _HIGH_FILE = 500
-_CLEANUP_S = 2.0
 
 
 @dataclass
@@ -98,18 +105,18 @@ class Job:
         Returns:
             The TCP port and the token that the others need; None without watchdog.
         """
-        port, _, token = self._request("listen").partition(" ")
+        port, _, token = self._request("listen", _BEGIN_S).partition(" ")
         return (int(port), token) if token else None
 
     def connect(self, port: int, token: str, addresses: Sequence[str]) -> None:
         """Let this node's watchdog connect to the one that listens."""
-        self._request(f"connect {port} {token} {','.join(addresses)}")
+        self._request(f"connect {port} {token} {','.join(addresses)}", _CONNECT_S)
 
-    def _request(self, line: str) -> str:
-        """Send a line to the watchdog and return its reply; "" if there is none."""
+    def _request(self, line: str, limit_s: float) -> str:
+        """Send a line to the watchdog and return its reply; "" if there is none in `limit_s`."""
         self.report(line)
         reply = self.folder / "links"
-        end = time.monotonic() + _BEGIN_S
+        end = time.monotonic() + limit_s
         while self.pipe is not None and time.monotonic() < end:
             with contextlib.suppress(FileNotFoundError):
                 return reply.read_text()
@@ -196,15 +203,22 @@ def exit_on_interrupt(rank: int, size: int) -> None:
     """Let Ctrl-C end the process at once until MPI has started.
 
     Python would raise `KeyboardInterrupt` while it imports modules written in C, some of which
-    crash then.
+    crash then. Another rank may wait in the start of MPI, where it cannot handle signals, so a rank
+    of several replaces its program by one that starts MPI too and ends all ranks.
     """
     global _interrupt_handler
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if current_job() is not None:  # The signal came while MPI started.
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if rank == 0 if size == 1 or _current is None else _current.claim():
             os.write(2, b"dptrain: interrupted\n")
         if _current is not None:
             _current.report("bye")
+        if size > 1:
+            program = "from dptrain.comm.abort import end_start; end_start(130)"
+            os.execv(sys.executable, [sys.executable, "-c", program])
         os._exit(130)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -221,7 +235,10 @@ def raise_on_interrupt() -> None:
 def current_job() -> Job | None:
     """Return the job of this process while MPI runs; None for a single rank."""
     module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized() or module.Is_finalized():
+    if not hasattr(module, "COMM_WORLD"):  # In the middle of its import, it is incomplete.
+        return None
+    assert module is not None
+    if not module.Is_initialized() or module.Is_finalized():
         return None
     comm: MPI.Comm = module.COMM_WORLD
     if comm.Get_size() == 1:

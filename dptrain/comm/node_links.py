@@ -25,6 +25,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _CONNECT_S = 0.5
+"""Time limit for a TCP connection; a firewall may drop the packets to an address."""
+
+_REPLY_S = 5.0
+"""Time limit for the reply of the first node, on a busy machine."""
+
 _MAX_LINE = 256
 
 
@@ -66,6 +71,7 @@ class NodeLinks:
             with suppress(OSError), ExitStack() as stack:
                 connection = socket.create_connection((address, port), timeout=_CONNECT_S)
                 stack.callback(connection.close)
+                connection.settimeout(_REPLY_S)
                 connection.sendall(f"{self._token}\n".encode())
                 if connection.recv(3) == b"ok\n":
                     stack.pop_all()

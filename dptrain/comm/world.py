@@ -155,7 +155,7 @@ class World:
     @classmethod
     def join(cls, timeout: float) -> World:
         """Start MPI and join the ranks of COMM_WORLD, without an agreement."""
-        mpi = _start_mpi(min(timeout, MAX_TIMEOUT_S))
+        mpi = start_mpi(min(timeout, MAX_TIMEOUT_S))
         raise_on_interrupt()
         comm = mpi.COMM_WORLD
         world = cls(comm, comm.Split_type(mpi.COMM_TYPE_SHARED), timeout)
@@ -392,8 +392,13 @@ def files_of_mpi() -> list[str]:
     return sorted(path for path in paths if path.startswith(prefixes))
 
 
-def _start_mpi(timeout: float) -> Any:
-    """Start MPI and return the module `mpi4py.MPI`."""
+def start_mpi(timeout: float | None = None) -> Any:
+    """Start MPI and return the module `mpi4py.MPI`.
+
+    Args:
+        timeout: time limit in seconds, for which this process reports to the watchdog; without one
+            it does not.
+    """
     with warnings.catch_warnings():
         # `refuse_single` reports a wrong launcher once, with advice.
         warnings.filterwarnings("ignore", "suspicious MPI execution environment")
@@ -413,7 +418,7 @@ def _start_mpi(timeout: float) -> Any:
             shorten_addresses(MPI.Get_library_version())
             launch = find_launch()
             with ExitStack() as stack:
-                if launch.size > 1:
+                if launch.size > 1 and timeout is not None:
                     job = start_job(launch.rank, launch.size)
                     stack.enter_context(job.limit_call("MPI to start", timeout))
                 MPI.Init_thread(MPI.THREAD_FUNNELED)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,7 +72,9 @@ def test_a_difference_is_named_with_its_rank(
 
 
 @contextmanager
-def starting(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def starting(
+    *arguments: str, cwd: Path, program: Sequence[str] = ("-m", "dptrain", "train")
+) -> Iterator[subprocess.Popen[str]]:
     """Two ranks of a training job that have reached the watchdog, but not MPI."""
     mpirun = shutil.which("mpirun", path=str(SCRIPTS)) or shutil.which("mpirun")
     assert mpirun, "these tests need mpirun"
@@ -80,7 +82,7 @@ def starting(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         # A short path: MPI libraries put sockets there, whose names are short.
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
         subprocess.Popen(
-            [mpirun, "-n", "2", sys.executable, "-m", "dptrain", "train", *arguments],
+            [mpirun, "-n", "2", sys.executable, *program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -100,6 +102,37 @@ def test_ctrl_c_before_training_ends_the_job_with_one_line(tmp_path: Path) -> No
         job.send_signal(signal.SIGINT)
         _, errors = job.communicate(timeout=LIMIT_S)
     assert "Traceback" not in errors
+    assert errors.count("dptrain: interrupted") == errors.count("dptrain: ") == 1, errors
+    assert job.returncode == 130
+
+
+LATE = """
+import os, time
+from dptrain.comm.job import exit_on_interrupt, start_job
+from dptrain.comm.launcher import find_launch
+from dptrain.comm.world import World
+
+launch = find_launch()
+exit_on_interrupt(launch.rank, launch.size)
+start_job(launch.rank, launch.size)
+if launch.rank == 1:
+    time.sleep(600)
+print(os.getpid(), flush=True)
+World.connect()
+"""
+
+
+def test_ctrl_c_ends_a_rank_that_waits_in_the_start_of_mpi(tmp_path: Path) -> None:
+    with starting(cwd=tmp_path, program=("-c", LATE)) as job:
+        assert job.stdout is not None
+        status = Path("/proc", job.stdout.readline().strip(), "status")
+        end = time.monotonic() + LIMIT_S
+        # A rank handles SIGHUP, which is signal 1, while it starts MPI.
+        while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & 1:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=LIMIT_S)
     assert errors.count("dptrain: interrupted") == errors.count("dptrain: ") == 1, errors
     assert job.returncode == 130
 
