@@ -188,12 +188,12 @@ def _panel(geo, rows, panel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _transform_rows(geo, first, count, tile, mine):  # type: ignore[no-untyped-def]
-    """Transform tiles of the padded rows into V, from tile `tile` on."""
+def _transform_rows(geo, first, count, tile, channels, mine):  # type: ignore[no-untyped-def]
+    """Transform `channels` channels of tiles of the padded rows into V, from tile `tile` on."""
     c, vectors = geo.c, geo.c_vectors
     transform_inputs(
-        mine, geo.padded_offset, geo.padded_width * c, c, vectors, geo.tile_side, geo.tiles_across,
-        first, count, mine, geo.v_offset + tile * vectors, geo.v_stride,
+        mine, geo.padded_offset, geo.padded_width * c, c, channels, vectors, geo.tile_side,
+        geo.tiles_across, first, count, mine, geo.v_offset + tile * vectors, geo.v_stride,
     )  # fmt: skip
 
 
@@ -294,7 +294,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         y_argmax: None, or receives positions of the maxima; y is then pooled.
         mine: scratch with the bias.
     """
-    side = geo.tile_side
+    side, half = geo.tile_side, vector_width() // 2
+    channels = (geo.c + half - 1) // half * half
     down = _tile_rows(geo, y, y_argmax, pool)
     p = _pooled_row(geo, y, y_argmax, pool, bands, start % bands)
     last_p = _pooled_row(geo, y, y_argmax, pool, bands, stop % bands)
@@ -314,11 +315,12 @@ def _convolve(  # type: ignore[no-untyped-def]
                 first, count = _panel(geo, rows, panel)
                 if panel == 0:
                     _load_rows(geo, x, x_argmax, pool, n, row, rows, mine)
-                _transform_rows(geo, first, count, tile, mine)
+                _transform_rows(geo, first, count, tile, channels, mine)
                 i, tile = i + rows, tile + count
             multiply_matrices(
                 MATRICES, mine, geo.v_offset, geo.v_stride, geo.c_vectors, geo.c, u, 0,
-                geo.u_stride, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset, tile,
+                geo.u_stride, geo.k, geo.k_vectors, geo.m_offset, geo.m_stride, geo.ramp_offset,
+                tile,
             )  # fmt: skip
             i, tile = g, 0
             while i < g + block:
@@ -482,7 +484,7 @@ def _sum_row(begin, end, first_b, last_b, blocks, x, dy, argmax, sums, geo, pool
                     _load_gradients(
                         geo, dy, argmax, pool, n, row, rows, first_k, channels, mine
                     )  # fmt: skip
-                _transform_rows(geo, first, count, tile, mine)
+                _transform_rows(geo, first, count, tile, geo.c_vectors, mine)
                 _transform_gradient_rows(
                     geo, dy, argmax, n, row, first, count, first_k, channels, vectors, tile, mine
                 )  # fmt: skip

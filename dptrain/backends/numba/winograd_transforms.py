@@ -36,6 +36,7 @@ from dptrain.backends.numba.vector import (
     Writer,
     compiled_registers,
     flatten_arguments,
+    vector_width,
 )
 
 SIDE = 4
@@ -205,7 +206,7 @@ class Transform(Writer):
         self.is_output = transform is output_transform
         self.is_gradient = transform is gradient_transform
         suffix = ("" if whole else "_part") + ("_masked" if masked else "")
-        name = f"dptrain_winograd_{transform.__name__}_{taps}{suffix}"
+        name = f"dptrain_winograd_{transform.__name__}_{taps}{suffix}_x{width}"
         super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
@@ -275,7 +276,7 @@ class Transform(Writer):
             value = b.fadd(value, bias)
             value = b.select(b.fcmp_ordered("<", value, lower_bound), lower_bound, value)
         if not self.is_output or self.whole:
-            self.store(value, address)
+            self.store(value, address, self.is_output and self.masked)
             return
         with b.if_then(self._exists(i, j), likely=True):
             self.store(value, address, self.masked)
@@ -285,27 +286,52 @@ def _intrinsic(transform: Callable[..., Vectors]) -> Any:
     """A function (source, …, target, …, channels, rows, columns, bias, …, lower_bound, taps)."""
 
     def write(builder: ir.IRBuilder, taps: int, flat: Sequence[ir.Value]) -> None:
-        """Call the transform for filters of some size."""
+        """Call the transform for filters of some size.
+
+        Channels after the last whole vector are in a vector of half the width if they fit.
+        """
         width, module = compiled_registers().width, builder.module
-        if transform not in (output_transform, gradient_transform):
-            builder.call(Transform(module, width, transform, taps).function, flat)
-            return
         arguments = dict(zip(Transform.ARGUMENTS, flat, strict=True))
+
+        def call(size: int, whole: bool = True, masked: bool = False) -> None:
+            function = Transform(module, size, transform, taps, whole, masked).function
+            builder.call(function, list(arguments.values()))
+
+        def call_by_shape(size: int, masked: bool) -> None:
+            with builder.if_else(exist, likely=True) as (all_, some):
+                with all_:
+                    call(size, True, masked)
+                with some:
+                    call(size, False, masked)
+
+        if transform not in (input_transform, output_transform, gradient_transform):
+            call(width)
+            return
         channels, side = arguments["channels"], I64(SIDES[taps])
         rest = builder.and_(channels, I64(width - 1))
         arguments["channels"] = builder.sub(channels, rest)
-        exist = (builder.icmp_signed(">=", arguments[n], side) for n in ("rows", "columns"))
-        with builder.if_else(builder.and_(*exist), likely=True) as (all_, some):
-            for whole, block in ((True, all_), (False, some)):
-                with block:
-                    function = Transform(module, width, transform, taps, whole).function
-                    builder.call(function, list(arguments.values()))
+        exist = builder.and_(
+            *(builder.icmp_signed(">=", arguments[n], side) for n in ("rows", "columns"))
+        )
+        if transform is input_transform:
+            call(width)
+        else:
+            call_by_shape(width, False)
         with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
             for name in ("source", "target", "bias"):
                 arguments[name] = builder.gep(arguments[name], [arguments["channels"]])
             arguments["channels"] = rest
-            function = Transform(module, width, transform, taps, False, True).function
-            builder.call(function, list(arguments.values()))
+            if transform is input_transform:
+                call(width // 2)
+            elif transform is gradient_transform:
+                call(width, False, True)
+            else:
+                few = builder.icmp_signed("<=", rest, I64(width // 2))
+                with builder.if_else(few) as (half, most):
+                    with half:
+                        call_by_shape(width // 2, True)
+                    with most:
+                        call(width, False, True)
 
     @intrinsic
     def apply(  # type: ignore[no-untyped-def]
@@ -352,11 +378,12 @@ def transform_weights(w, start, taps, matrix, u, u_start, u_matrix, count):  # t
 
 @inlined
 def transform_inputs(  # type: ignore[no-untyped-def]
-    a, start, row, c, vectors, side, across, first, count, v, v_start, matrix
+    a, start, row, c, channels, vectors, side, across, first, count, v, v_start, matrix
 ):
     """Bᵀ x B of some tiles of padded maps, of which a row has `row` elements.
 
     Args:
+        channels: channels to compute: C rounded up to a multiple of half a vector, or `vectors`.
         vectors: C rounded up to whole vectors; the channels of V. Additional ones are undefined.
         across: tiles of a row.
         first, count: number of the first tile, and how many.
@@ -366,7 +393,7 @@ def transform_inputs(  # type: ignore[no-untyped-def]
         i, j = (first + t) // across * side, (first + t) % across * side
         _transform_input(
             a, start + i * row + j * c, row, c, v, v_start + t * vectors, 6 * matrix, matrix,
-            vectors, 6, 6, a, start, NO_LOWER_BOUND, 3,
+            channels, 6, 6, a, start, NO_LOWER_BOUND, 3,
         )  # fmt: skip
 
 
@@ -411,17 +438,19 @@ def transform_gradients(  # type: ignore[no-untyped-def]
 
 @inlined
 def multiply_matrices(  # type: ignore[no-untyped-def]
-    matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, k, m_start, m_matrix, ramp,
-    count,
+    matrices, v, v_start, v_matrix, pitch, c, u, u_start, u_matrix, filters, k, m_start, m_matrix,
+    ramp, count,
 ):  # fmt: skip
     """M = V U: (matrices, tiles, C) by (matrices, C, K), of which U is in panels.
 
     Args:
+        filters: columns of U that are needed, of K. If those of the last panel fit half a vector,
+            the other columns of M are not written.
         v: memory of V, of M (from `m_start` on) and, as int32, of 0, 1, 2, … (from `ramp` on).
         pitch: distance of the rows of V.
         v_matrix, u_matrix, m_matrix: distances of the matrices.
     """
-    table = v.view(np.int32)
+    table, half = v.view(np.int32), vector_width() // 2
     for e in range(matrices):
         for p in range(0, k, PANEL):
             columns = min(PANEL, k - p)
@@ -432,7 +461,7 @@ def multiply_matrices(  # type: ignore[no-untyped-def]
                 (u, u_start + e * u_matrix + p * c, columns),
                 (v, m_start + e * m_matrix + p),
                 (table, ramp, k),
-                (count, c, columns),
+                (count, c, half if filters - p <= half else columns),
                 # All rows are one run: a multiple of every group.
                 (c * columns, 12),
             )
