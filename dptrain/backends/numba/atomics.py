@@ -85,6 +85,29 @@ def store32(typingctx, address, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def release32(typingctx, address, value):  # type: ignore[no-untyped-def]
+    """Store a 32-bit word with release ordering.
+
+    On x86, several such stores overlap; those of `store32` wait for each other.
+    """
+
+    def write(b, address, value):  # type: ignore[no-untyped-def]
+        b.store_atomic(b.trunc(value, I32), b.inttoptr(address, WORD32), "release", 4)
+
+    return types.none(types.int64, types.int64), codegen_of(write)
+
+
+@intrinsic
+def fence(typingctx):  # type: ignore[no-untyped-def]
+    """Order all earlier stores before all later loads."""
+
+    def write(b):  # type: ignore[no-untyped-def]
+        b.fence("seq_cst")
+
+    return types.none(), codegen_of(write)
+
+
+@intrinsic
 def add32(typingctx, address, value):  # type: ignore[no-untyped-def]
     """Add to a 32-bit word, modulo 2^32; return its previous value. Sequentially consistent."""
 

@@ -30,9 +30,11 @@ from dptrain.backends.numba.atomics import (
     add32,
     call,
     exchange32,
+    fence,
     load,
     load32,
     pause,
+    release32,
     store,
     store32,
 )
@@ -124,7 +126,8 @@ def _compute_own(memory, thread):  # type: ignore[no-untyped-def]
         computed += 1
         left = _claim(slot)
     if computed:
-        store32(slot + MISSED, 0)
+        if load32(slot + MISSED):
+            store32(slot + MISSED, 0)
         _end(memory, computed)
 
 
@@ -178,10 +181,13 @@ def _open(memory, record, count, ranges, chunks):  # type: ignore[no-untyped-def
     store(memory + COUNT, count)
     store(memory + RANGES, ranges)
     store(memory + CHUNKS, chunks)
-    store32(memory + PENDING, ranges * chunks)
+    # Only this thread writes these two words between launches.
+    launches = load32(memory + LAUNCHES)
+    release32(memory + LAUNCHES, launches + 1)
+    release32(memory + PENDING, ranges * chunks)
     for thread in range(ranges):
-        store32(memory + thread * LINE + NEXT, chunks)
-    launches = add32(memory + LAUNCHES, 1)
+        release32(memory + thread * LINE + NEXT, chunks)
+    fence()  # A thread that is about to sleep sees its chunks, or this thread that it sleeps.
     for thread in range(1, ranges):
         slot = memory + thread * LINE
         if load32(slot + OWNER_SLEEPS) == ASLEEP:
@@ -222,7 +228,8 @@ def _run(record: int) -> int:
     if ranges == 1:
         return 1 if call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS) else 0
     _lock(memory)
-    store32(memory + FAILED, 0)
+    if load32(memory + FAILED):
+        store32(memory + FAILED, 0)
     if load32(memory + ALONE):
         if call(load(record + ENTRY), 0, count, 0, record + ARGUMENTS):
             store32(memory + FAILED, 1)
@@ -232,7 +239,7 @@ def _run(record: int) -> int:
         _compute_others(memory, 0, ranges)
         _finish(memory)
     failed = load32(memory + FAILED)
-    store32(memory + BUSY, 0)
+    release32(memory + BUSY, 0)
     return 1 if failed else 0
 
 
