@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.flat_arrays import FlatArrays
@@ -201,23 +201,31 @@ class NumbaReplica(Replica):
         super().__init__(backend, plan, seed=seed, arrays=arrays)
         target = self._views[plan.resolve(INPUT)]
         n, height, width, channels = target.shape
-        self._input = target.reshape(n, height * width, channels)
-        staged = np.zeros((0, channels, height * width), np.float32)
+        # The launch reads the user's array, of which only the address changes.
+        staged = target.reshape(n, channels, height * width)
+        self._transpose = self.thread_pool.bind(
+            elementwise.channels_last, target.reshape(n, height * width, channels),
+            varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
+        )  # fmt: skip
+        self._input_bands = elementwise.num_bands(height * width)
         self._programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
         self._bound_stages = self.stages
-        self._transpose = self.thread_pool.bind(
-            elementwise.channels_last, self._input, varying=(staged,),
-            grain=grain_of(channels * min(height * width, elementwise.BAND)),
-        )  # fmt: skip
+        tail = plan.groups[-1].tail
+        self._output_rows: NDArray[Any] | None = None
+        if tail.output_maps[1:] == (1, 1) and len(tail.output_shape) == 1:
+            self._output_rows = self._views[plan.resolve(tail.name)].reshape(n, -1)
 
     def _stage_kernels(self) -> Mapping[str, list[StageKernel]]:
         """Return the kernels of the stages that run together, by purpose."""
         phases = {"step": set(Phase), "forward": {Phase.FORWARD}}
         phases["evaluation"] = {Phase.FORWARD, Phase.LOSS}
-        return {
+        kernels: dict[str, list[StageKernel]] = {
             name: [kernel for stage, kernel in self.stages if stage.phase in chosen]  # type: ignore[misc]
             for name, chosen in phases.items()
         }
+        bands, transpose = self._input_bands, self._transpose
+        load = StageKernel((transpose,), lambda context: transpose.set_items(context.n * bands))
+        return {**kernels, "inference": [load, *kernels["forward"]]}
 
     def _are_annotated(self) -> bool:
         """Return whether the stages were replaced by others, such as stages with NVTX ranges."""
@@ -240,11 +248,38 @@ class NumbaReplica(Replica):
         else:
             self._programs["evaluation" if loss else "forward"].run(self.context)
 
+    def forward(self, x: ArrayLike) -> NDArray[Any]:
+        """Compute `Replica.forward`.
+
+        One native call loads the samples of a single batch and runs all stages. For one sample of
+        model0, Python then takes 4 instead of 9 µs (Intel Xeon, AVX-512).
+        """
+        array = np.asarray(x)
+        n, context = len(array), self.context
+        is_single = 0 < n <= self.plan.batch_size
+        if not is_single or self._are_annotated() or not self._reads_natively(array):
+            return super().forward(array)
+        if context.n != n or context.training or array.shape[1:] != self._input_shape:
+            self._set_context(n, array, None, None, None, None, training=False, stop=False)
+        self._transpose.point(array)
+        self._programs["inference"].run(context)
+        return self.output()
+
+    def output(self) -> NDArray[Any]:
+        if self._output_rows is None:
+            return super().output()
+        rows: NDArray[Any] = self._output_rows[: self.context.n].copy()
+        return rows
+
+    def _reads_natively(self, x: NDArray[Any]) -> bool:
+        """Return whether the kernel that loads samples can read an array: it has one signature."""
+        flags = x.flags
+        return bool(x.dtype == self._input_view.dtype and flags.c_contiguous and flags.aligned)
+
     def _load_input(self, x: NDArray[Any]) -> None:
-        # The kernel has one signature; other inputs are copied by NumPy, which is slower.
-        if x.dtype == self._input.dtype and x.flags.c_contiguous and x.flags.aligned:
-            n, (_, pixels, channels) = len(x), self._input.shape
-            bands = elementwise.num_bands(pixels)
-            self._transpose(n * bands, x.reshape(n, channels, pixels))
+        if self._reads_natively(x):
+            self._transpose.point(x)
+            self._transpose.set_items(len(x) * self._input_bands)
+            self._transpose.run()
         else:
-            super()._load_input(x)
+            super()._load_input(x)  # NumPy is slower.

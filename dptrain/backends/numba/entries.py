@@ -101,6 +101,10 @@ class Record:
             for index, word in enumerate((*array.shape, *array.strides), start + 1):
                 self._integers[index] = word
 
+    def point(self, start: int, array: NDArray[Any]) -> None:
+        """Replace the memory of the array in the words from `start` on, but not its shape."""
+        self._integers[start] = address_of(array)
+
 
 def _load(context: Any, builder: ir.IRBuilder, kind: Any, address: ir.Value) -> ir.Value:
     """Load the argument of this type from the words at `address`, in the form that Numba's code

@@ -18,6 +18,7 @@ import dptrain.backends.numba
 from dptrain.api import make_replica
 from dptrain.backends.numba.backend import NumbaBackend
 from dptrain.backends.replica import Replica
+from dptrain.errors import UserError
 from dptrain.network import (
     AveragePool2d,
     Constant,
@@ -334,6 +335,22 @@ def test_input_of_any_kind(dtype: str, channels: int) -> None:
     frozen.flags.writeable = False
     for images in (x[:4], x[::2], frozen):
         np.testing.assert_array_equal(replica.forward(images), images.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_inference_after_other_calls(network: Network, training: bool) -> None:
+    """One native call computes what single stages compute, after other calls as well."""
+    replica = make_replica(network, "numba", batch_size=4, training=training)
+    x, y = batch(network, 6)
+    for samples in (x[:4], x[1:4], x[4:4], x[4:], x):
+        expected = Replica.forward(replica, samples)
+        replica.evaluate(x, y)
+        for _ in range(2):
+            np.testing.assert_array_equal(replica.forward(samples), expected)
+        if training:
+            replica.forward_backward(x[:4], y[:4])
+    with pytest.raises(UserError, match="this network expects"):
+        replica.forward(np.zeros((2, 1, 2, 3), np.float32))
 
 
 def test_fusions() -> None:
