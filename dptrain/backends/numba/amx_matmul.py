@@ -107,13 +107,13 @@ def forward_blocks(samples: int, threads: int, inputs: int, outputs: int) -> Blo
     if inputs >= _MIN_CHUNKED_INPUTS and outputs <= MAX_CHUNKED_OUTPUTS:
         chunk = -(-inputs // (CHUNKS * _BLOCK)) * _BLOCK
     high, wide = _divide(samples, outputs, -(-threads // -(-inputs // chunk)))
-    return Blocks(high, wide, chunk, _BLOCK, by_shape=1)
+    return Blocks(high, wide, chunk, _BLOCK)
 
 
 def backward_input_blocks(samples: int, threads: int, inputs: int, outputs: int) -> Blocks:
     """Return the blocks of `dense_backward_input`."""
     high, wide = _divide(samples, inputs, threads)
-    return Blocks(high, wide, outputs, _BLOCK, by_shape=1)
+    return Blocks(high, wide, outputs, _BLOCK)
 
 
 def _divide(samples: int, features: int, threads: int) -> tuple[int, int]:

@@ -37,14 +37,12 @@ class Blocks(NamedTuple):
         features: features of a block: outputs in forward, inputs in backward-input.
         chunk: features that a block sums; forward has ⌈inputs / chunk⌉ partial sums.
         steps: features that a product sums.
-        by_shape: 1 if the order of summation must follow from the shape of the layer alone, else 0.
     """
 
     samples: int
     features: int
     chunk: int
     steps: int
-    by_shape: int
 
     @property
     def grain(self) -> int:
@@ -57,9 +55,7 @@ class Blocks(NamedTuple):
         return -(-samples // self.samples) * blocks
 
 
-def forward_blocks(
-    samples: int, inputs: int, outputs: int, threads: int, *, by_shape: bool
-) -> Blocks:
+def forward_blocks(samples: int, inputs: int, outputs: int, threads: int) -> Blocks:
     """Return the blocks of `matmul.dense_forward`."""
     chunk = inputs
     if inputs * outputs >= MIN_CHUNKED_WEIGHTS and outputs <= MAX_CHUNKED_OUTPUTS:
@@ -69,15 +65,13 @@ def forward_blocks(
     steps = _even(chunk, max(64, min(STEPS, ROWS_IN_CACHE // outputs)))
     chunks = -(-inputs // chunk)
     across, down = _grid(samples, outputs, chunk, -(-threads // chunks), unit=(4, 16), split=COPY)
-    return Blocks(down, across, chunk, steps, int(by_shape))
+    return Blocks(down, across, chunk, steps)
 
 
-def backward_input_blocks(
-    samples: int, inputs: int, outputs: int, threads: int, *, by_shape: bool
-) -> Blocks:
+def backward_input_blocks(samples: int, inputs: int, outputs: int, threads: int) -> Blocks:
     """Return the blocks of `matmul.dense_backward_input`."""
     across, down = _grid(samples, inputs, outputs, threads, unit=(16, 48), split=0)
-    return Blocks(down, across, outputs, _even(outputs, STEPS), int(by_shape))
+    return Blocks(down, across, outputs, _even(outputs, STEPS))
 
 
 def weight_gradient_grain(samples: int, inputs: int, outputs: int, threads: int) -> int:

@@ -14,8 +14,7 @@ Items are smaller than a sample, so that small batches use all threads (`dense_b
 - `dense_shards.dense_backward_weight_shards` does the same for micro-shards.
 
 `samples` is the number of samples in the launch. The order of summation of an output or an input
-gradient follows from the shape of the layer alone, not from blocks, threads or other samples; only
-if `blocks.by_shape` is 0, blocks of few samples may use another order.
+gradient follows from the shape of the layer alone, not from blocks, threads or other samples.
 
 A large weight matrix does not fit the L2 cache, and at usual batch sizes each part is used only
 briefly. Therefore every kernel reads or writes it sequentially, in blocks that are high enough for
@@ -36,7 +35,7 @@ from dptrain.backends.numba.dense_blocks import (
     backward_input_blocks,
     forward_blocks,
 )
-from dptrain.backends.numba.gemv import fits_registers, multiply_row
+from dptrain.backends.numba.gemv import multiply_row
 from dptrain.backends.numba.jit import Kernel, inlined, kernel
 from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply, multiply_ahead
 from dptrain.backends.numba.vector import copy, transpose
@@ -53,7 +52,7 @@ _PANEL = 32
 _GATHERED = 144
 """Features of x that `dense_backward_weight` packs at a time."""
 _FEW = 4
-"""Number of samples below which GEMV is faster than tiles."""
+"""Number of samples of a block below which GEMV is faster than tiles."""
 _ONE = np.ones(1, np.float32)
 RAMP = np.arange(_BLOCK, dtype=np.int32)
 
@@ -74,7 +73,7 @@ class DenseKernel:
 
 
 def dense_kernels(
-    samples: int, threads: int, inputs: int, outputs: int, *, by_shape: bool = False
+    samples: int, threads: int, inputs: int, outputs: int
 ) -> Mapping[Phase, DenseKernel]:
     """Return the kernels of a dense layer without micro-shards.
 
@@ -82,10 +81,9 @@ def dense_kernels(
         samples: largest number of samples of a launch.
         threads: largest number of parts of a launch.
         inputs, outputs: shape of w.
-        by_shape: True if the order of summation must follow from the shape alone.
     """
-    forward = forward_blocks(samples, inputs, outputs, threads, by_shape=by_shape)
-    backward = backward_input_blocks(samples, inputs, outputs, threads, by_shape=by_shape)
+    forward = forward_blocks(samples, inputs, outputs, threads)
+    backward = backward_input_blocks(samples, inputs, outputs, threads)
     packed = min(forward.samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
     if forward.features < outputs:
         packed += forward.features * forward.steps
@@ -99,34 +97,25 @@ def dense_kernels(
 
 
 @inlined
-def _forward_few_samples(x, w, b, y, relu, first, last, i_first, i_last, o_first, o_last):  # type: ignore[no-untyped-def]
+def _forward_few_samples(  # type: ignore[no-untyped-def]
+    x, w, b, y, relu, most_steps, first, last, i_first, i_last, o_first, o_last
+):
     """Compute a block of `dense_forward` with few samples; reading w limits the speed."""
     inputs, outputs = w.shape
-    in_registers = o_last - o_first == outputs and fits_registers(outputs)
-    whole = i_last - (i_last - i_first) % 4
+    x_flat, w_flat, y_flat, columns = x.reshape(-1), w.reshape(-1), y.reshape(-1), o_last - o_first
     for n in range(first, last):
+        y_start = n * outputs + o_first
         if i_first == 0:
-            copy(b, o_first, y.reshape(-1), n * outputs + o_first, o_last - o_first)
+            copy(b, o_first, y_flat, y_start, columns)
         else:
             y[n, o_first:o_last] = 0
-        if in_registers:
-            y_start = n * outputs
+        for i in range(i_first, i_last, most_steps):
+            steps = min(most_steps, i_last - i)
             multiply_row(
-                x.reshape(-1), n * inputs + i_first, w.reshape(-1), i_first * outputs,
-                y.reshape(-1), y_start, y.reshape(-1), y_start, i_last - i_first, outputs,
-                np.float32(0) if relu else NO_LOWER_BOUND,
+                x_flat, n * inputs + i, w_flat, i * outputs + o_first, y_flat, y_start,
+                y_flat, y_start, steps, outputs, columns,
+                np.float32(0) if relu and i + steps == i_last else NO_LOWER_BOUND,
             )  # fmt: skip
-            continue
-        for i in range(i_first, whole, 4):
-            x0, x1, x2, x3 = x[n, i], x[n, i + 1], x[n, i + 2], x[n, i + 3]
-            for o in range(np.uintp(o_first), np.uintp(o_last)):
-                y[n, o] += (x0 * w[i, o] + x1 * w[i + 1, o]) + (x2 * w[i + 2, o] + x3 * w[i + 3, o])
-        for i in range(whole, i_last):
-            for o in range(o_first, o_last):
-                y[n, o] += x[n, i] * w[i, o]
-        if relu:
-            for o in range(o_first, o_last):
-                y[n, o] = np.float32(0.0) if y[n, o] <= 0.0 else y[n, o]
 
 
 @inlined
@@ -156,8 +145,8 @@ def dense_forward(  # type: ignore[no-untyped-def]
             min(o_first + blocks.features, outputs),
         )
         bounds = first, last, i_first, i_last, o_first, o_last
-        if last - first < _FEW and not blocks.by_shape:
-            _forward_few_samples(x, w, b, y[chunk], relu, *bounds)
+        if last - first < _FEW:
+            _forward_few_samples(x, w, b, y[chunk], relu, blocks.steps, *bounds)
         else:
             _forward_block(x, w, b, y[chunk], relu, blocks.steps, scratch[thread], *bounds)
 

@@ -376,10 +376,9 @@ def _dense_kernels(
 ) -> Mapping[Phase, DenseKernel]:
     """Return the kernels of a dense layer."""
     shape = math.prod(group.head.input_shape), group.head.output_shape[0]
+    vectors = matmul.dense_kernels(samples, threads, *shape)
     if not shards:
-        vectors = matmul.dense_kernels(samples, threads, *shape)
         return {**vectors, **amx_matmul.choose(samples, threads, *shape)}
-    vectors = matmul.dense_kernels(samples, threads, *shape, by_shape=True)
     kernels = {**vectors, **amx_matmul.choose(samples, threads, *shape, by_shape=True)}
     scratch = dense_shards.weight_shards_scratch(samples, shape[1], shards)
     weight = DenseKernel(dense_shards.dense_backward_weight_shards, scratch)

@@ -47,14 +47,6 @@ class Vectors:
         return matmul.dense_kernels(n, 2, inputs, outputs)
 
 
-class VectorsByShape:
-    """Kernels of `matmul` whose order of summation follows from the shape of the layer."""
-
-    @staticmethod
-    def kernels(n, inputs, outputs):
-        return matmul.dense_kernels(n, 2, inputs, outputs, by_shape=True)
-
-
 class Tiles:
     """Kernels of `amx_matmul` for two threads."""
 
@@ -80,9 +72,7 @@ class TilesOfManyThreads:
         return Tiles.kernels(n, inputs, outputs, 16)
 
 
-@pytest.fixture(
-    params=[Vectors, VectorsByShape, Tiles, TilesOfManyThreads], ids=lambda p: p.__name__
-)
+@pytest.fixture(params=[Vectors, Tiles, TilesOfManyThreads], ids=lambda p: p.__name__)
 def kernels(request):
     return request.param
 
@@ -196,14 +186,29 @@ def test_not_a_number_passes(kernels):
         assert np.isfinite(np.delete(result, row, axis=0)).all()
 
 
-class ByShape:
-    """Kernels whose order of summation follows from the shape of the layer, for some threads."""
+class Threads:
+    """Kernels of `matmul` for some threads."""
 
     def __init__(self, threads):
         self.threads = threads
 
     def kernels(self, n, inputs, outputs):
-        return matmul.dense_kernels(n, self.threads, inputs, outputs, by_shape=True)
+        return matmul.dense_kernels(n, self.threads, inputs, outputs)
+
+
+@pytest.mark.parametrize("outputs", [1, 16, 17, 64, 100, 129, 160, 193, 384, 385, 1000])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_gemv(samples, outputs):
+    """Every number of panels and of vectors in a panel; the same bits with any number of
+    threads.
+    """
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s, np.float32) for s in ((samples, 1500), (1500, outputs)))
+    b = rng.standard_normal(outputs, np.float32)
+    y = forward(Threads(1), x, w, b, relu=True)
+    close(y, np.maximum(x.astype(float) @ w + b, 0), 1500)
+    for threads in (2, 3, 8):
+        np.testing.assert_array_equal(forward(Threads(threads), x, w, b, relu=True), y)
 
 
 @pytest.mark.parametrize("shape", [(300, 400), (512, 20), (4200, 130), (70, 700), (5000, 1)])
@@ -214,10 +219,10 @@ def test_results_of_a_sample_depend_on_the_shape_of_the_layer_alone(shape):
         rng.standard_normal(size, np.float32) for size in (shape, (32, shape[0]), (32, shape[1]))
     )
     b = rng.standard_normal(shape[1], np.float32)
-    y, dx = forward(ByShape(1), x, w, b, relu=True), backward_input(ByShape(1), w, dy)
+    y, dx = forward(Threads(1), x, w, b, relu=True), backward_input(Threads(1), w, dy)
     for samples in (1, 5, 32):
         for threads in (1, 2, 3, 8):
-            kernels, part = ByShape(threads), slice(32 - samples, 32)
+            kernels, part = Threads(threads), slice(32 - samples, 32)
             np.testing.assert_array_equal(forward(kernels, x[part], w, b, relu=True), y[part])
             np.testing.assert_array_equal(backward_input(kernels, w, dy[part]), dx[part])
 
