@@ -75,21 +75,35 @@ class Job:
         Raises:
             OSError: the temporary directory or the watchdog cannot be used.
         """
+        end = time.monotonic() + _BEGIN_S
+        while not self._register(end):
+            pass  # The watchdog of ranks that have left has ended meanwhile.
+        atexit.register(self.leave)
+
+    def _register(self, end: float) -> bool:
+        """Register once; return False if the watchdog has ended before it watched this rank."""
         register = _open_folder(self.folder, self.size)
-        alive = self.folder / f"alive-{self.rank}"
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(alive)
-        # For reading and writing, since opening for writing alone needs a reader.
-        self.pipe = _raise_number(os.open(alive, os.O_RDWR | os.O_NONBLOCK))
-        self.report(f"pid {os.getpid()}")
         # The pipe stays open: its content is lost when no process has it open.
+        alive = self.folder / f"alive-{self.rank}"
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(alive)
+            # For reading and writing, since opening for writing alone needs a reader.
+            self.pipe = _raise_number(os.open(alive, os.O_RDWR | os.O_NONBLOCK))
+        except FileNotFoundError:
+            return False
+        self.report(f"pid {os.getpid()}")
         os.write(register, f"{self.rank}\n".encode())
         # Wait for the watchdog. It cannot determine which rank ended first if both ended before it
         # opened their pipes.
-        end = time.monotonic() + _BEGIN_S
         while not (self.folder / f"watched-{self.rank}").exists() and time.monotonic() < end:
+            if not _is_open(register, self.folder / "register"):
+                os.close(self.pipe)
+                os.close(register)
+                self.pipe = None
+                return False
             time.sleep(0.002)
-        atexit.register(self.leave)
+        return True
 
     def meet(self, folder: str) -> None:
         """Use the folder of the first rank of this node."""
@@ -284,6 +298,14 @@ def _open_folder(folder: Path, size: int) -> int:
     return register
 
 
+def _is_open(file: int, path: Path) -> bool:
+    """Return whether an open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def _raise_number(file: int) -> int:
     """Move an open file to a number above those of the launcher's files.
 
@@ -311,9 +333,11 @@ def _wait_for_watchdog(helper: int) -> None:
 def kill_after(seconds: float, message: str) -> Iterator[None]:
     """Print `message` and kill this process if the block takes longer than `seconds`.
 
-    For calls that hold the interpreter's lock, such as starting MPI.
+    For calls that hold the interpreter's lock, such as starting MPI. The message is not printed if
+    another process of this node has printed a cause.
     """
-    helper = _spawn("deadline", str(seconds), str(os.getpid()), message)
+    folder = str(meeting_folder() if _current is None else _current.folder)
+    helper = _spawn("deadline", str(seconds), str(os.getpid()), folder, message)
     try:
         yield
     finally:

@@ -28,7 +28,8 @@ file, and so does the watchdog that learns of a failure on another node.
 Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end, and so are
 the files that MPI libraries leave in /dev/shm if their ranks are killed.
 
-``watch.py deadline SECONDS PID MESSAGE`` prints MESSAGE and kills the process PID after SECONDS.
+``watch.py deadline SECONDS PID FOLDER MESSAGE`` kills the process PID after SECONDS, and prints
+MESSAGE before unless the file ``failed`` in FOLDER exists.
 
 The watchdog keeps no file of the rank open except stderr: an inherited socket of the launcher would
 hide the end of the rank from the launcher. It ignores the signals that request ranks to stop,
@@ -198,7 +199,9 @@ class Watchdog:
                 self._remove(self.ranks[pipe])
                 begin = 0.0
             while self.closed_early:
-                self._remove(self.closed_early.pop())
+                rank = self.closed_early.pop()
+                if self.ranks.get(rank.pipe) is rank:  # It may have been reported all the same.
+                    self._remove(rank)
                 begin = 0.0
             now = time.monotonic()
             self._check_calls(min(now - last, 2 * _POLL_S))
@@ -338,21 +341,15 @@ class Watchdog:
         self._print(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
 
     def _print(self, message: str) -> None:
-        """Print a cause unless a process of this node has printed one."""
-        try:
-            os.close(os.open(f"{self.folder}/failed", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        except OSError:
-            pass  # It is better to print the cause twice than not at all.
-        with contextlib.suppress(OSError):
-            os.write(2, message.encode())
+        print_once(self.folder, message)
 
     def _remove_folder(self) -> None:
+        """Remove the folder; a rank that registers meanwhile finds it renamed and starts again."""
         with contextlib.suppress(OSError):
-            for file in Path(self.folder).iterdir():
+            folder = Path(self.folder).rename(f"{self.folder}-{os.getpid()}")
+            for file in folder.iterdir():
                 file.unlink()
-            Path(self.folder).rmdir()
+            folder.rmdir()
 
 
 def kill_holders(pipes: list[int]) -> None:
@@ -376,14 +373,26 @@ def _holds(process: Path, files: list[os.stat_result]) -> bool:
     return False
 
 
-def deadline(seconds: float, pid: int, message: str) -> None:
+def print_once(folder: str, message: str) -> None:
+    """Print a cause unless a process of this node has printed one."""
+    try:
+        os.close(os.open(f"{folder}/failed", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    except OSError:
+        pass  # It is better to print the cause twice than not at all.
+    with contextlib.suppress(OSError):
+        os.write(2, message.encode())
+
+
+def deadline(seconds: float, pid: int, folder: str, message: str) -> None:
     """Print a message for a process that waits in MPI, and kill it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if os.getppid() != pid:
             return
         time.sleep(0.05)
-    os.write(2, message.encode())
+    print_once(folder, message)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -395,7 +404,7 @@ def main() -> None:
     if sys.argv[1] == "ranks":
         Watchdog(*sys.argv[2:5]).run()
     else:
-        deadline(float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        deadline(float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:6])
 
 
 if __name__ == "__main__":

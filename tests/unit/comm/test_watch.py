@@ -70,6 +70,18 @@ sys.stdin.read()
 )
 
 
+KILLED = (
+    RANK
+    + """
+from dptrain.comm import job as module
+module._current = job
+with module.kill_after(0.2, "dptrain: the data is missing\\n"):
+    while True:
+        pass
+"""
+)
+
+
 @contextmanager
 def ranks(folder: Path, *programs: str) -> Iterator[list[subprocess.Popen[str]]]:
     """A process for each rank; one whose stdin is closed leaves. The first starts the watchdog."""
@@ -194,6 +206,15 @@ def test_time_in_which_a_rank_was_stopped_does_not_count(tmp_path: Path) -> None
         assert ran_s + time.monotonic() - continued > 1.0 - 0.2 - 0.1
 
 
+def test_a_rank_that_is_killed_after_its_deadline_is_named_once(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    with ranks(folder, KILLED) as (rank,):
+        _, said = rank.communicate(timeout=LIMIT_S)
+        assert rank.returncode == -signal.SIGKILL
+    assert said == "dptrain: the data is missing\n"
+    assert gone(folder)
+
+
 def test_a_watchdog_that_cannot_start_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,3 +250,49 @@ def test_a_rank_that_ends_before_the_watchdog_has_opened_its_pipe(tmp_path: Path
     os.close(register)
     assert helper.stderr.startswith("dptrain: rank 0 of 1: ")
     assert not folder.exists()
+
+
+def test_a_pipe_that_closes_while_it_is_opened_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    os.mkfifo(folder / "alive-0")
+    os.mkfifo(folder / "register")
+    register = os.open(folder / "register", os.O_RDWR | os.O_NONBLOCK)
+    os.write(register, b"0\n")
+    writers = [os.open(folder / "alive-0", os.O_RDWR | os.O_NONBLOCK)]
+    read = watch.Rank.read
+
+    def close_and_read(self: watch.Rank) -> bool:
+        while writers:
+            os.close(writers.pop())
+        return read(self)
+
+    monkeypatch.setattr(watch.Rank, "read", close_and_read)
+    watch.Watchdog(str(folder), "host", "1").run()
+    os.close(register)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("dptrain: rank 0 of 1: ")
+    assert not folder.exists()
+
+
+def test_a_rank_that_registers_while_the_watchdog_ends_starts_another(tmp_path: Path) -> None:
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    os.mkfifo(folder / "register")
+    register = os.open(folder / "register", os.O_RDWR)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", GOOD, str(folder), "0"],
+        stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+    ) as rank:  # fmt: skip
+        assert os.read(register, 10) == b"0\n"
+        folder.rename(tmp_path / "ended")
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "\n"
+        assert (folder / "watched-0").exists()
+        _, said = rank.communicate(timeout=LIMIT_S)
+    os.close(register)
+    assert said == ""
+    assert gone(folder)
