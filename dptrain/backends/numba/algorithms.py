@@ -4,6 +4,8 @@
 - `winograd_convolution`: Winograd F(4×4, 3×3) and F(2×2, 5×5) on vectors.
 - `winograd_strided_convolution`: Winograd F(4×4, 2×2) for 4 × 4 filters with stride 2, on vectors.
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
+- `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
+  pooling, on AVX-512.
 - `amx_convolution`: implicit GEMM on the AMX unit, if the processor has one.
 
 The modules define kernels of the same names with the same arguments, except for the type of the
@@ -20,6 +22,7 @@ from typing import Any
 from dptrain.backends.numba import (
     amx_convolution,
     direct_convolution,
+    folded_rgb_convolution,
     winograd_convolution,
     winograd_geometry,
     winograd_rgb_convolution,
@@ -123,6 +126,8 @@ def _find_faster_than_direct(shape: Shape, phase: Phase, winograd: bool) -> Cand
         )
     if winograd and winograd_strided_convolution.supports(shape):
         return winograd_strided_convolution, None
+    if folded_rgb_convolution.supports(shape, phase):
+        return folded_rgb_convolution, None
     if winograd and phase is not Phase.BACKWARD_INPUT and _use_winograd_rgb(shape):
         return winograd_rgb_convolution, winograd_rgb_convolution.make_geometry(maps, out, pads)
     if not available() or not shape.is_plain:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dptrain.backends.numba import winograd_geometry, winograd_strided_convolution
 from dptrain.backends.numba.algorithms import has_enough_tiles
 from dptrain.backends.numba.amx import SIDE, available, compiled_for_amx
+from dptrain.backends.numba.folded_rgb_convolution import FoldedRgbGeometry
+from dptrain.backends.numba.folded_rgb_microkernels import WINDOWS
 from dptrain.backends.numba.im2col import GROUP, ConvGeometry
 from dptrain.backends.numba.matmul import DenseKernel
 from dptrain.backends.numba.planning import Algorithm, Shape, Work
@@ -47,6 +49,8 @@ def _name(algorithm: Algorithm, shape: Shape) -> str:
 
 def _tile(algorithm: Algorithm, shape: Shape, phase: Phase) -> str:
     """Describe the tile that stays in registers, and the rows in scratch."""
+    if isinstance(algorithm.geometry, FoldedRgbGeometry):
+        return "27×8" if phase is Phase.BACKWARD_WEIGHT else f"{WINDOWS} windows×8"
     if not isinstance(algorithm.geometry, ConvGeometry):
         side = WINOGRAD_SIDES.get(shape.window[0], 0)
         amx = "amx" in algorithm.kernel.py_func.__module__

@@ -21,13 +21,8 @@ from numba.extending import intrinsic
 
 from dptrain.backends.numba.jit import inlined
 
-F32, F64, I8, I32, I64 = (
-    ir.FloatType(),
-    ir.DoubleType(),
-    ir.IntType(8),
-    ir.IntType(32),
-    ir.IntType(64),
-)
+F32, F64 = ir.FloatType(), ir.DoubleType()
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 F32P, I8P, I32P = F32.as_pointer(), I8.as_pointer(), I32.as_pointer()
 
 

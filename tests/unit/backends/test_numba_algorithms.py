@@ -11,6 +11,7 @@ from dptrain.api import make_replica
 from dptrain.backends.numba import algorithms as choice
 from dptrain.backends.numba.algorithms import Shape, Work, select_algorithms
 from dptrain.backends.numba.fused_pooling import NoPool
+from dptrain.backends.numba.vector import AVX512
 from dptrain.network import Conv2d, Dense, Flatten, Network
 from dptrain.plan.lowering import Phase
 from tests.unit.backends import test_numba_convolution as vectors
@@ -64,6 +65,12 @@ def test_vectors_without_amx(monkeypatch):
     assert chosen(replace(WIDE, window=(7, 7), pads=(3, 3))) == ["direct"] * 3
     assert chosen(IMAGES) == ["winograd_rgb", "winograd_rgb", "direct"]
     assert chosen(Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1))) == ["winograd"] * 3
+
+
+def test_eight_filters_of_colour_images_are_folded(monkeypatch):
+    monkeypatch.setattr(choice.folded_rgb_convolution, "compiled_registers", lambda: AVX512)
+    eight = replace(IMAGES, out=(32, 32, 8))
+    assert chosen(eight) == ["folded_rgb", "folded_rgb", "direct"]
 
 
 def test_scratch_is_as_long_as_the_geometry_states():
