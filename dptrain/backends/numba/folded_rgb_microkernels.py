@@ -9,7 +9,7 @@ pair is 0, since the pair before has its element.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
@@ -195,7 +195,10 @@ class _FoldedGradients(_FoldedRow):
         return self.shuffle(lanes, lanes, [lane // 2 for lane in range(LANES)])
 
 
-def _call(context, builder, kinds, values, writer):  # type: ignore[no-untyped-def]
+def _call(
+    context: Any, builder: ir.IRBuilder, kinds: Any, values: Any, writer: type[_FoldedRow]
+) -> Any:
+    """Call the function of a writer with Numba's arguments."""
     builder.call(
         writer(builder.module).function, flatten_arguments(context, builder, kinds, values)
     )
