@@ -47,6 +47,7 @@ CASES = {
     "1 x 1": (2, (7, 9, 20), 44, (1, 1), (1, 1), ((0, 0), (0, 0))),
     "1 x 1, stride 2": (2, (7, 9, 16), 60, (1, 1), (2, 2), ((0, 0), (0, 0))),
     "7 x 7": (2, (13, 15, 1), 6, (7, 7), (2, 2), ((3, 3), (3, 3))),
+    "many channels": (2, (5, 27, 120), 40, (3, 3), (1, 1), ((1, 1), (1, 1))),
     "rows never met": (1, (8, 8, 3), 6, (3, 3), (3, 3), ((0, 0), (0, 0))),
 }
 
@@ -208,7 +209,10 @@ def test_no_samples_give_no_gradient():
     assert not case.backward_weight(Work(2, 2, 2), bounds=np.zeros(3, np.int64)).any()
 
 
-POOLED = ["first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads", "20 filters"]
+POOLED = [
+    "first layer", "wide", "odd maps", "long rows", "stride 2", "uneven pads", "20 filters",
+    "many channels",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("threads", WORKS)
@@ -226,7 +230,7 @@ def test_pooled(name, pool, threads):
 
 
 @pytest.mark.parametrize("pool", [None, *POOLS])
-@pytest.mark.parametrize("name", ["40 filters", "stride 3", "uneven pads"])
+@pytest.mark.parametrize("name", ["40 filters", "stride 3", "uneven pads", "many channels"])
 def test_bits_depend_on_the_shape_only(name, pool, monkeypatch):
     """Samples, threads, bands, blocks and the size of the cache do not change a result."""
     case = Case(CASES[name], pool=pool and POOLS[pool])
