@@ -124,26 +124,34 @@ class NumbaBackend(Backend):
         gradient: NDArray[Any] | None,
         sums: NDArray[Any],
     ) -> Kernel:
-        # One thread takes a few microseconds, and the order of the sum over samples stays fixed.
-        kernel = LOSSES[replica.plan.network.loss.targets]
-        dz = np.zeros((0, output.shape[1]), output.dtype) if gradient is None else gradient
+        assert isinstance(replica, NumbaReplica)
+        kernel, pool = LOSSES[replica.plan.network.loss.targets], replica.thread_pool
+        samples, outputs = output.shape
+        dz = np.zeros((0, outputs), output.dtype) if gradient is None else gradient
         classes = kernel is losses.softmax_cross_entropy
-        scratch = (losses.softmax_scratch(output.shape[1]),) if classes else ()
+        scratch = (losses.softmax_scratch(outputs, pool.threads),) if classes else ()
+        found = np.zeros((samples, 2))
+        launch = pool.bind(
+            kernel, output, target, dz, found, *scratch, varying=(1.0, True),
+            grain=-(-losses.GRAIN // outputs),
+        )  # fmt: skip
         rows, is_sharded = len(replica.context.bounds) - 1, replica.plan.setting.shards > 0
         # Double precision is rounded before micro-shards are added: other ranks add float32.
         shard_sums = np.zeros((rows, 2), np.float32) if is_sharded else replica.slot_sums
-        launch = ThreadPool(1).bind(
-            kernel, output, target, dz, shard_sums, replica.context.bounds, *scratch,
-            varying=(1.0, True),
-        )  # fmt: skip
-        add = _bind_sum_of_shards(replica, shard_sums) if is_sharded else None
+        # One thread sums, because this takes less than a microsecond.
+        alone = ThreadPool(1)
+        total = alone.bind(
+            losses.sum_losses, found, shard_sums, replica.context.bounds, varying=(1.0,)
+        )
+        launches = (launch, total)
+        if is_sharded:
+            launches = (*launches, _bind_sum_of_shards(replica, shard_sums))
 
         def prepare(context: Context) -> None:
-            launch.set(rows, context.scale, context.training and gradient is not None)
-            if add is not None:
-                add.set(shard_sums.shape[1])
+            launch.set(context.n, context.scale, context.training and gradient is not None)
+            total.set(rows, context.scale)
 
-        return StageKernel((launch,) if add is None else (launch, add), prepare)
+        return StageKernel(launches, prepare)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)
@@ -186,9 +194,11 @@ def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> La
         slots = replica.gradient_slots.reshape(-1)[plan.layout.size :]
         pitch = plan.layout.gradient_size
     steps = addition_steps(plan.merges)
-    return ThreadPool(1).bind(
+    launch = ThreadPool(1).bind(
         sum_partials, shard_sums, *steps, slots, slots, shard_sums.shape[1], pitch
     )
+    launch.set(shard_sums.shape[1])
+    return launch
 
 
 class NumbaReplica(Replica):

@@ -1,8 +1,8 @@
-"""Loss kernels: they sum each micro-shard in double precision and in a fixed order.
+"""Loss kernels, in double precision.
 
-Items are micro-shards; number r consists of samples bounds[r] … bounds[r + 1]. Each kernel writes
-loss · scale and the number of correct predictions to sums[r, 0] and sums[r, 1]. If `gradient` has
-rows, it also writes the gradient of the loss with respect to z.
+Items are samples. Each kernel writes the loss of sample n to found[n, 0] and whether its prediction
+is correct to found[n, 1], and if `backward` the gradient of the loss with respect to z. `sum_losses`
+then sums the samples of each micro-shard, so the order of summation does not depend on threads.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ROUNDING = 1.5 * 2.0**52
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """The first has trailing zeros, so that integer multiples of it are exact."""
+GRAIN = 160
+"""Outputs whose losses are worth one more thread: 1 µs."""
 SMALLEST = -708.0
 """Smallest argument of exp; smaller ones are replaced by it, because exp is near the smallest
 normal number."""
@@ -83,92 +85,95 @@ def _largest(z: Array, n: int) -> Any:
 @kernel
 def softmax_cross_entropy(
     start: int, stop: int, thread: int,
-    z: Array, labels: Array, gradient: Array, sums: Array, bounds: Array,
+    z: Array, labels: Array, gradient: Array, found: Array,
     scratch: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot) · scale.
 
     Args:
-        scratch: float64 (rows, F) for as many samples as are processed at a time, so that their
-            exponentials are computed in one vectorised loop.
+        scratch: float64 (threads, rows, F) for as many samples as are processed at a time, so that
+            their exponentials are computed in one vectorised loop.
     """
-    classes = z.shape[1]
-    flat = scratch.reshape(-1)
-    for row in range(start, stop):
-        loss, correct = 0.0, 0
-        for first in range(bounds[row], bounds[row + 1], len(scratch)):
-            rows = min(len(scratch), bounds[row + 1] - first)
-            for n in range(first, first + rows):
-                best, label = _largest(z, n), labels[n]
-                largest = np.float64(z[n, best])
-                loss -= z[n, label] - largest
-                correct += best == label
+    classes, powers = z.shape[1], scratch[thread]
+    flat = powers.reshape(-1)
+    for first in range(start, stop, len(powers)):
+        rows = min(len(powers), stop - first)
+        for n in range(first, first + rows):
+            best, label = _largest(z, n), labels[n]
+            largest = np.float64(z[n, best])
+            found[n, 0], found[n, 1] = largest - z[n, label], best == label
+            for k in range(classes):
+                powers[n - first, k] = z[n, k] - largest
+        for i in range(np.uintp(rows * classes)):
+            flat[i] = _exp(flat[i])
+        for n in range(first, first + rows):
+            total = 0.0
+            for k in range(classes):
+                total += powers[n - first, k]
+            found[n, 0] += np.log(total)
+            if backward:
+                share = scale / total
                 for k in range(classes):
-                    scratch[n - first, k] = z[n, k] - largest
-            for i in range(np.uintp(rows * classes)):
-                flat[i] = _exp(flat[i])
-            for n in range(first, first + rows):
-                total = 0.0
-                for k in range(classes):
-                    total += scratch[n - first, k]
-                loss += np.log(total)
-                if backward:
-                    share = scale / total
-                    for k in range(classes):
-                        gradient[n, k] = scratch[n - first, k] * share
-                    label = labels[n]
-                    gradient[n, label] = (scratch[n - first, label] / total - 1.0) * scale
-        sums[row, 0] = loss * scale
-        sums[row, 1] = correct
+                    gradient[n, k] = powers[n - first, k] * share
+                label = labels[n]
+                gradient[n, label] = (powers[n - first, label] / total - 1.0) * scale
 
 
-def softmax_scratch(classes: int) -> NDArray[np.float64]:
-    """Return scratch of at most 2 KB, or for one sample."""
-    return np.zeros((max(256 // classes, 1), classes))
+def softmax_scratch(classes: int, threads: int) -> NDArray[np.float64]:
+    """Return scratch of at most 2 KB for each thread, or for one sample."""
+    return np.zeros((threads, max(256 // classes, 1), classes))
 
 
 @kernel
 def sigmoid_cross_entropy(
     start: int, stop: int, thread: int,
-    z: Array, target: Array, gradient: Array, sums: Array, bounds: Array,
-    scale: float, backward: bool,
+    z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of log(1 + exp(z)) − z y; dz = (σ(z) − y) · scale / F."""
     outputs = z.shape[1]
-    for row in range(start, stop):
-        loss, correct = 0.0, 0
-        for n in range(bounds[row], bounds[row + 1]):
-            right = True
-            for k in range(outputs):
-                value, y = np.float64(z[n, k]), np.float64(target[n, k])
-                # max(z, 0) in this form preserves NaN.
-                positive = 0.0 if value <= 0.0 else value
-                power = _exp(-abs(value))
-                loss += positive - value * y + np.log1p(power)
-                right &= (value > 0.0) == (y > 0.5)
-                if backward:
-                    share = (1.0 if value > 0.0 else power) / (1.0 + power)
-                    gradient[n, k] = (share - y) * scale / outputs
-            correct += right
-        sums[row, 0] = loss * scale / outputs
-        sums[row, 1] = correct
+    for n in range(start, stop):
+        loss, right = 0.0, True
+        for k in range(outputs):
+            value, y = np.float64(z[n, k]), np.float64(target[n, k])
+            # max(z, 0) in this form preserves NaN.
+            positive = 0.0 if value <= 0.0 else value
+            power = _exp(-abs(value))
+            loss += positive - value * y + np.log1p(power)
+            right &= (value > 0.0) == (y > 0.5)
+            if backward:
+                share = (1.0 if value > 0.0 else power) / (1.0 + power)
+                gradient[n, k] = (share - y) * scale / outputs
+        found[n, 0], found[n, 1] = loss / outputs, right
 
 
 @kernel
 def mean_squared_error(
     start: int, stop: int, thread: int,
-    z: Array, target: Array, gradient: Array, sums: Array, bounds: Array,
-    scale: float, backward: bool,
+    z: Array, target: Array, gradient: Array, found: Array, scale: float, backward: bool,
 ) -> None:  # fmt: skip
     """Loss = mean over outputs of (z − y)²; dz = 2 (z − y) · scale / F."""
     outputs = z.shape[1]
-    for row in range(start, stop):
+    for n in range(start, stop):
         loss = 0.0
+        for k in range(outputs):
+            d = np.float64(z[n, k]) - np.float64(target[n, k])
+            loss += d * d
+            if backward:
+                gradient[n, k] = 2.0 * d * scale / outputs
+        found[n, 0], found[n, 1] = loss / outputs, 0.0
+
+
+@kernel
+def sum_losses(
+    start: int, stop: int, thread: int, found: Array, sums: Array, bounds: Array, scale: float
+) -> None:
+    """sums[r] = the sum over the samples of micro-shard r of (loss · scale, correct).
+
+    Items are micro-shards; number r consists of samples bounds[r] … bounds[r + 1].
+    """
+    for row in range(start, stop):
+        loss, correct = 0.0, 0.0
         for n in range(bounds[row], bounds[row + 1]):
-            for k in range(outputs):
-                d = np.float64(z[n, k]) - np.float64(target[n, k])
-                loss += d * d
-                if backward:
-                    gradient[n, k] = 2.0 * d * scale / outputs
-        sums[row, 0] = loss * scale / outputs
-        sums[row, 1] = 0.0
+            loss += found[n, 0]
+            correct += found[n, 1]
+        sums[row, 0], sums[row, 1] = loss * scale, correct

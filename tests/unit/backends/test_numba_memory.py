@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numba import njit
@@ -89,9 +91,10 @@ def test_softmax_cross_entropy(shape):
     rng = np.random.default_rng(n)
     z = (5 * rng.standard_normal(shape)).astype(np.float32).round()
     labels = rng.integers(0, classes, n).astype(np.int32)
-    gradient, sums = np.full_like(z, np.nan), np.full((2, 2), np.nan)
-    bounds, scratch = np.array([0, n // 2, n]), losses.softmax_scratch(classes)
-    losses.softmax_cross_entropy(0, 2, 0, z, labels, gradient, sums, bounds, scratch, 0.25, True)
+    gradient, found, sums = np.full_like(z, np.nan), np.full((n, 2), np.nan), np.zeros((2, 2))
+    scratch, bounds = losses.softmax_scratch(classes, 1), np.array([0, n // 2, n])
+    losses.softmax_cross_entropy(0, n, 0, z, labels, gradient, found, scratch, 0.25, True)
+    losses.sum_losses(0, 2, 0, found, sums, bounds, 0.25)
     sums = sums.sum(axis=0)
     exact = z.astype(np.float64)
     shifted = exact - exact.max(axis=1, keepdims=True)
@@ -103,3 +106,29 @@ def test_softmax_cross_entropy(shape):
     assert sums[1] == (z.argmax(axis=1) == labels).sum()
     share[rows, labels] -= 1
     np.testing.assert_allclose(gradient, 0.25 * share, rtol=1e-7, atol=1e-15)
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 10, 17])
+@pytest.mark.parametrize(
+    "kernel",
+    [losses.softmax_cross_entropy, losses.sigmoid_cross_entropy, losses.mean_squared_error],
+    ids=lambda kernel: kernel.py_func.__name__,
+)
+def test_losses_have_the_same_bits_however_samples_are_divided(kernel, outputs):
+    n, rng = 40, np.random.default_rng(outputs)
+    z = 4 * rng.standard_normal((n, outputs), np.float32)
+    target = rng.integers(0, 2, (n, outputs)).astype(np.float32)
+    scratch: tuple = ()
+    if kernel is losses.softmax_cross_entropy:
+        target = rng.integers(0, outputs, n).astype(np.int32)
+        scratch = (losses.softmax_scratch(outputs, 2),)
+
+    def compute(cuts):
+        gradient, found = np.full_like(z, np.nan), np.full((n, 2), np.nan)
+        for i, (start, stop) in enumerate(pairwise([0, *cuts, n])):
+            kernel(start, stop, i % 2, z, target, gradient, found, *scratch, 0.125, True)
+        return gradient.tobytes() + found.tobytes()
+
+    expected = compute([])
+    for size in range(1, n):
+        assert compute(range(size, n, size)) == expected, size
