@@ -143,15 +143,13 @@ class NumbaBackend(Backend):
         total = alone.bind(
             losses.sum_losses, found, shard_sums, replica.context.bounds, varying=(1.0,)
         )
-        launches = (launch, total)
-        if is_sharded:
-            launches = (*launches, _bind_sum_of_shards(replica, shard_sums))
+        add = (_bind_sum_of_shards(replica, shard_sums),) if is_sharded else ()
 
         def prepare(context: Context) -> None:
             launch.set(context.n, context.scale, context.training and gradient is not None)
             total.set(rows, context.scale)
 
-        return StageKernel(launches, prepare)
+        return StageKernel((launch, total, *add), prepare)
 
     def bind_update(self, replica: Replica, elements: slice) -> Kernel:
         assert isinstance(replica, NumbaReplica)

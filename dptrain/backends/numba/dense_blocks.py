@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MIN_OPERATIONS = 300_000
-"""Multiply-adds that are worth one more thread: 5 µs, of which its start takes one and the transfer
-of its operands to its core another."""
+MIN_OPERATIONS = 50_000
+"""Multiply-adds that are worth one more thread: 1 to 2 µs. Threads poll between stages, so one more
+costs about 0.1 µs."""
+MIN_FEATURES = 16
+"""Features, of a sum or of its results, below which a product takes no less time."""
 FIRST = 3
 """Multiply-adds that take as long as the read of one element of w from the L2 cache."""
 READ = 20
@@ -79,8 +81,9 @@ def weight_gradient_grain(samples: int, inputs: int, outputs: int, threads: int)
 
     It packs dy for them, and fewer than `ROWS` take too little time compared with that.
     """
-    worthwhile = -(-MIN_OPERATIONS // _operations(samples, outputs, 1))
-    return max(worthwhile, min(ROWS, -(-inputs // threads)))
+    useful = _useful_threads(samples, inputs, outputs, threads)
+    rows = -(-inputs // useful)
+    return max(LINE, rows if useful < threads else min(ROWS, rows))
 
 
 def _grid(
@@ -95,7 +98,7 @@ def _grid(
         unit: samples and features of a register tile.
         split: multiply-adds that blocks of fewer than all features cost for each of them.
     """
-    useful = max(1, min(threads, _operations(samples, features, summed) // MIN_OPERATIONS))
+    useful = _useful_threads(samples, features, summed, threads)
 
     def block(across: int) -> tuple[int, int]:
         return (
@@ -111,9 +114,14 @@ def _grid(
     return min(wide, features), min(high, samples)
 
 
+def _useful_threads(samples: int, features: int, summed: int, threads: int) -> int:
+    """Return how many of the threads a product with w is worth."""
+    return max(1, min(threads, _operations(samples, features, summed) // MIN_OPERATIONS))
+
+
 def _operations(samples: int, features: int, summed: int) -> int:
     """Return the time of a product with w as a number of multiply-adds."""
-    return (samples + FIRST) * features * summed
+    return (samples + FIRST) * max(features, MIN_FEATURES) * max(summed, MIN_FEATURES)
 
 
 def _rounded_up(total: int, parts: int, unit: int) -> int:

@@ -1,8 +1,8 @@
 """Loss kernels, in double precision.
 
 Items are samples. Each kernel writes the loss of sample n to found[n, 0] and whether its prediction
-is correct to found[n, 1], and if `backward` the gradient of the loss with respect to z. `sum_losses`
-then sums the samples of each micro-shard, so the order of summation does not depend on threads.
+is correct to found[n, 1], and if `backward` also the gradient of the loss with respect to z.
+`sum_losses` then adds the samples of each micro-shard in order, so sums do not depend on threads.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROUNDING = 1.5 * 2.0**52
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 """The first has trailing zeros, so that integer multiples of it are exact."""
-GRAIN = 160
-"""Outputs whose losses are worth one more thread: 1 µs."""
+GRAIN = 320
+"""Outputs whose losses are worth one more thread: 1 to 2 µs."""
 SMALLEST = -708.0
 """Smallest argument of exp; smaller ones are replaced by it, because exp is near the smallest
 normal number."""

@@ -37,7 +37,12 @@ from dptrain.backends.numba.dense_blocks import (
 )
 from dptrain.backends.numba.gemv import multiply_row
 from dptrain.backends.numba.jit import Kernel, inlined, kernel
-from dptrain.backends.numba.microkernels import NO_LOWER_BOUND, multiply, multiply_ahead
+from dptrain.backends.numba.microkernels import (
+    NO_LOWER_BOUND,
+    multiply,
+    multiply_ahead,
+    multiply_plain,
+)
 from dptrain.backends.numba.vector import copy, transpose
 from dptrain.plan.lowering import Phase
 
@@ -51,6 +56,11 @@ _PANEL = 32
 """Columns of a packed panel; a multiple of two vectors of any processor."""
 _GATHERED = 144
 """Features of x that `dense_backward_weight` packs at a time."""
+_NARROW = 64
+"""Number of outputs below which the backward kernels have another form: 100 inputs and 10 outputs
+take 5 instead of 12 µs for the input gradient of 256 samples, and 5 instead of 10 for that of w."""
+_DIRECT = 1 << 20
+"""Elements of x up to which this holds for the gradient of w, which then reads columns of x."""
 _FEW = 4
 """Number of samples of a block below which GEMV is faster than tiles."""
 _ONE = np.ones(1, np.float32)
@@ -87,12 +97,12 @@ def dense_kernels(
     packed = min(forward.samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
     if forward.features < outputs:
         packed += forward.features * forward.steps
+    turned, gathered = backward.samples * (outputs + 48), samples * (outputs + _GATHERED)
+    narrow = outputs * _GATHERED if outputs < _NARROW else 0
     return {
         Phase.FORWARD: DenseKernel(dense_forward, packed, forward),
-        Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, samples * (outputs + _GATHERED)),
-        Phase.BACKWARD_INPUT: DenseKernel(
-            dense_backward_input, backward.samples * (outputs + 48), backward
-        ),
+        Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, max(gathered, narrow)),
+        Phase.BACKWARD_INPUT: DenseKernel(dense_backward_input, max(turned, narrow), backward),
     }
 
 
@@ -217,14 +227,33 @@ def dense_backward_input(  # type: ignore[no-untyped-def]
         count = min(blocks.samples, samples - first)
         i_first = item % across * blocks.features
         i_last = min(i_first + blocks.features, inputs)
-        _backward_input_block(
-            dy, w, dx, blocks.steps, scratch[thread], first, count, i_first, i_last
-        )
+        if w.shape[1] <= min(count, _NARROW - 1):
+            _narrow_input_gradient(dy, w, dx, scratch[thread], first, count, i_first, i_last)
+        else:
+            _backward_input_block(
+                dy, w, dx, blocks.steps, scratch[thread], first, count, i_first, i_last
+            )
+
+
+@inlined
+def _narrow_input_gradient(dy, w, dx, turned, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+    """Compute a block of `dense_backward_input` from the transpose of w: it is smaller than dx."""
+    inputs, outputs = w.shape
+    w_flat, dy_flat, dx_flat = w.reshape(-1), dy.reshape(-1), dx.reshape(-1)
+    for i in range(i_first, i_last, _GATHERED):
+        wide = min(_GATHERED, i_last - i)
+        transpose(w_flat, i * outputs, outputs, turned, 0, wide, wide, outputs)
+        for n in range(first, first + count, _BLOCK):
+            rows = min(_BLOCK, first + count - n)
+            multiply_plain(
+                (dy_flat, n * outputs), (RAMP, 0, outputs), (RAMP, 0, 1), (turned, 0, wide),
+                (dx_flat, n * inputs + i), (RAMP, 0, inputs), (rows, outputs, wide), rows,
+            )  # fmt: skip
 
 
 @inlined
 def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
-    """Compute a block of `dense_backward_input`.
+    """Compute a block of `dense_backward_input` with many outputs.
 
     The tiles compute the transpose of dx, so that w is read once and sequentially.
     """
@@ -270,6 +299,23 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
         )
 
 
+@inlined
+def _narrow_weight_gradient(x, dy, dw, turned, start, stop, samples):  # type: ignore[no-untyped-def]
+    """Compute rows of dw as the transpose of dyᵀ·x, for which no operand is packed."""
+    inputs, outputs = dw.shape
+    x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
+    for first in range(start, stop, _GATHERED):
+        wide = min(_GATHERED, stop - first)
+        for n in range(0, samples, _BLOCK):
+            multiply(
+                (dy_flat, n * outputs), (RAMP, 0, 1), (RAMP, 0, outputs),
+                (x_flat, n * inputs + first, inputs), (turned, 0, -1 if n == 0 else wide),
+                (turned, 0), (RAMP, 0, wide), (outputs, min(_BLOCK, samples - n), wide),
+                NO_LOWER_BOUND,
+            )  # fmt: skip
+        transpose(turned, 0, wide, dw.reshape(-1), first * outputs, outputs, outputs, wide)
+
+
 @kernel
 def dense_backward_weight(  # type: ignore[no-untyped-def]
     start, stop, thread, x, dy, dw, db, scratch, samples
@@ -285,6 +331,9 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     if samples == 0:
         dw[start:stop] = 0
     mine = scratch[thread]
+    if outputs < _NARROW and outputs % _PANEL and 0 < samples * inputs <= _DIRECT:
+        _narrow_weight_gradient(x, dy, dw, mine, start, stop, samples)
+        return
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
     # dy is read once for every 48 inputs: directly for small layers, else from packed panels.
     packed = stop - start > 4 * 48

@@ -200,25 +200,52 @@ class Writer:
 
 
 class _Transpose(Writer):
-    """Transpose one square block of as many rows and columns as a vector has elements."""
+    """Transpose a block of at most as many rows and columns as a vector has elements.
+
+    Args:
+        masked: False if the block has exactly so many.
+    """
 
     ARGUMENTS: ClassVar[Mapping[str, ir.Type]] = {
         "source": F32P,
         "source_row": I64,
         "target": F32P,
         "target_row": I64,
+        "rows": I64,
+        "columns": I64,
     }
 
-    def __init__(self, module: ir.Module, width: int) -> None:
-        super().__init__(module, f"dptrain_transpose_x{width}", self.ARGUMENTS, width)
+    def __init__(self, module: ir.Module, width: int, masked: bool) -> None:
+        self.masked = masked
+        name = f"dptrain_transpose_x{width}{'_masked' if masked else ''}"
+        super().__init__(module, name, self.ARGUMENTS, width)
 
     def write(self) -> None:
-        b, args, size = self.builder, self.args, self.width
-        rows = [
-            self.load(self.at(args["source"], b.mul(I64(i), args["source_row"])))
-            for i in range(size)
-        ]
-        # Exchange the off-diagonal halves of ever smaller blocks.
+        rows = self._shuffled(self._rows())
+        b, args = self.builder, self.args
+        if self.masked:
+            self.mask_after(args["rows"])
+        for i, row in enumerate(rows):
+            target = self.at(args["target"], b.mul(I64(i), args["target_row"]))
+            if not self.masked:
+                self.store(row, target)
+                continue
+            with b.if_then(b.icmp_signed("<", I64(i), args["columns"])):
+                self.store(row, target, masked=True)
+
+    def _rows(self) -> list[ir.Value]:
+        """Load the rows of the source; rows that do not exist repeat the first."""
+        b, args = self.builder, self.args
+        offsets = [b.mul(I64(i), args["source_row"]) for i in range(self.width)]
+        if self.masked:
+            self.mask_after(args["columns"])
+            exists = [b.icmp_signed("<", I64(i), args["rows"]) for i in range(self.width)]
+            offsets = [b.select(*pair, I64(0)) for pair in zip(exists, offsets, strict=True)]
+        return [self.load(self.at(args["source"], at), masked=self.masked) for at in offsets]
+
+    def _shuffled(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """Exchange the off-diagonal halves of ever smaller blocks."""
+        b, size = self.builder, self.width
         half = size // 2
         while half:
             low = [j if not j & half else size + j - half for j in range(size)]
@@ -229,17 +256,23 @@ class _Transpose(Writer):
                     mask = ir.Constant(ir.VectorType(I32, size), lanes)
                     rows[row] = b.shuffle_vector(*pair, mask)
             half //= 2
-        for i, row in enumerate(rows):
-            self.store(row, self.at(args["target"], b.mul(I64(i), args["target_row"])))
+        return rows
 
 
 @intrinsic
-def _transpose_block(typingctx, source, start, source_row, target, target_start, target_row):  # type: ignore[no-untyped-def]
-    sig = types.none(source, start, source_row, target, target_start, target_row)
+def _transpose_block(typingctx, source, start, row, target, target_start, target_row, high, wide):  # type: ignore[no-untyped-def]
+    """Transpose a block of `high` rows and `wide` columns."""
+    sig = types.none(source, start, row, target, target_start, target_row, high, wide)
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        function = _Transpose(builder.module, compiled_registers().width).function
-        builder.call(function, flatten_arguments(context, builder, sig.args, args))
+        width = compiled_registers().width
+        flat = flatten_arguments(context, builder, sig.args, args)
+        whole = [builder.icmp_signed("==", size, I64(width)) for size in flat[-2:]]
+        with builder.if_else(builder.and_(*whole)) as (all_elements, some_elements):
+            with all_elements:
+                builder.call(_Transpose(builder.module, width, masked=False).function, flat)
+            with some_elements:
+                builder.call(_Transpose(builder.module, width, masked=True).function, flat)
         return context.get_dummy_value()
 
     return sig, codegen
@@ -354,12 +387,7 @@ def transpose(source, start, source_row, target, target_start, target_row, rows,
         for j in range(0, columns, size):
             s, t = start + i * source_row + j, target_start + j * target_row + i
             high, wide = min(size, rows - i), min(size, columns - j)
-            if high == size and wide == size:
-                _transpose_block(source, s, source_row, target, t, target_row)
-            else:
-                for p in range(high):
-                    for q in range(wide):
-                        target[t + q * target_row + p] = source[s + p * source_row + q]
+            _transpose_block(source, s, source_row, target, t, target_row, high, wide)
 
 
 def flatten_arguments(

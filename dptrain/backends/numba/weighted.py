@@ -22,6 +22,7 @@ from dptrain.backends.numba.operations import (
     Kernels,
     Operation,
     each,
+    grain_of,
     pool_geometry,
 )
 from dptrain.backends.numba.planning import rows_of_partial_sums
@@ -165,7 +166,7 @@ class Convolution(Operation):
         )
         reduce = self.thread_pool.bind(
             sum_partials, sums, *addition_steps(merges), a["dweight_slots"], a["dbias_slots"],
-            a["dweight"].size, a["gradient_slots"].shape[1],
+            a["dweight"].size, a["gradient_slots"].shape[1], grain=grain_of(rows),
         )  # fmt: skip
 
         accumulate.set(rows * units)

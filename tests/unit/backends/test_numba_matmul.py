@@ -146,6 +146,22 @@ def test_backward_weight(kernels, arrays, n):
     close(db, dy[:n].astype(float).sum(axis=0), len(x))
 
 
+def test_the_weight_gradient_of_few_outputs_has_the_same_bits_for_large_x():
+    """Samples without a gradient add nothing, but make x so large that it is packed."""
+    rng, samples, inputs = np.random.default_rng(0), 129, 8200
+    x, dy = (rng.standard_normal((samples, size), np.float32) for size in (inputs, 10))
+    dy[127:] = 0
+    found = []
+    for n in (127, samples):
+        assert (n * inputs > matmul._DIRECT) == (n == samples)
+        dw, db = np.full((inputs, 10), np.nan, np.float32), np.full(10, np.nan, np.float32)
+        stage = Vectors.kernels(n, inputs, 10)[Phase.BACKWARD_WEIGHT]
+        run(stage, inputs, x[:n], dy[:n], dw, db, after=(n,))
+        close(dw, x[:n].astype(float).T @ dy[:n], n)
+        found.append(dw)
+    np.testing.assert_array_equal(*found)
+
+
 def test_only_the_part_of_input_0_writes_the_bias_gradient(kernels):
     x, w, dy = (np.ones(shape, np.float32) for shape in ((5, 40), (40, 40), (5, 40)))
     stage = kernels.kernels(5, 40, 40)[Phase.BACKWARD_WEIGHT]

@@ -14,7 +14,7 @@ import pytest
 from numba import njit
 
 from dptrain.backends.numba.microkernels import multiply_adjacent, multiply_spaced
-from dptrain.backends.numba.vector import AVX2, AVX512, PORTABLE, registers
+from dptrain.backends.numba.vector import AVX2, AVX512, PORTABLE, registers, transpose
 
 HERE = Path(__file__).parent
 
@@ -40,6 +40,26 @@ if platform.machine() in ("x86_64", "AMD64"):
 )
 def test_registers_follow_the_processor(features, expected):
     assert registers(features) == expected
+
+
+@njit
+def _transposed(source, start, row, target, target_start, target_row, rows, columns):
+    transpose(source, start, row, target, target_start, target_row, rows, columns)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 17, 40])
+@pytest.mark.parametrize("columns", [1, 7, 15, 16, 33])
+def test_transpose(rows, columns):
+    """It transposes the block and writes nothing else."""
+    source = np.arange(2 + rows * (columns + 3), dtype=np.float32)
+    target = np.full(5 + columns * (rows + 1), -1, np.float32)
+    expected, after = target.copy(), 5 + np.arange(columns)[:, np.newaxis] * (rows + 1)
+    block = source[2:].reshape(rows, columns + 3)[:, :columns]
+    expected[after + np.arange(rows)] = block.T
+    # The source ends with the block.
+    source = source[: source.size - 3].copy()
+    _transposed(source, 2, columns + 3, target, 5, rows + 1, rows, columns)
+    np.testing.assert_array_equal(target, expected)
 
 
 @pytest.mark.timeout(1200)
