@@ -36,6 +36,7 @@ from dptrain.network import get_network
 from dptrain.network.layers import Conv2d, Dense
 from dptrain.network.network import Node
 from dptrain.plan import SGD
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import Plan, make_plan
 
@@ -110,11 +111,12 @@ def products(plan: Plan) -> Iterator[Group]:
 
 
 def with_tile(
-    tile: GemmTile, precision: str, rows: int, columns: int, terms: int, *, split: bool = False
-) -> GemmConfig:
+    tile: GemmTile, precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
+    split: bool = False,
+) -> GemmConfig:  # fmt: skip
     """Return the configuration of a product with this tile."""
     threads = tile.num_tiles(rows, columns) * tile.block[0]
-    parts = split_terms(terms, threads) if split else SplitK(1, max(terms, 1))
+    parts = split_terms(terms, threads, limits) if split else SplitK(1, max(terms, 1))
     return GemmConfig(tile, parts)
 
 

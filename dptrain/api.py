@@ -64,6 +64,7 @@ def make_replica(
         (4, 10)
     """
     chosen = load_backend(backend)
+    chosen.choose_device(0)
     plan = make_plan(
         network,
         chosen,

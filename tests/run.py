@@ -92,6 +92,7 @@ def suites() -> dict[str, Suite]:
         OMPI_ALLOW_RUN_AS_ROOT="1",
         OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )
+    named["devices"] = Suite((*PYTEST, "tests/devices"), environment=ONE_THREAD)
     named["system"] = Suite((*PYTEST, "tests/system"))
     named["compilers"] = Suite((*PYTEST, "tests/unit", "-k", COMPILED), environment=ONE_THREAD)
     named["slurm"] = Suite((*PYTEST, "tests/slurm"))

@@ -21,6 +21,7 @@ from dptrain.memory import require_memory
 from dptrain.network.initial import draw
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     Explanation,
     Group,
@@ -57,6 +58,11 @@ class Backend(ABC):
     max_elements: ClassVar[int | None] = None
     threaded: ClassVar[bool] = False
     supports_shards: ClassVar[bool] = False
+
+    @property
+    def limits(self) -> DeviceLimits | None:
+        """Limits of the GPU; None if there is none, or it has not been opened."""
+        return None
 
     def precision(self, name: str) -> Precision:
         """Return the data types of the precision called `name`."""

@@ -24,6 +24,7 @@ from typing import ClassVar, Protocol
 
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
+from dptrain.plan.limits import DeviceLimits
 
 
 class Phase(str, Enum):
@@ -178,6 +179,7 @@ class Setting:
             fastest order of summation. Otherwise the bits of every output and input gradient of a
             sample must follow from the shape of the layer alone, and not from `batch_size`,
             `threads` or other samples; parameter gradients are summed for each micro-shard first.
+        limits: of the GPU that the plan is for; None for the backend's default.
     """
 
     batch_size: int
@@ -187,6 +189,7 @@ class Setting:
     training: bool = True
     threads: int = 1
     shards: int = 0
+    limits: DeviceLimits | None = None
 
 
 class Lowering(Protocol):
@@ -209,6 +212,10 @@ class Lowering(Protocol):
     concurrent_weight_gradients: ClassVar[bool]
     max_elements: ClassVar[int | None]
     supports_shards: ClassVar[bool]
+
+    @property
+    def limits(self) -> DeviceLimits | None:
+        """Limits of the GPU; None if there is none, or it has not been opened."""
 
     def precision(self, name: str) -> Precision:
         """Return the dtypes of a precision; raise `UserError` if it is not supported."""

@@ -425,8 +425,9 @@ def make_plan(
     dtypes = backend.precision(precision)
     shards = 0 if micro_shards is None else micro_shards.count
     setting = Setting(
-        batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards
-    )
+        batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
+        backend.limits,
+    )  # fmt: skip
     planner = _Planner(network, backend, setting)
     planner.declare()
     _check_sizes(planner.specs, backend)

@@ -33,6 +33,8 @@ from dptrain.backends.cuda.device import (
     Extent,
     Function,
 )
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
+from dptrain.plan.limits import DeviceLimits
 
 HERE = Path(__file__).parent
 
@@ -44,7 +46,7 @@ INSTRUMENTED = ("-fsanitize=thread,alignment,bounds", "-fno-weak")
 """Options that insert a call before each memory access and check alignment and bounds. Without weak
 symbols, ``__shared__`` variables of templates belong to the library, like all shared memory."""
 
-MOST_THREADS, MOST_BLOCKS_YZ, SHARED_BYTES = 1024, 65535, 227 << 10
+MOST_THREADS, MOST_BLOCKS_YZ = 1024, 65535
 
 ALIGNMENT = 256
 MEMORY_BYTES = 1 << 30
@@ -77,10 +79,18 @@ class Emulator(Device):
         seed: seed of a random order of blocks and threads; 0 runs them in order.
         folder: folder of the kernel sources.
         specializes: see `Device`; each compilation takes a quarter of a second here.
+        limits: of the GPU that is emulated; launches that exceed them are refused.
     """
 
-    def __init__(self, seed: int = 0, folder: Path = KERNELS, *, specializes: bool = False) -> None:
-        self.specializes = specializes
+    def __init__(
+        self,
+        seed: int = 0,
+        folder: Path = KERNELS,
+        *,
+        specializes: bool = False,
+        limits: DeviceLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.specializes, self.limits = specializes, limits
         self._seed, self._folder = seed, folder
         self._memory: dict[int, int] = {}  # start of each allocation: its end
         self._functions: dict[Any, Function] = {}
@@ -164,7 +174,7 @@ class Emulator(Device):
                 now = functools.partial(run, grid, block, args, shared_bytes=shared_bytes)
                 self._late.append(now)
                 return
-            _check_extents(grid, block, shared_bytes)
+            check_launch(grid, block, shared_bytes, self.limits)
             if len(args) != len(kinds):
                 raise EmulatorError(f"{name} takes {len(kinds)} arguments, not {len(args)}")
             values = [
@@ -215,16 +225,17 @@ def _code(dtype: np.dtype[Any]) -> str:
     return f"{dtype.kind.replace('b', 'u')}{dtype.itemsize}"
 
 
-def _check_extents(grid: Extent, block: Extent, shared_bytes: int) -> None:
+def check_launch(grid: Extent, block: Extent, shared_bytes: int, limits: DeviceLimits) -> None:
+    """Raise `EmulatorError` for a launch that a GPU with these limits would refuse."""
     if min(*grid, *block) < 1:
         raise EmulatorError(f"grid {grid} of blocks {block} is empty")
     if max(grid[1:]) > MOST_BLOCKS_YZ:
         raise EmulatorError(f"grid {grid} exceeds {MOST_BLOCKS_YZ} blocks in y or z")
     if block[0] * block[1] * block[2] > MOST_THREADS or block[2] > 64:
         raise EmulatorError(f"block {block} has more than {MOST_THREADS} threads, or 64 in z")
-    if shared_bytes > SHARED_BYTES:
+    if shared_bytes > limits.shared_bytes:
         raise EmulatorError(
-            f"{shared_bytes} bytes of shared memory exceed the limit of {SHARED_BYTES}"
+            f"{shared_bytes} bytes of shared memory exceed the limit of {limits.shared_bytes}"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from dptrain.backends.cuda.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.normalization import NormalizationOperation
 from dptrain.backends.cuda.operation import (
@@ -34,6 +35,7 @@ from dptrain.backends.cuda.pooling import (
 from dptrain.backends.cuda.replica import CudaReplica, Message
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
+from dptrain.errors import UserError
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -50,6 +52,7 @@ from dptrain.network.layers import (
     SumPool2d,
 )
 from dptrain.network.network import Network, Node
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
     Group,
     GroupNeeds,
@@ -144,11 +147,28 @@ class CudaBackend(Backend):
 
     def __init__(self) -> None:
         self._local_rank = 0
+        self._device: Device | None = None
 
-    @cached_property
+    @property
     def device(self) -> Device:
         """The GPU. It is opened on first use, so plans can be made without one."""
-        return open_device(self._local_rank)
+        if self._device is None:
+            self._device = open_device(self._local_rank)
+        return self._device
+
+    @property
+    def limits(self) -> DeviceLimits | None:
+        return None if self._device is None else self._device.limits
+
+    def precision(self, name: str) -> Precision:
+        found, limits = super().precision(name), self.limits
+        if limits is not None and not limits.has_tensor_floats and name != "fp32":
+            major, minor = divmod(limits.capability, 10)
+            raise UserError(
+                f"{limits.name} (compute capability {major}.{minor}) cannot multiply in {name}; "
+                "use --precision fp32, or a GPU of compute capability 8.0 or higher"
+            )
+        return found
 
     def choose_device(self, local_rank: int) -> str:
         self._local_rank = local_rank
@@ -251,7 +271,20 @@ class CudaBackend(Backend):
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"
+        self._require_limits(plan)
         return CudaReplica(self, plan, seed=seed, device=self.device)
+
+    def _require_limits(self, plan: Plan) -> None:
+        """Check that the plan fits the device.
+
+        Raises:
+            ValueError: the plan was made for another device.
+        """
+        planned, limits = limits_of(plan.setting), self.device.limits
+        if replace(planned, name=limits.name) != limits:
+            raise ValueError(
+                f"the plan is for {planned}, but the GPU is {limits}; call choose_device first"
+            )
 
 
 def _uploaded(device: Device, values: NDArray[Any]) -> Array:

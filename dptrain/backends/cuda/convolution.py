@@ -17,6 +17,7 @@ from dptrain.backends.cuda.few_channel_tiles import select_few_channel_tile
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.operation import Kernels
 from dptrain.backends.cuda.weighted import (
     NO_EPILOGUE,
@@ -68,19 +69,15 @@ class GatherConvolution(WeightedOperation):
         return select_wgrad_tile(
             InputView.forward(group.head), setting.precision, layer.strides,
             NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
+            limits_of(setting),
         )  # fmt: skip
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration with more split-K parts, for which memory is planned.
-
-        The device's shared memory decides later which of the two kernels runs.
-        """
-        gathered, tile = cls.gather_wgrad_config(group, setting), cls.wgrad_tile(group, setting)
+        tile = cls.wgrad_tile(group, setting)
         if tile is None:
-            return gathered
-        halo = tile.config(group.head.output_shape[0], setting.batch_size)
-        return max(gathered, halo, key=lambda config: config.split_k.count)
+            return cls.gather_wgrad_config(group, setting)
+        return tile.config(group.head.output_shape[0], setting.batch_size)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -159,7 +156,7 @@ class GatherConvolution(WeightedOperation):
         a, filters = self.arrays, self.group.head.output_shape[0]
         tile = select_few_channel_tile(
             InputView.forward(self.group.head), self.layer.strides, self.precision,
-            self.batch_size, pooled=pools_in_kernel(self.group),
+            self.batch_size, self.limits, pooled=pools_in_kernel(self.group),
         )  # fmt: skip
         if tile is not None:
             name, config = "conv2d_forward_few_channels", GemmConfig(tile, SplitK(1, 1))
@@ -167,7 +164,9 @@ class GatherConvolution(WeightedOperation):
         else:
             name, rows = "conv2d_forward", computed_pixels(self.group)
             taps = a["weight"].size // filters
-            config = select_gemm_config(self.precision, self.batch_size * rows, filters, taps)
+            config = select_gemm_config(
+                self.precision, self.batch_size * rows, filters, taps, self.limits
+            )
         return self.product(
             f"{name}.cu", name, config, rows, filters,
             (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
@@ -180,19 +179,17 @@ class GatherConvolution(WeightedOperation):
         def trailing(samples: int, part: int) -> tuple[np.int32, ...]:
             return np.int32(samples), np.int32(part), *numbers
 
-        tile = self.wgrad_tile(self.group, self.setting)
-        if tile is None or tile.shared_bytes > self.device.shared_bytes:
-            name, terms = "conv2d_backward_weight", self.wgrad_pixels(self.group, self.setting)
-            config = self.gather_wgrad_config(self.group, self.setting)
+        config = self.wgrad_config(self.group, self.setting)
+        if isinstance(config.tile, WgradTile):
+            name, terms = "conv2d_backward_weight_halo", config.tile.strips_per_sample
         else:
-            name, terms = "conv2d_backward_weight_halo", tile.strips_per_sample
-            config = tile.config(self.group.head.output_shape[0], self.batch_size)
+            name, terms = "conv2d_backward_weight", self.wgrad_pixels(self.group, self.setting)
         return self.wgrad_product(f"{name}.cu", name, config, terms, inputs, trailing)
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
         config = select_gemm_config(
-            self.precision, self.batch_size * h * w, c, a["weight"].size // c
+            self.precision, self.batch_size * h * w, c, a["weight"].size // c, self.limits
         )
         return self.product(
             "conv2d_backward_input.cu", "conv2d_backward_input", config, h * w, c,

@@ -9,6 +9,7 @@ import numpy as np
 from dptrain.backends.cuda import skinny_gemm
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
@@ -27,19 +28,14 @@ class DenseGemm(WeightedOperation):
         """Return the configuration of the forward product."""
         inputs, outputs = _shape(group)
         return select_gemm_config(
-            setting.precision, setting.batch_size, outputs, inputs, split=True
+            setting.precision, setting.batch_size, outputs, inputs, limits_of(setting), split=True
         )
-
-    @classmethod
-    def max_forward_parts(cls, group: Group, setting: Setting) -> int:
-        """Return the largest number of split-K parts of the forward product on any device."""
-        return cls.forward_config(group, setting).split_k.count
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
         n, outputs = setting.batch_size, group.head.output_shape[0]
         buffers: dict[str, BufferSpec] = {}
-        parts = cls.max_forward_parts(group, setting)
+        parts = cls.forward_config(group, setting).split_k.count
         if parts > 1:
             buffers["forward_partial"] = BufferSpec((parts, n * outputs), "float32")
         phases = {Phase.FORWARD: Access(("x",), ("y", *buffers))}
@@ -112,7 +108,9 @@ class DenseGemm(WeightedOperation):
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
-        config = select_gemm_config(self.precision, self.batch_size, int(shape[0]), int(shape[1]))
+        config = select_gemm_config(
+            self.precision, self.batch_size, int(shape[0]), int(shape[1]), self.limits
+        )
         return self.product(
             "dense.cu", "dense_backward_input", config, 1, int(shape[0]),
             (*self.dz, a["weight"], a["dx"]), shape, epilogue=self.undone_epilogue,
@@ -132,10 +130,9 @@ class SkinnyDenseGemm(DenseGemm):
         )
 
     @classmethod
-    def skinny_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        """Return the configuration of the forward product if shared memory suffices."""
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         return skinny_gemm.select_forward_config(
-            setting.precision, setting.batch_size, *_shape(group)
+            setting.precision, setting.batch_size, *_shape(group), limits_of(setting)
         )
 
     @classmethod
@@ -143,16 +140,8 @@ class SkinnyDenseGemm(DenseGemm):
         outputs = group.head.output_shape[0]
         return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
 
-    @classmethod
-    def max_forward_parts(cls, group: Group, setting: Setting) -> int:
-        skinny = cls.skinny_config(group, setting).split_k.count
-        return max(super().max_forward_parts(group, setting), skinny)
-
     def forward(self) -> Kernel:
-        config = self.skinny_config(self.group, self.setting)
-        if config.tile.shared_bytes > self.device.shared_bytes:
-            return super().forward()
-        return self.forward_product(self.FILE, config)
+        return self.forward_product(self.FILE, self.forward_config(self.group, self.setting))
 
     def backward_weight(self) -> Kernel:
         return self.dense_wgrad("skinny_gemm_backward_weight.cu")
@@ -160,9 +149,9 @@ class SkinnyDenseGemm(DenseGemm):
     def backward_input(self) -> Kernel:
         a, (inputs, outputs) = self.arrays, self.shape
         tile = skinny_gemm.select_backward_input_tile(
-            self.precision, self.batch_size, int(inputs), int(outputs)
+            self.precision, self.batch_size, int(inputs), int(outputs), self.limits
         )
-        if tile is None or tile.shared_bytes > self.device.shared_bytes:
+        if tile is None:
             return super().backward_input()
         return self.product(
             self.FILE, "dense_backward_input", GemmConfig(tile, SplitK(1, tile.terms)), 1,

@@ -18,8 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
+from dptrain.plan.limits import DeviceLimits
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 """Folder with the sources of the kernels."""
@@ -143,7 +145,7 @@ class Device(ABC):
         on_gpu: True if arrays are GPU memory that NCCL accepts.
         identity: distinguishes the devices of a machine.
         name: of the model, such as ``NVIDIA H200``.
-        shared_bytes: shared memory that a block may use.
+        limits: on which the selection of kernels depends.
         specializes: True if kernels should be compiled for each layer, which makes them faster but
             costs compilations.
     """
@@ -152,7 +154,7 @@ class Device(ABC):
     on_gpu: bool = False
     identity: str = ""
     name: str = ""
-    shared_bytes: int = 227 << 10
+    limits: DeviceLimits = DEFAULT_LIMITS
     specializes: bool = True
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 
 from dptrain.backends.cuda.dropout import DropoutKernels
 from dptrain.backends.cuda.gemm_tiles import TARGET_BLOCKS, ceil_div
-from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES
+from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES, limits_of
 from dptrain.backends.cuda.launching import THREADS, launch
 from dptrain.backends.cuda.normalization import NormalizationKernels
 from dptrain.backends.cuda.operation import Operation
@@ -134,7 +134,8 @@ class NormPoolEpilogue(Epilogue):
         node = self.nodes[1]
         height, batch_size = node.output_shape[1], self.operation.batch_size
         # Bands of two output rows read fewer input rows twice, if enough blocks remain.
-        many_blocks = batch_size * ceil_div(height, 2) >= TARGET_BLOCKS
+        wanted = limits_of(self.operation.replica.plan.setting).multiprocessors * TARGET_BLOCKS
+        many_blocks = batch_size * ceil_div(height, 2) >= wanted
         band = 2 if many_blocks and _band_bytes(node, 2) <= DEFAULT_SHARED_BYTES else 1
         bands, shared = ceil_div(height, band), _band_bytes(node, band)
         function = pool.function("normalization.cu", "lrn_max_pool2d_forward", **norm.defines)

@@ -17,15 +17,13 @@ from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import (
+    DEFAULT_LIMITS,
     DEFAULT_SHARED_BYTES,
     ELEMENT_BYTES,
     MAX_THREAD_REGISTERS,
-    NUM_MULTIPROCESSORS,
-    REGISTERS,
-    RESERVED_BYTES,
-    SHARED_BYTES,
     WARP_SIZE,
 )
+from dptrain.plan.limits import DeviceLimits
 
 WORD_BYTES = 4
 """Bytes of a register of a tensor-core operand."""
@@ -78,6 +76,7 @@ class FewChannelTile:
         pixel_warps: warps that compute different pixels.
         strip_lines: output lines of a strip.
         octets: groups of eight pixels of a line that a warp computes at once.
+        limits: of the GPU.
     """
 
     view: InputView
@@ -89,6 +88,7 @@ class FewChannelTile:
     pixel_warps: int
     strip_lines: int
     octets: int
+    limits: DeviceLimits = DEFAULT_LIMITS
 
     @property
     def unit_lines(self) -> int:
@@ -186,8 +186,7 @@ class FewChannelTile:
     @cached_property
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
-        by_registers = REGISTERS // (self.block[0] * ceil_div(self.registers, 8) * 8)
-        return min(by_registers, SHARED_BYTES // (self.strip_bytes + RESERVED_BYTES))
+        return self.limits.blocks_per_sm(self.block[0], self.registers, self.strip_bytes)
 
     @property
     def block(self) -> Extent:
@@ -214,7 +213,7 @@ class FewChannelTile:
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks for `rows` strips: at most one wave, with balanced strips per block."""
-        resident = NUM_MULTIPROCESSORS * self.blocks_per_sm
+        resident = self.limits.multiprocessors * self.blocks_per_sm
         strips = ceil_div(rows, max(resident // self.filter_tiles, 1))
         return ceil_div(rows, strips), self.filter_tiles, parts
 
@@ -229,14 +228,16 @@ def is_worthwhile(view: InputView, precision: str, samples: int) -> bool:
 
 
 def few_channel_candidates(
-    view: InputView, strides: tuple[int, int], precision: str, *, pooled: bool = False
-) -> Iterator[FewChannelTile]:
+    view: InputView, strides: tuple[int, int], precision: str, limits: DeviceLimits, *,
+    pooled: bool = False,
+) -> Iterator[FewChannelTile]:  # fmt: skip
     """Yield the feasible tile configurations, the fastest for many samples first.
 
     Args:
         view: the input.
         strides: of the convolution.
         precision: ``tf32`` or ``bf16``.
+        limits: of the GPU.
         pooled: whether the epilogue pools windows of 2 × 2 outputs.
     """
     element_bytes, unit_lines = ELEMENT_BYTES[precision], 2 if pooled else 1
@@ -253,16 +254,18 @@ def few_channel_candidates(
         pixel_warps = BLOCK_WARPS // filter_warps
         lines = min(ceil_div(pixel_warps * units, units_across) * unit_lines, height)
         tile = FewChannelTile(
-            view, strides, element_bytes, pooled, filters, filter_warps, pixel_warps, lines, octets
-        )
+            view, strides, element_bytes, pooled, filters, filter_warps, pixel_warps, lines, octets,
+            limits,
+        )  # fmt: skip
         if tile.feasible and (units == 1 or tile.prefetch_words <= MAX_PREFETCH_WORDS):
             yield tile
 
 
 @functools.cache
 def select_few_channel_tile(
-    view: InputView, strides: tuple[int, int], precision: str, samples: int, *, pooled: bool = False
-) -> FewChannelTile | None:
+    view: InputView, strides: tuple[int, int], precision: str, samples: int,
+    limits: DeviceLimits, *, pooled: bool = False,
+) -> FewChannelTile | None:  # fmt: skip
     """Return the first candidate that occupies the GPU, or the candidate with the smallest strips.
 
     Returns:
@@ -270,8 +273,8 @@ def select_few_channel_tile(
     """
     if not is_worthwhile(view, precision, samples):
         return None
-    tiles = list(few_channel_candidates(view, strides, precision, pooled=pooled))
-    wanted = MIN_BLOCKS_PER_SM * NUM_MULTIPROCESSORS
+    tiles = list(few_channel_candidates(view, strides, precision, limits, pooled=pooled))
+    wanted = MIN_BLOCKS_PER_SM * limits.multiprocessors
     filling = (
         tile for tile in tiles if tile.filter_tiles * samples * tile.strips_per_sample >= wanted
     )

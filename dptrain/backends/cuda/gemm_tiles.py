@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.hardware import NUM_MULTIPROCESSORS, VECTOR_BYTES, WARP_SIZE
+from dptrain.backends.cuda.hardware import VECTOR_BYTES, WARP_SIZE
+from dptrain.plan.limits import DeviceLimits
 
-TARGET_BLOCKS = 2 * NUM_MULTIPROCESSORS
-"""Blocks that occupy the GPU."""
+TARGET_BLOCKS = 2
+"""Blocks of a multiprocessor that occupy it."""
 
-TARGET_THREADS = NUM_MULTIPROCESSORS * 512
-"""Threads that hide each other's latency: 16 warps per multiprocessor."""
+TARGET_THREADS = 512
+"""Threads of a multiprocessor that hide each other's latency: 16 warps."""
 
 MAX_BLOCK_THREADS = 512
 """Threads of a block; more would leave each thread too few registers."""
@@ -200,7 +201,9 @@ class SplitK:
         return max(ceil_div(terms, self.terms), 1)
 
 
-def split_terms(terms: int, threads: int, min_terms: int = MIN_SPLIT_TERMS[0]) -> SplitK:
+def split_terms(
+    terms: int, threads: int, limits: DeviceLimits, min_terms: int = MIN_SPLIT_TERMS[0]
+) -> SplitK:
     """Return the split of a sum whose result tiles occupy `threads` threads.
 
     All parts run in one wave: a second, incomplete wave would take as long as the first.
@@ -208,9 +211,10 @@ def split_terms(terms: int, threads: int, min_terms: int = MIN_SPLIT_TERMS[0]) -
     Args:
         terms: terms of the sum.
         threads: threads that compute the product without split-K.
+        limits: of the GPU.
         min_terms: smallest number of terms of a part.
     """
-    wanted = max(TARGET_THREADS // threads, 1)
+    wanted = max(limits.multiprocessors * TARGET_THREADS // threads, 1)
     part = max(ceil_div(ceil_div(terms, wanted), MAX_K_STEP) * MAX_K_STEP, min_terms)
     return SplitK(ceil_div(terms, part), part)
 
@@ -224,13 +228,15 @@ class GemmConfig:
 
 
 def select_gemm_config(
-    precision: str, rows: int, columns: int, terms: int, *, split: bool = False
-) -> GemmConfig:
+    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
+    split: bool = False,
+) -> GemmConfig:  # fmt: skip
     """Return the configuration with the lowest estimated time.
 
     Large tiles load less per multiplication. Small products fill the GPU only with small tiles,
     intra-block split-K and, if `split`, split-K across blocks. Parts of a tile outside the product
-    are wasted. The estimate counts instructions with `TARGET_THREADS` resident threads.
+    are wasted. The estimate counts instructions with `TARGET_THREADS` resident threads of each
+    multiprocessor.
 
     On an H200 the selected tiles took 1.09 times as long as the fastest (geometric mean, batch size
     32). The worst case was 1.8 times (weight gradient of cifar's conv1, bf16, batch size 2048).
@@ -239,8 +245,10 @@ def select_gemm_config(
         precision: ``fp32``, ``tf32`` or ``bf16``.
         rows, columns: of the result.
         terms: of each sum.
+        limits: of the GPU.
         split: whether the kernel supports split-K across blocks.
     """
+    target_threads = limits.multiprocessors * TARGET_THREADS
 
     def estimate(tile: GemmTile, split_k: SplitK) -> tuple[float, GemmConfig]:
         blocks = tile.num_tiles(rows, columns)
@@ -252,11 +260,12 @@ def select_gemm_config(
         k_groups = max(
             n for n in K_GROUPS
             if n == 1 or (
-                threads * n <= TARGET_THREADS and steps >= n
+                threads * n <= target_threads and steps >= n
                 and tile.block[0] * n <= MAX_BLOCK_THREADS
+                and replace(tile, k_groups=n).shared_bytes <= limits.shared_bytes
             )
         )  # fmt: skip
-        waves = threads * k_groups / TARGET_THREADS
+        waves = threads * k_groups / target_threads
         # The last of several waves is half full on average.
         slowdown = max(1.0, waves + 0.5 if waves > 1.0 else 1.0) / waves
         time = blocks * tile.step_cost * (steps + 2 * k_groups) * slowdown
@@ -270,9 +279,12 @@ def select_gemm_config(
         yield SplitK(1, max(terms, 1))
         if split:
             threads = tile.num_tiles(rows, columns) * tile.block[0]
-            yield from (split_terms(terms, threads, least) for least in MIN_SPLIT_TERMS)
+            yield from (split_terms(terms, threads, limits, least) for least in MIN_SPLIT_TERMS)
 
     estimates = (
-        estimate(tile, split_k) for tile in gemm_tiles(precision) for split_k in splits(tile)
+        estimate(tile, split_k)
+        for tile in gemm_tiles(precision)
+        if tile.shared_bytes <= limits.shared_bytes
+        for split_k in splits(tile)
     )
     return min(estimates, key=lambda pair: pair[0])[1]

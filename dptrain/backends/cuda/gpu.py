@@ -32,6 +32,7 @@ from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.pinned import PinnedStagingBuffer
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
+from dptrain.plan.limits import DeviceLimits
 
 TIMED_RUNS, REPEATS = 10, 5
 """Runs of the work in a graph that is timed, and launches of that graph."""
@@ -65,7 +66,6 @@ class GPU(Device):
         device.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         self.identity, self.name = properties["uuid"].hex(), properties["name"].decode()
-        self.shared_bytes = int(properties["sharedMemPerBlockOptin"])
         self.stream = self.current = cupy.cuda.Stream(non_blocking=True)
         self._side_streams = {
             name: cupy.cuda.Stream(non_blocking=True) for name in (WEIGHT_STREAM, SUM_STREAM)
@@ -74,8 +74,14 @@ class GPU(Device):
         own = cupy.cuda.runtime.runtimeGetVersion() // 1000
         # A driver that supports CuPy's CUDA version runs code of that version's compiler.
         self._compiler = find_compiler([major for major in MAJORS if major <= own] or MAJORS)
-        capability = int(device.compute_capability)
-        self.architecture = best_architecture(capability, self._compiler.architectures)
+        self.limits = DeviceLimits(
+            self.name,
+            int(device.compute_capability),
+            int(properties["multiProcessorCount"]),
+            int(properties["sharedMemPerBlockOptin"]),
+            int(properties["maxThreadsPerMultiProcessor"]),
+        )
+        self.architecture = best_architecture(self.limits.capability, self._compiler.architectures)
         self._launch_dependent = dependent_launch.find_dependent_launch(self.architecture)
         self._encode = tensor_maps.find_encoder(self.architecture)
         self._functions: dict[Any, Function] = {}

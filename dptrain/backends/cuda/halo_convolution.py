@@ -12,7 +12,7 @@ from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
-from dptrain.backends.cuda.hardware import SHARED_BYTES
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.launching import launch
@@ -33,9 +33,8 @@ PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "p
 class HaloConvolution(GatherConvolution):
     """Conv2d of stride 1 with channels and filters in multiples of 32, with its epilogue.
 
-    Every phase loads each pixel once and unpools dy while it is loaded. Plans are made without a
-    GPU. On a device with less shared memory per block a smaller tile is selected, or the kernel of
-    `GatherConvolution` if no tile fits.
+    Every phase loads each pixel once and unpools dy while it is loaded. If no tile fits into the
+    shared memory of a block, the kernel of `GatherConvolution` runs.
     """
 
     @classmethod
@@ -51,21 +50,18 @@ class HaloConvolution(GatherConvolution):
         return False
 
     @classmethod
-    def select_tile(
-        cls, group: Group, setting: Setting, phase: Phase, max_shared_bytes: int = SHARED_BYTES
-    ) -> ImplicitGemmTile | None:
+    def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
         """Return the tile configuration of a phase; None to gather."""
-        view, n = InputView.forward(group.head), setting.batch_size
+        view, n, limits = InputView.forward(group.head), setting.batch_size, limits_of(setting)
         if phase is Phase.BACKWARD_INPUT:
             written = separate_epilogue(group) is not None
             return select_implicit_gemm_tile(
-                view.backward, setting.precision, n, max_shared_bytes=max_shared_bytes,
+                view.backward, setting.precision, n, limits,
                 epilogue=NO_EPILOGUE if written else fused_epilogue(group),
             )  # fmt: skip
         return select_implicit_gemm_tile(
-            view, setting.precision, n, max_shared_bytes=max_shared_bytes,
-            pooled=pools_in_kernel(group),
-        )  # fmt: skip
+            view, setting.precision, n, limits, pooled=pools_in_kernel(group)
+        )
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -84,7 +80,7 @@ class HaloConvolution(GatherConvolution):
         return GroupNeeds(phases, buffers)
 
     def convolve(self) -> Kernel:
-        tile, product = self._device_tile(Phase.FORWARD), super().convolve
+        tile, product = self._tile(Phase.FORWARD), super().convolve
         if tile is not None:
             product = partial(
                 self.product,
@@ -97,7 +93,7 @@ class HaloConvolution(GatherConvolution):
         return self._with_packed_weights(product())
 
     def backward_input(self) -> Kernel:
-        tile = self._device_tile(Phase.BACKWARD_INPUT)
+        tile = self._tile(Phase.BACKWARD_INPUT)
         if tile is None:
             return super().backward_input()
         return self.product(
@@ -120,15 +116,14 @@ class HaloConvolution(GatherConvolution):
         ]
         return [tensor_map for tensor_map in found if tensor_map is not None]
 
-    def _device_tile(self, phase: Phase) -> ImplicitGemmTile | None:
-        """Return the tile configuration of a phase on this device; None to gather."""
-        return self.select_tile(self.group, self.setting, phase, self.device.shared_bytes)
+    def _tile(self, phase: Phase) -> ImplicitGemmTile | None:
+        return self.select_tile(self.group, self.setting, phase)
 
     def _with_packed_weights(self, product: Kernel) -> Kernel:
         """Return a stage that packs the weights for both phases and then runs `product`."""
         tiles = {
             phase: tile for phase, name in PACKED.items()
-            if name in self.arrays and (tile := self._device_tile(phase)) is not None
+            if name in self.arrays and (tile := self._tile(phase)) is not None
         }  # fmt: skip
         if not tiles:
             return product

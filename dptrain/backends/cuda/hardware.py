@@ -1,12 +1,15 @@
-"""Limits of the GPU that tile configurations are planned for: an H200 (compute capability 9.0).
+"""Properties of all GPUs, and the limits of some models.
 
-Plans are made without a GPU, so the cost models use these constants. On a device whose blocks have
-less shared memory (`Device.shared_bytes`), a smaller configuration is bound.
+Without a GPU, plans are made for `DEFAULT_LIMITS`.
 """
 
 from __future__ import annotations
 
-NUM_MULTIPROCESSORS = 132
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dptrain.plan.limits import DeviceLimits
+from dptrain.plan.lowering import Setting
 
 WARP_SIZE = 32
 """Threads of a warp."""
@@ -14,17 +17,8 @@ WARP_SIZE = 32
 WARP_GROUP_SIZE = 128
 """Threads of a warp group: the four warps that issue ``wgmma`` together."""
 
-SHARED_BYTES = 227 << 10
-"""Shared memory of a multiprocessor that its blocks can use, in bytes."""
-
-RESERVED_BYTES = 1 << 10
-"""Shared memory that the driver reserves for each resident block, in bytes."""
-
 DEFAULT_SHARED_BYTES = 48 << 10
 """Shared memory that a block can have on every GPU without an opt-in, in bytes."""
-
-REGISTERS = 1 << 16
-"""32-bit registers of a multiprocessor."""
 
 MAX_THREAD_REGISTERS = 255
 """32-bit registers that a thread can have."""
@@ -34,3 +28,28 @@ VECTOR_BYTES = 16
 
 ELEMENT_BYTES = {"tf32": 4, "bf16": 2}
 """Bytes of an activation by tensor-core precision. Kernels that need tensor cores have no fp32."""
+
+DEVICES: Mapping[str, DeviceLimits] = MappingProxyType({
+    limits.name: limits
+    for limits in (
+        DeviceLimits("V100", 70, 80, 96 << 10, 2048),
+        DeviceLimits("T4", 75, 40, 64 << 10, 1024),
+        DeviceLimits("A100", 80, 108, 163 << 10, 2048),
+        DeviceLimits("RTX 3090", 86, 82, 99 << 10, 1536),
+        DeviceLimits("RTX 4090", 89, 128, 99 << 10, 1536),
+        DeviceLimits("L40S", 89, 142, 99 << 10, 1536),
+        DeviceLimits("H100", 90, 132, 227 << 10, 2048),
+        DeviceLimits("H200", 90, 132, 227 << 10, 2048),
+        DeviceLimits("B200", 100, 148, 227 << 10, 2048),
+    )
+})  # fmt: skip
+"""Limits of GPUs by model, for plans without a GPU. Source: NVIDIA's data sheets and white papers
+of the models."""
+
+DEFAULT_LIMITS = DEVICES["H100"]
+"""Limits that plans without a GPU are made for."""
+
+
+def limits_of(setting: Setting) -> DeviceLimits:
+    """Return the limits that a plan is made for."""
+    return setting.limits or DEFAULT_LIMITS

@@ -18,6 +18,7 @@ from dptrain.backends.cuda.implicit_gemm_tiles import (
     PixelTile,
     slab_packs,
 )
+from dptrain.plan.limits import DeviceLimits
 
 MIN_COLUMNS = 32
 """Pixel tiles with fewer columns are not tried, unless all have fewer."""
@@ -60,13 +61,15 @@ def pixel_tiles(view: InputView, *, pooled: bool) -> Iterator[PixelTile]:
 
 
 def implicit_gemm_candidates(
-    view: InputView, precision: str, *, pooled: bool = False, epilogue: int = 0
-) -> Iterator[ImplicitGemmTile]:
+    view: InputView, precision: str, limits: DeviceLimits, *, pooled: bool = False,
+    epilogue: int = 0,
+) -> Iterator[ImplicitGemmTile]:  # fmt: skip
     """Yield the feasible tile configurations of a convolution.
 
     Args:
         view: the input.
         precision: ``tf32`` or ``bf16``.
+        limits: of the GPU.
         pooled: whether the epilogue pools windows of 2 × 2 outputs.
         epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
             ``epilogue.cuh``.
@@ -84,6 +87,7 @@ def implicit_gemm_candidates(
                 tile = ImplicitGemmTile(
                     aligned, element_bytes, pooled, pixel_tile, count, warp_groups, k_warp_groups,
                     channel_chunks, persistent_groups, weight_stages, epilogue,
+                    limits,
                 )  # fmt: skip
                 if tile.feasible:
                     yield tile

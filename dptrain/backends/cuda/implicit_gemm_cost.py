@@ -11,14 +11,10 @@ import math
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import (
-    NUM_MULTIPROCESSORS,
-    SHARED_BYTES,
-    VECTOR_BYTES,
-    WARP_GROUP_SIZE,
-)
+from dptrain.backends.cuda.hardware import VECTOR_BYTES, WARP_GROUP_SIZE
 from dptrain.backends.cuda.implicit_gemm_candidates import implicit_gemm_candidates
 from dptrain.backends.cuda.implicit_gemm_tiles import SLAB_PACKS, TILE_M, ImplicitGemmTile
+from dptrain.plan.limits import DeviceLimits
 
 # One wave of blocks or a few; see `one_wave_cycles`.
 MULTIPLY, LOAD_WEIGHTS, LOAD_HALO, STORE = 0.66, 0.18, 0.72, 0.54
@@ -58,24 +54,21 @@ WEIGHT_RING_SLOWDOWN = 1.2
 
 @functools.cache
 def select_implicit_gemm_tile(
-    view: InputView, precision: str, samples: int, *, pooled: bool = False, epilogue: int = 0,
-    max_shared_bytes: int = SHARED_BYTES,
+    view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
+    pooled: bool = False, epilogue: int = 0,
 ) -> ImplicitGemmTile | None:  # fmt: skip
     """Return the tile configuration with the lowest estimated time.
 
     Args:
-        view, precision, pooled, epilogue: as for `implicit_gemm_candidates`.
+        view, precision, limits, pooled, epilogue: as for `implicit_gemm_candidates`.
         samples: largest number of samples.
-        max_shared_bytes: shared memory that a block can have.
 
     Returns:
         None if no halo tile fits.
     """
-    candidates = [
-        tile
-        for tile in implicit_gemm_candidates(view, precision, pooled=pooled, epilogue=epilogue)
-        if tile.shared_bytes <= max_shared_bytes
-    ]
+    candidates = list(
+        implicit_gemm_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue)
+    )
     plain = (tile for tile in candidates if not tile.persistent)
     found = min(plain, key=lambda tile: one_wave_cycles(tile, samples), default=None)
     persistent = [
@@ -94,7 +87,7 @@ def waves(tile: ImplicitGemmTile, samples: int) -> float:
     """Return the tiles divided by the tiles that the GPU works on at the same time."""
     tiles = ceil_div(samples * tile.tiles_per_sample, tile.warp_groups * tile.pixel_tiles)
     tiles *= ceil_div(tile.view.filters * tile.lines_in_m, TILE_M)
-    return tiles / (NUM_MULTIPROCESSORS * tile.tiles_in_flight)
+    return tiles / (tile.limits.multiprocessors * tile.tiles_in_flight)
 
 
 def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
@@ -147,7 +140,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     latency: float = CHUNK_LATENCY * tile.channel_chunks + TILE_LATENCY
     alone = load + store + latency + max(multiply, STEP_LATENCY * tile.k_steps / tile.k_warp_groups)
     grid = tile.grid(samples * tile.tiles_per_sample, tile.view.filters)
-    blocks = math.prod(grid) / NUM_MULTIPROCESSORS
+    blocks = math.prod(grid) / tile.limits.multiprocessors
     resident = min(max(blocks, 1.0), tile.blocks_per_sm)
     # No other block hides the latency of a single resident block.
     latency *= SINGLE_BLOCK_SLOWDOWN if tile.blocks_per_sm == 1 and blocks > 1.0 else 1.0

@@ -14,14 +14,8 @@ from functools import cached_property
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import (
-    NUM_MULTIPROCESSORS,
-    REGISTERS,
-    RESERVED_BYTES,
-    SHARED_BYTES,
-    VECTOR_BYTES,
-    WARP_GROUP_SIZE,
-)
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES, WARP_GROUP_SIZE
+from dptrain.plan.limits import REGISTERS, DeviceLimits
 
 TILE_M = 64
 """Rows of a tile: filters of one output line, or at most 32 filters of two lines."""
@@ -92,6 +86,7 @@ class ImplicitGemmTile:
         weight_stages: stages of a ring buffer for weights in shared memory; 0 if they stay there.
         epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
             ``epilogue.cuh``.
+        limits: of the GPU.
     """
 
     view: InputView
@@ -105,6 +100,7 @@ class ImplicitGemmTile:
     persistent_groups: int = 0
     weight_stages: int = 0
     epilogue: int = 0
+    limits: DeviceLimits = DEFAULT_LIMITS
 
     @property
     def feasible(self) -> bool:
@@ -300,8 +296,7 @@ class ImplicitGemmTile:
         """Resident blocks of a multiprocessor (occupancy)."""
         weights = 0 if self.persistent else 8 * MIN_PREFETCH_STEPS
         registers = self.accumulators + MIN_OTHER_REGISTERS + weights
-        by_registers = REGISTERS // (self.threads * ceil_div(registers, 8) * 8)
-        return min(by_registers, SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES))
+        return self.limits.blocks_per_sm(self.threads, registers, self.shared_bytes)
 
     @property
     def tiles_in_flight(self) -> int:
@@ -344,7 +339,7 @@ class ImplicitGemmTile:
         per_block = max(self.persistent_groups, 1) * self.warp_groups * self.pixel_tiles
         blocks = ceil_div(rows, per_block)
         if self.persistent:
-            resident = NUM_MULTIPROCESSORS * self.blocks_per_sm
+            resident = self.limits.multiprocessors * self.blocks_per_sm
             blocks = min(blocks, max(resident // (filter_tiles * parts), 1))
         return blocks, filter_tiles, parts
 

@@ -71,7 +71,11 @@ class Compiler:
         self.architectures = tuple(architectures)
 
     def compile(
-        self, path: Path, architecture: int, defines: Mapping[str, int] | None = None
+        self,
+        path: Path,
+        architecture: int,
+        defines: Mapping[str, int] | None = None,
+        options: Sequence[str] = (),
     ) -> bytes:
         """Compile a source to machine code (cubin).
 
@@ -82,20 +86,24 @@ class Compiler:
             path: of the source. Its folder is the include path.
             architecture: such as 90 for ``sm_90``.
             defines: macros.
+            options: further options of NVRTC.
 
         Raises:
             CompileError: the source has errors.
         """
-        data = self._compile(path, architecture, defines or {})
+        data = self._compile(path, architecture, defines or {}, options)
         if SERIALIZED in self.log and SCHEDULING_BARRIER in path.read_text(encoding="utf-8"):
             with_barrier = {**(defines or {}), SCHEDULING_BARRIER: 1}
-            alternative = self._compile(path, architecture, with_barrier)
+            alternative = self._compile(path, architecture, with_barrier, options)
             data = data if SERIALIZED in self.log else alternative
         return data
 
-    def _compile(self, path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
+    def _compile(
+        self, path: Path, architecture: int, defines: Mapping[str, int], options: Sequence[str]
+    ) -> bytes:
         options = [
             *_OPTIONS,
+            *options,
             f"--gpu-architecture=sm_{architecture}{_ARCHITECTURE_SUFFIX.get(architecture, '')}",
             f"--include-path={path.parent}",
             *(f"-D{name}={value}" for name, value in sorted(defines.items())),

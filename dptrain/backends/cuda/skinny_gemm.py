@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dptrain.backends.cuda import hardware
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
-from dptrain.backends.cuda.hardware import ELEMENT_BYTES, NUM_MULTIPROCESSORS, WARP_SIZE
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, WARP_SIZE
+from dptrain.plan.limits import DeviceLimits
 
 TILE_SAMPLES = 32
 """Samples of a tile."""
@@ -31,7 +31,7 @@ weights) 0.96 in tf32 and 0.94 in bf16; cifar (0.9 million) and model0 to model2
 """
 
 MAX_SHARED_BYTES = 200 << 10
-"""Shared memory of a block. Devices with less use the general kernels."""
+"""Shared memory of a block. GPUs whose blocks can have less use smaller tiles."""
 
 K_MULTIPLE = 16
 """The terms of a block are a multiple of this."""
@@ -99,10 +99,10 @@ class SkinnyTile:
         """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
         return ceil_div(rows, TILE_SAMPLES), ceil_div(columns, self.columns), parts
 
-    def time_us(self, blocks: int) -> float:
+    def time_us(self, blocks: int, limits: DeviceLimits) -> float:
         """Return the estimated time of `blocks` blocks in µs."""
-        blocks_per_sm = max(hardware.SHARED_BYTES // self.shared_bytes, 1)
-        resident = NUM_MULTIPROCESSORS * blocks_per_sm
+        blocks_per_sm = max(limits.shared_bytes // self.shared_bytes, 1)
+        resident = limits.multiprocessors * blocks_per_sm
         waves, nbytes = max(blocks / resident, 1.0), self.shared_bytes
         load = max(nbytes / BLOCK_BANDWIDTH, min(blocks, resident) * nbytes / BANDWIDTH)
         steps = self.terms * self.element_bytes / 32 / self.k_groups
@@ -158,13 +158,15 @@ def is_worthwhile(precision: str, batch_size: int, weights: int) -> bool:
     return precision in ELEMENT_BYTES and batch_size <= MAX_SAMPLES and weights >= MIN_WEIGHTS
 
 
-def select_forward_config(precision: str, batch_size: int, inputs: int, outputs: int) -> GemmConfig:
+def select_forward_config(
+    precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
+) -> GemmConfig:
     """Return the configuration of the forward product with the lowest estimated time."""
 
     def estimate(config: GemmConfig) -> float:
         tile, split_k = config.tile, config.split_k
         assert isinstance(tile, SkinnyTile)
-        time = tile.time_us(math.prod(tile.grid(batch_size, outputs, split_k.count)))
+        time = tile.time_us(math.prod(tile.grid(batch_size, outputs, split_k.count)), limits)
         if split_k.count > 1:
             time += SECOND_PASS + 8 * split_k.count * batch_size * outputs / ADD_BANDWIDTH
         return time
@@ -173,6 +175,7 @@ def select_forward_config(precision: str, batch_size: int, inputs: int, outputs:
         GemmConfig(tile, SplitK(ceil_div(inputs, tile.terms), tile.terms))
         for columns in COLUMN_CHOICES
         for tile in _split_candidates(columns, inputs, ELEMENT_BYTES[precision])
+        if tile.shared_bytes <= min(MAX_SHARED_BYTES, limits.shared_bytes)
     )
     return min(configs, key=estimate)
 
@@ -182,15 +185,14 @@ def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[
     parts = 1
     while True:
         tile = SkinnyTile(columns, _padded(ceil_div(terms, parts)), element_bytes)
-        if tile.shared_bytes <= MAX_SHARED_BYTES:
-            yield tile
+        yield tile
         if tile.terms == K_MULTIPLE:
             return
         parts += max(parts // 4, 1)
 
 
 def select_backward_input_tile(
-    precision: str, batch_size: int, inputs: int, outputs: int
+    precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
 ) -> SkinnyTile | None:
     """Return the tile of the input gradient; None if there are too many outputs for one pass."""
     element_bytes = ELEMENT_BYTES[precision]
@@ -198,10 +200,12 @@ def select_backward_input_tile(
         SkinnyTile(columns, _padded(outputs), element_bytes, k_contiguous=True)
         for columns in COLUMN_CHOICES
     )
+    most = min(MAX_SHARED_BYTES, limits.shared_bytes)
     return min(
-        (tile for tile in tiles if tile.shared_bytes <= MAX_SHARED_BYTES),
-        key=lambda tile: tile.time_us(math.prod(tile.grid(batch_size, inputs))), default=None,
-    )  # fmt: skip
+        (tile for tile in tiles if tile.shared_bytes <= most),
+        key=lambda tile: tile.time_us(math.prod(tile.grid(batch_size, inputs)), limits),
+        default=None,
+    )
 
 
 def wgrad_config(precision: str, batch_size: int, outputs: int) -> GemmConfig:

@@ -15,11 +15,13 @@ import numpy as np
 from dptrain.backends.cuda.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, select_gemm_config, vector_elements
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
 from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
 
 NO_EPILOGUE, RELU, RELU_POOL = range(3)
@@ -91,7 +93,9 @@ class WeightedOperation(Operation):
         weight, bias = group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         terms = setting.batch_size * cls.wgrad_pixels(group, setting)
-        return select_gemm_config(setting.precision, rows, columns, terms, split=True)
+        return select_gemm_config(
+            setting.precision, rows, columns, terms, limits_of(setting), split=True
+        )
 
     def kernels(self) -> Kernels:
         kernels = {Phase.FORWARD: self.forward()}
@@ -118,6 +122,11 @@ class WeightedOperation(Operation):
     def setting(self) -> Setting:
         """The setting of the plan."""
         return self.replica.plan.setting
+
+    @property
+    def limits(self) -> DeviceLimits:
+        """Limits of the GPU."""
+        return limits_of(self.setting)
 
     @property
     def precision(self) -> str:

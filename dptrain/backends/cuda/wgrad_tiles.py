@@ -17,16 +17,14 @@ from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import (
+    DEFAULT_LIMITS,
     ELEMENT_BYTES,
     MAX_THREAD_REGISTERS,
-    NUM_MULTIPROCESSORS,
-    REGISTERS,
-    RESERVED_BYTES,
-    SHARED_BYTES,
     VECTOR_BYTES,
     WARP_GROUP_SIZE,
     WARP_SIZE,
 )
+from dptrain.plan.limits import DeviceLimits
 
 TILE_M = 64
 """Filters of a tile: rows of a ``wgmma`` instruction."""
@@ -118,6 +116,7 @@ class WgradTile:
         strips_per_sample: strips of a sample.
         k_groups: warp groups that share a strip and split its positions between them.
         buffers: 2 if the next strip is prefetched.
+        limits: of the GPU.
     """
 
     precision: str
@@ -138,6 +137,7 @@ class WgradTile:
     strips_per_sample: int
     k_groups: int = 1
     buffers: int = 1
+    limits: DeviceLimits = DEFAULT_LIMITS
 
     @property
     def columns(self) -> int:
@@ -234,9 +234,8 @@ class WgradTile:
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
         registers = min(self.columns // 2 + 72, MAX_THREAD_REGISTERS)
-        by_shared_memory = SHARED_BYTES // (self.shared_bytes + RESERVED_BYTES)
-        by_registers = REGISTERS // (math.prod(self.block) * (-(-registers // 8) * 8))
-        return min(by_shared_memory, by_registers, 16)
+        threads = math.prod(self.block)
+        return min(self.limits.blocks_per_sm(threads, registers, self.shared_bytes), 16)
 
     @property
     def defines(self) -> dict[str, int]:
@@ -262,7 +261,7 @@ class WgradTile:
     def config(self, filters: int, samples: int) -> GemmConfig:
         """Return this tile with the split-K that fills the GPU; its terms are strips."""
         tiles = math.prod(self.grid(0, filters))
-        wanted = max(NUM_MULTIPROCESSORS * self.blocks_per_sm // tiles, 1)
+        wanted = max(self.limits.multiprocessors * self.blocks_per_sm // tiles, 1)
         strips = samples * self.strips_per_sample
         part = max(ceil_div(strips, wanted), 1)
         return GemmConfig(self, SplitK(max(ceil_div(strips, part), 1), part))
@@ -297,13 +296,16 @@ def _columns(view: InputView) -> Iterator[tuple[bool, int, int, int]]:
                     break
 
 
-def wgrad_candidates(view: InputView, precision: str, epilogue: int) -> Iterator[WgradTile]:
+def wgrad_candidates(
+    view: InputView, precision: str, epilogue: int, limits: DeviceLimits
+) -> Iterator[WgradTile]:
     """Yield the tile configurations that fit a multiprocessor.
 
     Args:
         view: the input.
         precision: ``tf32`` or ``bf16``.
         epilogue: fused layers that are undone while dz is read.
+        limits: of the GPU.
     """
     unit = 2 if epilogue == 2 else 1
     height = view.out_height // unit * unit
@@ -319,7 +321,7 @@ def wgrad_candidates(view: InputView, precision: str, epilogue: int) -> Iterator
                     precision, epilogue, few_channels, channels, tap_rows, tap_columns,
                     channels if few_channels else view.channels, view.r, filters, lines,
                     contiguous, positions, pitch, rows_apart, columns_apart,
-                    ceil_div(height, height_of_strip), k_groups, buffers,
+                    ceil_div(height, height_of_strip), k_groups, buffers, limits,
                 )  # fmt: skip
                 if tile.blocks_per_sm:
                     yield tile
@@ -352,8 +354,9 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
     """
     split_k = tile.config(view.filters, samples).split_k
     blocks = math.prod(tile.grid(0, view.filters, split_k.count))
-    resident = min(tile.blocks_per_sm, ceil_div(blocks, NUM_MULTIPROCESSORS))
-    waves = ceil_div(blocks, NUM_MULTIPROCESSORS * tile.blocks_per_sm)
+    multiprocessors = tile.limits.multiprocessors
+    resident = min(tile.blocks_per_sm, ceil_div(blocks, multiprocessors))
+    waves = ceil_div(blocks, multiprocessors * tile.blocks_per_sm)
     costs = FEW_CHANNELS if tile.few_channels else MANY_CHANNELS
     multiply = tile.double_steps * tile.columns
     own = max(multiply, costs.step * tile.double_steps / tile.k_groups)
@@ -379,8 +382,9 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
 
 @functools.cache
 def select_wgrad_tile(
-    view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int
-) -> WgradTile | None:
+    view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int,
+    limits: DeviceLimits,
+) -> WgradTile | None:  # fmt: skip
     """Return the tile configuration with the lowest estimated time.
 
     Returns:
@@ -393,5 +397,5 @@ def select_wgrad_tile(
     if not supports_wgrad_tiles(view, precision, strides):
         return None
 
-    tiles = wgrad_candidates(view, precision, epilogue)
+    tiles = wgrad_candidates(view, precision, epilogue, limits)
     return min(tiles, key=lambda tile: estimate_cycles(tile, view, samples), default=None)

@@ -63,5 +63,6 @@ class CudnnBackend(CudaBackend):
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"
+        self._require_limits(plan)
         device = self.device  # Opened first, because cuDNN uses the current GPU.
         return CudnnReplica(self, plan, seed=seed, device=device, library=self.library)

@@ -10,6 +10,7 @@ import numpy as np
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.epilogues import epilogue_of
 from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
+from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch, launch_reduction
 from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
 from dptrain.backends.cudnn.engines import Plan
@@ -212,4 +213,5 @@ def _bias_split(group: Group, setting: Setting) -> SplitK:
     filters, height, width = group.head.output_maps
     step = vector_width(filters, np.dtype(setting.activations).itemsize)
     blocks = ceil_div(filters, _channel_vectors(filters, step) * step)
-    return split_terms(setting.batch_size * height * width, blocks * BIAS_THREADS)
+    terms, threads = setting.batch_size * height * width, blocks * BIAS_THREADS
+    return split_terms(terms, threads, limits_of(setting))

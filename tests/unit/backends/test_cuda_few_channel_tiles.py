@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution, few_channel_tiles
+from dptrain.backends.cuda import convolution
 from dptrain.backends.cuda.few_channel_tiles import (
     MIN_BLOCKS_PER_SM,
     FewChannelTile,
@@ -21,7 +21,7 @@ from dptrain.backends.cuda.few_channel_tiles import (
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS, geometry
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES, ELEMENT_BYTES, NUM_MULTIPROCESSORS
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEFAULT_SHARED_BYTES, ELEMENT_BYTES
 from dptrain.network import (
     Conv2d,
     Dense,
@@ -40,6 +40,9 @@ from tests.unit.backends.test_cuda_backend import assert_close, rounding
 from tests.unit.cuda.launching import BF16, FP32, ints, launch_in_every_order
 
 NO_MAXIMUM = 255
+
+FEW_BLOCKS = replace(DEFAULT_LIMITS, multiprocessors=1)
+"""So few that blocks iterate over strips."""
 
 
 def node(shape: tuple[int, int, int], layer: Conv2d) -> Node:
@@ -68,7 +71,7 @@ def some(
     view: InputView, strides: tuple[int, int], precision: str, *, pooled: bool
 ) -> list[FewChannelTile]:
     """Return the first and last candidate, and a tile whose warps and lines divide nothing."""
-    first, *_, last = few_channel_candidates(view, strides, precision, pooled=pooled)
+    first, *_, last = few_channel_candidates(view, strides, precision, FEW_BLOCKS, pooled=pooled)
     odd = replace(
         first,
         warp_filters=16,
@@ -108,7 +111,6 @@ def test_every_tile_is_exact(case: str, precision: str, monkeypatch: pytest.Monk
     Factors are eighths (in memory slightly less, so that rounding yields eighths). Sums of their
     products are multiples of 1/64 that float32 represents exactly, so only y is rounded.
     """
-    monkeypatch.setattr(few_channel_tiles, "NUM_MULTIPROCESSORS", 1)
     node, pooled = CASES[case]
     layer: Any = node.layer
     view, (k, *_), c = InputView.forward(node), node.output_shape, node.input_shape[0]
@@ -172,7 +174,9 @@ def test_rows_contain_all_reads_and_strips_cover_the_output(case: str, precision
     layer: Any = node.layer
     view, (down, across) = InputView.forward(node), layer.strides
     unit, each = 1 + pooled, 4 // ELEMENT_BYTES[precision]
-    for tile in few_channel_candidates(view, layer.strides, precision, pooled=pooled):
+    for tile in few_channel_candidates(
+        view, layer.strides, precision, DEFAULT_LIMITS, pooled=pooled
+    ):
         assert tile.strips_per_sample * tile.strip_lines >= view.out_height // unit * unit
         columns = tile.units_across * tile.octets * 8
         assert columns >= view.out_width // unit * unit
@@ -198,13 +202,15 @@ def test_first_layers_have_a_tile_that_fills_the_gpu(name: str, precision: str) 
     node = get_network(name).nodes[0]
     pooled = name.startswith("model")
     few, many = (
-        select_few_channel_tile(InputView.forward(node), (1, 1), precision, n, pooled=pooled)
+        select_few_channel_tile(
+            InputView.forward(node), (1, 1), precision, n, DEFAULT_LIMITS, pooled=pooled
+        )
         for n in (32, 2048)
     )
     assert few is not None
     assert many is not None
     assert many.strip_lines >= few.strip_lines
-    assert 32 * few.strips_per_sample * few.filter_tiles >= MIN_BLOCKS_PER_SM * NUM_MULTIPROCESSORS
+    assert 32 * few.strips_per_sample * few.filter_tiles >= MIN_BLOCKS_PER_SM * 132
 
 
 @pytest.mark.parametrize(
@@ -220,5 +226,6 @@ def test_the_kernel_is_used_for_few_channels_and_many_filters(
 ) -> None:
     """And not for more weights than a thread has registers for."""
     view = InputView.forward(node(shape, layer))
-    assert (select_few_channel_tile(view, (1, 1), "tf32", samples) is not None) == expected
-    assert select_few_channel_tile(view, (1, 1), "fp32", samples) is None
+    limits = DEFAULT_LIMITS
+    assert (select_few_channel_tile(view, (1, 1), "tf32", samples, limits) is not None) == expected
+    assert select_few_channel_tile(view, (1, 1), "fp32", samples, limits) is None

@@ -21,6 +21,7 @@ from dptrain.backends.cuda.gemm_tiles import (
     split_terms,
     vector_elements,
 )
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
@@ -53,8 +54,8 @@ def test_every_tile_computes_the_same(
     for module in (weighted, convolution, dense):
         monkeypatch.setattr(
             module, "select_gemm_config",
-            lambda _, rows, columns, terms, split=False: GemmConfig(
-                shared, split_terms(terms, 8 * tile.block[0]) if split else SplitK(1, terms)
+            lambda _, rows, columns, terms, limits, split=False: GemmConfig(
+                shared, split_terms(terms, 8 * tile.block[0], limits) if split else SplitK(1, terms)
             ),
         )  # fmt: skip
     ours, reference = (
@@ -109,14 +110,16 @@ def test_gradients_of_pooled_outputs_are_equal_if_unpooled_separately(
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_small_products_get_small_tiles_and_large_ones_large(precision: str) -> None:
-    small, large = (select_gemm_config(precision, rows, 64, 576).tile for rows in (1024, 10**6))
+    small, large = (
+        select_gemm_config(precision, rows, 64, 576, DEFAULT_LIMITS).tile for rows in (1024, 10**6)
+    )
     assert small.rows * small.columns < large.rows * large.columns
-    assert select_gemm_config(precision, 10**6, 16, 576).tile.columns == 16
+    assert select_gemm_config(precision, 10**6, 16, 576, DEFAULT_LIMITS).tile.columns == 16
 
 
 def test_groups_share_a_tile_if_blocks_are_few_and_sums_long() -> None:
     few, many, short = (
-        select_gemm_config("tf32", rows, 64, terms).tile.k_groups
+        select_gemm_config("tf32", rows, 64, terms, DEFAULT_LIMITS).tile.k_groups
         for rows, terms in ((1024, 576), (10**6, 576), (1024, 16))
     )
     assert few > many == short == 1
@@ -140,11 +143,13 @@ def test_rows_are_read_in_vectors_that_divide_them(
 @pytest.mark.parametrize("terms", [1, 15, 16, 255, 257, 4097, 123457, 10**7])
 @pytest.mark.parametrize("threads", [32, 128 * 7, 128 * 1000])
 def test_split_k_covers_a_sum_once(terms: int, threads: int) -> None:
-    parts = split_terms(terms, threads)
+    parts = split_terms(terms, threads, DEFAULT_LIMITS)
     assert (parts.count - 1) * parts.terms < terms <= parts.count * parts.terms
     assert parts.terms % MAX_K_STEP == 0
     assert parts.terms >= MIN_SPLIT_TERMS[0]
-    assert parts.count == 1 or parts.count * threads <= TARGET_THREADS
+    assert (
+        parts.count == 1 or parts.count * threads <= DEFAULT_LIMITS.multiprocessors * TARGET_THREADS
+    )
     assert parts.used(terms) == parts.count
     assert parts.used(0) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from dptrain.backends.cuda import (
     convolution,
     halo_convolution,
     implicit_gemm_candidates,
-    implicit_gemm_tiles,
 )
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
 from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
-from dptrain.backends.cuda.hardware import VECTOR_BYTES
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.replica import Replica
@@ -33,6 +33,7 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
 from tests.unit.backends import test_cuda_backend as whole
@@ -82,10 +83,10 @@ def nearest_tile(
     """Return a `select_implicit_gemm_tile` whose tile has the `facts` nearest to `wanted`."""
 
     def select(
-        view: InputView, precision: str, samples: int, *, max_shared_bytes: int, **known: Any
+        view: InputView, precision: str, samples: int, limits: DeviceLimits, **known: Any
     ) -> Any:
         return min(
-            implicit_gemm_candidates.implicit_gemm_candidates(view, precision, **known),
+            implicit_gemm_candidates.implicit_gemm_candidates(view, precision, limits, **known),
             key=lambda tile: [abs(a - b) for a, b in zip(facts(tile), wanted, strict=True)],
         )
 
@@ -95,7 +96,8 @@ def nearest_tile(
 @pytest.fixture
 def in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run blocks and threads in random order, on an emulator that reports races."""
-    emulator = Emulator(seed=5)
+    # So few multiprocessors that persistent kernels iterate over tiles.
+    emulator = Emulator(seed=5, limits=replace(DEFAULT_LIMITS, multiprocessors=1))
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
 
 
@@ -114,8 +116,6 @@ def test_every_tile_configuration_computes_the_same(
     monkeypatch.setattr(
         halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
     )
-    # So few blocks that persistent kernels iterate over tiles.
-    monkeypatch.setattr(implicit_gemm_tiles, "NUM_MULTIPROCESSORS", 1)
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
     tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
@@ -222,13 +222,25 @@ def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replic
         return make_replica(WIDE, "cuda", n, precision=precision)
 
 
-def test_devices_with_little_shared_memory_gather(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathered = gathering(3, "tf32", monkeypatch)
-    monkeypatch.setattr(Emulator, "shared_bytes", 1 << 8)
+def test_devices_with_little_shared_memory_use_smaller_tiles_or_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gathered, roomy = (
+        gathering(3, "tf32", monkeypatch),
+        make_replica(WIDE, "cuda", 3, precision="tf32"),
+    )
+    emulator = Emulator(limits=replace(DEFAULT_LIMITS, shared_bytes=9 << 10))
+    monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     ours = make_replica(WIDE, "cuda", 3, precision="tf32")
-    assert whole.step(ours, 3, 0) == whole.step(gathered, 3, 0)
+    found = [
+        sum(name.endswith(("packed", "packed_back")) for name in replica.plan.buffers)
+        for replica in (gathered, ours, roomy)
+    ]
+    assert found[0] == 0 < found[1] < found[2]
+    tolerance = rounding(WIDE, 3) + 4 * ROUNDOFFS["tf32"]
+    assert_close(whole.step(ours, 3, 0), whole.step(gathered, 3, 0), tolerance)
     for name, value in gathered.gradients.items():
-        assert (ours.gradients[name] == value).all(), name
+        assert_close(ours.gradients[name], value, tolerance, name)
 
 
 VIEWS = [
@@ -256,8 +268,9 @@ def test_stride_one_layers_with_many_channels_have_halo_tiles(
 
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     wide = Network((1024, 640, 640), [Conv2d(1024), Flatten(), Dense(2)]).nodes[0]
-    assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64) is None
-    assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1) is not None
+    limits = DEFAULT_LIMITS
+    assert select_implicit_gemm_tile(InputView.forward(wide), "tf32", 64, limits) is None
+    assert select_implicit_gemm_tile(VIEWS[0], "bf16", 1, limits) is not None
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
@@ -266,7 +279,8 @@ def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
 def test_pixel_tiles_cover_the_output_and_halo_tiles_their_input(
     view: InputView, pooled: bool, precision: str
 ) -> None:
-    found = list(implicit_gemm_candidates.implicit_gemm_candidates(view, precision, pooled=pooled))
+    find = implicit_gemm_candidates.implicit_gemm_candidates
+    found = list(find(view, precision, DEFAULT_LIMITS, pooled=pooled))
     assert found
     height, width = view.out_height, view.out_width
     needed = height // 2 * 2 * (width // 2 * 2) if pooled else height * width
@@ -320,7 +334,7 @@ def test_pixel_tiles_cover_the_output_and_halo_tiles_their_input(
 
 def test_small_batches_split_k_and_large_ones_do_not() -> None:
     cifar = VIEWS[0]
-    few, many = (select_implicit_gemm_tile(cifar, "tf32", n) for n in (32, 2048))
+    few, many = (select_implicit_gemm_tile(cifar, "tf32", n, DEFAULT_LIMITS) for n in (32, 2048))
     assert few is not None
     assert many is not None
     assert few.k_warp_groups > many.k_warp_groups == 1
@@ -328,8 +342,11 @@ def test_small_batches_split_k_and_large_ones_do_not() -> None:
 
 def test_large_batches_use_persistent_kernels() -> None:
     solar = VIEWS[1]
-    few, many = (select_implicit_gemm_tile(solar, "bf16", n, pooled=True) for n in (32, 2048))
-    small = select_implicit_gemm_tile(solar, "bf16", 2048, pooled=True, max_shared_bytes=48 << 10)
+    tight = replace(DEFAULT_LIMITS, shared_bytes=48 << 10)
+    few, many, small = (
+        select_implicit_gemm_tile(solar, "bf16", n, limits, pooled=True)
+        for n, limits in ((32, DEFAULT_LIMITS), (2048, DEFAULT_LIMITS), (2048, tight))
+    )
     assert few is not None
     assert many is not None
     assert small is not None
@@ -344,7 +361,9 @@ def test_boxes_of_pooled_gradients_cover_their_halo_tiles(view: InputView, preci
     """Also if the halo tile starts at an odd line or column."""
     found = [
         tile
-        for tile in implicit_gemm_candidates.implicit_gemm_candidates(view, precision, epilogue=2)
+        for tile in implicit_gemm_candidates.implicit_gemm_candidates(
+            view, precision, DEFAULT_LIMITS, epilogue=2
+        )
         if tile.persistent
     ]
     for tile in found[:: max(len(found) // 20, 1)]:

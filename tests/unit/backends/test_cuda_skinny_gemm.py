@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dptrain.api import make_replica
 from dptrain.backends.cuda import skinny_gemm
-from dptrain.backends.cuda.hardware import ELEMENT_BYTES, NUM_MULTIPROCESSORS
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, ELEMENT_BYTES
 from dptrain.backends.cuda.skinny_gemm import (
     COLUMN_CHOICES,
     MAX_SHARED_BYTES,
@@ -65,8 +67,7 @@ def test_every_tile_computes_the_same(
 def test_a_device_with_little_shared_memory_computes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    emulator = Emulator()
-    emulator.shared_bytes = 0
+    emulator = Emulator(limits=replace(DEFAULT_LIMITS, shared_bytes=16 << 10))
     roomy = make_replica(DEEP, "cuda", 5, precision="tf32")
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     tight = make_replica(DEEP, "cuda", 5, precision="tf32")
@@ -78,21 +79,24 @@ def test_a_device_with_little_shared_memory_computes_the_same(
 @pytest.mark.parametrize("inputs", [1, 50, 2048, 33856, 10**6])
 @pytest.mark.parametrize("outputs", [1, 10, 128, 3000])
 def test_split_k_covers_the_sum_once(precision: str, inputs: int, outputs: int) -> None:
-    config = skinny_gemm.select_forward_config(precision, 32, inputs, outputs)
+    config = skinny_gemm.select_forward_config(precision, 32, inputs, outputs, DEFAULT_LIMITS)
     parts = config.split_k
     assert (parts.count - 1) * parts.terms < inputs <= parts.count * parts.terms
     assert config.tile.shared_bytes <= MAX_SHARED_BYTES
 
 
 def test_many_weights_are_split_over_all_multiprocessors() -> None:
-    small, large = (skinny_gemm.select_forward_config("tf32", 32, n, 100) for n in (100, 30000))
+    limits = DEFAULT_LIMITS
+    small, large = (
+        skinny_gemm.select_forward_config("tf32", 32, n, 100, limits) for n in (100, 30000)
+    )
     assert small.split_k.count == 1
-    assert large.split_k.count * large.tile.grid(32, 100)[1] >= NUM_MULTIPROCESSORS
+    assert large.split_k.count * large.tile.grid(32, 100)[1] >= limits.multiprocessors
 
 
 def test_too_many_outputs_have_no_backward_tile() -> None:
-    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 384) is not None
-    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 3200) is None
+    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 384, DEFAULT_LIMITS) is not None
+    assert skinny_gemm.select_backward_input_tile("tf32", 32, 100, 3200, DEFAULT_LIMITS) is None
 
 
 def test_the_kernels_are_used_for_few_samples_and_many_weights(

@@ -21,6 +21,7 @@ from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTil
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.backends.cuda.gpu import GPU
 from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.nvrtc import (
     SERIALIZED,
@@ -108,7 +109,7 @@ def test_every_tile_compiles_for_a_layer(
 def test_skinny_gemm_compiles(precision: int, architecture: int, compiler: Compiler) -> None:
     name = "tf32" if precision == 1 else "bf16"
     forward, backward = (
-        skinny_gemm.select_forward_config(name, 32, 33856, 128).tile,
+        skinny_gemm.select_forward_config(name, 32, 33856, 128, DEFAULT_LIMITS).tile,
         skinny_gemm.SkinnyTile(16, 112, 4),
     )
     for defines in (forward.defines, replace(backward, k_contiguous=True).defines):
@@ -148,9 +149,10 @@ def test_halo_kernels_compile_for_a_layer(
     pooled, step = filters == 64, 16 // size
     common = {"PRECISION": precision, "EPILOGUE": 1 + pooled, "IN_VECTOR": step, "OUT_VECTOR": step}
     common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
-    forward = select_implicit_gemm_tile(view, name, 2048, pooled=pooled)
-    backward = select_implicit_gemm_tile(view.backward, name, 2048, epilogue=1 + pooled)
-    weight = select_wgrad_tile(view, name, (1, 1), 1 + pooled, 2048)
+    limits = DEFAULT_LIMITS
+    forward = select_implicit_gemm_tile(view, name, 2048, limits, pooled=pooled)
+    backward = select_implicit_gemm_tile(view.backward, name, 2048, limits, epilogue=1 + pooled)
+    weight = select_wgrad_tile(view, name, (1, 1), 1 + pooled, 2048, limits)
     assert forward is not None
     assert backward is not None
     assert weight is not None
@@ -199,7 +201,7 @@ def test_few_channel_kernels_compile_for_a_layer(
     }
     common |= dict(zip(GEOMETRY_MACROS, layer, strict=True))
     path = KERNELS / "conv2d_forward_few_channels.cu"
-    tiles = list(few_channel_candidates(view, (1, 1), name, pooled=pooled))
+    tiles = list(few_channel_candidates(view, (1, 1), name, DEFAULT_LIMITS, pooled=pooled))
     for tile in tiles[:: len(tiles) // 3]:
         code = compiler.compile(path, architecture, {**common, **tile.defines})
         assert code.startswith(b"\x7fELF")
@@ -213,7 +215,7 @@ def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int,
     height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
     view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
     epilogue = 2 if layer in (WIDE[0], NARROW[1]) else 1
-    tile = select_wgrad_tile(view, name, (1, 1), epilogue, 2048)
+    tile = select_wgrad_tile(view, name, (1, 1), epilogue, 2048, DEFAULT_LIMITS)
     assert tile is not None
     steps = {"IN_VECTOR": step if channels > 3 else 1, "OUT_VECTOR": step}
     common = {"PRECISION": precision, "EPILOGUE": epilogue, **steps}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.backends.cuda.wgrad_tiles import (
     MIN_PIXELS,
     WgradTile,
@@ -79,7 +80,11 @@ def test_weight_gradients_equal_float64(
     Factors are rounded like operands of tensor cores. What remains is the rounding of float32 sums
     of at most 2 · 9 · 13 terms, far below 2e-6.
     """
-    tile = next(tile for tile in wgrad_candidates(view, precision, epilogue) if key(tile) == wanted)
+    tile = next(
+        tile
+        for tile in wgrad_candidates(view, precision, epilogue, DEFAULT_LIMITS)
+        if key(tile) == wanted
+    )
     rng = np.random.default_rng(3)
     n, k = SAMPLES, view.filters
     unit = 2 if epilogue == POOLING else 1
@@ -181,7 +186,7 @@ VIEWS = [
 @pytest.mark.parametrize("samples", [1, 32, 2048])
 def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
     for view, epilogue in VIEWS:
-        tile = select_wgrad_tile(view, precision, (1, 1), epilogue, samples)
+        tile = select_wgrad_tile(view, precision, (1, 1), epilogue, samples, DEFAULT_LIMITS)
         few = samples * view.out_height * view.out_width < MIN_PIXELS
         first = view.channels % 16 > 0 and epilogue == POOLING and precision == "tf32"
         assert (tile is None) == (few and first)
@@ -221,4 +226,4 @@ def test_supported_layers(
 
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
     view = InputView(4, 8192, 64, 1, 1, 4, 8192, 64, 3, 3)
-    assert select_wgrad_tile(view, "tf32", (1, 1), NO_EPILOGUE, 64) is None
+    assert select_wgrad_tile(view, "tf32", (1, 1), NO_EPILOGUE, 64, DEFAULT_LIMITS) is None

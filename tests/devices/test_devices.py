@@ -1,0 +1,103 @@
+"""Plans for GPUs that are not here: every launch is within the limits of the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
+from dptrain.errors import UserError
+from dptrain.plan.plan import make_plan
+from tests.devices.compile_kernels import Usage, compile_unit, kernel_usages, problems
+from tests.devices.networks import planned_networks
+from tests.devices.planned import Launch, PlannedBackend, step_launches
+
+NETWORKS = planned_networks()
+PRECISIONS = ("fp32", "tf32", "bf16")
+SUPPORTED = [
+    (device, precision)
+    for device, limits in DEVICES.items()
+    for precision in PRECISIONS
+    if precision == "fp32" or limits.has_tensor_floats
+]
+
+
+@pytest.mark.parametrize(("device", "precision"), SUPPORTED)
+def test_all_launches_of_a_step_are_within_the_limits(device: str, precision: str) -> None:
+    for name, network in NETWORKS.items():
+        for batch_size in (32, 256):
+            launches = step_launches(network, DEVICES[device], batch_size, precision)
+            assert len(launches) > len(network.nodes), name
+
+
+@pytest.mark.parametrize("device", ["V100", "T4"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_precisions_without_tensor_cores_are_refused(device: str, precision: str) -> None:
+    with pytest.raises(UserError, match=rf"{device} .* cannot multiply in {precision}; use"):
+        make_plan(NETWORKS["model0"], PlannedBackend(DEVICES[device]), 32, precision=precision)
+
+
+def test_a_plan_for_another_gpu_is_refused() -> None:
+    plan = make_plan(NETWORKS["model0"], PlannedBackend(DEVICES["T4"]), 32)
+    with pytest.raises(ValueError, match=r"the plan is for .*T4"):
+        PlannedBackend(DEVICES["A100"]).allocate(plan, seed=0)
+
+
+def test_persistent_kernels_have_one_wave_of_blocks() -> None:
+    """More multiprocessors have more blocks, each of which computes fewer tiles."""
+    found = {}
+    for device in ("RTX 3090", "A100", "B200"):
+        limits = DEVICES[device]
+        launches = step_launches(NETWORKS["solar"], limits, 256, "bf16")
+        [persistent] = [
+            launch for launch in launches
+            if launch.name == "conv2d_forward_halo" and dict(launch.defines)["PERSISTENT"]
+        ][:1]  # fmt: skip
+        blocks = persistent.grid[0] * persistent.grid[1]
+        resident = limits.multiprocessors * dict(persistent.defines)["MIN_BLOCKS"]
+        assert resident - persistent.grid[1] < blocks <= resident
+        found[device] = blocks
+    assert found["RTX 3090"] < found["A100"] < found["B200"]
+
+
+def test_occupancy_is_limited_by_threads_registers_and_shared_memory() -> None:
+    h100 = DEFAULT_LIMITS
+    assert h100.blocks_per_sm(threads=256, registers=32, shared_bytes=0) == 8
+    assert h100.blocks_per_sm(threads=256, registers=65, shared_bytes=0) == 3
+    assert h100.blocks_per_sm(threads=256, registers=32, shared_bytes=100_000) == 2
+    assert h100.blocks_per_sm(threads=256, registers=32, shared_bytes=300_000) == 0
+    assert replace(h100, max_threads=1024).blocks_per_sm(256, 32, 0) == 4
+    assert replace(h100, capability=86).blocks_per_sm(32, 32, 0) == 16
+
+
+LOG = """
+ptxas info    : 25 bytes gmem
+ptxas info    : Compiling entry function 'add' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 34 registers, used 1 barriers, 129 bytes smem
+ptxas info    : Compiling entry function 'copy' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers
+"""
+
+
+def test_registers_and_shared_memory_are_read_from_the_messages_of_the_compiler() -> None:
+    assert kernel_usages(LOG) == {"add": Usage(34, 129, 12), "copy": Usage(10, 0, 0)}
+
+
+def test_launches_that_exceed_registers_or_shared_memory_are_reported() -> None:
+    launch = Launch("a.cu", "add", (), (1, 1, 1), (512, 2, 1), 64 << 10)
+    assert list(problems(launch, Usage(64, 1, 0), DEVICES["T4"])) == [
+        "65537 bytes of shared memory exceed 65536"
+    ]
+    assert list(problems(launch, Usage(65, 0, 0), DEVICES["H100"])) == [
+        "73728 registers of a block exceed 65536"
+    ]
+
+
+def test_a_kernel_compiles_with_its_usage() -> None:
+    usages = compile_unit(75, ("clock.cu", ()))
+    assert isinstance(usages, dict)
+    assert 0 < usages["record_time"].registers <= 255
+    assert "error" in str(compile_unit(75, ("gemm.cuh", (("TILE_M", -1),))))
