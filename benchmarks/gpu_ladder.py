@@ -41,8 +41,7 @@ def own(device: Device, layer: Layer, numbers: Numbers, direction: Phase, precis
 
     The weight gradient includes the bias gradient.
     """
-    backend = CudaBackend()
-    backend.__dict__["device"] = device
+    backend = CudaBackend(device)
     conv = Conv2d(layer.filters, layer.kernel, layer.stride, layer.padding)
     # The first layer has no input gradient.
     first = [Conv2d(layer.channels, 1)] if direction is Phase.BACKWARD_INPUT else []

@@ -161,8 +161,7 @@ class Copying:
 
 def table(name: str, batch_size: int, precision: str, device: Any, copying: Copying) -> None:
     """Print the kernels of one network."""
-    backend, recorder = CudaBackend(), Recorder(device)
-    backend.__dict__["device"] = device
+    backend, recorder = CudaBackend(device), Recorder(device)
     plan = make_plan(
         get_network(name), backend, batch_size, precision=precision, optimizer=SGD(0.9)
     )

@@ -323,14 +323,14 @@ def main(
     names: Sequence[str],
 ) -> None:
     """Compare matrix products of the cuda backend with PyTorch, stage by stage."""
-    planned, backend = Planned(), CudaBackend()
+    planned = Planned()
+    backend = CudaBackend(planned)
     plans = [
         make_plan(get_network(name), backend, n, precision=precision, optimizer=SGD())
         for name in names or NETWORKS
         for n in batches
         for precision in precisions
     ]
-    backend.__dict__["device"] = planned
     for plan in plans:
         exact = make_plan(plan.network, backend, plan.batch_size, precision="fp32", optimizer=SGD())
         compiled(exact, backend)
@@ -341,9 +341,10 @@ def main(
     print(f"{len(planned.units)} kernels to compile", flush=True)
     with ProcessPoolExecutor() as pool:
         list(pool.map(_compile, sorted(planned.units), chunksize=4))
+
     from dptrain.backends.cuda.gpu import GPU
 
-    backend.__dict__["device"] = GPU(0)
+    backend = CudaBackend(GPU(0))
     for plan in plans:
         table(plan, backend, everything, theirs)
 

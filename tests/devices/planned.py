@@ -69,18 +69,6 @@ class PlannedDevice(Device):
         return run
 
 
-class PlannedBackend(CudaBackend):
-    """The cuda backend on a `PlannedDevice`.
-
-    Args:
-        limits: of the GPU.
-    """
-
-    def __init__(self, limits: DeviceLimits) -> None:
-        super().__init__()
-        self._device = self.planned = PlannedDevice(limits)
-
-
 def step_launches(
     network: Network, limits: DeviceLimits, batch_size: int, precision: str
 ) -> list[Launch]:
@@ -89,7 +77,8 @@ def step_launches(
     Raises:
         EmulatorError: the GPU would refuse one of them.
     """
-    backend = PlannedBackend(limits)
+    device = PlannedDevice(limits)
+    backend = CudaBackend(device)
     replica = backend.allocate(make_plan(network, backend, batch_size, precision=precision), seed=0)
     x = np.zeros((batch_size, *network.input_shape), np.float32)
     shape = (
@@ -97,4 +86,4 @@ def step_launches(
     )
     replica.forward_backward(x, np.zeros(shape, np.float32))
     replica.update(0.1)
-    return backend.planned.launches
+    return device.launches

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
 from dptrain.errors import UserError
 from dptrain.plan.plan import make_plan
 from tests.devices.compile_kernels import Usage, compile_unit, kernel_usages, problems
 from tests.devices.networks import planned_networks
-from tests.devices.planned import Launch, PlannedBackend, step_launches
+from tests.devices.planned import Launch, PlannedDevice, step_launches
 
 NETWORKS = planned_networks()
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -35,13 +36,15 @@ def test_all_launches_of_a_step_are_within_the_limits(device: str, precision: st
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_precisions_without_tensor_cores_are_refused(device: str, precision: str) -> None:
     with pytest.raises(UserError, match=rf"{device} .* cannot multiply in {precision}; use"):
-        make_plan(NETWORKS["model0"], PlannedBackend(DEVICES[device]), 32, precision=precision)
+        make_plan(
+            NETWORKS["model0"], CudaBackend(PlannedDevice(DEVICES[device])), 32, precision=precision
+        )
 
 
 def test_a_plan_for_another_gpu_is_refused() -> None:
-    plan = make_plan(NETWORKS["model0"], PlannedBackend(DEVICES["T4"]), 32)
+    plan = make_plan(NETWORKS["model0"], CudaBackend(PlannedDevice(DEVICES["T4"])), 32)
     with pytest.raises(ValueError, match=r"the plan is for .*T4"):
-        PlannedBackend(DEVICES["A100"]).allocate(plan, seed=0)
+        CudaBackend(PlannedDevice(DEVICES["A100"])).allocate(plan, seed=0)
 
 
 def test_persistent_kernels_have_one_wave_of_blocks() -> None:

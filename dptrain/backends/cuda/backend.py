@@ -126,6 +126,9 @@ class CudaBackend(Backend):
 
     Activations are (N, H, W, C), in float32 or, with bf16, bfloat16 (stored as uint16). Parameters,
     gradients and optimizer state are float32.
+
+    Args:
+        device: the device; None for a GPU of this node.
     """
 
     name = "cuda"
@@ -145,9 +148,9 @@ class CudaBackend(Backend):
         (Dense, ReLU),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
         self._local_rank = 0
-        self._device: Device | None = None
+        self._device = device
 
     @property
     def device(self) -> Device:

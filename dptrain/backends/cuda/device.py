@@ -191,12 +191,21 @@ class Device(ABC):
 
     @abstractmethod
     def function(self, file: str, name: str, **defines: int) -> Function:
-        """Return a kernel, compiled for this device unless it was compiled before.
+        """Return a kernel. It is compiled meanwhile, unless it was compiled before.
+
+        The first launch waits for the compilation.
 
         Args:
             file: source in the folder of kernels, such as ``pooling.cu``.
             name: of an ``extern "C" __global__`` function in it.
             defines: macros that the source is compiled with.
+        """
+
+    def load_functions(self) -> None:
+        """Wait until all kernels of `function` have been compiled, and load them.
+
+        Raises:
+            CompileError: a source has errors.
         """
 
     def tensor_map(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,9 +28,11 @@ from dptrain.backends.cuda.device import (
 from dptrain.backends.cuda.graph import Graph
 from dptrain.backends.cuda.hardware import DEFAULT_SHARED_BYTES
 from dptrain.backends.cuda.launching import launch
+from dptrain.backends.cuda.modules import Modules, Source
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.cuda.pinned import PinnedStagingBuffer
 from dptrain.errors import UserError
+from dptrain.machine import available_cores
 from dptrain.network.layers import Shape
 from dptrain.plan.limits import DeviceLimits
 
@@ -84,8 +86,8 @@ class GPU(Device):
         self.architecture = best_architecture(self.limits.capability, self._compiler.architectures)
         self._launch_dependent = dependent_launch.find_dependent_launch(self.architecture)
         self._encode = tensor_maps.find_encoder(self.architecture)
+        self._modules = Modules(self._compile, self._load, available_cores())
         self._functions: dict[Any, Function] = {}
-        self._modules: dict[Any, Any] = {}
 
     @property
     def free_bytes(self) -> int:
@@ -156,14 +158,21 @@ class GPU(Device):
         return self.download(source, self.pinned_memory(source.nbytes).view(source.dtype))
 
     def function(self, file: str, name: str, **defines: int) -> Function:
-        unit = file, tuple(sorted(defines.items()))
-        if (unit, name) not in self._functions:
-            if unit not in self._modules:
-                module = self.cupy.cuda.function.Module()
-                module.load(compile_cached(self._compiler, file, self.architecture, defines))
-                self._modules[unit] = module
-            self._functions[unit, name] = self._launcher(self._modules[unit].get_function(name))
-        return self._functions[unit, name]
+        source = self._modules.request(file, defines)
+        if (source, name) not in self._functions:
+            self._functions[source, name] = self._launcher(source, name)
+        return self._functions[source, name]
+
+    def load_functions(self) -> None:
+        self._modules.load_all()
+
+    def _compile(self, file: str, defines: Mapping[str, int]) -> bytes:
+        return compile_cached(self._compiler, file, self.architecture, defines)
+
+    def _load(self, code: bytes) -> Any:
+        module = self.cupy.cuda.function.Module()
+        module.load(code)
+        return module
 
     def tensor_map(
         self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
@@ -254,8 +263,8 @@ class GPU(Device):
     def close_shared(self, address: int) -> None:
         self.cupy.cuda.runtime.ipcCloseMemHandle(address)
 
-    def _launcher(self, kernel: Any) -> Function:
-        driver, allowed = self.cupy.cuda.driver, DEFAULT_SHARED_BYTES
+    def _launcher(self, source: Source, name: str) -> Function:
+        driver, allowed, kernel = self.cupy.cuda.driver, DEFAULT_SHARED_BYTES, None
 
         def launch(
             grid: Extent,
@@ -264,7 +273,9 @@ class GPU(Device):
             *,
             shared_bytes: int = 0,
         ) -> None:
-            nonlocal allowed
+            nonlocal allowed, kernel
+            if kernel is None:
+                kernel = self._modules.module(source).get_function(name)
             if shared_bytes > allowed:
                 attribute = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 driver.funcSetAttribute(kernel.ptr, attribute, shared_bytes)

@@ -36,6 +36,7 @@ class Graph:
             self._warm = True
             return
         if self._graph is None:
+            self._gpu.load_functions()  # A capture does not allow it.
             stream.begin_capture()
             try:
                 self._start()

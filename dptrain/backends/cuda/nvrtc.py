@@ -51,7 +51,7 @@ class Compiler:
         library: as given.
         version: (major, minor) of CUDA.
         architectures: supported GPU architectures, such as 90 for ``sm_90``.
-        log: compiler messages of the last compilation.
+        log: compiler messages of the last compilation that has ended.
     """
 
     def __init__(self, library: str) -> None:
@@ -91,16 +91,19 @@ class Compiler:
         Raises:
             CompileError: the source has errors.
         """
-        data = self._compile(path, architecture, defines or {}, options)
-        if SERIALIZED in self.log and SCHEDULING_BARRIER in path.read_text(encoding="utf-8"):
+        data, log = self._compile(path, architecture, defines or {}, options)
+        if SERIALIZED in log and SCHEDULING_BARRIER in path.read_text(encoding="utf-8"):
             with_barrier = {**(defines or {}), SCHEDULING_BARRIER: 1}
-            alternative = self._compile(path, architecture, with_barrier, options)
-            data = data if SERIALIZED in self.log else alternative
+            other_data, other_log = self._compile(path, architecture, with_barrier, options)
+            if SERIALIZED not in other_log:
+                data, log = other_data, other_log
+        self.log = log
         return data
 
     def _compile(
         self, path: Path, architecture: int, defines: Mapping[str, int], options: Sequence[str]
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
+        """Return the machine code and the compiler messages."""
         options = [
             *_OPTIONS,
             *options,
@@ -118,13 +121,13 @@ class Compiler:
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
-    def _finish(self, program: ctypes.c_void_p, options: Sequence[str]) -> bytes:
+    def _finish(self, program: ctypes.c_void_p, options: Sequence[str]) -> tuple[bytes, str]:
         texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = self._functions.nvrtcCompileProgram(program, len(options), texts)
-        self.log = self._output(program, "ProgramLog").rstrip(b"\0").decode().strip()
+        log = self._output(program, "ProgramLog").rstrip(b"\0").decode().strip()
         if status != 0:
-            raise CompileError(self.log)
-        return self._output(program, "CUBIN")
+            raise CompileError(log)
+        return self._output(program, "CUBIN"), log
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()

@@ -182,6 +182,7 @@ class CudaReplica(DeviceReplica):
         self._unpack_windows = device.function(
             "unpack_batch.cu", "unpack_crop_windows", **precision
         )
+        device.load_functions()
 
     @property
     def memory_bytes(self) -> dict[str, int]:

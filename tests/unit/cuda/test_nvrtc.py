@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,12 +231,12 @@ def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(
 ) -> None:
     compiled_with: list[Mapping[str, int]] = []
 
-    def compile_once(path: Path, architecture: int, defines: Mapping[str, int]) -> bytes:
+    def compile_once(
+        path: Path, architecture: int, defines: Mapping[str, int], options: Sequence[str]
+    ) -> tuple[bytes, str]:
         compiled_with.append(defines)
-        compiler.log = (
-            "" if "SCHEDULING_BARRIER" in defines else f"ptxas info : {SERIALIZED} due to it"
-        )
-        return str(defines).encode()
+        log = "" if "SCHEDULING_BARRIER" in defines else f"ptxas info : {SERIALIZED} due to it"
+        return str(defines).encode(), log
 
     monkeypatch.setattr(compiler, "_compile", compile_once)
     code = compiler.compile(KERNELS / "conv2d_backward_weight_halo.cu", 90, {"STRIP_LINES": 2})

@@ -1,0 +1,77 @@
+"""Compilation of kernel sources on several threads.
+
+A network needs 15 to 40 sources, each of which compiles in 0.4 to 1.5 s. NVRTC releases the
+interpreter's lock and compiles several sources at the same time, so binding the stages of a plan
+only requests them: 22 sources took 14.7 s on one core and 7.4 s on two (cifar, bf16, CUDA 12.9).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+Source = tuple[str, tuple[tuple[str, int], ...]]
+"""A file and the macros that it is compiled with."""
+
+Task = tuple["Future[bytes]", Source]
+
+
+class Modules:
+    """The sources that kernels need, each of which is compiled once and loaded when it is used.
+
+    Args:
+        compile: returns the machine code of a file with macros; several threads call it.
+        load: returns the loaded module of machine code.
+        threads: largest number of threads that compile.
+    """
+
+    def __init__(
+        self,
+        compile: Callable[[str, Mapping[str, int]], bytes],
+        load: Callable[[bytes], Any],
+        threads: int,
+    ) -> None:
+        self._compile, self._load, self._num_threads = compile, load, threads
+        self._codes: dict[Source, Future[bytes]] = {}
+        self._modules: dict[Source, Any] = {}
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def request(self, file: str, defines: Mapping[str, int]) -> Source:
+        """Let a thread compile a source, unless it was requested before; return its key."""
+        source = file, tuple(sorted(defines.items()))
+        if source not in self._codes:
+            self._codes[source] = Future()
+            self._tasks.put((self._codes[source], source))
+            if len(self._threads) < self._num_threads:
+                # A daemon, so that the end of the program does not wait for it.
+                thread = threading.Thread(target=self._work, name="dptrain-nvrtc", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return source
+
+    def module(self, source: Source) -> Any:
+        """Return the loaded module of a requested source.
+
+        Raises:
+            CompileError: the source has errors.
+        """
+        if source not in self._modules:
+            self._modules[source] = self._load(self._codes[source].result())
+        return self._modules[source]
+
+    def load_all(self) -> None:
+        """Load every source that was requested so far; errors are those of `module`."""
+        for source in self._codes:
+            self.module(source)
+
+    def _work(self) -> None:
+        while True:
+            future, (file, defines) = self._tasks.get()
+            try:
+                future.set_result(self._compile(file, dict(defines)))
+            except BaseException as error:
+                future.set_exception(error)
