@@ -50,6 +50,7 @@ class DeviceReplica(Replica, ABC):
         y: NDArray[Any] | None,
         *,
         crop_windows: NDArray[np.int64] | None = None,
+        recolourings: NDArray[np.float32] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
         step: int | None = None,
@@ -64,6 +65,8 @@ class DeviceReplica(Replica, ABC):
             y, samples, global_count, step, training, stop: see `Replica.load`.
             crop_windows: int64 (n, 4), parts of cached images: index of the image, first row and
                 first column (outside of the image are zeros), and 1 if it is mirrored.
+            recolourings: float32 (n, 2), factor of the distances from the mean of each channel of a
+                crop window, and the number that is added; None to keep the colours.
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,
                 so that the minibatch of that step remains for inspection.

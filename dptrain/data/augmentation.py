@@ -121,12 +121,27 @@ class Augmentation:
             self._shift(len(x), source, windows, x)
         if not self.recolours:
             return
-        mean = x.mean(axis=(2, 3), keepdims=True)
-        factor = _column(1.0 + self.contrast * (2.0 * draws[4] - 1.0))
-        shift = _column(self.brightness * (2.0 * draws[3] - 1.0))
+        # A sum in double precision is the same in any order, up to rarely one unit in the last
+        # place of the mean.
+        mean = x.mean(axis=(2, 3), keepdims=True, dtype=np.float64).astype(np.float32)
+        factor, added = self.recolourings(draws).T[:, :, None, None, None]
         x -= mean
         x *= factor
-        x += mean + shift
+        x += mean + added
+
+    def recolourings(self, draws: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return how the colours of images change.
+
+        Args:
+            draws: (8, n), from `draw`.
+
+        Returns:
+            float32 (n, 2): factor of the distances from the mean of each channel, and the number
+            that is added to all pixels.
+        """
+        factor = 1.0 + self.contrast * (2.0 * draws[4] - 1.0)
+        added = self.brightness * (2.0 * draws[3] - 1.0)
+        return np.stack([factor, added], axis=1).astype(np.float32)
 
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return random numbers in [0, 1): (8, n), or the first four rows if colours stay.
@@ -189,7 +204,3 @@ def centred_windows(
             for larger, smaller in zip(image_shape[1:], input_shape[1:], strict=True)
         ]
     return windows
-
-
-def _column(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    return values.astype(np.float32)[:, None, None, None]

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.data.augmentation import Augmentation, centred_windows
-from dptrain.data.base import Samples
 from dptrain.data.loader import Batch, BatchSource
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
@@ -28,7 +27,7 @@ class _Piece(NamedTuple):
     Attributes:
         steps: their numbers.
         global_count: samples of a minibatch, all ranks together.
-        samples, targets, windows: (steps, n, …), as in `Batch`.
+        samples, targets, windows, recolourings: (steps, n, …), as in `Batch`.
     """
 
     steps: range
@@ -36,12 +35,7 @@ class _Piece(NamedTuple):
     samples: NDArray[np.int64]
     targets: NDArray[Any]
     windows: NDArray[np.int64]
-
-
-def can_cache_on_device(samples: Samples, augmentation: Augmentation | None) -> bool:
-    """Return True if every batch consists of windows of cached samples, without other changes."""
-    recolours = augmentation is not None and augmentation.recolours
-    return isinstance(samples, CachedSamples) and not recolours
+    recolourings: NDArray[np.float32] | None
 
 
 class CropWindowLoader(BatchSource):
@@ -51,12 +45,12 @@ class CropWindowLoader(BatchSource):
     piece, and a thread computes the next piece while the present one is used.
 
     Args:
-        samples: the training split, for which `can_cache_on_device` is True.
+        samples: the training split.
         sampler: order of the samples, and this rank's part.
         steps: global step numbers of the batches.
         input_shape: (C, H, W) or (F,), the network's input.
         target_shape: () for class labels, else (F,); `Dataset.target_shape`.
-        augmentation: random changes of the images, without changes of brightness or contrast.
+        augmentation: random changes of the images.
     """
 
     def __init__(
@@ -69,7 +63,6 @@ class CropWindowLoader(BatchSource):
         *,
         augmentation: Augmentation | None = None,
     ) -> None:
-        assert can_cache_on_device(samples, augmentation)
         if augmentation is not None:
             augmentation.check(input_shape)
         self._samples, self._sampler, self._steps = samples, sampler, steps
@@ -94,9 +87,13 @@ class CropWindowLoader(BatchSource):
             while pending:
                 epoch, pieces = pending.popleft()
                 pending.extend(islice(futures, 1))
-                for steps, global_count, *arrays in pieces.result():
-                    for step, samples, y, windows in zip(steps, *arrays, strict=True):
-                        yield Batch(step, epoch, None, y, samples, global_count, windows)
+                for piece in pieces.result():
+                    for i, step in enumerate(piece.steps):
+                        colours = None if piece.recolourings is None else piece.recolourings[i]
+                        yield Batch(
+                            step, epoch, None, piece.targets[i], piece.samples[i],
+                            piece.global_count, piece.windows[i], colours,
+                        )  # fmt: skip
 
     def _spans(self) -> Iterator[tuple[int, range]]:
         """Yield epochs, and steps of each whose windows are computed at once.
@@ -126,11 +123,14 @@ class CropWindowLoader(BatchSource):
         targets = np.empty((len(rows), *self._target_shape), dtype)
         self._samples.read_targets(rows, targets)
         shape, augmentation = self._samples.readable_shape, self._augmentation
+        recolourings = None
         if augmentation is None:
             windows = centred_windows(self._input_shape, shape, rows)
         else:
             draws = augmentation.draw(self._sampler.seed, epoch, samples)
             windows = augmentation.crop_windows(self._input_shape, draws, shape, rows)
+            if augmentation.recolours:
+                recolourings = augmentation.recolourings(draws)
         pieces, stop = [], 0
         for part, global_count, mine in shards:
             span = slice(stop, stop + mine.size)
@@ -141,7 +141,8 @@ class CropWindowLoader(BatchSource):
                     global_count,
                     mine,
                     targets[span].reshape(*mine.shape, *self._target_shape),
-                    windows[span].reshape(*mine.shape, *windows.shape[1:]),
+                    windows[span].reshape(*mine.shape, 4),
+                    None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
                 )
             )
         return pieces

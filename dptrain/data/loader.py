@@ -38,6 +38,8 @@ class Batch(NamedTuple):
         global_count: samples of the whole minibatch, all ranks together.
         crop_windows: int64 (n, 4), the part of a cached image that each input is, as
             `Augmentation.crop_windows` returns it; None if `x` contains the inputs.
+        recolourings: float32 (n, 2), how the colours of crop windows change, as
+            `Augmentation.recolourings` returns it; None if they stay.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Batch(NamedTuple):
     samples: NDArray[np.int64]
     global_count: int
     crop_windows: NDArray[np.int64] | None = None
+    recolourings: NDArray[np.float32] | None = None
 
 
 class BatchSource(ABC):

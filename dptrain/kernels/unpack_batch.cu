@@ -8,6 +8,10 @@
 #include "precision.cuh"
 #include "dependent_launch.cuh"
 
+#ifndef RECOLOURS
+#define RECOLOURS 0
+#endif
+
 // Further arguments: targets (target_words,), sample indices (sample_words,) and
 // hyperparameters (4,), each with its staged copy, in 32-bit words.
 //
@@ -69,20 +73,54 @@ struct alignas(16) CropWindow {
     int image, row, column, mirrored;
 };
 
+// A change of colours: the distance of each pixel from the mean of its channel is multiplied, and a
+// number is added.
+struct alignas(8) Recolouring {
+    float factor, added;
+};
+
+// Sum over the block, valid in all threads. The order of additions is fixed.
+__device__ inline double block_sum(double own) {
+    __shared__ double warps[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int half = 16; half > 0; half /= 2) own += __shfl_down_sync(~0u, own, half);
+    __syncthreads();  // The sum of another channel has been read.
+    if (lane == 0) warps[warp] = own;
+    __syncthreads();
+    if (warp == 0) {
+        own = lane < blockDim.x / 32 ? warps[lane] : 0.0;
+        for (int half = 16; half > 0; half /= 2) own += __shfl_down_sync(~0u, own, half);
+        if (lane == 0) warps[0] = own;
+    }
+    __syncthreads();
+    return warps[0];
+}
+
 // Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); pixels
-// outside an image are 0. crop_windows int32 (n, 4). Launched with one block per sample.
+// outside an image are 0. crop_windows int32 (n, 4). With RECOLOURS, the colours of each window are
+// changed as recolourings float32 (n, 2) describes; the mean includes the pixels outside, and every
+// operation is rounded, as on the host (dptrain/data/augmentation.py). Launched with one block per
+// sample.
 extern "C" __global__ void __launch_bounds__(1024)
-    unpack_crop_windows(const float* images, const int* crop_windows, Number* input, int n,
-                        int channels, int height, int width, int rows, int columns,
-                        MESSAGE_PARAMETERS) {
+    unpack_crop_windows(const float* images, const int* crop_windows, const float* recolourings,
+                        Number* input, int n, int channels, int height, int width, int rows,
+                        int columns, MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     __shared__ CropWindow window;
+    __shared__ Recolouring recolouring;
     const int sample = blockIdx.x, size = channels * height * width;
     CropWindow own = {};
-    if (threadIdx.x == 0 && sample < n)
+    Recolouring own_recolouring = {};
+    if (threadIdx.x == 0 && sample < n) {
         own = reinterpret_cast<const CropWindow*>(crop_windows)[sample];
+        if (RECOLOURS)
+            own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
+    }
     COPY_MESSAGE;
-    if (threadIdx.x == 0) window = own;
+    if (threadIdx.x == 0) {
+        window = own;
+        recolouring = own_recolouring;
+    }
     __syncthreads();
     if (!accepted || sample >= n) return;
     const auto pixel = [&](int i) {
@@ -93,6 +131,20 @@ extern "C" __global__ void __launch_bounds__(1024)
         const long long line = ((long long)window.image * channels + channel) * rows + row;
         return inside ? images[line * columns + column] : 0.0f;
     };
+    if (RECOLOURS) {
+        for (int channel = 0; channel < channels; ++channel) {
+            double sum = 0.0;
+            for (int i = channel + threadIdx.x * channels; i < size; i += blockDim.x * channels)
+                sum += pixel(i);
+            const float mean = float(block_sum(sum) / (height * width));
+            const float added = __fadd_rn(mean, recolouring.added);
+            for (int i = channel + threadIdx.x * channels; i < size; i += blockDim.x * channels) {
+                const float distance = __fmul_rn(__fadd_rn(pixel(i), -mean), recolouring.factor);
+                input[sample * size + i] = from_float<Number>(__fadd_rn(distance, added));
+            }
+        }
+        return;
+    }
     constexpr int BATCH = 4;  // Loads of a thread in flight at a time.
     for (int begin = threadIdx.x; begin < size; begin += BATCH * blockDim.x) {
         float values[BATCH];

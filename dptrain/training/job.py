@@ -19,7 +19,6 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
-from dptrain.data.crop_windows import can_cache_on_device
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples
@@ -302,7 +301,7 @@ def _cache_images(
 ) -> NDArray[np.float32] | None:
     """Cache the training images on every rank's device; return them, or None if they do not fit."""
     samples = inputs.dataset.train
-    fits = isinstance(replica, DeviceReplica) and can_cache_on_device(samples, inputs.augmentation)
+    fits = isinstance(replica, DeviceReplica) and isinstance(samples, CachedSamples)
     if fits:
         assert isinstance(samples, CachedSamples)
         free = replica.backend.free_bytes()

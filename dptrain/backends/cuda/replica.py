@@ -27,6 +27,9 @@ HYPERPARAMETERS = 4
 WINDOW = 4
 """Numbers that describe a crop window: image, first row, first column, mirrored."""
 
+RECOLOURING = 2
+"""Numbers that describe how its colours change: factor of distances from the mean, added number."""
+
 ALIGNMENT = 256
 
 UNPACK_THREADS = 1024
@@ -82,7 +85,8 @@ class Message:
         targets = ALIGNMENT
         samples = targets + _aligned(4 * n * target_words)
         batch = samples + _aligned(4 * n * sample_words)
-        nbytes = batch + _aligned(4 * n * max(math.prod(network.input_shape), WINDOW))
+        entries = max(math.prod(network.input_shape), WINDOW + RECOLOURING)
+        nbytes = batch + _aligned(4 * n * entries)
         return cls(target_words, sample_words, targets, samples, batch, nbytes)
 
     @property
@@ -126,12 +130,14 @@ class _Staged(NamedTuple):
         has_targets: True if it has targets.
         always: True if it is unpacked even after a loss that is not finite.
         windows: True if it consists of crop windows of cached images.
+        recolours: True if the colours of the crop windows change.
     """
 
     n: int
     has_targets: bool
     always: bool
     windows: bool
+    recolours: bool
 
 
 def early_update(plan: Plan) -> UpdatablePrefix | None:
@@ -175,12 +181,15 @@ class CudaReplica(DeviceReplica):
         self._input = self._views[plan.resolve(INPUT)]
         self._staging = device.staging_buffer(self._views[STAGED], self._loss_sums)
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
-        self._staged = _Staged(0, False, True, False)
+        self._staged = _Staged(0, False, True, windows=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
         precision = {"PRECISION": PRECISIONS[plan.precision]}
         self._unpack_batch = device.function("unpack_batch.cu", "unpack_batch", **precision)
-        self._unpack_windows = device.function(
-            "unpack_batch.cu", "unpack_crop_windows", **precision
+        self._unpack_windows, self._unpack_recoloured = (
+            device.function(
+                "unpack_batch.cu", "unpack_crop_windows", RECOLOURS=recolours, **precision
+            )
+            for recolours in (0, 1)
         )
         device.load_functions()
 
@@ -223,6 +232,7 @@ class CudaReplica(DeviceReplica):
         y: NDArray[Any] | None,
         *,
         crop_windows: NDArray[np.int64] | None = None,
+        recolourings: NDArray[np.float32] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
         step: int | None = None,
@@ -243,7 +253,12 @@ class CudaReplica(DeviceReplica):
             slot.samples[:n] = self.context.samples
         size = batch.size
         (slot.windows if x is None else slot.batch)[:size] = batch.reshape(-1)
-        self._staged = _Staged(n, y is not None, learning_rate is None, x is None)
+        if recolourings is not None:
+            slot.batch[size : size + recolourings.size] = recolourings.reshape(-1)
+            size += recolourings.size
+        self._staged = _Staged(
+            n, y is not None, learning_rate is None, x is None, recolourings is not None
+        )
         self._staging.submit(self._message.batch + 4 * size)
 
     @property
@@ -254,7 +269,9 @@ class CudaReplica(DeviceReplica):
         message, staged = self._message, self._staged
         words = self._staging.message.view("uint32")
         batch = words[message.batch // 4 :].view("int32" if staged.windows else "float32")
-        unpack = self._unpack_windows if staged.windows else self._unpack_batch
+        unpack = self._unpack_batch
+        if staged.windows:
+            unpack = self._unpack_recoloured if staged.recolours else self._unpack_windows
         size = math.prod(self._input.shape[1:])
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
@@ -275,9 +292,12 @@ class CudaReplica(DeviceReplica):
             return [batch, self._input, np.int32(n), channels, height * width]
         assert self.cached_images is not None, "crop windows were staged before images were cached"
         rows, columns = (np.int32(size) for size in self.cached_images.shape[2:])
+        recolourings = (
+            batch[WINDOW * n :].view("float32") if self._staged.recolours else self.numbers
+        )
         return [
-            self.cached_images, batch, self._input, np.int32(n), channels, height, width, rows,
-            columns,
+            self.cached_images, batch, recolourings, self._input, np.int32(n), channels, height,
+            width, rows, columns,
         ]  # fmt: skip
 
     def _write_hyperparameters(

@@ -63,6 +63,7 @@ class HostSumDeviceEngine(Engine):
             batch.x,
             batch.y,
             crop_windows=batch.crop_windows,
+            recolourings=batch.recolourings,
             samples=batch.samples,
             global_count=batch.global_count,
             step=batch.step,

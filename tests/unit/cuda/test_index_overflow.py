@@ -35,6 +35,7 @@ def test_crop_windows_address_images_beyond_2_31_rows() -> None:
     arrays = [
         np.ones((1, 4, 1, 1), np.float32),  # images
         np.array([[2**30, 0, 0, 0]], np.int32),  # crop_windows
+        np.zeros((1, 2), np.float32),  # recolourings
         np.zeros((1, 1, 1, 4), np.float32),  # input
     ]
     memory = [device.zeros(array.shape, array.dtype) for array in arrays]

@@ -79,27 +79,39 @@ def test_ranks_together_read_the_minibatches_of_every_step(count, batch_size, si
 
 
 @pytest.mark.parametrize("together", [1, 9, 1 << 16])
-@pytest.mark.parametrize(("shape", "crop"), [((3,), 0), ((2, 4, 5), 0), ((2, 4, 5), 1)])
-def test_windows_contain_the_pixels_that_the_other_loader_reads(shape, crop, together, monkeypatch):
+@pytest.mark.parametrize(
+    ("shape", "crop", "contrast"),
+    [((3,), 0, 0), ((2, 4, 5), 0, 0), ((2, 4, 5), 1, 0), ((2, 4, 5), 0, 0.5), ((2, 4, 5), 1, 0.5)],
+)
+def test_windows_contain_the_pixels_that_the_other_loader_reads(
+    shape, crop, contrast, together, monkeypatch
+):
     """Of several epochs, each in one piece or in some."""
     monkeypatch.setattr("dptrain.data.crop_windows.SAMPLES_PER_PIECE", together)
     random = np.random.default_rng(0)
     x = random.standard_normal((9, *shape), dtype=np.float32)
     samples = CachedSamples(x, random.integers(0, 5, 9).astype(np.int32), count=18)
-    change = Augmentation(crop=crop) if crop else None
+    change = Augmentation(crop=crop, contrast=contrast) if crop or contrast else None
     settings = {"input_shape": shape, "augmentation": change, "rank": 1, "size": 2}
     with loader(samples, **settings) as read, loader(samples, windows=True, **settings) as others:
         for one, other in zip(read, others, strict=True):
             assert other.x is None
             np.testing.assert_array_equal(one.y, other.y)
             np.testing.assert_array_equal(one.samples, other.samples)
-            for image, (row, top, left, mirrored) in zip(one.x, other.crop_windows, strict=True):
+            assert (other.recolourings is None) == (contrast == 0.0)
+            for i, (row, top, left, mirrored) in enumerate(other.crop_windows):
                 padded = np.pad(
                     x[row].reshape(shape[0], *(shape[1:] or (1, 1))), ((0, 0), (2, 2), (2, 2))
                 )
                 height, width = shape[1:] or (1, 1)
                 seen = padded[:, 2 + top : 2 + top + height, 2 + left : 2 + left + width]
-                np.testing.assert_array_equal(image, seen.reshape(shape))
+                if contrast:
+                    factor, added = other.recolourings[i]
+                    mean = seen.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
+                    mean = mean.astype(np.float32)
+                    seen = (seen - mean) * factor + (mean + added)
+                    assert added == 0.0
+                np.testing.assert_array_equal(one.x[i], seen.reshape(shape))
                 assert not mirrored
     assert not threads()
 
