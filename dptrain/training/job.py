@@ -51,9 +51,6 @@ from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolv
 
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 
-DEVICE_SHARE = 0.5
-"""Largest share of the free device memory that a cached data set may take."""
-
 
 @dataclass
 class Job:
@@ -160,7 +157,7 @@ def assemble(
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)
         replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
-    images = _cache_images(replica, inputs, world, chosen.share_gpus)
+    images = _cache_images(replica, inputs, world, chosen)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=images is not None)
     spec = run_spec.job
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
@@ -297,7 +294,7 @@ def _engine(
 
 
 def _cache_images(
-    replica: Replica, inputs: _Inputs, world: World, share_gpus: bool
+    replica: Replica, inputs: _Inputs, world: World, chosen: Settings
 ) -> NDArray[np.float32] | None:
     """Cache the training images on every rank's device; return them, or None if they do not fit."""
     samples = inputs.dataset.train
@@ -306,8 +303,9 @@ def _cache_images(
         assert isinstance(samples, CachedSamples)
         free = replica.backend.free_bytes()
         # Ranks that share a GPU may read its free memory at the same moment.
-        users = world.local_size if share_gpus else 1
-        fits = free is not None and samples.x.nbytes * users <= DEVICE_SHARE * free
+        users = world.local_size if chosen.share_gpus else 1
+        share = chosen.device_cache
+        fits = free is not None and 0 < samples.x.nbytes * users <= share * free
     if not all(world.all_gather_json(bool(fits))):
         return None
     assert isinstance(replica, DeviceReplica)

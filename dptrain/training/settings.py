@@ -142,6 +142,11 @@ class Settings:
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
         otherwise="2; 0 if the data is in memory and every core computes", at_least=0,
     )  # fmt: skip
+    device_cache: float = _setting(
+        "data", 0.5, "Largest share of a GPU's free memory that the training data may take; if it "
+        "needs more, each minibatch is copied from host memory. 0 always copies.", at_least=0,
+        at_most=1,
+    )  # fmt: skip
 
     batch_size: int = _setting(
         "optimisation", 32, "Samples of a global minibatch, which all ranks share.", at_least=1

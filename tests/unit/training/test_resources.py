@@ -70,11 +70,15 @@ def test_a_bucket_suits_those_who_carry_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spare", "local_size", "shared", "cached"),
-    [(0, 1, False, True), (-1, 1, False, False), (0, 2, False, True), (0, 2, True, False)],
-)
-def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
-    spare: int, local_size: int, shared: bool, cached: bool
+    ("spare", "local_size", "changes", "cached"),
+    [
+        (0, 1, {}, True), (-1, 1, {}, False), (0, 2, {}, True), (0, 2, {"share_gpus": True}, False),
+        (-1, 1, {"device_cache": 0.6}, True), (0, 1, {"device_cache": 0.4}, False),
+        (1 << 40, 1, {"device_cache": 0.0}, False),
+    ],
+)  # fmt: skip
+def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
+    spare: int, local_size: int, changes: dict[str, Any], cached: bool
 ) -> None:
     samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     backend = SimpleNamespace(free_bytes=lambda: 2 * (samples.x.nbytes + spare))
@@ -82,7 +86,7 @@ def test_images_are_cached_on_the_device_up_to_half_of_its_free_memory(
     world = World.single()
     world.local_size = local_size
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    images = _cache_images(replica, inputs, world, shared)
+    images = _cache_images(replica, inputs, world, Settings(**changes))
     assert replica.cache_images.called == cached
     assert images is (samples.x if cached else None)
 
