@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import Listener, Replica
+from dptrain.backends.replica import CropWindowReplica, Listener
 
 SumsFuture = Callable[[float], list[float]]
 """Waits at most so many seconds for a step (`TimeoutError`) and returns its loss sums."""
 
 
-class DeviceReplica(Replica, ABC):
+class DeviceReplica(CropWindowReplica, ABC):
     """A replica whose calls enqueue work on a device.
 
     A minibatch, its targets and the hyperparameters of a step reach the device in one message. The
@@ -28,18 +28,6 @@ class DeviceReplica(Replica, ABC):
     """
 
     max_steps_in_flight: int
-
-    @abstractmethod
-    def cache_images(self, images: NDArray[np.float32]) -> None:
-        """Copy a data set to the device, so that `stage_batch` needs crop windows only.
-
-        Args:
-            images: float32 (M, C, H', W'), or (M, F).
-        """
-
-    @abstractmethod
-    def share_cached_images(self, other: Replica) -> None:
-        """Use the images that `other`, a replica on the same device, has cached."""
 
     # A step: stage_batch, unpack_staged_batch, run, enqueue_sums_copy, enqueue_update, sums_future.
 
@@ -63,10 +51,8 @@ class DeviceReplica(Replica, ABC):
         Args:
             x: (n, C, H, W) or (n, F); None with `crop_windows`.
             y, samples, global_count, step, training, stop: see `Replica.load`.
-            crop_windows: int64 (n, 4), parts of cached images: index of the image, first row and
-                first column (outside of the image are zeros), and 1 if it is mirrored.
-            recolourings: float32 (n, 2), factor of the distances from the mean of each channel of a
-                crop window, and the number that is added; None to keep the colours.
+            crop_windows, recolourings: (n, 4) and (n, 2), parts of cached images; None for the
+                second keeps the colours.
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,
                 so that the minibatch of that step remains for inspection.

@@ -5,6 +5,7 @@ A replica owns the memory of a plan and the stages that a backend has bound to i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -218,9 +219,11 @@ class Replica:
 
     def load(
         self,
-        x: NDArray[Any],
+        x: NDArray[Any] | None,
         y: NDArray[Any] | None,
         *,
+        crop_windows: NDArray[np.int64] | None = None,
+        recolourings: NDArray[np.float32] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
         step: int | None = None,
@@ -230,7 +233,8 @@ class Replica:
         """Copy a minibatch in, and set the context of the next step.
 
         Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size.
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size; None with `crop_windows`.
+            crop_windows, recolourings: parts of cached images, see `CropWindowReplica`.
             y: targets: class indices (n,), or values (n, F); None if the loss is not computed.
             samples: int64 (n,), identity of each sample, which selects its dropout mask;
                 0 … n − 1 by default.
@@ -244,13 +248,18 @@ class Replica:
         Raises:
             UserError: wrong shapes, or more samples than the plan's batch size.
         """
-        n = len(x)
+        batch = crop_windows if x is None else x
+        assert batch is not None
+        n = len(batch)
         y = self._set_context(n, x, y, samples, global_count, step, training, stop)
         if training:
             self._loss_sums[STOP] = stop
         if y is not None:
             self._target[:n] = y
-        self._load_input(x)
+        if x is None:
+            self._load_crop_windows(batch, recolourings)
+        else:
+            self._load_input(x)
 
     def _set_context(
         self,
@@ -301,6 +310,12 @@ class Replica:
                 f"minibatch of {global_count}"
             )
         bounds[:] = offsets
+
+    def _load_crop_windows(
+        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
+    ) -> None:
+        """Copy parts of cached images in, see `CropWindowReplica`."""
+        raise NotImplementedError
 
     def _load_input(self, x: NDArray[Any]) -> None:
         target, n = self._input_view, len(x)
@@ -558,3 +573,24 @@ def segments(plan: Plan, elements: slice) -> Sequence[tuple[int, int, float]]:
         else:
             runs.append((start, stop, slot.parameter.weight_decay))
     return runs
+
+
+class CropWindowReplica(Replica, ABC):
+    """A replica that keeps the images of a data set, and loads parts of them as minibatches.
+
+    A part is described by a crop window, int64 (4,): index of the image, first row and first column
+    (outside of the image are zeros), and 1 if it is mirrored; and by a recolouring, float32 (2,):
+    factor of the distances from the mean of each channel, and the number that is added afterwards.
+    """
+
+    @abstractmethod
+    def cache_images(self, images: NDArray[np.float32]) -> None:
+        """Keep a data set, so that minibatches need crop windows only.
+
+        Args:
+            images: float32 (M, C, H', W'), or (M, F).
+        """
+
+    @abstractmethod
+    def share_cached_images(self, other: Replica) -> None:
+        """Use the images that `other`, a replica on the same device, has cached."""

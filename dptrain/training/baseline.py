@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.replica import CropWindowReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
@@ -89,7 +89,7 @@ def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
         # those of the job too.
         engine.time_stages(None)
     if job.cached_images is not None:
-        assert isinstance(replica, DeviceReplica)
+        assert isinstance(replica, CropWindowReplica)
         replica.share_cached_images(job.replica)
     steps = warm_up + job.spec.baseline_steps
     with open_loader(

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from dptrain import __version__
 from dptrain.backends.base import Backend
-from dptrain.backends.device_replica import DeviceReplica
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
@@ -61,7 +60,7 @@ class Job:
         spec: the resolved settings.
         run_spec: the whole specification, with data, preprocessing and ranks.
         buckets: parts of the gradient that are summed one after the other.
-        cached_images: training images that the device caches, float32 (M, C, H, W); None if
+        cached_images: training images that the replica keeps, float32 (M, C, H, W); None if
             minibatches are copied to it.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
@@ -296,19 +295,23 @@ def _engine(
 def _cache_images(
     replica: Replica, inputs: _Inputs, world: World, chosen: Settings
 ) -> NDArray[np.float32] | None:
-    """Cache the training images on every rank's device; return them, or None if they do not fit."""
+    """Let every rank's replica keep the training images; return them.
+
+    Returns:
+        None if the images are not in memory, a GPU has too little, or the backend cannot.
+    """
     samples = inputs.dataset.train
-    fits = isinstance(replica, DeviceReplica) and isinstance(samples, CachedSamples)
-    if fits:
+    fits = isinstance(replica, CropWindowReplica) and isinstance(samples, CachedSamples)
+    free = replica.backend.free_bytes()
+    if fits and free is not None:
         assert isinstance(samples, CachedSamples)
-        free = replica.backend.free_bytes()
         # Ranks that share a GPU may read its free memory at the same moment.
         users = world.local_size if chosen.share_gpus else 1
         share = chosen.device_cache
-        fits = free is not None and 0 < samples.x.nbytes * users <= share * free
+        fits = 0 < samples.x.nbytes * users <= share * free
     if not all(world.all_gather_json(bool(fits))):
         return None
-    assert isinstance(replica, DeviceReplica)
+    assert isinstance(replica, CropWindowReplica)
     assert isinstance(samples, CachedSamples)
     replica.cache_images(samples.x)
     return samples.x

@@ -210,9 +210,11 @@ class CudaReplica(DeviceReplica):
 
     def load(
         self,
-        x: NDArray[Any],
+        x: NDArray[Any] | None,
         y: NDArray[Any] | None,
         *,
+        crop_windows: NDArray[np.int64] | None = None,
+        recolourings: NDArray[np.float32] | None = None,
         samples: NDArray[np.int64] | None = None,
         global_count: int | None = None,
         step: int | None = None,
@@ -220,8 +222,8 @@ class CudaReplica(DeviceReplica):
         stop: bool = False,
     ) -> None:
         self.stage_batch(
-            x, y, samples=samples, global_count=global_count, step=step, training=training,
-            stop=stop,
+            x, y, crop_windows=crop_windows, recolourings=recolourings, samples=samples,
+            global_count=global_count, step=step, training=training, stop=stop,
         )  # fmt: skip
         self.unpack_staged_batch()
         self.sums_future()

@@ -11,13 +11,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.numba import elementwise, losses, operations, updates, weighted
+from dptrain.backends.memory import aligned_zeros
+from dptrain.backends.numba import (
+    crop_windows,
+    elementwise,
+    losses,
+    operations,
+    updates,
+    weighted,
+)
 from dptrain.backends.numba.clock import has_native_clock
 from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
 from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch, ThreadPool
-from dptrain.backends.replica import Arrays, Context, Kernel, Listener, Replica, segments
+from dptrain.backends.replica import (
+    Arrays,
+    Context,
+    CropWindowReplica,
+    Kernel,
+    Listener,
+    Replica,
+    segments,
+)
 from dptrain.network.layers import (
     AveragePool2d,
     Conv2d,
@@ -199,8 +215,8 @@ def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> La
     return launch
 
 
-class NumbaReplica(Replica):
-    """A replica with a thread pool and a transposing kernel for input images."""
+class NumbaReplica(CropWindowReplica):
+    """A replica with a thread pool, and with kernels that load images."""
 
     def __init__(
         self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None
@@ -216,6 +232,17 @@ class NumbaReplica(Replica):
             varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
         )  # fmt: skip
         self._input_bands = elementwise.num_bands(height * width)
+        self._images = np.zeros((0, channels, height, width), np.float32)
+        threads = plan.setting.threads
+        self._crop = self.thread_pool.bind(
+            crop_windows.load_crop_windows,
+            target,
+            aligned_zeros(threads * target[0].size, "float32").reshape(
+                threads, channels, height * width
+            ),
+            varying=(self._images, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0),
+            grain=grain_of(channels * height * width),
+        )
         self._programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
         self._bound_stages = self.stages
         tail = plan.groups[-1].tail
@@ -283,6 +310,20 @@ class NumbaReplica(Replica):
         """Return whether the kernel that loads samples can read an array: it has one signature."""
         flags = x.flags
         return bool(x.dtype == self._input_view.dtype and flags.c_contiguous and flags.aligned)
+
+    def cache_images(self, images: NDArray[np.float32]) -> None:
+        self._images = images if images.ndim == 4 else images.reshape(*images.shape, 1, 1)
+
+    def share_cached_images(self, other: Replica) -> None:
+        assert isinstance(other, NumbaReplica)
+        self._images = other._images
+
+    def _load_crop_windows(
+        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
+    ) -> None:
+        recolours = recolourings is not None
+        colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
+        self._crop(len(windows), self._images, windows, colours, recolours)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         if self._reads_natively(x):

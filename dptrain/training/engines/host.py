@@ -55,10 +55,11 @@ class HostEngine(Engine):
         recorder.timed = self._is_timed(batch)
         recorder.clear(self._update_index)
         self._update_number = replica.updates + 1
-        assert batch.x is not None
         replica.load(
             batch.x,
             batch.y,
+            crop_windows=batch.crop_windows,
+            recolourings=batch.recolourings,
             samples=batch.samples,
             global_count=batch.global_count,
             step=batch.step,

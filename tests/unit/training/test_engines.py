@@ -13,7 +13,7 @@ import dptrain
 from dptrain.backends import BACKENDS, load_backend
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.null.backend import NULL_LOSS
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.base import GradientSum, UpdateSlice
 from dptrain.comm.deadline import RankTimeoutError
@@ -159,14 +159,17 @@ def public_names(kind: type) -> set[str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_replicas_of_all_backends_offer_the_same_names(backend: str) -> None:
-    """Replicas on a device also have what `DeviceEngine` needs."""
+    """Replicas that keep images also have what `_cache_images` needs, and those on a device what
+    `DeviceEngine` needs.
+    """
     if backend == "cudnn":
         from dptrain.backends.cudnn.replica import CudnnReplica
 
         kind: type[Replica] = CudnnReplica
     else:
         kind = type(make(backend=backend))
-    common = DeviceReplica if issubclass(kind, DeviceReplica) else Replica
+    kinds = (DeviceReplica, CropWindowReplica, Replica)
+    common = next(each for each in kinds if issubclass(kind, each))
     assert public_names(kind) == public_names(common)
     assert public_names(DeviceReplica) > public_names(Replica)
     own = {name for name in public_names(Replica) if name in vars(Replica)}

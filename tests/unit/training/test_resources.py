@@ -12,6 +12,7 @@ import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.world import World
 from dptrain.data.stored import CachedSamples
 from dptrain.errors import UserError
@@ -89,6 +90,17 @@ def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
     images = _cache_images(replica, inputs, world, Settings(**changes))
     assert replica.cache_images.called == cached
     assert images is (samples.x if cached else None)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(CropWindowReplica, True), (Replica, False)])
+def test_images_in_host_memory_are_kept_if_the_replica_can_load_parts_of_them(
+    kind: type[Replica], kept: bool
+) -> None:
+    samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
+    replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: None))
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
+    images = _cache_images(replica, inputs, World.single(), Settings())
+    assert images is (samples.x if kept else None)
 
 
 def test_a_slow_block_prints_a_notice(

@@ -1,0 +1,92 @@
+"""Minibatches that the numba backend cuts from images in memory, bit for bit as the host does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.api import make_replica
+from dptrain.backends.replica import CropWindowReplica
+from dptrain.data.augmentation import Augmentation, centred_windows
+from dptrain.data.stored import CachedSamples
+from dptrain.network import Conv2d, Flatten, MeanSquaredError, Network
+from dptrain.plan.plan import INPUT
+
+CHANGES = [
+    Augmentation(crop=4, flip=True),
+    Augmentation(crop=4, brightness=0.3),
+    Augmentation(crop=2, flip=True, brightness=0.2, contrast=0.7),
+]
+
+
+def network_for(shape: tuple[int, ...]) -> Network:
+    layers: list[Any] = [Conv2d(1, 1)] if len(shape) == 3 else []
+    return Network(shape, [*layers, Flatten()], MeanSquaredError())
+
+
+def loaded(
+    replica: CropWindowReplica, windows: NDArray[np.int64], recolourings: Any = None
+) -> NDArray[Any]:
+    """Load windows and return the input, (N, C, H, W)."""
+    replica.load(None, None, crop_windows=windows, recolourings=recolourings)
+    return replica._views[replica.plan.resolve(INPUT)][: len(windows)].transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("change", CHANGES, ids=["moved", "brightness", "all"])
+@pytest.mark.parametrize("canvas", [(3, 9, 11), (3, 17, 20), (1, 9, 11), (2, 9, 11), (20, 9, 33)])
+def test_windows_are_what_augmentation_computes(
+    canvas: tuple[int, int, int], change: Augmentation, threads: int
+) -> None:
+    random = np.random.default_rng(0)
+    pictures = random.standard_normal((5, *canvas), dtype=np.float32)
+    shape, rows = (canvas[0], 9, min(canvas[2], 19)), random.integers(0, 5, 16)
+    draws = change.draw(1, 2, np.arange(16))
+    expected = np.empty((16, *shape), np.float32)
+    change.change(expected, draws, pictures, rows)
+    replica = make_replica(network_for(shape), batch_size=16, threads=threads)
+    assert isinstance(replica, CropWindowReplica)
+    replica.cache_images(pictures)
+    windows = change.crop_windows(shape, draws, canvas, rows)
+    colours = change.recolourings(draws) if change.recolours else None
+    found = loaded(replica, windows, colours)
+    if change.recolours:
+        # Sums of doubles have another order, so a mean may be rounded differently.
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2**-21)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 8, 8), (7,), (5, 1, 1)])
+def test_centred_windows_are_the_samples(shape: tuple[int, ...]) -> None:
+    pictures = np.random.default_rng(0).standard_normal((5, *shape), dtype=np.float32)
+    rows = np.array([4, 0, 0, 3])
+    expected = np.empty((4, *shape), np.float32)
+    CachedSamples(pictures, np.zeros(5, np.float32)).read(rows, expected, np.zeros(4, np.float32))
+    replica = make_replica(network_for(shape), batch_size=4)
+    assert isinstance(replica, CropWindowReplica)
+    replica.cache_images(pictures)
+    other = make_replica(network_for(shape), batch_size=4)
+    assert isinstance(other, CropWindowReplica)
+    other.share_cached_images(replica)
+    for each in (replica, other):
+        found = loaded(each, centred_windows(shape, shape, rows))
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+def test_changes_of_colours_are_rounded_as_in_numpy() -> None:
+    """Sums are exact, so the bits are equal; a fused multiply-add would change some."""
+    pictures = np.random.default_rng(0).integers(-128, 129, (4, 3, 8, 8)).astype(np.float32) / 128
+    change, rows = Augmentation(brightness=0.2, contrast=0.7), np.arange(4)
+    draws = change.draw(1, 2, rows)
+    expected = pictures.copy()
+    change.change(expected, draws, pictures, rows)
+    replica = make_replica(network_for((3, 8, 8)), batch_size=4)
+    assert isinstance(replica, CropWindowReplica)
+    replica.cache_images(pictures)
+    windows = centred_windows((3, 8, 8), (3, 8, 8), rows)
+    found = loaded(replica, windows, change.recolourings(draws))
+    np.testing.assert_array_equal(found, expected)
