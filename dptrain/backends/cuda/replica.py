@@ -183,14 +183,16 @@ class CudaReplica(DeviceReplica):
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
         self._staged = _Staged(0, False, True, windows=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
-        precision = {"PRECISION": PRECISIONS[plan.precision]}
-        self._unpack_batch = device.function("unpack_batch.cu", "unpack_batch", **precision)
-        self._unpack_windows, self._unpack_recoloured = (
+        self._unpack_batch, self._unpack_windows, self._unpack_recoloured = (
             device.function(
-                "unpack_batch.cu", "unpack_crop_windows", RECOLOURS=recolours, **precision
+                "unpack_batch.cu", name, PRECISION=PRECISIONS[plan.precision], RECOLOURS=recolours
             )
-            for recolours in (0, 1)
-        )
+            for name, recolours in (
+                ("unpack_batch", 0), ("unpack_crop_windows", 0), ("unpack_crop_windows", 1),
+            )
+        )  # fmt: skip
+        if plan.training and self._early is None:
+            self.update_kernel()  # Compiled together with the others.
         device.load_functions()
 
     @property
