@@ -166,7 +166,9 @@ class Convolution(Operation):
         )
         reduce = self.thread_pool.bind(
             sum_partials, sums, *addition_steps(merges), a["dweight_slots"], a["dbias_slots"],
-            a["dweight"].size, a["gradient_slots"].shape[1], grain=grain_of(rows),
+            a["dweight"].size, a["gradient_slots"].shape[1],
+            # Rows come from the caches of other cores, so their elements count twice.
+            grain=grain_of(2 * rows),
         )  # fmt: skip
 
         accumulate.set(rows * units)
