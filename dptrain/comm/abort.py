@@ -33,8 +33,9 @@ from dptrain.comm.world import AgreedError, World, start_mpi
 from dptrain.errors import UserError
 from dptrain.memory import memory_user_error
 
-_JOIN_S = 10.0
-"""Time in which the other ranks have to start MPI, so that they receive this rank's error."""
+_JOIN_S = 30.0
+"""Time in which the other ranks have to start MPI, so that they receive this rank's error. On 2
+cores with a load of 20, Open MPI took longer than 5 s."""
 
 _ABORT_S = 5.0
 """Time in which MPI_Abort has to end this rank."""
