@@ -56,7 +56,7 @@ _PANEL = 32
 """Columns of a packed panel; a multiple of two vectors of any processor."""
 _GATHERED = 144
 """Features of x that `dense_backward_weight` packs at a time."""
-_NARROW = 64
+_FEW_OUTPUTS = 64
 """Number of outputs below which the backward kernels have another form: 100 inputs and 10 outputs
 take 5 instead of 12 µs for the input gradient of 256 samples, and 5 instead of 10 for that of w."""
 _DIRECT = 1 << 20
@@ -98,11 +98,11 @@ def dense_kernels(
     if forward.features < outputs:
         packed += forward.features * forward.steps
     turned, gathered = backward.samples * (outputs + 48), samples * (outputs + _GATHERED)
-    narrow = outputs * _GATHERED if outputs < _NARROW else 0
+    for_few = outputs * _GATHERED if outputs < _FEW_OUTPUTS else 0
     return {
         Phase.FORWARD: DenseKernel(dense_forward, packed, forward),
-        Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, max(gathered, narrow)),
-        Phase.BACKWARD_INPUT: DenseKernel(dense_backward_input, max(turned, narrow), backward),
+        Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, max(gathered, for_few)),
+        Phase.BACKWARD_INPUT: DenseKernel(dense_backward_input, max(turned, for_few), backward),
     }
 
 
@@ -227,8 +227,10 @@ def dense_backward_input(  # type: ignore[no-untyped-def]
         count = min(blocks.samples, samples - first)
         i_first = item % across * blocks.features
         i_last = min(i_first + blocks.features, inputs)
-        if w.shape[1] <= min(count, _NARROW - 1):
-            _narrow_input_gradient(dy, w, dx, scratch[thread], first, count, i_first, i_last)
+        if w.shape[1] <= min(count, _FEW_OUTPUTS - 1):
+            _input_gradient_of_few_outputs(
+                dy, w, dx, scratch[thread], first, count, i_first, i_last
+            )
         else:
             _backward_input_block(
                 dy, w, dx, blocks.steps, scratch[thread], first, count, i_first, i_last
@@ -236,7 +238,7 @@ def dense_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _narrow_input_gradient(dy, w, dx, turned, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+def _input_gradient_of_few_outputs(dy, w, dx, turned, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
     """Compute a block of `dense_backward_input` from the transpose of w: it is smaller than dx."""
     inputs, outputs = w.shape
     w_flat, dy_flat, dx_flat = w.reshape(-1), dy.reshape(-1), dx.reshape(-1)
@@ -300,7 +302,7 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _narrow_weight_gradient(x, dy, dw, turned, start, stop, samples):  # type: ignore[no-untyped-def]
+def _weight_gradient_of_few_outputs(x, dy, dw, turned, start, stop, samples):  # type: ignore[no-untyped-def]
     """Compute rows of dw as the transpose of dyᵀ·x, for which no operand is packed."""
     inputs, outputs = dw.shape
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
@@ -331,8 +333,8 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
     if samples == 0:
         dw[start:stop] = 0
     mine = scratch[thread]
-    if outputs < _NARROW and outputs % _PANEL and 0 < samples * inputs <= _DIRECT:
-        _narrow_weight_gradient(x, dy, dw, mine, start, stop, samples)
+    if outputs < _FEW_OUTPUTS and outputs % _PANEL and 0 < samples * inputs <= _DIRECT:
+        _weight_gradient_of_few_outputs(x, dy, dw, mine, start, stop, samples)
         return
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
     # dy is read once for every 48 inputs: directly for small layers, else from packed panels.
