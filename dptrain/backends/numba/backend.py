@@ -232,17 +232,6 @@ class NumbaReplica(CropWindowReplica):
             varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
         )  # fmt: skip
         self._input_bands = elementwise.num_bands(height * width)
-        self._images = np.zeros((0, channels, height, width), np.float32)
-        threads = plan.setting.threads
-        self._crop = self.thread_pool.bind(
-            crop_windows.load_crop_windows,
-            target,
-            aligned_zeros(threads * target[0].size, "float32").reshape(
-                threads, channels, height * width
-            ),
-            varying=(self._images, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0),
-            grain=grain_of(channels * height * width),
-        )
         self._programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
         self._bound_stages = self.stages
         tail = plan.groups[-1].tail
@@ -312,11 +301,23 @@ class NumbaReplica(CropWindowReplica):
         return bool(x.dtype == self._input_view.dtype and flags.c_contiguous and flags.aligned)
 
     def cache_images(self, images: NDArray[np.float32]) -> None:
-        self._images = images if images.ndim == 4 else images.reshape(*images.shape, 1, 1)
+        self._keep(images if images.ndim == 4 else images.reshape(*images.shape, 1, 1))
 
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, NumbaReplica)
-        self._images = other._images
+        self._keep(other._images)
+
+    def _keep(self, images: NDArray[np.float32]) -> None:
+        """Keep images, and bind the kernel that loads parts of them, which needs memory."""
+        self._images, target = images, self._views[self.plan.resolve(INPUT)]
+        channels = target.shape[3]
+        threads = self.plan.setting.threads
+        planes = aligned_zeros(threads * target[0].size, "float32")
+        self._crop = self.thread_pool.bind(
+            crop_windows.load_crop_windows, target, planes.reshape(threads, channels, -1),
+            varying=(images, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0),
+            grain=grain_of(target[0].size),
+        )  # fmt: skip
 
     def _load_crop_windows(
         self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
