@@ -200,7 +200,7 @@ def layer_table(rows: Iterable[LayerRow]) -> Table:
     rows = list(rows)
     programs = list(dict.fromkeys(name for row in rows for name in row.us))
     text = [
-        (r.network, str(r.batch_size), r.precision, f"{r.layers} {r.direction}",
+        (r.network, str(r.batch_size), r.precision, f"{r.layers} {r.direction}", r.study_name,
          *(f"{r.us[name]:.2f}" if name in r.us else "–" for name in programs),
          "" if r.ratio is None else f"{r.ratio:.2f}",
          "" if r.ratio is None else
@@ -208,7 +208,7 @@ def layer_table(rows: Iterable[LayerRow]) -> Table:
         for r in rows
     ]  # fmt: skip
     times = (f"{program} µs" for program in programs)
-    columns = ("network", "batch", "precision", "layer", *times, "cuda / cuDNN", "")
+    columns = ("network", "batch", "precision", "layer", "study A", *times, "cuda / cuDNN", "")
     return Table("Layer by layer", columns, tuple(text))
 
 

@@ -6,6 +6,7 @@ mostly the case in a step as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -127,6 +128,15 @@ class LayerRow:
     direction: str
     us: dict[str, float]
     operations: dict[str, list[str]]
+
+    @property
+    def study_name(self) -> str:
+        """Name in table 5.1 of study A, such as ``convolution 0 forward``; else empty."""
+        found = re.fullmatch(r"(conv|pool)(\d+)", self.layers)
+        if found is None:
+            return ""
+        kind = {"conv": "convolution", "pool": "pooling"}[found[1]]
+        return f"{kind} {int(found[2]) - 1} {self.direction}"
 
     @property
     def shared(self) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.emulator.fake_cudnn_functions import to_bfloat16
+
 ALIGNMENT = 16
 """Required alignment of addresses, in bytes."""
 
@@ -257,12 +259,6 @@ class Graph:
         assert memory.shape == values.shape
         numbers = values.astype(np.float32)
         memory[...] = numbers if memory.dtype == np.float32 else to_bfloat16(numbers)
-
-
-def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _taps(operation: Operation, x_shape: Sequence[int], w_shape: Sequence[int]) -> Any:

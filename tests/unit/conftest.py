@@ -6,6 +6,7 @@ import pytest
 
 from tests.emulator.emulator import Emulator
 from tests.emulator.fake_cudnn import Module
+from tests.emulator.fake_cudnn_functions import Functions
 
 EMULATOR = Emulator()
 
@@ -16,4 +17,5 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda local_rank: EMULATOR)
     library = "dptrain.backends.cudnn.library"
     monkeypatch.setattr(f"{library}.load_library", lambda: "libcudnn.so.9")
+    monkeypatch.setattr(f"{library}.open_functions", lambda path: Functions())
     monkeypatch.setattr(f"{library}.import_frontend", lambda: Module())

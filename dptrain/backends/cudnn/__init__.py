@@ -1,4 +1,4 @@
-"""The cudnn backend: NVIDIA's cuDNN computes convolutions, the cuda backend everything else."""
+"""The cudnn backend: NVIDIA's cuDNN, and kernels of the cuda backend for what it lacks."""
 
 from dptrain.backends.cudnn.backend import CudnnBackend
 

@@ -1,4 +1,4 @@
-"""The cudnn backend: the cuda backend with other convolutions."""
+"""The cudnn backend: the cuda backend with cuDNN's convolutions, poolings and activations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from functools import cached_property
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.operation import Operation
+from dptrain.backends.cudnn.activation import MODES, CudnnActivation
 from dptrain.backends.cudnn.convolution import CudnnConvolution
 from dptrain.backends.cudnn.library import Library
+from dptrain.backends.cudnn.pooling import CudnnPooling, pools
+from dptrain.backends.cudnn.primitives import DATA_TYPES, find_dtypes
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
@@ -38,7 +41,12 @@ def supports(node: Node) -> bool:
 
 
 class CudnnBackend(CudaBackend):
-    """Training on an NVIDIA GPU with cuDNN for convolutions with symmetric padding."""
+    """Training on an NVIDIA GPU with cuDNN for what it computes.
+
+    These are convolutions and small poolings with symmetric padding, and activations. Fully
+    connected layers, sums, dropout, local response normalization, losses and updates are kernels of
+    the cuda backend.
+    """
 
     name = "cudnn"
 
@@ -49,11 +57,25 @@ class CudnnBackend(CudaBackend):
 
     def choose_device(self, local_rank: int) -> str:
         identity = super().choose_device(local_rank)
-        self.library  # noqa: B018 - report a missing library before memory is allocated
+        # Reports a missing library before memory is allocated.
+        self.library.primitives.dtypes = find_dtypes(self.library.primitives, self.device)
         return identity
 
+    def fuses(self, nodes: tuple[Node, ...]) -> bool:
+        """Return whether a group is computed as one; cuDNN computes poolings separately."""
+        return not any(pools(node) for node in nodes[2:]) and super().fuses(nodes)
+
     def operation(self, group: Group, setting: Setting) -> type[Operation]:
-        return CudnnConvolution if supports(group.head) else super().operation(group, setting)
+        if supports(group.head):
+            return CudnnConvolution
+        # Plans can be made without the library.
+        loaded: Library | None = self.__dict__.get("library")
+        if setting.activations in (DATA_TYPES if loaded is None else loaded.primitives.dtypes):
+            if pools(group.head):
+                return CudnnPooling
+            if type(group.head.layer) in MODES:
+                return CudnnActivation
+        return super().operation(group, setting)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Return the layout of a parameter: (K, R, S, C) for convolutions by cuDNN."""

@@ -13,6 +13,7 @@ from dptrain.backends.cuda.gemm_tiles import SplitK, ceil_div, split_terms
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch, launch_reduction
 from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
+from dptrain.backends.cudnn.activation import relu_backward
 from dptrain.backends.cudnn.engines import Plan
 from dptrain.backends.cudnn.graphs import (
     BACKWARD_INPUT,
@@ -40,9 +41,9 @@ BF16_PARAMETERS = {"bf16_weight": "weight", "bf16_bias": "bias"}
 class CudnnConvolution(Operation):
     """Conv2d by cuDNN, optionally with ReLU, optionally with ReLU and an epilogue.
 
-    Epilogues (`cuda.epilogues`) and the backward pass of ReLU are kernels of the cuda backend. With
-    bf16 activations, cuDNN also requires bfloat16 weights and returns bfloat16 weight gradients;
-    kernels convert them from and to float32.
+    Epilogues (`cuda.epilogues`) are kernels of the cuda backend. With bf16 activations, cuDNN also
+    requires bfloat16 weights and returns bfloat16 weight gradients; kernels convert them from and
+    to float32.
     """
 
     replica: CudnnReplica
@@ -83,7 +84,7 @@ class CudnnConvolution(Operation):
         if epilogue := epilogue_of(self.group):
             kernels[Phase.BACKWARD] = epilogue(self).backward()
         elif ReLU in self.group.kinds:
-            kernels[Phase.BACKWARD] = self.relu_backward(1.0)
+            kernels[Phase.BACKWARD] = self._relu_backward()
         kernels[Phase.BACKWARD_WEIGHT] = self._backward_weight()
         if "dx" in a:
             arrays = self._dz, a.get("bf16_weight", a["weight"]), a["dx"]
@@ -111,6 +112,11 @@ class CudnnConvolution(Operation):
         if epilogue:
             kernels.append(epilogue(self).forward())
         return _sequence(*kernels)
+
+    def _relu_backward(self) -> Kernel:
+        if self.replica.plan.setting.activations in self.replica.engines.library.primitives.dtypes:
+            return relu_backward(self.replica, self.arrays["dy"], self.arrays["y"])
+        return self.relu_backward(1.0)
 
     def _backward_weight(self) -> Kernel:
         a, clear = self.arrays, self._clear()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dptrain.backends.cudnn.primitives import Primitives
 from dptrain.errors import UserError
 
 LIBRARY = "libcudnn.so.9"
@@ -25,6 +26,7 @@ class Library:
         module: ``cudnn``, NVIDIA's Python frontend.
         version: such as ``9.19.0``.
         path: file or name of the shared library.
+        primitives: functions without graphs.
 
     Raises:
         UserError: the library or the module is missing.
@@ -36,6 +38,7 @@ class Library:
         self.version = format_version(int(self.module.backend_version()))
         # Never destroyed: that would synchronize with the GPU, possibly during a graph capture.
         self.handle = self.module.create_handle()
+        self.primitives = Primitives(open_functions(self.path))
 
 
 def format_version(version: int) -> str:
@@ -59,6 +62,11 @@ def load_library() -> str:
             continue
         return name
     raise UserError(f"backend cudnn needs cuDNN 9, but {LIBRARY} was not found; {INSTALL}")
+
+
+def open_functions(path: str) -> Any:
+    """Return the C functions of the library that `load_library` has loaded."""
+    return ctypes.CDLL(path)
 
 
 def _candidates() -> Iterator[str]:

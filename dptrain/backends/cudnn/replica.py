@@ -7,11 +7,12 @@ from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.cudnn.engines import Engines
 from dptrain.backends.cudnn.library import Library
+from dptrain.backends.cudnn.primitives import PrimitiveCalls
 from dptrain.plan.plan import Plan
 
 
 class CudnnReplica(CudaReplica):
-    """A replica whose convolutions are computed by cuDNN.
+    """A replica whose convolutions, poolings, activations and softmax are computed by cuDNN.
 
     Attributes:
         engines: of the convolutions, with their shared workspace. Its size is unknown before the
@@ -27,3 +28,8 @@ class CudnnReplica(CudaReplica):
     @property
     def memory_bytes(self) -> dict[str, int]:
         return {**super().memory_bytes, "workspace": self.engines.workspace_bytes}
+
+
+def primitive_calls(replica: CudnnReplica, kind: str) -> PrimitiveCalls:
+    """Return what makes stages of a replica that call cuDNN's functions of a kind."""
+    return PrimitiveCalls(replica.engines.library.primitives, replica.device, kind)

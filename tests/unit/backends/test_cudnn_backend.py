@@ -1,4 +1,4 @@
-"""The cudnn backend: what it asks cuDNN for, how it chooses engines, what it says when some lack.
+"""The cudnn backend: which calls it makes, how it selects engines, and what it reports.
 
 `test_operations` compares its results with PyTorch on a stand-in for cuDNN that computes what is
 asked for; ``tests/gpu`` runs the same tests with cuDNN on a GPU.
@@ -26,6 +26,7 @@ from dptrain.backends.cudnn.convolution import CudnnConvolution
 from dptrain.backends.cudnn.engines import MAX_WORKSPACE_BYTES, Engines
 from dptrain.backends.cudnn.graphs import FORWARD, Problem, problem_of
 from dptrain.backends.cudnn.library import Library
+from dptrain.backends.cudnn.primitives import MAX_POOLING, CudnnError, Primitives
 from dptrain.backends.cudnn.replica import CudnnReplica
 from dptrain.backends.replica import Context
 from dptrain.comm.world import World
@@ -33,13 +34,25 @@ from dptrain.errors import UserError
 from dptrain.measure.analysis import Measured, stage_profiles
 from dptrain.measure.recorder import SPANS
 from dptrain.measure.tables import notes_table
-from dptrain.network import Conv2d, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU, zoo
+from dptrain.network import (
+    AveragePool2d,
+    Conv2d,
+    Dense,
+    Flatten,
+    MaxPool2d,
+    MeanSquaredError,
+    Network,
+    ReLU,
+    Sigmoid,
+    zoo,
+)
 from dptrain.plan import SGD, make_plan
 from dptrain.plan.lowering import Group, Phase, Precision, Setting
 from dptrain.training.resources import open_backend
 from dptrain.training.settings import Settings
 from tests.emulator.emulator import Emulator
-from tests.emulator.fake_cudnn import ENGINES, Engine, Module, to_bfloat16
+from tests.emulator.fake_cudnn import ENGINES, Engine, Module
+from tests.emulator.fake_cudnn_functions import Functions, to_bfloat16
 from tests.unit.backends.test_cuda_backend import PLAIN, assert_close, every_network, rounding, step
 
 CONV = Conv2d(6, (3, 2), stride=(2, 1), padding=1)
@@ -240,6 +253,78 @@ def test_a_convolution_alone_in_every_precision(precision: str, filters: int) ->
     }
 
 
+# Poolings and activations.
+
+POOLED = Network(
+    (3, 9, 8),
+    [
+        Conv2d(8), ReLU(), MaxPool2d(2), Conv2d(4, 1), Sigmoid(), AveragePool2d(3, 1),
+        ReLU(), MaxPool2d(3, 2, "same"), Flatten(), Dense(5), ReLU(), Dense(3),
+    ],
+)  # fmt: skip
+
+
+def functions_of(replica: CudnnReplica) -> Functions:
+    functions = replica.engines.library.primitives._functions
+    assert isinstance(functions, Functions)
+    return functions
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_poolings_and_activations_are_computed_by_cudnn(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last pooling has asymmetric padding, and fully connected layers fuse their ReLU."""
+    precisions = {p: Precision(s.dtype, s.activations) for p, s in SETTINGS.items()}
+    monkeypatch.setattr(CudnnBackend, "precisions", precisions)
+    replica = make_replica(POOLED, "cudnn", 4, precision=precision)
+    assert isinstance(replica, CudnnReplica)
+    names = [group.name for group in replica.plan.groups]
+    assert names[:6] == ["conv1+relu1", "pool1", "conv2", "sigmoid1", "avgpool1", "relu2"]
+    functions = functions_of(replica)
+    functions.calls.clear()
+    step(replica, 3, 0)
+    forward = [name for name in functions.calls if name.endswith("Forward")]
+    backward = [name for name in functions.calls if name.endswith("Backward")]
+    pool, activation = "Pooling", "Activation"
+    assert forward == [f"{kind}Forward" for kind in (pool, activation, pool, activation)]
+    assert backward == [
+        f"{kind}Backward" for kind in (activation, pool, activation, pool, activation)
+    ]
+    assert functions.errors == []
+
+
+def test_poolings_and_activations_match_the_reference() -> None:
+    ours, reference = (make_replica(POOLED, name, 4) for name in ("cudnn", "reference"))
+    for number, n in enumerate((4, 3, 1)):
+        tolerance = (number + 1) * 2 * rounding(POOLED, n)
+        assert_close(step(ours, n, number), step(reference, n, number), tolerance)
+        for name, value in reference.gradients.items():
+            assert_close(ours.gradients[name], value, tolerance, name)
+
+
+def test_types_that_cudnn_does_not_pool_are_computed_by_the_cuda_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_bfloat16 = Functions(dtypes=(9,))
+    monkeypatch.setattr("dptrain.backends.cudnn.library.open_functions", lambda path: only_bfloat16)
+    replica = make_replica(POOLED, "cudnn", 4)
+    assert only_bfloat16.errors[:1] == ["PoolingForward: data type 0"]
+    only_bfloat16.calls.clear()
+    reference = make_replica(POOLED, "reference", 4)
+    assert_close(step(replica, 4, 0), step(reference, 4, 0), 2 * rounding(POOLED, 4))
+    assert only_bfloat16.calls == []
+
+
+def test_a_failed_call_is_reported_with_its_status() -> None:
+    primitives = Primitives(Functions())
+    described = (primitives.pooling(MAX_POOLING, (2, 2), (0, 0), (2, 2)),)
+    x, y = primitives.tensor((1, 1, 2, 2), "float32"), primitives.tensor((1, 1, 1, 1), "float32")
+    with pytest.raises(CudnnError, match=r"cudnnPoolingForward failed: a status .* \(2000\)"):
+        # No stream was set.
+        primitives.forward("Pooling", described, (x, 0), (y, 0))
+
+
 # Which engine.
 
 
@@ -404,7 +489,7 @@ def test_notes_are_a_table_where_there_are_any() -> None:
         table = notes_table(profiles)
         assert (table is not None) == shown
         if table is not None:
-            assert notes["conv2+relu2+pool2.backward_input"] == "engine 3, 0.0 MB, FP32"
+            assert notes["conv2+relu2.backward_input"] == "engine 3, 0.0 MB, FP32"
             stages, by, _ = (list(column.cells) for column in table.columns)
             assert dict(zip(stages, by, strict=True)) == notes
 

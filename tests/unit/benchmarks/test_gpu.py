@@ -36,6 +36,7 @@ from benchmarks.gpu.report import (
     write,
 )
 from benchmarks.gpu.stages import (
+    LayerRow,
     StageResult,
     is_wide,
     layer_rows,
@@ -54,7 +55,7 @@ from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cudnn.backend import CudnnBackend
 from dptrain.errors import UserError
 from dptrain.files import parse_json
-from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU
+from dptrain.network import Conv2d, Dense, Dropout, Flatten, MaxPool2d, Network, ReLU, Sigmoid
 from dptrain.plan.plan import make_plan
 
 NETWORK = Network((2, 9, 8), [Conv2d(4, 3, weight_decay=0.1), ReLU(), MaxPool2d(2), Flatten(),
@@ -304,12 +305,19 @@ def test_layers_that_the_same_kernels_compute_are_not_compared() -> None:
     assert [row[-1] for row in layer_table(results.layers).rows] == ["reached", "the same kernels"]
 
 
-def test_convolutions_alone_differ_between_the_backends_of_a_gpu() -> None:
+def test_rows_carry_the_names_of_study_a() -> None:
+    rows = [LayerRow("n", 1, "fp32", layers, "backward", {}, {}) for layers in
+            ("conv1", "pool3", "conv1+relu1")]  # fmt: skip
+    names = [row.study_name for row in rows]
+    assert names == ["convolution 0 backward", "pooling 2 backward", ""]
+
+
+def test_all_layers_of_the_study_differ_between_the_backends_of_a_gpu() -> None:
     ours, theirs = CudaBackend(), CudnnBackend()
     plan = make_plan(unfused(dptrain.get_network("model2")), ours, 32, precision="tf32")
     for group in plan.groups:
         same = ours.operation(group, plan.setting) is theirs.operation(group, plan.setting)
-        assert same != isinstance(group.head.layer, Conv2d)
+        assert same != isinstance(group.head.layer, Conv2d | MaxPool2d | Sigmoid)
 
 
 # Ranks.

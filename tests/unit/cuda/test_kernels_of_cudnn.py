@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.nvrtc import Compiler, find_compiler
-from tests.emulator.fake_cudnn import to_bfloat16
+from tests.emulator.fake_cudnn_functions import to_bfloat16
 from tests.unit.cuda.launching import SEEDS, THREADS, ints, launch, launch_in_every_order
 
 
