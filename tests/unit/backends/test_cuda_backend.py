@@ -7,6 +7,7 @@ that sums are cut into parts. ``tests/gpu`` runs the same tests on a GPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dptrain.api import make_replica
 from dptrain.backends import load_backend
 from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.device import Device
-from dptrain.backends.cuda.replica import early_update
+from dptrain.backends.cuda.replica import CudaReplica, early_update
 from dptrain.backends.device_replica import DeviceReplica
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
@@ -324,6 +325,36 @@ def test_batches_of_any_size_are_taken(shape: tuple[int, int, int], samples: int
     stage(other, None, centred_windows(shape, shape, rows))
     taken = other.memory.download(other._views[INPUT])[: len(rows)]
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), pictures[rows])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inference_launches_a_captured_pass_for_each_number_of_samples(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+    monkeypatch.setattr(cuda_replica, "MAX_FORWARD_PROGRAMS", 3)
+    ours = make_replica(PLAIN, "cuda", 4, training=training)
+    assert isinstance(ours, CudaReplica)
+    make_program = ours.device.program
+
+    def program(start: Callable[[], None]) -> Callable[[], None]:
+        number, run = len(captured), make_program(start)
+        captured.append(0)
+
+        def count() -> None:
+            captured[number] += 1
+            run()
+
+        return count
+
+    monkeypatch.setattr(ours.device, "program", program)
+    exact = make_replica(PLAIN, "reference", 4, training=training)
+    x, y = batch(PLAIN, 7)
+    for _ in range(2):
+        assert_close(ours.predict(x), exact.predict(x), 2 * rounding(PLAIN, 7))
+        assert_close(ours.evaluate(x, y)[0], exact.evaluate(x, y)[0], 2 * rounding(PLAIN, 7))
+    # 4 and 3 samples without the loss, 4 with it; 3 with it is one too many.
+    assert captured == [2, 2, 2]
 
 
 @every_network
