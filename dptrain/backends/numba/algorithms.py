@@ -6,7 +6,8 @@
 - `winograd_rgb_convolution`: Winograd F(4×4, 3×3) for three input channels, with fused pooling.
 - `folded_rgb_convolution`: direct convolution for three input channels and 8 filters, with fused
   pooling, on AVX-512.
-- `amx_convolution`: implicit GEMM on the AMX unit, if the processor has one.
+- `amx_convolution`: implicit GEMM on the AMX unit, if the processor has one, for shapes without
+  Winograd algorithm.
 
 The modules define kernels of the same names with the same arguments, except for the type of the
 geometry.
@@ -119,7 +120,6 @@ def _find_faster_than_direct(shape: Shape, phase: Phase, winograd: bool) -> Cand
         winograd
         and shape.is_plain
         and winograd_geometry.supports(shape.window, shape.strides, c, k)
-        and not (available() and _amx_is_faster_than_winograd(shape, phase))
     ):
         return winograd_convolution, winograd_geometry.make_geometry(
             maps, out, pads, shape.window[0]
@@ -154,15 +154,6 @@ def _use_winograd_rgb(shape: Shape) -> bool:
     for n in shape.out[:2]:
         needed, computed = needed * (n - n % 2), computed * -(-(n - n % 2) // 4) * 4
     return 3 * needed >= 2 * computed
-
-
-def _amx_is_faster_than_winograd(shape: Shape, phase: Phase) -> bool:
-    out = shape.maps if phase is Phase.BACKWARD_INPUT else shape.out
-    channels, width = min(shape.maps[2], shape.out[2]), min(shape.maps[1], shape.out[1])
-    slower = shape.window == (3, 3) and winograd_geometry.is_faster_than_amx(
-        out[:2], channels, phase is Phase.FORWARD
-    )
-    return not slower and width >= SIDE // 2
 
 
 def _find_for_small_channels(shape: Shape, phase: Phase) -> Candidate | None:

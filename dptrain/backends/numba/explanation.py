@@ -79,13 +79,12 @@ def _counted(number: int, noun: str) -> str:
 def _reason(name: str, shape: Shape, phase: Phase, work: Work, winograd: bool) -> str:
     size = "×".join(map(str, shape.window))
     if name.startswith("Winograd"):
-        compared = "estimated faster than AMX" if available() else _no_amx()
-        return f"{size}, stride {shape.strides[0]}; {compared}"
+        return f"{size}, stride {shape.strides[0]}"
     unusable = _why_not_winograd(shape, winograd)
     if not (work.by_shape or unusable or has_enough_tiles(shape, work.batch_size)):
         unusable = "too few tiles in a batch for Winograd"
     if name.startswith("AMX"):
-        return f"{unusable or 'estimated faster than Winograd'}; AMX is available"
+        return f"{unusable}; AMX is available"
     return f"{unusable or 'too few channels for Winograd'}; {_why_not_amx(shape, phase)}"
 
 

@@ -32,13 +32,11 @@ WIDE = Shape((16, 16, 16), (16, 16, 32), (5, 5), (1, 1), (2, 2))
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        (WIDE, AMX),
+        (WIDE, ["winograd"] * 3),
+        (replace(WIDE, window=(7, 7), pads=(3, 3)), AMX),
         (Shape((16, 16, 16), (16, 16, 32), (3, 3), (1, 1), (1, 1)), ["winograd"] * 3),
-        (
-            Shape((48, 48, 32), (46, 46, 64), (3, 3), (1, 1), (0, 0), 2),
-            ["amx", "winograd", "winograd"],
-        ),
-        (Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1)), AMX),
+        (Shape((48, 48, 32), (46, 46, 64), (3, 3), (1, 1), (0, 0), 2), ["winograd"] * 3),
+        (Shape((10, 10, 32), (10, 10, 32), (3, 3), (1, 1), (1, 1)), ["winograd"] * 3),
         (
             Shape((24, 24, 3), (24, 24, 64), (5, 5), (1, 1), (2, 2), 3),
             ["direct", "amx_weight_gradient", "direct"],

@@ -29,7 +29,7 @@ def batch():
 
 
 def network() -> Network:
-    layers = [Conv2d(32, 5, padding=2), ReLU(), MaxPool2d(2), Conv2d(24, 5, padding=2), ReLU()]
+    layers = [Conv2d(32, 5, padding=2), ReLU(), MaxPool2d(2), Conv2d(24, 7, padding=3), ReLU()]
     return Network((12, 12, 16), [*layers, Flatten(), Dense(64), ReLU(), Dense(10)])
 
 

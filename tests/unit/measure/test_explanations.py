@@ -48,7 +48,7 @@ def test_a_refused_permission_for_amx_is_a_reason(
     compiled: bool, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(explanation, "compiled_for_amx", lambda: compiled)
-    assert text in stages(get_network("cifar"))["conv2+relu2", "forward"].reason
+    assert text in stages(get_network("cifar"))["conv1+relu1+pool1", "forward"].reason
 
 
 def test_units_follow_from_batch_size_and_threads() -> None:
