@@ -112,7 +112,7 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
 def _persistent_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     columns, instructions = tile.pixel_tile.columns, tile.pixel_tiles * tile.k_steps
     packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
-    # Tensor cores multiply half a column per cycle; shared memory delivers 128 bytes.
+    # Tensor cores multiply two columns per cycle; shared memory delivers 128 bytes.
     multiply = instructions * (columns + PERSISTENT_INSTRUCTION_COLUMNS) / 2
     reads = instructions * (TILE_M + columns) * 2 * VECTOR_BYTES / 128
     fills = packs * (PERSISTENT_UNPOOL if tile.unpools else PERSISTENT_LOAD_HALO)

@@ -72,7 +72,7 @@ MOST_CHUNKS = 8
 """Largest number of chunks of a range. A kernel prepares tables for each chunk, and of all threads
 the one with the slowest core computes its last chunk alone."""
 SPINS = 4000
-"""Polls before an idle thread sleeps: 80 to 200 microseconds. Stages of a step follow each other
+"""Polls before an idle thread sleeps: 70 to 200 microseconds. Stages of a step follow each other
 within less."""
 PATIENCE = 32
 """Polls after which a thread claims the first chunk of another thread's range: 1 to 2 microseconds.
