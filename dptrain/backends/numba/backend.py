@@ -216,7 +216,13 @@ def _bind_sum_of_shards(replica: Replica, shard_sums: NDArray[np.float32]) -> La
 
 
 class NumbaReplica(CropWindowReplica):
-    """A replica with a thread pool, and with kernels that load images."""
+    """A replica with a thread pool, and with kernels that load images.
+
+    Attributes:
+        thread_pool: the threads.
+        programs: stages that run together, by purpose: ``step`` (without the update), ``forward``,
+            ``evaluation`` and ``inference``.
+    """
 
     def __init__(
         self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None
@@ -232,7 +238,7 @@ class NumbaReplica(CropWindowReplica):
             varying=(staged,), grain=grain_of(channels * min(height * width, elementwise.BAND)),
         )  # fmt: skip
         self._input_bands = elementwise.num_bands(height * width)
-        self._programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
+        self.programs = {name: Program(kernels) for name, kernels in self._stage_kernels().items()}
         self._bound_stages = self.stages
         tail = plan.groups[-1].tail
         self._output_rows: NDArray[Any] | None = None
@@ -259,18 +265,18 @@ class NumbaReplica(CropWindowReplica):
         if listener is not None or self._are_annotated():
             super().run(listener)
         else:
-            self._programs["step"].run(self.context)
+            self.programs["step"].run(self.context)
 
     def run_timed(self) -> list[int]:
         if self._are_annotated() or not has_native_clock():
             return super().run_timed()
-        return self._programs["step"].run_timed(self.context)
+        return self.programs["step"].run_timed(self.context)
 
     def run_forward(self, *, loss: bool) -> None:
         if self._are_annotated():
             super().run_forward(loss=loss)
         else:
-            self._programs["evaluation" if loss else "forward"].run(self.context)
+            self.programs["evaluation" if loss else "forward"].run(self.context)
 
     def forward(self, x: ArrayLike) -> NDArray[Any]:
         """Compute `Replica.forward`.
@@ -286,7 +292,7 @@ class NumbaReplica(CropWindowReplica):
         if context.n != n or context.training or array.shape[1:] != self._input_shape:
             self._set_context(n, array, None, None, None, None, training=False, stop=False)
         self._transpose.point(array)
-        self._programs["inference"].run(context)
+        self.programs["inference"].run(context)
         return self.output()
 
     def output(self) -> NDArray[Any]:

@@ -72,6 +72,10 @@ class Program:
 
     Args:
         kernels: of the stages, in order.
+
+    Attributes:
+        times: int64 (1 + launches,), written by `run_timed`: the begin of the first launch and the
+            end of each, in nanoseconds of the monotonic clock.
     """
 
     def __init__(self, kernels: Sequence[StageKernel]) -> None:
@@ -80,8 +84,8 @@ class Program:
         records = [launch.record.address for launch in self._launches]
         self._records = np.array(records, np.int64)
         # The time before the first launch comes first, so that a stage without launches has an end.
-        self._times = np.zeros(1 + len(records), np.int64)
-        self._addresses = address_of(self._records), address_of(self._times)
+        self.times = np.zeros(1 + len(records), np.int64)
+        self._addresses = address_of(self._records), address_of(self.times)
         self._last_launches = np.cumsum([len(kernel.launches) for kernel in kernels])
         self._run_all = interpreted(run_all, 3)
 
@@ -94,7 +98,7 @@ class Program:
         """Run the stages, and return when each ended, in nanoseconds of the monotonic clock."""
         self._prepare(context)
         self._run(self._addresses[1])
-        ends: list[int] = self._times[self._last_launches].tolist()
+        ends: list[int] = self.times[self._last_launches].tolist()
         return ends
 
     def _prepare(self, context: Context) -> None:

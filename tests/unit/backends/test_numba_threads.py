@@ -112,6 +112,24 @@ def test_chunks_are_not_smaller_than_the_grain(count: int, chunks: int) -> None:
     assert len(set(owner[1, :count].tolist())) == chunks
 
 
+def test_the_log_has_every_chunk_until_it_is_full() -> None:
+    pool = ThreadPool(2, workers=1)
+    marks = Marks(pool)
+    with pool.log_chunks(20) as log:
+        for _ in range(2):
+            marks.launch(SIZE)
+    marks.launch(SIZE)
+    marks.check()
+    assert log[0, 0] == 32
+    chunks = log[1:]
+    owners, threads = chunks[:16, 1] >> 16, chunks[:16, 1] & 0xFFFF
+    assert np.bincount(owners).tolist() == [8, 8]
+    assert set(threads.tolist()) <= {0, 1}
+    assert (chunks[:, 2] <= chunks[:, 3]).all()
+    assert len(set(chunks[:, 0].tolist())) == 1
+    pool.close()
+
+
 def test_other_threads_compute_what_a_slow_thread_leaves() -> None:
     """A thread that is busy with one chunk keeps no other chunk of its range."""
     pool = ThreadPool(2, 1)
