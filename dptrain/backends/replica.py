@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.memory import HOST, Memory, as_numbers
 from dptrain.backends.named_arrays import NamedArrays
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.sample_losses import sample_losses
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
@@ -584,11 +585,13 @@ class CropWindowReplica(Replica, ABC):
     """
 
     @abstractmethod
-    def cache_images(self, images: NDArray[np.float32]) -> None:
+    def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:
         """Keep a data set, so that minibatches need crop windows only.
 
         Args:
-            images: float32 (M, C, H', W'), or (M, F).
+            images: (M, C, H', W'), or (M, F), of the type of `pixels`: an array, which a backend on
+                the host keeps, or for a device anything with ``shape`` and slices like an array's.
+            pixels: conversion to inputs. Pixels outside of an image are zero after it.
         """
 
     @abstractmethod

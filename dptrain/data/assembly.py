@@ -191,7 +191,9 @@ def make_dataset(
         preprocessing.check(tuple(raw.inputs.shape[1:]), raw.inputs.dtype, where)
         y = targets_of(request, preprocessing, raw.targets, classes, where, are_labels=are_labels)
         splits.append(StoredSamples(raw.inputs, y, raw.rows, preprocessing, where, white))
-    size = sum(len(split) * math.prod(split.readable_shape) * 4 for split in splits)
+    size = sum(
+        len(split) * math.prod(split.readable_shape) * split.pixels.itemsize for split in splits
+    )
     cached = not lazy and size <= cache_limit_bytes(request.ranks_per_node)
     counts = f"{len(train.rows):,} training and {len(test.rows):,} test samples"
     if not (has_split or request.split):

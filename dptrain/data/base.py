@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.network.layers import Shape
 from dptrain.network.losses import TargetKind
@@ -43,6 +44,21 @@ class Samples(ABC):
     def readable_shape(self) -> Shape | None:
         """Largest (C, H, W) that `read` can fill; None if it is the network's input shape."""
         return None
+
+    @property
+    def pixels(self) -> PixelFormat:
+        """The type that `read_kept` fills, and its conversion to inputs."""
+        return INPUTS
+
+    def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Fill `x` and `y` as `read` does, with pixels that are not converted to inputs.
+
+        Args:
+            indices: as in `read`.
+            x: (n, C, H, W) or (n, F) of the type of `pixels`, with the size of `readable_shape`.
+            y: as in `read`.
+        """
+        self.read(indices, x, y)
 
     def content(
         self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.errors import UserError
 from dptrain.network.layers import Shape
 
@@ -106,13 +107,24 @@ class Adapter:
         """
         # Numbers beyond float32 become infinite; the reader refuses them with the sample's number.
         with np.errstate(over="ignore", invalid="ignore"):
-            x[...] = (
-                stored.reshape(x.shape) if len(self.target) == 1 else self._maps(stored, x.shape)
-            )
-        if self.scale != 1.0:
-            x *= np.float32(self.scale)
-        if self.offset != 0.0:
-            x += np.float32(self.offset)
+            PixelFormat("", self.scale, self.offset).convert(self._shaped(stored, x.shape), x)
+
+    def kept_as(self, dtype: np.dtype[Any]) -> PixelFormat:
+        """Return the type in which samples of a type can be kept until they are loaded.
+
+        8-bit pixels are kept if the conversion only moves or repeats them.
+        """
+        is_grey = (self.source[0], self.target[0]) == (3, 1) and len(self.target) == 3
+        if dtype != np.uint8 or is_grey or self._weights is not None:
+            return INPUTS
+        return PixelFormat("uint8", self.scale, self.offset)
+
+    def keep(self, stored: NDArray[Any], x: NDArray[np.uint8]) -> None:
+        """Fill `x` with 8-bit pixels that are not converted; `kept_as` must allow it."""
+        x[...] = self._shaped(stored, x.shape)
+
+    def _shaped(self, stored: NDArray[Any], shape: Shape) -> NDArray[Any]:
+        return stored.reshape(shape) if len(self.target) == 1 else self._maps(stored, shape)
 
     def _maps(self, stored: NDArray[Any], shape: Shape) -> NDArray[Any]:
         """Return (n, C, H, W) in the requested size, with one channel or those of the target."""

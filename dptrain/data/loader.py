@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import INPUTS
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
 from dptrain.data.sharding import Sampler
@@ -233,7 +234,7 @@ class Loader(BatchSource):
         elif not augmentation.moves:
             samples.read(indices, x, y)
             augmentation.change(x, draws, None, indices)
-        elif isinstance(samples, CachedSamples):
+        elif isinstance(samples, CachedSamples) and samples.pixels == INPUTS:
             rows = samples.rows(indices)
             samples.read_targets(rows, y)
             augmentation.change(x, draws, samples.x, rows)
@@ -247,7 +248,7 @@ class Loader(BatchSource):
         augmentation = self._augmentation
         if augmentation is None or not augmentation.moves:
             return np.zeros(0, np.float32)
-        if isinstance(self._samples, CachedSamples):
+        if isinstance(self._samples, CachedSamples) and self._samples.pixels == INPUTS:
             return np.zeros(0, np.float32)
         readable = self._samples.readable_shape or input_shape
         size = (

@@ -1,7 +1,8 @@
-"""Samples in arrays: cached in memory after preprocessing, or preprocessed when they are read."""
+"""Samples in arrays: cached in memory, or read from files whenever they are needed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.data.base import Samples
 from dptrain.data.images import Adapter, centre
 from dptrain.data.preprocessing import Preprocessing
@@ -74,34 +76,61 @@ class StoredSamples(Samples):
     def readable_shape(self) -> Shape:
         return self.adapter.readable_shape
 
+    @property
+    def pixels(self) -> PixelFormat:
+        return self.adapter.kept_as(self.inputs.dtype)
+
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows[indices]
         self.adapter(self.inputs[rows], x)
+        self._check(x, rows)
+        y[...] = self.targets[rows]
+
+    def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        pixels = self.pixels
+        if pixels == INPUTS:
+            self.read(indices, x, y)
+            return
+        rows = self.rows[indices]
+        self.adapter.keep(self.inputs[rows], x)
+        if not self._always_in_range:
+            converted = np.empty(x.shape, np.float32)
+            pixels.convert(x, converted)
+            self._check(converted, rows)
+        y[...] = self.targets[rows]
+
+    def cached_on_device(self) -> CachedSamples:
+        """Return the samples for loaders if a device caches their images and the host does not."""
+        return CachedSamples(StoredImages(self), self.targets[self.rows], pixels=self.pixels)
+
+    def _check(self, x: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
         if not self._always_in_range:
             self.preprocessing.check_values(x, rows, self.where)
-        y[...] = self.targets[rows]
 
 
 @dataclass(frozen=True, repr=False)
 class CachedSamples(Samples):
-    """Preprocessed samples in memory; sample i is row i mod m.
+    """Samples in memory; sample i is row i mod m.
 
     Attributes:
-        x: float32 (m, C, H, W) or (m, F), contiguous.
+        x: (m, C, H, W) or (m, F), contiguous, of the type of `pixels`; `StoredImages` if only a
+            device has them in memory.
         y: their targets.
         count: number of samples; None: one for each row.
+        pixels: conversion of `x` to inputs.
     """
 
-    x: NDArray[np.float32]
+    x: Any
     y: NDArray[Any]
     count: int | None = None
+    pixels: PixelFormat = INPUTS
 
     def __len__(self) -> int:
         return len(self.x) if self.count is None else self.count
 
     @property
     def readable_shape(self) -> Shape:
-        return self.x.shape[1:]
+        return tuple(self.x.shape[1:])
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of samples."""
@@ -109,11 +138,13 @@ class CachedSamples(Samples):
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         rows = self.rows(indices)
-        if x.shape[1:] == self.readable_shape:
+        if x.shape[1:] != self.readable_shape:
+            self.pixels.convert(self.x[rows][centre(self.readable_shape, x.shape)], x)
+        elif self.pixels == INPUTS:
             # Any mode but "raise" writes straight into x.
             np.take(self.x, rows, axis=0, out=x, mode="clip")
         else:
-            x[...] = self.x[rows][centre(self.readable_shape, x.shape)]
+            self.pixels.convert(self.x[rows], x)
         self.read_targets(rows, y)
 
     def read_targets(self, rows: NDArray[np.int64], y: NDArray[Any]) -> None:
@@ -121,15 +152,41 @@ class CachedSamples(Samples):
         np.take(self.y, rows, axis=0, out=y, mode="clip")
 
 
+class StoredImages:
+    """The images of stored samples as an array without memory: parts of it are read as needed.
+
+    Attributes:
+        shape, dtype, ndim, nbytes: as of an array with the images of all samples.
+    """
+
+    def __init__(self, samples: StoredSamples) -> None:
+        self._samples = samples
+        self.shape = (len(samples), *samples.readable_shape)
+        self.dtype, self.ndim = np.dtype(samples.pixels.dtype), len(self.shape)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, span: slice) -> NDArray[Any]:
+        """Read consecutive images; raise `UserError` if a value is out of range."""
+        indices = np.arange(len(self), dtype=np.int64)[span]
+        images = np.empty((len(indices), *self.shape[1:]), self.dtype)
+        targets = self._samples.targets
+        y = np.empty((len(indices), *targets.shape[1:]), targets.dtype)
+        self._samples.read_kept(indices, images, y)
+        return images
+
+
 def cache_samples(samples: StoredSamples) -> CachedSamples:
-    """Preprocess all samples once; raise `UserError` if a value is out of range."""
+    """Read all samples once; raise `UserError` if a value is out of range."""
     count = len(samples)
-    x = np.empty((count, *samples.readable_shape), dtype=np.float32)
+    x = np.empty((count, *samples.readable_shape), samples.pixels.dtype)
     y = np.empty((count, *samples.targets.shape[1:]), dtype=samples.targets.dtype)
     for start in range(0, count, _CHUNK):
         span = slice(start, min(start + _CHUNK, count))
-        samples.read(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
-    return CachedSamples(x, y)
+        samples.read_kept(np.arange(span.start, span.stop, dtype=np.int64), x[span], y[span])
+    return CachedSamples(x, y, pixels=samples.pixels)
 
 
 def cache_limit_bytes(ranks_per_node: int) -> int:

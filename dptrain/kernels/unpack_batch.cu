@@ -12,6 +12,21 @@
 #define RECOLOURS 0
 #endif
 
+// 1 if cached images are 8-bit pixels: pixel v is the input v * scale + offset.
+#ifndef BYTES
+#define BYTES 0
+#endif
+#if BYTES
+typedef unsigned char Pixel;
+#else
+typedef float Pixel;
+#endif
+
+// The product and the sum are rounded, as on the host (dptrain/backends/pixels.py).
+__device__ inline float to_input(Pixel pixel, float scale, float offset) {
+    return BYTES ? __fadd_rn(__fmul_rn(float(pixel), scale), offset) : float(pixel);
+}
+
 // Further arguments: targets (target_words,), sample indices (sample_words,) and
 // hyperparameters (4,), each with its staged copy, in 32-bit words.
 //
@@ -96,15 +111,15 @@ __device__ inline double block_sum(double own) {
     return warps[0];
 }
 
-// Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); pixels
+// Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); inputs
 // outside an image are 0. crop_windows int32 (n, 4). With RECOLOURS, the colours of each window are
 // changed as recolourings float32 (n, 2) describes; the mean includes the pixels outside, and every
 // operation is rounded, as on the host (dptrain/data/augmentation.py). Launched with one block per
 // sample.
 extern "C" __global__ void __launch_bounds__(1024)
-    unpack_crop_windows(const float* images, const int* crop_windows, const float* recolourings,
+    unpack_crop_windows(const Pixel* images, const int* crop_windows, const float* recolourings,
                         Number* input, int n, int channels, int height, int width, int rows,
-                        int columns, MESSAGE_PARAMETERS) {
+                        int columns, float scale, float offset, MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     __shared__ CropWindow window;
     __shared__ Recolouring recolouring;
@@ -129,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         const int column = window.column + (window.mirrored ? width - 1 - along : along);
         const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
         const long long line = ((long long)window.image * channels + channel) * rows + row;
-        return inside ? images[line * columns + column] : 0.0f;
+        return inside ? to_input(images[line * columns + column], scale, offset) : 0.0f;
     };
     if (RECOLOURS) {
         for (int channel = 0; channel < channels; ++channel) {

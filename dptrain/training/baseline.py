@@ -9,7 +9,6 @@ from dptrain.backends.replica import CropWindowReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
-from dptrain.data.stored import CachedSamples
 from dptrain.measure.efficiency import Baseline
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
@@ -38,11 +37,11 @@ def open_loader(
     data = job.dataset
     sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards)
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
-    if job.cached_images is not None:
-        assert isinstance(data.train, CachedSamples)
-        return CropWindowLoader(data.train, sampler, steps, *shapes, augmentation=job.augmentation)
+    cached, augmentation = job.cached_samples, job.augmentation
+    if cached is not None:
+        return CropWindowLoader(cached, sampler, steps, *shapes, augmentation=augmentation)
     return Loader(
-        data.train, sampler, steps, *shapes, augmentation=job.augmentation, depth=job.spec.prefetch
+        data.train, sampler, steps, *shapes, augmentation=augmentation, depth=job.spec.prefetch
     )
 
 
@@ -88,7 +87,7 @@ def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
         # Timing by stage slows a step of a device down. On a host all steps are timed so, and
         # those of the job too.
         engine.time_stages(None)
-    if job.cached_images is not None:
+    if job.cached_samples is not None:
         assert isinstance(replica, CropWindowReplica)
         replica.share_cached_images(job.replica)
     steps = warm_up + job.spec.baseline_steps

@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dptrain import __version__
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import CropWindowReplica, Replica
@@ -20,7 +17,7 @@ from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
-from dptrain.data.stored import CachedSamples
+from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.files import network_to_dict
@@ -60,8 +57,8 @@ class Job:
         spec: the resolved settings.
         run_spec: the whole specification, with data, preprocessing and ranks.
         buckets: parts of the gradient that are summed one after the other.
-        cached_images: training images that the replica keeps, float32 (M, C, H, W); None if
-            minibatches are copied to it.
+        cached_samples: training samples whose images the replica keeps; None if minibatches are
+            copied to it.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
         warning: one line if damaged checkpoints were skipped on resume.
@@ -81,7 +78,7 @@ class Job:
     engine: Engine
     schedule: Schedule
     augmentation: Augmentation | None
-    cached_images: NDArray[np.float32] | None
+    cached_samples: CachedSamples | None
     run: RunDirectory | None
     first_step: int
     warning: str | None = None
@@ -156,8 +153,8 @@ def assemble(
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)
         replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
-    images = _cache_images(replica, inputs, world, chosen)
-    run_spec = _specify(chosen, world, inputs, replica, is_cached=images is not None)
+    cached = _cache_images(replica, inputs, world, chosen)
+    run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     spec = run_spec.job
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))
@@ -181,7 +178,7 @@ def assemble(
         engine=_engine(spec, world, replica, buckets, recorder),
         schedule=inputs.schedule,
         augmentation=inputs.augmentation,
-        cached_images=images,
+        cached_samples=cached,
         run=run,
         first_step=first_step,
         warning=None if restored is None else restored.warning,
@@ -294,15 +291,19 @@ def _engine(
 
 def _cache_images(
     replica: Replica, inputs: _Inputs, world: World, chosen: Settings
-) -> NDArray[np.float32] | None:
-    """Let every rank's replica keep the training images; return them.
+) -> CachedSamples | None:
+    """Let every rank's replica keep the training images in their stored type; return the samples.
+
+    A device also caches images that are not in the host's memory.
 
     Returns:
-        None if the images are not in memory, a GPU has too little, or the backend cannot.
+        None if the host has no memory for the images, a device has too little, or the backend
+        cannot keep images.
     """
-    samples = inputs.dataset.train
+    samples, free = inputs.dataset.train, replica.backend.free_bytes()
+    if free is not None and isinstance(samples, StoredSamples):
+        samples = samples.cached_on_device()
     fits = isinstance(replica, CropWindowReplica) and isinstance(samples, CachedSamples)
-    free = replica.backend.free_bytes()
     if fits and free is not None:
         assert isinstance(samples, CachedSamples)
         # Ranks that share a GPU may read its free memory at the same moment.
@@ -313,8 +314,9 @@ def _cache_images(
         return None
     assert isinstance(replica, CropWindowReplica)
     assert isinstance(samples, CachedSamples)
-    replica.cache_images(samples.x)
-    return samples.x
+    images, pixels = samples.x, samples.pixels
+    call_on_all_ranks(world, lambda: replica.cache_images(images, pixels))
+    return samples
 
 
 def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:

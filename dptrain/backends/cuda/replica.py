@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
-from dptrain.backends.cuda.device import Array, Device
+from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import Listener, Replica
 from dptrain.network.layers import Dropout
 from dptrain.network.network import Network
@@ -40,6 +41,9 @@ UNPACK_THREADS = 1024
 SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
 """Messages up to this size have four staging slots instead of two: a step of few samples takes a
 GPU less time than the host occasionally needs to prepare one, so several should be enqueued."""
+
+UPLOAD_BYTES = 64 << 20
+"""Size of the parts in which images are copied to the dataset cache."""
 
 FILLING_FLOPS = 16e9
 """A stage with at least so many FLOPs fills a GPU, and does not overlap with others, which would
@@ -165,7 +169,8 @@ class CudaReplica(DeviceReplica):
         device: has its memory and runs its kernels.
         samples: int64 (N,), `Context.samples` on the device; None if the network has no dropout.
         numbers: float32 (4,), the hyperparameters on the device; see ``hyperparameters.cuh``.
-        cached_images: float32 (M, C, H', W'), the data set on the device; replicas may share it.
+        cached_images: (M, C, H', W'), the data set on the device; replicas may share it.
+        pixels: conversion of `cached_images` to inputs.
     """
 
     def __init__(self, backend: Backend, plan: Plan, *, seed: int, device: Device) -> None:
@@ -179,6 +184,7 @@ class CudaReplica(DeviceReplica):
         self._record_time = device.function("clock.cu", "record_time")
         self.cached_images: Array | None = None
         self._forward_programs: dict[tuple[int, bool, float], Callable[[], None]] = {}
+        self.pixels = INPUTS
         super().__init__(backend, plan, seed=seed, memory=device)
         self._early = early_update(plan) if plan.training else None
         if self._early is not None:
@@ -190,14 +196,8 @@ class CudaReplica(DeviceReplica):
         self._slots = [_Slot.of(host, message, self._target.dtype) for host in self._staging.host]
         self._staged = _Staged(0, False, True, windows=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
-        self._unpack_batch, self._unpack_windows, self._unpack_recoloured = (
-            device.function(
-                "unpack_batch.cu", name, PRECISION=PRECISIONS[plan.precision], RECOLOURS=recolours
-            )
-            for name, recolours in (
-                ("unpack_batch", 0), ("unpack_crop_windows", 0), ("unpack_crop_windows", 1),
-            )
-        )  # fmt: skip
+        self._unpack_batch = self._unpack_function("unpack_batch")
+        self._unpack_windows: tuple[Function, ...] = ()
         if plan.training and self._early is None:
             self.update_kernel()  # Compiled together with the others.
         device.load_functions()
@@ -207,15 +207,38 @@ class CudaReplica(DeviceReplica):
         cached = 0 if self.cached_images is None else int(self.cached_images.nbytes)
         return {**super().memory_bytes, **({"dataset cache": cached} if cached else {})}
 
-    def cache_images(self, images: NDArray[np.float32]) -> None:
-        shape = images.shape if images.ndim == 4 else (*images.shape, 1, 1)
-        self.cached_images = self.device.zeros(shape, "float32")
-        self.device.upload(self.cached_images, images.reshape(shape))
+    def _unpack_function(self, name: str, **defines: int) -> Function:
+        precision = PRECISIONS[self.plan.precision]
+        return self.device.function("unpack_batch.cu", name, PRECISION=precision, **defines)
+
+    def _load_window_functions(self) -> None:
+        """Load the kernels that unpack crop windows: without, and with a change of colours.
+
+        This happens before the first step, because no module can be loaded while a graph is
+        captured.
+        """
+        is_bytes = int(self.pixels.dtype == "uint8")
+        self._unpack_windows = tuple(
+            self._unpack_function("unpack_crop_windows", RECOLOURS=recolours, BYTES=is_bytes)
+            for recolours in (0, 1)
+        )
+        self.device.load_functions()
+
+    def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:
+        count, *shape = images.shape if len(images.shape) == 4 else (*images.shape, 1, 1)
+        cache = self.device.zeros((count, *shape), pixels.dtype)
+        part = max(UPLOAD_BYTES // max(pixels.itemsize * math.prod(shape), 1), 1)
+        for start in range(0, count, part):
+            span = slice(start, min(start + part, count))
+            self.device.upload(cache[span], images[span].reshape(-1, *shape))
+        self.cached_images, self.pixels = cache, pixels
+        self._load_window_functions()
 
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, CudaReplica)
         assert other.device is self.device
-        self.cached_images = other.cached_images
+        self.cached_images, self.pixels = other.cached_images, other.pixels
+        self._load_window_functions()
 
     def load(
         self,
@@ -282,7 +305,7 @@ class CudaReplica(DeviceReplica):
         batch = words[message.batch // 4 :].view("int32" if staged.windows else "float32")
         unpack = self._unpack_batch
         if staged.windows:
-            unpack = self._unpack_recoloured if staged.recolours else self._unpack_windows
+            unpack = self._unpack_windows[staged.recolours]
         size = math.prod(self._input.shape[1:])
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
@@ -308,7 +331,7 @@ class CudaReplica(DeviceReplica):
         )
         return [
             self.cached_images, batch, recolourings, self._input, np.int32(n), channels, height,
-            width, rows, columns,
+            width, rows, columns, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
         ]  # fmt: skip
 
     def _write_hyperparameters(

@@ -25,6 +25,7 @@ from dptrain.backends.numba.operations import GRAIN, Operation, grain_of
 from dptrain.backends.numba.programs import Program, StageKernel
 from dptrain.backends.numba.reduction import sum_partials
 from dptrain.backends.numba.threads import Launch, ThreadPool
+from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import (
     Arrays,
     Context,
@@ -306,22 +307,29 @@ class NumbaReplica(CropWindowReplica):
         flags = x.flags
         return bool(x.dtype == self._input_view.dtype and flags.c_contiguous and flags.aligned)
 
-    def cache_images(self, images: NDArray[np.float32]) -> None:
-        self._keep(images if images.ndim == 4 else images.reshape(*images.shape, 1, 1))
+    def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:
+        shape = images.shape if images.ndim == 4 else (*images.shape, 1, 1)
+        conversion = np.array([pixels.scale, pixels.offset], np.float32)
+        self._keep(images.reshape(shape), conversion)
 
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, NumbaReplica)
-        self._keep(other._images)
+        self._keep(other._images, other._conversion)
 
-    def _keep(self, images: NDArray[np.float32]) -> None:
+    def _keep(self, images: NDArray[Any], conversion: NDArray[np.float32]) -> None:
         """Keep images, and bind the kernel that loads parts of them, which needs memory."""
-        self._images, target = images, self._views[self.plan.resolve(INPUT)]
+        self._images, self._conversion = images, conversion
+        target = self._views[self.plan.resolve(INPUT)]
         channels = target.shape[3]
         threads = self.plan.setting.threads
-        planes = aligned_zeros(threads * target[0].size, "float32")
+        shape = threads, channels, target[0].size // channels
+        planes = aligned_zeros(threads * target[0].size, "float32").reshape(shape)
+        cuts = planes if images.dtype == planes.dtype else np.zeros(shape, images.dtype)
         self._crop = self.thread_pool.bind(
-            crop_windows.load_crop_windows, target, planes.reshape(threads, channels, -1),
-            varying=(images, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0),
+            crop_windows.load_crop_windows, target, planes, cuts,
+            varying=(
+                images, conversion, np.zeros((0, 4), np.int64), np.zeros((0, 2), np.float32), 0,
+            ),
             grain=grain_of(target[0].size),
         )  # fmt: skip
 
@@ -330,7 +338,7 @@ class NumbaReplica(CropWindowReplica):
     ) -> None:
         recolours = recolourings is not None
         colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
-        self._crop(len(windows), self._images, windows, colours, recolours)
+        self._crop(len(windows), self._images, self._conversion, windows, colours, recolours)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         if self._reads_natively(x):

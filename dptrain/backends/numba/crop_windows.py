@@ -1,10 +1,15 @@
-"""Minibatches from images in memory: random crops, flips and changes of colours in one kernel."""
+"""Minibatches from images in memory: random crops, flips, conversion of 8-bit pixels and changes of
+colours in one kernel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from dptrain.backends.numba.jit import inlined, kernel
@@ -14,6 +19,26 @@ Array = NDArray[Any]
 
 SUMS = 8
 """Partial sums of a mean, which are the elements of a vector."""
+
+
+def _select_by_type(of_bytes: Callable[..., Any], of_floats: Callable[..., Any]) -> Any:
+    """Return a function for kernels that is one of two, by the type of its first argument.
+
+    Args:
+        of_bytes: Python function whose first argument is an array of uint8.
+        of_floats: Python function of the same arguments, the first of which is of float32.
+    """
+
+    def selected(images, *args):  # type: ignore[no-untyped-def]
+        raise NotImplementedError("kernels call this function; Python cannot")
+
+    options = {"error_model": "numpy", "fastmath": {"contract"}}
+
+    @overload(selected, strict=False, jit_options=options)
+    def _select(images, *args):  # type: ignore[no-untyped-def]
+        return of_bytes if images.dtype == types.uint8 else of_floats
+
+    return selected
 
 
 @inlined
@@ -53,7 +78,7 @@ def _recolour(plane, mean, factor, added):  # type: ignore[no-untyped-def]
 def _fill(line, start, stop):  # type: ignore[no-untyped-def]
     """Write zeros."""
     for x in range(np.uintp(start), np.uintp(stop)):
-        line[x] = np.float32(0.0)
+        line[x] = 0
 
 
 @inlined
@@ -115,16 +140,71 @@ def _place(source, start, pitch, target, at, channels, pixels):  # type: ignore[
         )
 
 
+def _convert_bytes(cut, plane, conversion):  # type: ignore[no-untyped-def]
+    scale, offset, count = conversion[0], conversion[1], np.uintp(plane.size)
+    for i in range(count):
+        plane[i] = np.float32(cut[i]) * scale
+    # A loop of its own, so that the product is rounded, as in NumPy.
+    for i in range(count):
+        plane[i] += offset
+
+
+def _keep_floats(cut, plane, conversion):  # type: ignore[no-untyped-def]
+    pass
+
+
+_convert = _select_by_type(_convert_bytes, _keep_floats)
+"""_convert(cut, plane, conversion): write pixels as inputs to plane; inputs are there already."""
+
+
+def _clear_border_of_bytes(images, plane, top, left, width, mirrored):  # type: ignore[no-untyped-def]
+    rows, columns, height = images.shape[2], images.shape[3], plane.size // width
+    first, last = min(max(-top, 0), height), max(min(rows - top, height), 0)
+    _fill(plane, 0, first * width)
+    _fill(plane, max(first, last) * width, plane.size)
+    begin, end = min(max(-left, 0), width), min(max(columns - left, 0), width)
+    if mirrored:
+        begin, end = width - end, width - begin
+    if begin > 0 or end < width:
+        for y in range(first, last):
+            _fill(plane, y * width, y * width + begin)
+            _fill(plane, y * width + max(begin, end), (y + 1) * width)
+
+
+def _has_no_border(images, plane, top, left, width, mirrored):  # type: ignore[no-untyped-def]
+    pass
+
+
+_clear_border = _select_by_type(_clear_border_of_bytes, _has_no_border)
+"""_clear_border(images, plane, top, left, width, mirrored): set inputs outside the image to zero.
+8-bit pixels cannot represent it."""
+
+
+def _cannot_place(images, start, pitch, target, at, channels, pixels):  # type: ignore[no-untyped-def]
+    return False
+
+
+def _place_floats(images, start, pitch, target, at, channels, pixels):  # type: ignore[no-untyped-def]
+    _place(images, start, pitch, target, at, channels, pixels)
+    return True
+
+
+_place_image = _select_by_type(_cannot_place, _place_floats)
+"""_place_image(images, …): `_place` inputs; False for pixels, which need conversion."""
+
+
 @kernel
 def load_crop_windows(  # type: ignore[no-untyped-def]
-    start, stop, thread, target, planes, images, windows, recolourings, recolours
+    start, stop, thread, target, planes, cuts, images, conversion, windows, recolourings, recolours
 ):
     """Copy windows of images to target; items are windows.
 
     Args:
         target: (N, H, W, C).
         planes: (threads, C, H·W), scratch memory.
-        images: (M, C, H', W').
+        cuts: scratch memory of the same shape and the type of `images`; `planes` for inputs.
+        images: (M, C, H', W'), inputs (float32) or 8-bit pixels (uint8).
+        conversion: float32 (2,), scale and offset of 8-bit pixels.
         windows: int64 (N, 4), image, first row and first column, which may be outside the image,
             and whether the window is mirrored.
         recolourings: (N, 2), factor of the distances from the mean of each channel, and the number
@@ -140,14 +220,17 @@ def load_crop_windows(  # type: ignore[no-untyped-def]
         whole_rows = left == 0 and width == columns and 0 <= top <= rows - height
         if recolours == 0 and mirrored == 0 and whole_rows:
             first = (image * channels * rows + top) * columns
-            _place(images, first, rows * columns, target, at, channels, height * width)
-            continue
+            pixels = height * width
+            if _place_image(images, first, rows * columns, target, at, channels, pixels):
+                continue
         for c in range(channels):
-            plane = scratch[c]
+            cut, plane = cuts[thread, c], scratch[c]
             if mirrored == 0 and width == columns and abs(left) < width:
-                _move(plane, images, image, c, top, left)
+                _move(cut, images, image, c, top, left)
             else:
-                _cut(plane, images, image, c, top, left, width, mirrored)
+                _cut(cut, images, image, c, top, left, width, mirrored)
+            _convert(cut, plane, conversion)
+            _clear_border(images, plane, top, left, width, mirrored)
             if recolours != 0:
                 mean = _mean(plane)
                 _recolour(plane, mean, recolourings[n, 0], mean + recolourings[n, 1])

@@ -22,6 +22,7 @@ from dptrain.backends.cuda import replica as cuda_replica
 from dptrain.backends.cuda.device import Device
 from dptrain.backends.cuda.replica import CudaReplica, early_update
 from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
@@ -299,6 +300,35 @@ def test_colours_change_on_the_device_as_on_the_host(
     taken = replica.memory.download(replica._views[INPUT])
     np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
     assert (expected != pictures[rows]).any()
+
+
+@pytest.mark.parametrize("recolours", [False, True])
+@pytest.mark.parametrize("canvas", [(2, 9, 8), (2, 14, 9)], ids=["same size", "larger"])
+def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
+    canvas: tuple[int, ...], recolours: bool
+) -> None:
+    """Bit for bit: converted pixels are multiples of 2⁻²⁴, so sums of doubles are exact."""
+    pictures = np.random.default_rng(0).integers(0, 256, (5, *canvas), np.uint8)
+    pixels = PixelFormat("uint8", 2 / 255, -1.0)
+    converted = np.empty(pictures.shape, np.float32)
+    pixels.convert(pictures, converted)
+    colours = {"brightness": 0.2, "contrast": 0.7} if recolours else {}
+    change, rows = Augmentation(crop=4, flip=True, **colours), np.array([3, 0, 4, 4, 1, 2, 0, 3])
+    draws = change.draw(1, 2, np.arange(8))
+    expected = np.empty((8, *RICH.input_shape), np.float32)
+    change.change(expected, draws, converted, rows)
+    replica = make_replica(RICH, "cuda", 8)
+    assert isinstance(replica, DeviceReplica)
+    replica.cache_images(pictures, pixels)
+    assert replica.memory_bytes["dataset cache"] == pictures.size
+    other = replica.backend.make_replica(replica.plan)
+    assert isinstance(other, DeviceReplica)
+    other.share_cached_images(replica)
+    windows = change.crop_windows(RICH.input_shape, draws, canvas, rows)
+    for each in (replica, other):
+        stage(each, None, windows, change.recolourings(draws) if recolours else None)
+        taken = each.memory.download(each._views[INPUT])
+        np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
 
 
 @pytest.mark.parametrize(

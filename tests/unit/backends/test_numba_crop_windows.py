@@ -9,12 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.api import make_replica
+from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica
 from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.stored import CachedSamples
 from dptrain.network import Conv2d, Flatten, MeanSquaredError, Network
 from dptrain.plan.plan import INPUT
 
+BYTES = PixelFormat("uint8", 2 / 255, -1.0)
 CHANGES = [
     Augmentation(crop=4, flip=True),
     Augmentation(crop=4, brightness=0.3),
@@ -90,3 +92,30 @@ def test_changes_of_colours_are_rounded_as_in_numpy() -> None:
     windows = centred_windows((3, 8, 8), (3, 8, 8), rows)
     found = loaded(replica, windows, change.recolourings(draws))
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("pixels", [BYTES, PixelFormat("uint8", 2 / 16, -1.0)], ids=["255", "16"])
+@pytest.mark.parametrize("change", [*CHANGES, Augmentation()], ids=["moved", "bright", "all", "no"])
+@pytest.mark.parametrize("canvas", [(3, 9, 11), (3, 17, 20), (1, 9, 11), (20, 9, 33)])
+def test_8_bit_pixels_are_converted_as_on_the_host(
+    canvas: tuple[int, int, int], change: Augmentation, pixels: PixelFormat
+) -> None:
+    """Bit for bit: converted pixels are multiples of 2⁻²⁴, so sums of doubles are exact."""
+    random = np.random.default_rng(0)
+    pictures = random.integers(0, 17 if pixels.scale == 1 / 8 else 256, (5, *canvas), np.uint8)
+    converted = np.empty(pictures.shape, np.float32)
+    pixels.convert(pictures, converted)
+    shape, rows = (canvas[0], 9, min(canvas[2], 19)), random.integers(0, 5, 16)
+    draws = change.draw(1, 2, np.arange(16))
+    expected = np.empty((16, *shape), np.float32)
+    windows = centred_windows(shape, canvas, rows)
+    if change.moves:
+        windows = change.crop_windows(shape, draws, canvas, rows)
+        change.change(expected, draws, converted, rows)
+    else:
+        CachedSamples(pictures, rows[:5], pixels=pixels).read(rows, expected, rows.copy())
+    replica = make_replica(network_for(shape), batch_size=16, threads=2)
+    assert isinstance(replica, CropWindowReplica)
+    replica.cache_images(pictures, pixels)
+    colours = change.recolourings(draws) if change.recolours else None
+    np.testing.assert_array_equal(loaded(replica, windows, colours), expected)

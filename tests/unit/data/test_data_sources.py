@@ -31,6 +31,24 @@ def test_help_shows_every_source_with_an_example_that_parses():
         assert source.example.partition(":")[0].partition("?")[0] == name
 
 
+def test_readers_keep_8_bit_pixels_unless_they_compute_new_ones(net, cifar, mnist, tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), np.uint8)
+    np.savez(tmp_path / "bytes.npz", x=x, y=np.arange(20) % 10)
+    np.savez(tmp_path / "floats.npz", x=x / 255.0, y=np.arange(20) % 10)
+    for spec, shape, dtype in (
+        (f"cifar10:{cifar[0]}", (3, 32, 32), "uint8"),
+        (f"cifar10:{cifar[0]}?fit=crop", (3, 24, 24), "uint8"),
+        (f"cifar10:{cifar[0]}", (3, 24, 24), "float32"),  # resized
+        (f"cifar10:{cifar[0]}", (1, 32, 32), "float32"),  # grey
+        (f"mnist:{mnist()[0]}", (1, 28, 28), "uint8"),
+        ("digits", (3, 8, 8), "uint8"),
+        (f"npz:{tmp_path / 'bytes.npz'}", (3, 6, 5), "uint8"),
+        (f"npz:{tmp_path / 'floats.npz'}", (3, 6, 5), "float32"),
+    ):
+        data = open_data(spec, net(shape))
+        assert data.train.pixels.dtype == data.train.x.dtype == data.test.x.dtype == dtype, spec
+
+
 # digits
 
 
@@ -134,7 +152,7 @@ def test_data_is_cached_up_to_a_quarter_of_the_available_memory_of_the_node(
 ):
     from dptrain.data import stored
 
-    size = 1797 * 64 * 4
+    size = 1797 * 64  # 8-bit pixels.
     monkeypatch.setattr(stored, "free_memory", lambda: 4 * (size + spare))
     data = open_data("digits", net((1, 8, 8)), ranks_per_node=ranks_per_node)
     assert isinstance(data.train, stored.CachedSamples) == cached

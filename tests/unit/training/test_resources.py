@@ -12,9 +12,11 @@ import pytest
 
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.device_replica import DeviceReplica
+from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.world import World
-from dptrain.data.stored import CachedSamples
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
 from dptrain.training.job import _cache_images
 from dptrain.training.resources import bucket_bytes, notice_if_slow, open_backend
@@ -87,9 +89,30 @@ def test_images_are_cached_on_the_device_up_to_a_share_of_its_free_memory(
     world = World.single()
     world.local_size = local_size
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    images = _cache_images(replica, inputs, world, Settings(**changes))
+    found = _cache_images(replica, inputs, world, Settings(**changes))
     assert replica.cache_images.called == cached
-    assert images is (samples.x if cached else None)
+    assert found is (samples if cached else None)
+
+
+@pytest.mark.parametrize("kind", [DeviceReplica, CropWindowReplica])
+def test_a_device_also_caches_images_that_are_in_files(kind: type[Replica]) -> None:
+    images, labels = np.arange(5 * 12, dtype=np.uint8).reshape(5, 3, 2, 2), np.arange(5)
+    preprocessing = Preprocessing("image", (3, 2, 2), (3, 2, 2), "uint8", 2 / 255, -1.0)
+    samples = StoredSamples(images, labels, np.array([4, 0, 2]), preprocessing, "x.npy")
+    free = None if kind is CropWindowReplica else 1 << 20
+    replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: free))
+    inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
+    found = _cache_images(replica, inputs, World.single(), Settings())
+    if kind is CropWindowReplica:
+        assert found is None
+        return
+    assert found is not None
+    cached, pixels = replica.cache_images.call_args.args
+    assert (cached.shape, cached.dtype, cached.nbytes) == ((3, 3, 2, 2), np.uint8, 36)
+    assert pixels == PixelFormat("uint8", 2 / 255, -1.0)
+    np.testing.assert_array_equal(cached[0:2], images[[4, 0]])
+    np.testing.assert_array_equal(cached[2:3], images[[2]])
+    np.testing.assert_array_equal(found.y, [4, 0, 2])
 
 
 @pytest.mark.parametrize(("kind", "kept"), [(CropWindowReplica, True), (Replica, False)])
@@ -99,8 +122,8 @@ def test_images_in_host_memory_are_kept_if_the_replica_can_load_parts_of_them(
     samples = CachedSamples(np.zeros((4, 3, 32, 32), np.float32), np.zeros(4, np.int32))
     replica: Any = Mock(spec=kind, backend=SimpleNamespace(free_bytes=lambda: None))
     inputs: Any = SimpleNamespace(dataset=SimpleNamespace(train=samples), augmentation=None)
-    images = _cache_images(replica, inputs, World.single(), Settings())
-    assert images is (samples.x if kept else None)
+    found = _cache_images(replica, inputs, World.single(), Settings())
+    assert found is (samples if kept else None)
 
 
 def test_a_slow_block_prints_a_notice(
