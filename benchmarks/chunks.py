@@ -58,7 +58,9 @@ class Parts(NamedTuple):
 
         Example:
             >>> import numpy as np
-            >>> log = np.array([[0, 0, 10, 30], [0, 1, 14, 20], [0, 1 << 16 | 0, 32, 40]])
+            >>> log = np.array([
+            ...     [0, 0, 10, 30], [0, 1 << 16 | 1, 14, 20], [0, 1 << 16 | 0, 32, 40]
+            ... ])
             >>> Parts.of(log, 0, 50, 2)
             Parts(time=50, start=12.0, computing=17.0, between=1.0, end=20.0, taken=1)
         """
