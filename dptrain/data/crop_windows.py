@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.loader import Batch, BatchSource
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
+from dptrain.measure.input_times import InputTimes
 from dptrain.network.layers import Shape
 
 SAMPLES_PER_PIECE = 1 << 16
@@ -51,6 +53,7 @@ class CropWindowLoader(BatchSource):
         input_shape: (C, H, W) or (F,), the network's input.
         target_shape: () for class labels, else (F,); `Dataset.target_shape`.
         augmentation: random changes of the images.
+        times: receives the time of computing windows.
     """
 
     def __init__(
@@ -62,12 +65,14 @@ class CropWindowLoader(BatchSource):
         target_shape: Shape = (),
         *,
         augmentation: Augmentation | None = None,
+        times: InputTimes | None = None,
     ) -> None:
         if augmentation is not None:
             augmentation.check(input_shape)
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._input_shape, self._target_shape = input_shape, target_shape
         self._augmentation = augmentation
+        self._times = InputTimes() if times is None else times
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self._batches = self._make_batches()
 
@@ -114,6 +119,7 @@ class CropWindowLoader(BatchSource):
         One thread calls this for one span after another. It holds the interpreter's lock, which the
         main thread needs as well, so it makes few large calls.
         """
+        begin = perf_counter_ns()
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self._sampler.order(epoch)
         shards = list(self._sampler.shards(self._order[1], steps))
@@ -145,4 +151,6 @@ class CropWindowLoader(BatchSource):
                     None if recolourings is None else recolourings[span].reshape(*mine.shape, 2),
                 )
             )
+        self._times.add_assembling(begin)
+        self._times.batches += len(steps)
         return pieces

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator
 from queue import SimpleQueue
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
+from dptrain.measure.input_times import InputTimes
 from dptrain.network.layers import Shape
 
 S = TypeVar("S", bound="BatchSource")
@@ -105,6 +107,7 @@ class Loader(BatchSource):
         target_shape: () for class labels, else (F,); `Dataset.target_shape`.
         augmentation: random changes of the images.
         depth: batches to read ahead.
+        times: receives the times of reading and assembling.
 
     Example:
         >>> from dptrain.data import Loader, Sampler, open_data
@@ -126,12 +129,14 @@ class Loader(BatchSource):
         *,
         augmentation: Augmentation | None = None,
         depth: int = 2,
+        times: InputTimes | None = None,
     ) -> None:
         assert depth >= 0
         if augmentation is not None:
             augmentation.check(input_shape)
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._augmentation, self._depth = augmentation, depth
+        self._times = InputTimes() if times is None else times
         rows = sampler.largest_shard
         self._staged = self._make_staged(rows, input_shape)
         self._free: SimpleQueue[_Buffers] = SimpleQueue()
@@ -203,11 +208,13 @@ class Loader(BatchSource):
         self, epoch: int, order: NDArray[np.int64], steps: range
     ) -> Iterator[tuple[Batch, _Buffers]]:
         """Read the batches of steps of an epoch, until the loader is closed."""
+        begin = perf_counter_ns()
         shards = list(self._sampler.shards(order, steps))
         draws, drawn = None, 0
         if self._augmentation is not None:
             samples = np.concatenate([mine.reshape(-1) for _, _, mine in shards])
             draws = self._augmentation.draw(self._sampler.seed, epoch, samples)
+        self._times.add_assembling(begin)
         for part, global_count, mine in shards:
             for step, samples in zip(part, mine, strict=True):
                 buffers = self._free.get()
@@ -226,13 +233,17 @@ class Loader(BatchSource):
         y: NDArray[Any],
         draws: NDArray[np.float64] | None,
     ) -> None:
+        self._times.batches += 1
         if not len(indices):
             return
-        augmentation, samples = self._augmentation, self._samples
+        augmentation, samples, begin = self._augmentation, self._samples, perf_counter_ns()
         if augmentation is None or draws is None:
             samples.read(indices, x, y)
-        elif not augmentation.moves:
+            self._times.add_reading(begin)
+            return
+        if not augmentation.moves:
             samples.read(indices, x, y)
+            begin = self._times.add_reading(begin)
             augmentation.change(x, draws, None, indices)
         elif isinstance(samples, CachedSamples) and samples.pixels == INPUTS:
             rows = samples.rows(indices)
@@ -241,7 +252,9 @@ class Loader(BatchSource):
         else:
             staged = self._staged[: len(indices)]
             samples.read(indices, staged, y)
+            begin = self._times.add_reading(begin)
             augmentation.change(x, draws, staged, np.arange(len(indices)))
+        self._times.add_assembling(begin)
 
     def _make_staged(self, rows: int, input_shape: Shape) -> NDArray[np.float32]:
         """Return memory for images as they are read, with the border that a crop may move over."""

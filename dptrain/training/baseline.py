@@ -10,6 +10,7 @@ from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
 from dptrain.measure.efficiency import Baseline
+from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import STEP, StepRecorder
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
@@ -32,16 +33,28 @@ def open_loader(
     first: int,
     last: int,
     micro_shards: MicroShards | None = None,
+    times: InputTimes | None = None,
 ) -> BatchSource:
-    """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks."""
+    """Return the batches of the training steps `first` … `last` − 1 for one of `size` ranks.
+
+    The loader adds its times to `times`.
+    """
     data = job.dataset
     sampler = Sampler(len(data.train), batch_size, job.spec.seed, rank, size, micro_shards)
     steps, shapes = range(first, last), (data.input_shape, data.target_shape)
     cached, augmentation = job.cached_samples, job.augmentation
     if cached is not None:
-        return CropWindowLoader(cached, sampler, steps, *shapes, augmentation=augmentation)
+        return CropWindowLoader(
+            cached, sampler, steps, *shapes, augmentation=augmentation, times=times
+        )
     return Loader(
-        data.train, sampler, steps, *shapes, augmentation=augmentation, depth=job.spec.prefetch
+        data.train,
+        sampler,
+        steps,
+        *shapes,
+        augmentation=augmentation,
+        depth=job.spec.prefetch,
+        times=times,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dptrain import __version__
@@ -19,6 +19,7 @@ from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.errors import UserError
+from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.files import network_to_dict
 from dptrain.network.network import Network
@@ -62,6 +63,7 @@ class Job:
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
         warning: one line if damaged checkpoints were skipped on resume.
+        input_times: of the training loop's loaders.
     """
 
     settings: Settings
@@ -82,6 +84,7 @@ class Job:
     run: RunDirectory | None
     first_step: int
     warning: str | None = None
+    input_times: InputTimes = field(default_factory=InputTimes)
 
     @property
     def memory_bytes(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from dptrain import __version__
 from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.gathering import gather_measured
-from dptrain.measure.recorder import HIDDEN
+from dptrain.measure.input_times import InputLimit
+from dptrain.measure.recorder import DATA_WAIT, HIDDEN
 from dptrain.measure.tables import closing_table, notes_table
+from dptrain.plan.lowering import Phase
 from dptrain.training.display import Display
 from dptrain.training.engines import FIRST_TIMED
 from dptrain.training.job import Job
@@ -100,12 +102,31 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
         skip = FIRST_TIMED if has_captures else 0
         measured = gather_measured(world, job.recorder, ahead=in_flight, skip=skip)
     summary, tables = None, tuple[Any, ...]()
+    loader_times = world.gather_json(list(job.input_times.mean_ms()))
+    limit = None if measured is None else _input_limit(job, measured, loader_times or [])
     if world.is_rank_zero:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS
         scaling = efficiency(baseline, step_times, world.size, possible=possible)
         summary = _summary(job, progress, measured, scaling)
+        summary["input_limit"] = None if limit is None else limit.to_dict()
         tables = _tables(job, measured, scaling)
-    return Conclusion(dict(world.broadcast_json(summary)), tables, _closing_lines(job, progress))
+    lines = _closing_lines(job, progress)
+    if limit is not None:
+        lines = (str(limit), *lines)
+    return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
+
+
+def _input_limit(
+    job: Job, measured: Measured, loader_times: Sequence[Sequence[float]]
+) -> InputLimit:
+    """Return the times of input; `loader_times` has reading and assembling in ms of each rank."""
+    copy_ms, step_ms = 0.0, float(measured.steps.mean())
+    wait_ms = float(measured.column(DATA_WAIT, ordinary=True).mean())
+    if measured.by_stage:
+        load = next(stage.name for stage in job.plan.stages if stage.phase is Phase.LOAD)
+        copy_ms, wait_ms = float(measured.column(load).mean()), measured.parts.data_wait
+    reading_ms, assembling_ms = np.mean(loader_times, axis=0).tolist()
+    return InputLimit(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms)
 
 
 def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[str | Table, ...]:

@@ -318,6 +318,7 @@ class Trainer:
             first=self.step,
             last=job.spec.steps,
             micro_shards=job.plan.micro_shards,
+            times=job.input_times,
         ) as batches:
             yield batches
 

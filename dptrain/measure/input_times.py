@@ -1,0 +1,108 @@
+"""Whether input limits training, and which part of input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+NEGLIGIBLE = 0.05
+"""Share of a step that input may take without limiting training."""
+
+
+@dataclass
+class InputTimes:
+    """Times that a loader takes, on whichever thread, for the minibatches of a run.
+
+    Attributes:
+        reading_ns: reading samples from memory or files, with decoding.
+        assembling_ns: drawing random numbers, and changing images or computing crop windows.
+        batches: minibatches.
+    """
+
+    reading_ns: int = 0
+    assembling_ns: int = 0
+    batches: int = 0
+
+    def add_reading(self, begin_ns: int) -> int:
+        """Add the time since `begin_ns` to reading; return the present time."""
+        now = perf_counter_ns()
+        self.reading_ns += now - begin_ns
+        return now
+
+    def add_assembling(self, begin_ns: int) -> int:
+        """Add the time since `begin_ns` to assembling; return the present time."""
+        now = perf_counter_ns()
+        self.assembling_ns += now - begin_ns
+        return now
+
+    def mean_ms(self) -> tuple[float, float]:
+        """Return reading and assembling per minibatch in milliseconds."""
+        count = max(self.batches, 1) * 1e6
+        return self.reading_ns / count, self.assembling_ns / count
+
+
+@dataclass(frozen=True)
+class InputLimit:
+    """Times of input in milliseconds per step, means over the ranks.
+
+    Attributes:
+        step_ms: the whole step.
+        wait_ms: waiting for the minibatch.
+        copy_ms: copying the minibatch to the network's input; 0 if it was not measured.
+        reading_ms, assembling_ms: see `InputTimes`; they may overlap with the step.
+    """
+
+    step_ms: float
+    wait_ms: float
+    copy_ms: float
+    reading_ms: float
+    assembling_ms: float
+
+    @property
+    def share(self) -> float:
+        """Share of a step in which nothing but input happened."""
+        return min((self.wait_ms + self.copy_ms) / self.step_ms, 1.0) if self.step_ms else 0.0
+
+    @property
+    def limits(self) -> bool:
+        """True if input limited training."""
+        return self.share > NEGLIGIBLE
+
+    @property
+    def part(self) -> str:
+        """The part of input that takes longest: ``reading``, ``assembling`` or ``copying``."""
+        if self.copy_ms > self.wait_ms:
+            return "copying"
+        return "reading" if self.reading_ms >= self.assembling_ms else "assembling"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for ``summary.json``."""
+        return {
+            "limits": self.limits,
+            "part": self.part if self.limits else None,
+            "share": self.share,
+            "wait_ms": self.wait_ms,
+            "reading_ms": self.reading_ms,
+            "assembling_ms": self.assembling_ms,
+            "copying_ms": self.copy_ms,
+        }
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        times = (
+            f"per minibatch {self.reading_ms:.3g} ms of reading and decoding, "
+            f"{self.assembling_ms:.3g} ms of assembling, {self.copy_ms:.3g} ms of copying, "
+            f"{self.wait_ms:.3g} ms of waiting"
+        )
+        if not self.limits:
+            return f"input did not limit training: it took {self.share:.1%} of a step ({times})"
+        names = {
+            "reading": "reading and decoding samples",
+            "assembling": "assembling minibatches on the host",
+            "copying": "copying minibatches to the network's input",
+        }
+        return (
+            f"input limited training: it took {self.share:.0%} of a step, mostly "
+            f"{names[self.part]} ({times})"
+        )
