@@ -1,6 +1,8 @@
 """Compare dptrain with PyTorch and with the limits of the machine, on NVIDIA GPUs.
 
-python -m benchmarks.gpu [--quick] [--networks model0,cifar] [--output DIR]
+python -m benchmarks.gpu [--quick] [--sections inference] [--networks model0,vgg] [--output DIR]
+
+Networks are those that dptrain knows by name, those of `benchmarks.outside`, and .toml files.
 
 docs/performance.md describes how the numbers are measured and what they mean.
 """
@@ -16,7 +18,7 @@ import click
 
 from benchmarks.gpu.machine import find_machine
 from benchmarks.gpu.report import Results, headline, write
-from benchmarks.gpu.suite import SECTIONS, Settings, run
+from benchmarks.gpu.suite import QUICK_INFERENCE, SECTIONS, Settings, run
 from benchmarks.gpu.training import PRECISIONS
 from benchmarks.progress import Progress
 from benchmarks.tables import new_files
@@ -139,21 +141,24 @@ def settings_from(
     if quick:
         chosen = Settings(
             sections=("check", "training", "stages"), batches=(32,), compiled=(),
-            stage_batches=(32,), blocks=6,
+            stage_batches=(32,), blocks=6, inference=QUICK_INFERENCE,
         )  # fmt: skip
     sizes = numbers(batches)
+    compiled_sizes = None if compiled is None else numbers(compiled.replace("none", ""))
+    listed = checked("precision", split(precisions), PRECISIONS)
     return Settings(
         networks=split(networks) or chosen.networks,
         sections=checked("section", split(sections), SECTIONS) or chosen.sections,
         batches=sizes or chosen.batches,
-        precisions=checked("precision", split(precisions), PRECISIONS) or chosen.precisions,
-        compiled=chosen.compiled if compiled is None else numbers(compiled.replace("none", "")),
+        precisions=listed or chosen.precisions,
+        compiled=chosen.compiled if compiled_sizes is None else compiled_sizes,
         blocks=chosen.blocks,
         # By default, stages are timed at the batch sizes at which steps are checked.
         stage_batches=tuple(n for n in chosen.stage_batches if n in sizes)
         or sizes
         or chosen.stage_batches,
         launches=launches or chosen.launches,
+        inference=chosen.inference.replaced(split(networks), sizes, listed, compiled_sizes),
     )
 
 

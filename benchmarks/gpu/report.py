@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.gpu import targets
+from benchmarks.gpu.inference import InferenceCase
+from benchmarks.gpu.inference_report import (
+    inference_headline,
+    inference_json,
+    inference_tables,
+)
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.ranks import PROGRAMS, RankResult, weak_efficiency
 from benchmarks.gpu.stages import LayerRow, StageResult
@@ -53,6 +59,7 @@ class Results:
     stages: list[StageResult] = field(default_factory=list)
     layers: list[LayerRow] = field(default_factory=list)
     ranks: list[RankResult] = field(default_factory=list)
+    inference: list[InferenceCase] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -87,6 +94,7 @@ class Results:
             training_table(self.comparisons()),
             mode_table(self.cases),
             memory_table(self.cases),
+            *inference_tables(self.inference),
             *rank_tables(self.ranks),
             layer_table(self.layers),
             *(stage_table(stages, self.limits) for stages in self.stages_by_case().values()),
@@ -97,11 +105,19 @@ class Results:
         return [table for table in tables if table.rows]
 
     def _all_failed(self) -> dict[str, str]:
-        return self.failed | {
-            f"{case.network}, batch {case.batch_size}, {name}": why
-            for case in self.cases
-            for name, why in case.failed.items()
-        }
+        return (
+            self.failed
+            | {
+                f"{case.network}, batch {case.batch_size}, {name}": why
+                for case in self.cases
+                for name, why in case.failed.items()
+            }
+            | {
+                f"inference of {case.network}, batch {case.batch_size}, {name}": why
+                for case in self.inference
+                for name, why in case.failed.items()
+            }
+        )
 
 
 def verdict(goals: Sequence[tuple[Target, float]]) -> str:
@@ -293,6 +309,7 @@ def headline(results: Results) -> str:
                 f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's fastest mode"
             )
         lines.append(line)
+    lines += inference_headline(results.inference)
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
         reached = sum(targets.OWN_KERNEL.share(value) >= 1 for value in compared)
@@ -348,6 +365,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "stage_columns": STAGE_ROW,
         "layers": [vars(row) for row in results.layers],
         "ranks": [vars(row) for row in results.ranks],
+        "inference": inference_json(results.inference),
         "failed": results._all_failed(),
     }  # fmt: skip
 

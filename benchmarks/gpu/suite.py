@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.gpu import ranks
 from benchmarks.gpu.clock import BLOCKS, Program
+from benchmarks.gpu.inference import BuildInference, Judge, measure_inference, without_dropout
 from benchmarks.gpu.machine import Machine, about
 from benchmarks.gpu.ours import Step
 from benchmarks.gpu.report import Checked, Results
@@ -26,11 +28,13 @@ from benchmarks.gpu.stages import (
     unfused,
 )
 from benchmarks.gpu.training import (
+    PRECISIONS,
     Build,
     measure_case,
     reason,
     release_memory,
 )
+from benchmarks.outside import find_network
 from benchmarks.progress import Progress
 from dptrain.network import Dropout, Network
 
@@ -38,9 +42,46 @@ if TYPE_CHECKING:
     # Needs PyTorch.
     from benchmarks.check import Expected
 
-SECTIONS = ("check", "training", "stages", "layers", "ranks")
+SECTIONS = ("check", "training", "inference", "stages", "layers", "ranks")
 STUDY = ("model2", "model-large")
 """Networks of the comparison of layers."""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Cases of a section that has its own.
+
+    Attributes:
+        networks, batches, precisions: names and sizes.
+        compiled: batch sizes that also run with torch.compile.
+    """
+
+    networks: tuple[str, ...]
+    batches: tuple[int, ...]
+    precisions: tuple[str, ...]
+    compiled: tuple[int, ...]
+
+    def replaced(
+        self,
+        networks: tuple[str, ...],
+        batches: tuple[int, ...],
+        precisions: tuple[str, ...],
+        compiled: tuple[int, ...] | None,
+    ) -> Cases:
+        """Return these cases with the values of the command line, if they are not empty."""
+        return Cases(
+            networks or self.networks, batches or self.batches, precisions or self.precisions,
+            self.compiled if compiled is None else compiled,
+        )  # fmt: skip
+
+
+INFERENCE = Cases(
+    ("model0", "cifar", "solar", "lenet5", "vgg", "strided"), (1, 8, 32, 128, 1024, 2048),
+    PRECISIONS, (1, 32, 1024),
+)  # fmt: skip
+"""Cases of inference: networks of the benchmark set and some outside it."""
+
+QUICK_INFERENCE = Cases(("model0", "cifar", "vgg"), (1, 32), ("tf32", "bf16"), ())
 
 
 @dataclass(frozen=True)
@@ -54,6 +95,7 @@ class Settings:
         stage_batches: batch sizes of stages and layers.
         rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
         launches: launches of each job with several ranks.
+        inference: cases of inference.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -66,6 +108,7 @@ class Settings:
     rank_networks: tuple[str, ...] = ("model0", "cifar")
     rank_batches: tuple[int, ...] = (32, 1024)
     launches: int = 3
+    inference: Cases = INFERENCE
 
 
 GROSS_ERROR = 8.0
@@ -95,6 +138,7 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
         results.limits = machine.limits(settings.precisions)
     by_name = {
         "training": sections.train,
+        "inference": sections.infer,
         "stages": sections.stages,
         "layers": sections.layers,
         "ranks": sections.ranks,
@@ -138,7 +182,7 @@ class _Run:
     ) -> None:
         self.settings, self.machine, self.progress = settings, machine, progress
         self.save, self.results = save, results
-        self.networks = [dptrain.get_network(name) for name in settings.networks]
+        self.networks = [find_network(name) for name in settings.networks]
         self.exact = None if machine.torch is None else _Exact(machine.torch)
 
     @contextmanager
@@ -193,6 +237,50 @@ class _Run:
                     case = measure_case(network, n, ours, theirs, settings.blocks)
                     self.results.cases.append(case)
                 self.save(self.results)
+
+    def infer(self) -> None:
+        """Check and time inference."""
+        cases = self.settings.inference
+        for network in map(find_network, cases.networks):
+            for n in cases.batches:
+                for precision in cases.precisions:
+                    with self._reported(f"inference of {network.name}, batch {n}, {precision}"):
+                        self._infer(network, n, precision, compiled=n in cases.compiled)
+                self.save(self.results)
+
+    def _infer(self, network: Network, n: int, precision: str, *, compiled: bool) -> None:
+        judge: Judge = lambda name, output: None  # noqa: E731 - nothing to compare with
+        theirs: dict[str, BuildInference] = {}
+        if self.exact is not None:
+            judge = self._judge_inference(network, n, precision)
+            if self.machine.timed_torch:
+                from benchmarks.gpu.inference_peers import peer_builds
+
+                x, _ = random_batch(network, n)
+                theirs = peer_builds(network, x, precision, compiled=compiled)
+        self.results.inference.append(
+            measure_inference(
+                network, n, precision, self.machine.backends, theirs, judge, self.settings.blocks
+            )
+        )
+
+    def _judge_inference(self, network: Network, n: int, precision: str) -> Judge:
+        """Return the check of outputs: dptrain's are recorded, wrong ones of peers excluded."""
+        from benchmarks.check import judge
+
+        assert self.exact is not None
+        expected = self.exact.of(without_dropout(network), n, precision)
+
+        def check(name: str, output: NDArray[Any]) -> None:
+            exact = expected.exact["output"]
+            found = judge(network.name, n, {"output": output.reshape(exact.shape)}, expected)
+            ours = name in self.machine.backends
+            if ours:
+                self.results.checks.append(Checked(name, f"{precision} inference", found))
+            if not found.error <= found.allowed * (1.0 if ours else GROSS_ERROR):
+                raise ArithmeticError(f"the relative error of the output is {found.error:.1e}")
+
+        return check
 
     def stages(self) -> None:
         """Time the stages of all steps."""

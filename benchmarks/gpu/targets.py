@@ -20,6 +20,9 @@ WIDE_CONVOLUTION = Target(0.6)
 """Share of the GEMM rate for convolutions with at least `WIDE_CHANNELS` filters."""
 WIDE_BATCH = 2048
 
+INFERENCE = {batch_size: Target(2.0) for batch_size in (1, 32, 1024)}
+"""Throughput of inference divided by that of the best peer, by batch size."""
+
 OWN_KERNEL = Target(1.0, at_most=True)
 """Time of a layer by `cuda` over its time by `cudnn`."""
 

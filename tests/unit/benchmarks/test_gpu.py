@@ -381,6 +381,7 @@ MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
 SETTINGS = suite.Settings(
     networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
     compiled=(), rank_networks=(),
+    inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
 )  # fmt: skip
 
 
@@ -398,8 +399,8 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     )
     assert results.right
     assert results.complete
-    # Behind each case of training, each network's stages, each table of layers.
-    assert [count > 0 for count in saved] == [False, True, True]
+    # After each case of training and inference, each network's stages, each table of layers.
+    assert [count > 0 for count in saved] == [False, False, True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
     read = parse_json(paths[0].read_text())
@@ -409,7 +410,7 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert {len(row) for row in case["rows"]} == {len(read["stage_columns"])}
     text = paths[1].read_text()
     for part in ("missing: backend cudnn: no library", "### Training step", "### Layer by layer",
-                 "### Stages of model-small", "4 of 4 results agree"):  # fmt: skip
+                 "### Stages of model-small", "5 of 5 results agree"):  # fmt: skip
         assert part in text
 
 
@@ -474,7 +475,8 @@ from benchmarks.progress import Progress
 Machine.limits = lambda self, precisions: Limits(1e10, {})
 suite.STUDY = ()
 settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
-                          stage_batches=(2,), blocks=2, rank_networks=())
+                          stage_batches=(2,), blocks=2, rank_networks=(),
+                          inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
 results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
                     lambda results: None)
 print(report.as_markdown(results))
