@@ -73,10 +73,16 @@ OUTSIDE: Mapping[str, Network] = MappingProxyType({
 })  # fmt: skip
 
 
+PERCEPTRON = _network("perceptron", (1, 28, 28), _dense(2048, 2048, 10))
+"""784-2048-2048-10, for GPUs; its products have 1.6 and 4.2 million weights."""
+
+
 def find_network(name: str) -> Network:
-    """Return one of `OUTSIDE`, or a network that dptrain knows by name."""
+    """Return one of `OUTSIDE`, `PERCEPTRON`, or a network that dptrain knows by name."""
     if name in OUTSIDE:
         return OUTSIDE[name]
+    if name == PERCEPTRON.name:
+        return PERCEPTRON
     from dptrain.network.files import get_network
 
     return get_network(name)

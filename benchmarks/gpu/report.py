@@ -138,13 +138,15 @@ def training_table(comparisons: Iterable[Comparison]) -> Table:
     for c in comparisons:
         times, case = c.ratio, c.case
         step = targets.STEP_US.get((case.network, case.batch_size))
+        faster = targets.faster(case.network, case.batch_size, c.precision)
         theirs = None if c.mode is None else case.theirs[c.mode]
         rows.append((
             case.network, str(case.batch_size), c.precision, c.backend,
             with_spread(c.ours.median, c.ours.quartiles),
             "" if theirs is None else with_spread(theirs.median, theirs.quartiles), c.mode or "",
             "" if times is None else f"{times.value:.2f} ({times.low:.2f}–{times.high:.2f})",
-            "" if step is None else _goal(step, " µs"), _goal(targets.faster(case.batch_size), "×"),
+            "" if step is None else _goal(step, " µs"),
+            "" if faster is None else _goal(faster, "×"),
             verdict(c.goals),
         ))  # fmt: skip
     columns = (

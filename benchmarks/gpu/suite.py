@@ -34,7 +34,7 @@ from benchmarks.gpu.training import (
     reason,
     release_memory,
 )
-from benchmarks.outside import find_network
+from benchmarks.outside import OUTSIDE, PERCEPTRON, find_network
 from benchmarks.progress import Progress
 from dptrain.network import Dropout, Network
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     # Needs PyTorch.
     from benchmarks.check import Expected
 
-SECTIONS = ("check", "training", "inference", "stages", "layers", "ranks")
+SECTIONS = ("check", "training", "shapes", "inference", "stages", "layers", "ranks")
 STUDY = ("model2", "model-large")
 """Networks of the comparison of layers."""
 
@@ -81,6 +81,11 @@ INFERENCE = Cases(
 )  # fmt: skip
 """Cases of inference: networks of the benchmark set and some outside it."""
 
+SHAPES = Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), PRECISIONS, (32,))
+"""Cases of training outside the benchmark set."""
+
+QUICK_SHAPES = Cases(("vgg", "strided", "perceptron"), (32,), ("tf32", "bf16"), ())
+
 QUICK_INFERENCE = Cases(("model0", "cifar", "vgg"), (1, 32), ("tf32", "bf16"), ())
 
 
@@ -95,7 +100,7 @@ class Settings:
         stage_batches: batch sizes of stages and layers.
         rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
         launches: launches of each job with several ranks.
-        inference: cases of inference.
+        shapes, inference: cases of these sections.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -108,7 +113,13 @@ class Settings:
     rank_networks: tuple[str, ...] = ("model0", "cifar")
     rank_batches: tuple[int, ...] = (32, 1024)
     launches: int = 3
+    shapes: Cases = SHAPES
     inference: Cases = INFERENCE
+
+    @property
+    def training(self) -> Cases:
+        """Cases of the section training."""
+        return Cases(self.networks, self.batches, self.precisions, self.compiled)
 
 
 GROSS_ERROR = 8.0
@@ -137,7 +148,8 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
     if {"stages", "training"} & set(settings.sections):
         results.limits = machine.limits(settings.precisions)
     by_name = {
-        "training": sections.train,
+        "training": lambda: sections.train(settings.training),
+        "shapes": lambda: sections.train(settings.shapes),
         "inference": sections.infer,
         "stages": sections.stages,
         "layers": sections.layers,
@@ -216,6 +228,10 @@ class _Run:
             for network in self.networks:
                 for n in settings.batches:
                     cases |= {(network.name, n, p): network for p in settings.precisions}
+        if "shapes" in sections:
+            for network in map(find_network, settings.shapes.networks):
+                for n in settings.shapes.batches:
+                    cases |= {(network.name, n, p): network for p in settings.shapes.precisions}
         if "layers" in sections:
             for network in map(dptrain.get_network, STUDY):
                 for form in (network, unfused(network)):
@@ -224,17 +240,16 @@ class _Run:
         for (_, n, precision), network in cases.items():
             yield network, n, precision
 
-    def train(self) -> None:
+    def train(self, cases: Cases) -> None:
         """Time the training steps of all programs."""
-        settings = self.settings
-        ours = [(b, p) for b in self.machine.backends for p in settings.precisions]
-        for network in self.networks:
-            for n in settings.batches:
+        ours = [(b, p) for b in self.machine.backends for p in cases.precisions]
+        for network in map(find_network, cases.networks):
+            for n in cases.batches:
                 with self._reported(f"training of {network.name}, batch {n}"):
                     theirs: dict[str, Build] = {}
                     if self.exact is not None and self.machine.timed_torch:
-                        theirs = torch_builds(network, n, settings, self.exact)
-                    case = measure_case(network, n, ours, theirs, settings.blocks)
+                        theirs = torch_builds(network, n, cases, self.exact)
+                    case = measure_case(network, n, ours, theirs, self.settings.blocks)
                     self.results.cases.append(case)
                 self.save(self.results)
 
@@ -337,7 +352,7 @@ class _Run:
 
 
 def torch_builds(
-    network: Network, batch_size: int, settings: Settings, exact: _Exact
+    network: Network, batch_size: int, cases: Cases, exact: _Exact
 ) -> dict[str, Build]:
     """Return the functions that build PyTorch's programs, by mode."""
     from benchmarks.check import judge
@@ -360,7 +375,7 @@ def torch_builds(
 
     modes = [
         mode
-        for precision in settings.precisions
-        for mode in modes_for(network, precision, compiled=batch_size in settings.compiled)
+        for precision in cases.precisions
+        for mode in modes_for(network, precision, compiled=batch_size in cases.compiled)
     ]
     return {mode.name: partial(build, mode) for mode in modes}

@@ -72,8 +72,9 @@ class Comparison:
         least = targets.STEP_US.get((self.case.network, self.case.batch_size))
         if least is not None:
             goals.append((least, self.ours.median))
-        if self.ratio is not None:
-            goals.append((targets.faster(self.case.batch_size), self.ratio.value))
+        faster = targets.faster(self.case.network, self.case.batch_size, self.precision)
+        if self.ratio is not None and faster is not None:
+            goals.append((faster, self.ratio.value))
         return goals
 
 

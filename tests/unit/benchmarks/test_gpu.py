@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.check import expect, judge
-from benchmarks.gpu import ranks, suite, theirs, torch_layers
+from benchmarks.gpu import ranks, suite, targets, theirs, torch_layers
 from benchmarks.gpu.__main__ import main, settings_from
 from benchmarks.gpu.check import OPERAND, check_step, update_error
 from benchmarks.gpu.clock import MAX_STEPS, MIN_STEPS, Laps, Program, host_timer, ratio, take_turns
@@ -129,6 +129,18 @@ def test_a_small_batch_must_reach_both_its_time_and_its_ratio(us: float, words: 
     theirs_us = 132.0 if us != 44.0 else 131.0
     case = Case("model0", 32, {("cuda", "tf32"): laps(us)}, {"tf32 graph": laps(theirs_us)})
     assert verdict(case.comparisons()[0].goals) == words
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "least"),
+    [("cifar", "bf16", 2.0), ("cifar", "fp32", 2.5), ("vgg", "tf32", 2.5), ("vgg", "fp32", 1.7),
+     ("perceptron", "bf16", 1.3), ("odd", "fp32", None)],
+)  # fmt: skip
+def test_targets_depend_on_network_and_precision(
+    network: str, precision: str, least: float | None
+) -> None:
+    target = targets.faster(network, 512, precision)
+    assert (None if target is None else target.value) == least
 
 
 def test_without_pytorch_there_is_no_ratio() -> None:
@@ -380,7 +392,7 @@ def test_ranks_inherit_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
 SETTINGS = suite.Settings(
     networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
-    compiled=(), rank_networks=(),
+    compiled=(), rank_networks=(), shapes=suite.Cases(("lenet5",), (2,), ("fp32",), ()),
     inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
 )  # fmt: skip
 
@@ -399,8 +411,8 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     )
     assert results.right
     assert results.complete
-    # After each case of training and inference, each network's stages, each table of layers.
-    assert [count > 0 for count in saved] == [False, False, True, True]
+    # After each training and inference case, each network's stages, each table of layers.
+    assert [count > 0 for count in saved] == [False, False, False, True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
     read = parse_json(paths[0].read_text())
@@ -410,7 +422,7 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert {len(row) for row in case["rows"]} == {len(read["stage_columns"])}
     text = paths[1].read_text()
     for part in ("missing: backend cudnn: no library", "### Training step", "### Layer by layer",
-                 "### Stages of model-small", "5 of 5 results agree"):  # fmt: skip
+                 "### Stages of model-small", "7 of 7 results agree"):  # fmt: skip
         assert part in text
 
 
@@ -476,6 +488,7 @@ Machine.limits = lambda self, precisions: Limits(1e10, {})
 suite.STUDY = ()
 settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
                           stage_batches=(2,), blocks=2, rank_networks=(),
+                          shapes=suite.Cases((), (), (), ()),
                           inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
 results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
                     lambda results: None)
