@@ -95,9 +95,10 @@ def fail(error: BaseException) -> int:
             _end(job, error)
         if job.rank == 0:
             # The launcher may kill a rank that exits last; the watchdog must not name it too.
+            text = describe(error, 0, 1)
             job.claim()
             job.report("named")
-            _print(describe(error, 0, 1))
+            _print(text)
         return exit_code(error)
     if find_launch().size == 1 or "mpi4py.MPI" in sys.modules:
         return _leave(error)
@@ -159,9 +160,10 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     time.sleep(min(0.25 * job.node, 2.0))
     if isinstance(error, RankTimeoutError) and not error.is_cause:
         time.sleep(_OTHER_NODES_S)
-    if job.claim():
+    text = describe(error, job.rank, job.size)
+    if job.claim():  # If this rank is killed before it prints, nobody does.
         job.report("named")
-        _print(describe(error, job.rank, job.size))
+        _print(text)
         time.sleep(_DELIVERY_S)
     else:
         time.sleep(_SECOND_S)  # The rank that claimed prints, and ends this rank too.

@@ -50,6 +50,7 @@ class Job:
         folder: the folder that the ranks of this node share.
         node: index of this rank's node; 0 until MPI has started.
         pipe: file descriptor of the named pipe that the watchdog reads; None without watchdog.
+        registration: that of the pipe ``register``; the watchdog runs while it is open.
     """
 
     rank: int
@@ -57,17 +58,11 @@ class Job:
     folder: Path
     node: int = 0
     pipe: int | None = None
+    registration: int | None = None
 
     def claim(self) -> bool:
-        """Return True if no process of this node has printed a cause before."""
-        try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            (self.folder / "failed").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError:
-            return True  # It is better to print the cause twice than not at all.
-        return True
+        """Return True if no process of this node has claimed to print a cause before."""
+        return watch.claim(str(self.folder))
 
     def register(self) -> None:
         """Report this process to the watchdog of this node, and start the watchdog if needed.
@@ -77,41 +72,42 @@ class Job:
         """
         end = time.monotonic() + _BEGIN_S
         while not self._register(end):
-            pass  # The watchdog of ranks that have left has ended meanwhile.
+            if (self.folder / "failed").exists():  # Perhaps it has not been a watchdog's folder.
+                raise FileExistsError(f"a rank has failed before rank {self.rank} registered")
         atexit.register(self.leave)
 
     def _register(self, end: float) -> bool:
         """Register once; return False if the watchdog has ended before it watched this rank."""
-        register = _open_folder(self.folder, self.size)
-        # The pipe stays open: its content is lost when no process has it open.
-        alive = self.folder / f"alive-{self.rank}"
+        name = f"{self.rank}-{os.getpid()}"
+        alive, watched = self.folder / f"alive-{name}", self.folder / f"watched-{name}"
         try:
+            self.registration = _open_register(self.folder, self.size)
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(alive)
             # For reading and writing, since opening for writing alone needs a reader.
             self.pipe = _raise_number(os.open(alive, os.O_RDWR | os.O_NONBLOCK))
-        except FileNotFoundError:
+            os.write(self.registration, f"{name}\n".encode())
+        except (FileNotFoundError, BrokenPipeError):
+            self._close_pipes()
             return False
-        self.report(f"pid {os.getpid()}")
-        os.write(register, f"{self.rank}\n".encode())
         # Wait for the watchdog. It cannot determine which rank ended first if both ended before it
         # opened their pipes.
-        while not (self.folder / f"watched-{self.rank}").exists() and time.monotonic() < end:
-            if not _is_open(register, self.folder / "register"):
-                os.close(self.pipe)
-                os.close(register)
-                self.pipe = None
+        closed = select.poll()
+        closed.register(self.registration, 0)  # POLLERR needs no mask.
+        while not watched.exists() and time.monotonic() < end:
+            if closed.poll(2):
+                self._close_pipes()
                 return False
-            time.sleep(0.002)
         return True
 
     def meet(self, folder: str) -> None:
-        """Use the folder of the first rank of this node."""
+        """Use the folder of the first rank of this node, after MPI has started."""
         if folder != str(self.folder):
-            self._close_pipe()
+            self._close_pipes()
             self.folder = Path(folder)
             with contextlib.suppress(OSError):
                 self.register()
+        self.report("started")
 
     def listen(self) -> tuple[int, str] | None:
         """Let this node's watchdog accept those of other nodes.
@@ -148,14 +144,15 @@ class Job:
         module = sys.modules.get("mpi4py.MPI")
         if module is not None and module.Is_initialized() and not module.Is_finalized():
             module.Finalize()
-        self._close_pipe()
+        self._close_pipes()
 
-    def _close_pipe(self) -> None:
-        """Report a regular end, and close the pipe, for which the watchdog waits."""
+    def _close_pipes(self) -> None:
+        """Report a regular end, and close the pipes, for which the watchdog waits."""
         self.report("bye")
-        if self.pipe is not None:
-            os.close(self.pipe)
-        self.pipe = None
+        for file in (self.registration, self.pipe):
+            if file is not None:
+                os.close(file)
+        self.registration = self.pipe = None
 
     @contextlib.contextmanager
     def limit_call(self, purpose: str, timeout: float) -> Iterator[None]:
@@ -226,10 +223,10 @@ def exit_on_interrupt(rank: int, size: int) -> None:
         if current_job() is not None:  # The signal came while MPI started.
             raise KeyboardInterrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if rank == 0 if size == 1 or _current is None else _current.claim():
+        job = _current or Job(rank, size, meeting_folder())
+        if rank == 0 if size == 1 else job.claim():
             os.write(2, b"dptrain: interrupted\n")
-        if _current is not None:
-            _current.report("bye")
+        job.report("bye")
         if size > 1:
             program = "from dptrain.comm.abort import end_start; end_start(130)"
             os.execv(sys.executable, [sys.executable, "-c", program])
@@ -274,36 +271,34 @@ def meeting_folder() -> Path:
     return Path(tempfile.gettempdir()) / name
 
 
-def _open_folder(folder: Path, size: int) -> int:
-    """Open the pipe ``register`` of the folder; create folder and watchdog if there are none."""
-    with contextlib.suppress(OSError):
+def _open_register(folder: Path, size: int) -> int:
+    """Open the pipe ``register`` of the folder; create folder and watchdog if there are none.
+
+    The folder appears with its pipe and its watchdog, so that each folder has one watchdog.
+
+    Raises:
+        OSError: the temporary directory cannot be used, or the watchdog was killed.
+    """
+    with contextlib.suppress(FileNotFoundError):
         return os.open(folder / "register", os.O_WRONLY | os.O_NONBLOCK)
-    if (folder / "register").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # Its watchdog was killed.
     new = Path(tempfile.mkdtemp(prefix="dptrain-", dir=folder.parent))
     try:
         os.mkfifo(new / "register")
-        # For reading too, so that other ranks can open it before the watchdog does.
-        register = os.open(new / "register", os.O_RDWR | os.O_NONBLOCK)
+        reader = os.open(new / "register", os.O_RDONLY | os.O_NONBLOCK)
+        register = os.open(new / "register", os.O_WRONLY | os.O_NONBLOCK)
+        helper = _spawn("ranks", str(folder), os.uname().nodename, str(size), stdin=reader)
+        os.close(reader)
         try:
-            new.rename(folder)  # Fails if another rank was faster.
-        except OSError:
+            new.rename(folder)
+        except OSError:  # Another rank was faster.
             os.close(register)
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)
             return os.open(folder / "register", os.O_WRONLY | os.O_NONBLOCK)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    host = os.uname().nodename
-    helper = _spawn("ranks", str(folder), host, str(size))
     atexit.register(_wait_for_watchdog, helper)
     return register
-
-
-def _is_open(file: int, path: Path) -> bool:
-    """Return whether an open file is the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _raise_number(file: int) -> int:
@@ -345,11 +340,13 @@ def kill_after(seconds: float, message: str) -> Iterator[None]:
         os.waitpid(helper, 0)
 
 
-def _spawn(*arguments: str) -> int:
+def _spawn(*arguments: str, stdin: int | None = None) -> int:
     """Start ``watch.py`` in a session of its own, which Ctrl-C and the launcher do not reach."""
     argv = [sys.executable, "-I", "-S", watch.__file__, *arguments]
     files: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        if stdin is None
+        else (os.POSIX_SPAWN_DUP2, stdin, 0),
         (os.POSIX_SPAWN_DUP2, 2, 1),
     ]
     return os.posix_spawn(sys.executable, argv, os.environ, file_actions=files, setsid=True)

@@ -2,22 +2,22 @@
 
 This file is run by its path.
 
-``watch.py ranks FOLDER HOST SIZE`` watches the ranks of one node. A rank writes its number to the
-named pipe ``register`` in FOLDER and keeps the named pipe ``alive-RANK`` open. It writes these
-lines to ``alive-RANK``:
+``watch.py ranks FOLDER HOST SIZE`` watches the ranks of one node. Its stdin is the named pipe
+``register`` in FOLDER, to which a rank writes the line ``RANK-PID``. The rank keeps this pipe and
+the named pipe ``alive-RANK-PID`` open, and writes these lines to the latter:
 
-- ``pid N`` before it registers;
 - ``wait SECONDS PURPOSE`` before a call that waits for all ranks, and ``arrived`` afterwards;
+- ``started`` when MPI has started, so that all ranks have registered;
 - ``file PATH`` for a file in /dev/shm that its MPI library has made;
 - ``bye`` when it ends regularly;
 - ``listen``, ``connect PORT TOKEN ADDRESSES`` and ``named``, for jobs on several nodes
   (`node_links`). The watchdog replies to the first two with the file ``links``, which contains the
   port and the token after ``listen``.
 
-The watchdog creates the file ``watched-RANK`` when it has opened the pipe of a rank.
+The watchdog creates the file ``watched-RANK-PID`` when it has opened the pipe of a rank.
 
-The watchdog names the cause on stderr, unless the file ``failed`` in FOLDER exists. It creates this
-file, and so does the watchdog that learns of a failure on another node.
+The process that creates the file ``failed`` in FOLDER names the cause on stderr. The watchdog also
+creates this file if it learns of a failure on another node.
 
 - A pipe that closes without ``bye`` belongs to a rank that was killed, crashed or called
   ``os._exit``. The launcher then ends the other ranks. Ranks of this node that still run 3 s later
@@ -25,8 +25,12 @@ file, and so does the watchdog that learns of a failure on another node.
 - If such a call takes longer than SECONDS, a rank is stopped or hangs. The waiting ranks are ended.
 - If the launcher's process ends before the ranks, the ranks get SIGTERM and, 10 s later, SIGKILL.
 
-Time in which a rank was stopped (SIGSTOP) does not count. FOLDER is removed at the end, and so are
-the files that MPI libraries leave in /dev/shm if their ranks are killed.
+Time in which a rank was stopped (SIGSTOP) does not count.
+
+The watchdog ends when no process has ``register`` or the pipe of a rank open. If a rank fails
+before MPI has started, the watchdog also waits for the end of the launcher, because a rank that
+starts later and is killed must find the file ``failed``. At its end, it removes the files that MPI
+libraries leave in /dev/shm if their ranks are killed, and FOLDER. No other process removes FOLDER.
 
 ``watch.py deadline SECONDS PID FOLDER MESSAGE`` kills the process PID after SECONDS, and prints
 MESSAGE before unless the file ``failed`` in FOLDER exists.
@@ -56,6 +60,9 @@ LAUNCHER_S = 3.0
 CHECKPOINT_S = 10.0
 """Time for ranks to write a checkpoint after their launcher has gone."""
 
+LATE_S = 30.0
+"""Time in which a rank may start after all others have ended because of a failure."""
+
 LAUNCHERS = (
     "hydra_pmi_proxy", "pmi_proxy", "mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted",
     "orted", "slurmstepd",
@@ -64,6 +71,9 @@ LAUNCHERS = (
 
 MAX_NAMED = 8
 """Ranks that one message lists."""
+
+_REGISTER = 0
+"""File descriptor of the pipe ``register``."""
 
 _POLL_S = 0.1
 _LAUNCHER_POLL_S = 0.5
@@ -107,8 +117,8 @@ class Rank:
 
     Attributes:
         number: the rank, as text.
-        pipe: file descriptor of its pipe.
         pid: its process.
+        pipe: file descriptor of its pipe.
         has_ended: True if it reported a regular end.
         limit_s: time limit of the call in which it waits for all ranks; None outside such calls.
         purpose: what that call waits for.
@@ -117,9 +127,8 @@ class Rank:
         requests: lines that are not about the rank itself.
     """
 
-    def __init__(self, number: str, pipe: int) -> None:
-        self.number, self.pipe = number, pipe
-        self.pid = 0
+    def __init__(self, number: str, pid: int, pipe: int) -> None:
+        self.number, self.pid, self.pipe = number, pid, pipe
         self.has_ended = False
         self.limit_s: float | None = None
         self.purpose = ""
@@ -128,24 +137,17 @@ class Rank:
         self.requests: list[str] = []
         self._unread = b""
 
-    def read(self) -> bool:
-        """Read what the rank wrote; return False if no process has the pipe open for writing."""
-        while True:
-            try:
-                data = os.read(self.pipe, 4096)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            for line in lines:
-                self._parse(line.decode())
+    def read(self) -> None:
+        """Read what the rank wrote."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.pipe, 4096):
+                *lines, self._unread = (self._unread + data).split(b"\n")
+                for line in lines:
+                    self._parse(line.decode())
 
     def _parse(self, line: str) -> None:
         command, _, arguments = line.partition(" ")
-        if command == "pid":
-            self.pid = int(arguments)
-        elif command == "wait":
+        if command == "wait":
             seconds, _, self.purpose = arguments.partition(" ")
             self.limit_s, self.waited_s = float(seconds), 0.0
         elif command == "arrived":
@@ -168,27 +170,26 @@ class Watchdog:
     def __init__(self, folder: str, host: str, size: str) -> None:
         self.folder, self.host, self.size = folder, host, size
         self.ranks: dict[int, Rank] = {}
-        # Opened for writing too, so that reading never finds the pipe closed.
-        self.register = os.open(f"{folder}/register", os.O_RDWR | os.O_NONBLOCK)
+        self.can_register = True
+        self.has_mpi_started = self.has_lost_launcher = False
         self.poll = select.epoll()
-        self.poll.register(self.register, select.EPOLLIN)
+        # Level-triggered, it would report without end that no process has the pipe open.
+        self.poll.register(_REGISTER, select.EPOLLIN | select.EPOLLET)
         # An epoll returns files in the order in which they became ready; poll does not. This one
         # is for closed pipes alone, since a pipe with unread lines is ready before it closes.
         self.closed = select.epoll()
-        # epoll does not report a pipe that was closed before it was opened here.
-        self.closed_early: list[Rank] = []
-        self.launcher: tuple[int, str] | None = None
+        launcher = find_launcher(os.getpid())
+        self.launcher = None if launcher is None else (launcher, start_time(launcher))
         self.kill_at: float | None = None
         self.links: NodeLinks | None = None
         self.files: set[str] = set()
 
     def run(self) -> None:
         """Watch until every rank has ended."""
-        begin = last = time.monotonic()
-        # The rank that started this process registers at once, unless it was killed.
-        while self.ranks or time.monotonic() < begin + LAUNCHER_S:
+        last = last_rank = time.monotonic()
+        while self.ranks or self.can_register or self._must_remain(last - last_rank):
             for pipe, _ in self.poll.poll(self._patience()):
-                if pipe == self.register:
+                if pipe == _REGISTER:
                     self._add_ranks()
                 elif pipe in self.ranks:
                     self._read(self.ranks[pipe])
@@ -197,46 +198,60 @@ class Watchdog:
             for pipe, _ in self.closed.poll(0):
                 self._read(self.ranks[pipe])
                 self._remove(self.ranks[pipe])
-                begin = 0.0
-            while self.closed_early:
-                rank = self.closed_early.pop()
-                if self.ranks.get(rank.pipe) is rank:  # It may have been reported all the same.
-                    self._remove(rank)
-                begin = 0.0
             now = time.monotonic()
             self._check_calls(min(now - last, 2 * _POLL_S))
             self._check_launcher()
-            if self.kill_at is not None and now >= self.kill_at:
-                kill_holders(list(self.ranks))
-                self.kill_at = None
+            if self.ranks:
+                last_rank = now
+                if self.kill_at is not None and now >= self.kill_at:
+                    kill_holders(list(self.ranks))
             last = now
         for path in self.files:
             Path(path).unlink(missing_ok=True)
         self._remove_folder()
+
+    def _must_remain(self, idle_s: float) -> bool:
+        """Return True if a rank may still start that must find the file ``failed``."""
+        if self.has_mpi_started or not Path(f"{self.folder}/failed").exists():
+            return False
+        # Launchers wait until no process has their pipes open.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)
+        return idle_s < LATE_S and not self.has_lost_launcher
 
     def _patience(self) -> float:
         waits = any(rank.limit_s is not None for rank in self.ranks.values())
         return _POLL_S if waits else _LAUNCHER_POLL_S
 
     def _add_ranks(self) -> None:
-        for number in os.read(self.register, 4096).decode().split():
-            pipe = os.open(f"{self.folder}/alive-{number}", os.O_RDONLY | os.O_NONBLOCK)
-            rank = Rank(number, pipe)
-            self.ranks[pipe] = rank
+        """Watch the ranks that have registered."""
+        self.can_register, lines = True, b""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(_REGISTER, 4096):
+                lines += data
+            self.can_register = False  # No process has the pipe open.
+        for name in lines.decode().split():
+            number, _, pid = name.partition("-")
+            path = f"{self.folder}/alive-{name}"
+            pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.ranks[pipe] = Rank(number, int(pid), pipe)
             self.poll.register(pipe, select.EPOLLIN)
             self.closed.register(pipe, 0)  # EPOLLHUP needs no mask.
+            # epoll reports only pipes that were open for writing after they were opened here. The
+            # rank may have ended before.
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
             with contextlib.suppress(OSError):
-                Path(f"{self.folder}/watched-{number}").touch()
-            if not rank.read():
-                self.closed_early.append(rank)
-            elif self.launcher is None and (pid := find_launcher(rank.pid)) is not None:
-                self.launcher = pid, start_time(pid)
+                Path(f"{self.folder}/watched-{name}").touch()
 
     def _read(self, rank: Rank) -> None:
         rank.read()
         while rank.requests:
             command, *words = rank.requests.pop(0).split()
-            if command == "named" and self.links is not None:
+            if command == "started":
+                self.has_mpi_started = True
+            elif command == "named" and self.links is not None:
                 self.links.send("named")
             elif command == "file":
                 self.files.update(words)
@@ -324,11 +339,15 @@ class Watchdog:
         )
 
     def _check_launcher(self) -> None:
+        """End the ranks if the launcher's process has ended."""
         if self.launcher is None or start_time(self.launcher[0]) == self.launcher[1]:
             return
-        self.launcher = None
-        self._print(
-            f"dptrain: the launcher's process on {self.host} has ended; its ranks end too\n"
+        self.launcher, self.has_lost_launcher = None, True
+        if not self.ranks:
+            return
+        print_once(
+            self.folder,
+            f"dptrain: the launcher's process on {self.host} has ended; its ranks end too\n",
         )
         for rank in self.ranks.values():
             with contextlib.suppress(OSError):
@@ -338,15 +357,16 @@ class Watchdog:
     def _name(self, rank: Rank, cause: str) -> None:
         if self.links is not None:
             self.links.send("died")
-        self._print(f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
-
-    def _print(self, message: str) -> None:
-        print_once(self.folder, message)
+        print_once(self.folder, f"dptrain: rank {rank.number} of {self.size}: {cause}\n")
 
     def _remove_folder(self) -> None:
         """Remove the folder; a rank that registers meanwhile finds it renamed and starts again."""
         with contextlib.suppress(OSError):
-            folder = Path(self.folder).rename(f"{self.folder}-{os.getpid()}")
+            folder = Path(self.folder)
+            # The rank that started this process may have been killed before it made the folder.
+            if not os.path.samestat(os.fstat(_REGISTER), (folder / "register").stat()):
+                return
+            folder = folder.rename(f"{folder}-{os.getpid()}")
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
@@ -373,16 +393,23 @@ def _holds(process: Path, files: list[os.stat_result]) -> bool:
     return False
 
 
+def claim(folder: str) -> bool:
+    """Return True if no process of this node has claimed to print a cause before."""
+    try:
+        Path(folder).mkdir(mode=0o700, exist_ok=True)
+        Path(f"{folder}/failed").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # It is better to print the cause twice than not at all.
+    return True
+
+
 def print_once(folder: str, message: str) -> None:
     """Print a cause unless a process of this node has printed one."""
-    try:
-        os.close(os.open(f"{folder}/failed", os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    except OSError:
-        pass  # It is better to print the cause twice than not at all.
-    with contextlib.suppress(OSError):
-        os.write(2, message.encode())
+    if claim(folder):
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode())
 
 
 def deadline(seconds: float, pid: int, folder: str, message: str) -> None:
@@ -392,7 +419,8 @@ def deadline(seconds: float, pid: int, folder: str, message: str) -> None:
         if os.getppid() != pid:
             return
         time.sleep(0.05)
-    print_once(folder, message)
+    if message:
+        print_once(folder, message)
     os.kill(pid, signal.SIGKILL)
 
 

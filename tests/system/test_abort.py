@@ -103,6 +103,10 @@ def test_one_rank_fails(temporary: Path, how: str, rank: int, cause: str, code: 
     # The launcher chooses the code of a job that it ends itself.
     assert ended.code == code or code is None
     assert ended.output.count("Traceback") == (cause == ZERO)
+    end = time.monotonic() + LIMIT_S
+    while left := list(temporary.glob("dptrain-*")):
+        assert time.monotonic() < end, f"left: {left}"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

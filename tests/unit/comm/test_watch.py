@@ -34,6 +34,14 @@ sys.stdout.write("\\n")
 sys.stdout.flush()
 """
 SILENT = RANK + "sys.stdin.read(); os._exit(0)"
+SILENT_AFTER_MPI = (
+    RANK
+    + """
+job.meet(sys.argv[1])
+sys.stdin.read()
+os._exit(0)
+"""
+)
 GOOD = RANK + "sys.stdin.read()"
 LEAVING = RANK + "job.leave(); sys.stdin.read()"
 CONNECTING = (
@@ -67,6 +75,25 @@ with job.limit_call("MPI to start", 60.0):
 print("arrived", flush=True)
 sys.stdin.read()
 """
+)
+
+
+LATE = (
+    """
+import os, sys
+
+def pause_if_absent(path, *arguments, open=os.open):
+    try:
+        return open(path, *arguments)
+    except FileNotFoundError:
+        os.open = open
+        print("absent", flush=True)
+        sys.stdin.readline()
+        raise
+
+os.open = pause_if_absent
+"""
+    + GOOD
 )
 
 
@@ -120,7 +147,7 @@ def gone(folder: Path) -> bool:
 
 def test_ranks_that_a_launcher_leaves_alone_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "meeting"
-    with ranks(folder, SILENT, SILENT, SILENT) as processes:
+    with ranks(folder, *[SILENT_AFTER_MPI] * 3) as processes:
         processes[1].communicate(timeout=LIMIT_S)
         assert [rank.wait(LIMIT_S) for rank in processes] == [-signal.SIGKILL, 0, -signal.SIGKILL]
         _, said = processes[0].communicate(timeout=LIMIT_S)
@@ -212,7 +239,6 @@ def test_a_rank_that_is_killed_after_its_deadline_is_named_once(tmp_path: Path) 
         _, said = rank.communicate(timeout=LIMIT_S)
         assert rank.returncode == -signal.SIGKILL
     assert said == "dptrain: the data is missing\n"
-    assert gone(folder)
 
 
 def test_a_watchdog_that_cannot_start_is_reported_in_one_line(
@@ -239,42 +265,49 @@ def test_the_state_of_processes_is_read() -> None:
 def test_a_rank_that_ends_before_the_watchdog_has_opened_its_pipe(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    os.mkfifo(folder / "alive-0")
+    os.mkfifo(folder / "alive-0-77")
     os.mkfifo(folder / "register")
-    register = os.open(folder / "register", os.O_RDWR | os.O_NONBLOCK)
-    os.write(register, b"0\n")
-    helper = subprocess.run(
+    reader = os.open(folder / "register", os.O_RDONLY | os.O_NONBLOCK)
+    (folder / "register").write_text("0-77\n")
+    with subprocess.Popen(
         [sys.executable, "-I", "-S", watch.__file__, "ranks", str(folder), "host", "1"],
-        stderr=subprocess.PIPE, text=True, timeout=60,
-    )  # fmt: skip
-    os.close(register)
-    assert helper.stderr.startswith("dptrain: rank 0 of 1: ")
-    assert not folder.exists()
+        stdin=reader, stderr=subprocess.PIPE, text=True,
+    ) as helper:  # fmt: skip
+        assert helper.stderr is not None
+        os.close(reader)
+        (line,) = helper.stderr.readlines()
+        helper.kill()
+    assert line.startswith("dptrain: rank 0 of 1: its process 77 on host was killed")
 
 
-def test_a_pipe_that_closes_while_it_is_opened_is_reported_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "job"
-    folder.mkdir()
-    os.mkfifo(folder / "alive-0")
-    os.mkfifo(folder / "register")
-    register = os.open(folder / "register", os.O_RDWR | os.O_NONBLOCK)
-    os.write(register, b"0\n")
-    writers = [os.open(folder / "alive-0", os.O_RDWR | os.O_NONBLOCK)]
-    read = watch.Rank.read
+def test_ranks_that_register_at_once_start_one_watchdog(tmp_path: Path) -> None:
+    """Rank 0 finds no folder, and creates one after rank 1 has registered."""
+    folder = tmp_path / "meeting"
+    with ranks(folder, LATE, GOOD) as (first, second):
+        connect(first)
+        assert first.stdout is not None
+        assert first.stdout.readline() == "\n"
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        assert sum(b"ranks\0" + os.fsencode(folder) in command for command in commands) == 1
+        assert second.stderr is not None
+        second.kill()
+        assert second.stderr.readline().startswith("dptrain: rank 1 of 3: ")
+        first.kill()
+        assert second.stderr.read() == ""
+        assert first.stderr is not None
+        assert first.stderr.read() == ""
 
-    def close_and_read(self: watch.Rank) -> bool:
-        while writers:
-            os.close(writers.pop())
-        return read(self)
 
-    monkeypatch.setattr(watch.Rank, "read", close_and_read)
-    watch.Watchdog(str(folder), "host", "1").run()
-    os.close(register)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("dptrain: rank 0 of 1: ")
-    assert not folder.exists()
+def test_a_rank_that_starts_after_all_others_have_failed_is_killed(tmp_path: Path) -> None:
+    """It is not named as a second cause."""
+    folder = tmp_path / "meeting"
+    with ranks(folder, SILENT) as (first,):
+        _, said = first.communicate(timeout=LIMIT_S)
+    assert said.startswith("dptrain: rank 0 of 3: its process ")
+    assert said.count("\n") == 1
+    with ranks(folder, GOOD) as (late,):
+        assert late.wait(LIMIT_S) == -signal.SIGKILL
+        assert late.communicate() == ("", "")
 
 
 def test_a_rank_that_registers_while_the_watchdog_ends_starts_another(tmp_path: Path) -> None:
@@ -287,12 +320,12 @@ def test_a_rank_that_registers_while_the_watchdog_ends_starts_another(tmp_path: 
         [sys.executable, "-c", GOOD, str(folder), "0"],
         stdin=pipe, stdout=pipe, stderr=pipe, text=True,
     ) as rank:  # fmt: skip
-        assert os.read(register, 10) == b"0\n"
+        assert os.read(register, 50) == f"0-{rank.pid}\n".encode()
         folder.rename(tmp_path / "ended")
+        os.close(register)
         assert rank.stdout is not None
         assert rank.stdout.readline() == "\n"
-        assert (folder / "watched-0").exists()
+        assert (folder / f"watched-0-{rank.pid}").exists()
         _, said = rank.communicate(timeout=LIMIT_S)
-    os.close(register)
     assert said == ""
     assert gone(folder)
