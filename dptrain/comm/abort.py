@@ -161,7 +161,7 @@ def _end(job: Job, error: BaseException) -> NoReturn:
     if isinstance(error, RankTimeoutError) and not error.is_cause:
         time.sleep(_OTHER_NODES_S)
     text = describe(error, job.rank, job.size)
-    if job.claim():  # If this rank is killed before it prints, nobody does.
+    if job.claim():  # If it is killed before it prints, no process prints.
         job.report("named")
         _print(text)
         time.sleep(_DELIVERY_S)

@@ -107,7 +107,7 @@ def _claim(slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def _log_chunk(log, record, who, begin):  # type: ignore[no-untyped-def]
-    """Add a chunk that was just computed to the log, if there is room."""
+    """Add a chunk that was just computed to the log, unless the log is full."""
     number = add32(log + LOGGED, 1)
     if number < load(log + CAPACITY):
         at = log + CHUNK_TIMES + 32 * number
