@@ -46,6 +46,11 @@ class Samples(ABC):
         return None
 
     @property
+    def decodes(self) -> bool:
+        """True if reading a sample takes more than a copy, so that worker processes can help."""
+        return False
+
+    @property
     def pixels(self) -> PixelFormat:
         """The type that `read_kept` fills, and its conversion to inputs."""
         return INPUTS

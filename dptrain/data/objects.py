@@ -53,6 +53,8 @@ class ObjectInputs:
         where: name of the data, for messages.
     """
 
+    decodes = True
+
     def __init__(
         self, samples: Any, count: int, first: NDArray[Any], expected: Shape, where: str
     ) -> None:

@@ -77,6 +77,10 @@ class StoredSamples(Samples):
         return self.adapter.readable_shape
 
     @property
+    def decodes(self) -> bool:
+        return bool(getattr(self.inputs, "decodes", False))
+
+    @property
     def pixels(self) -> PixelFormat:
         return self.adapter.kept_as(self.inputs.dtype)
 

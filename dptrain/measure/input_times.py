@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-NEGLIGIBLE = 0.05
+NEGLIGIBLE = 0.1
 """Share of a step that input may take without limiting training."""
 
 

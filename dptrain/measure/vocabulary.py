@@ -195,7 +195,7 @@ TRAINING = (
     Term("stopped", "", "True if a signal ended training early."),
     Term("input_limit", "", "What input takes in a step, means over the ranks, with the "
          "following keys; null if no step was made."),
-    Term("input_limit.limits", "", "True if waiting and copying take more than 5% of a step."),
+    Term("input_limit.limits", "", "True if waiting and copying take more than 10% of a step."),
     Term("input_limit.part", "", "The part of input that takes longest, if it limits training: "
          "reading, assembling or copying."),
     Term("input_limit.share", "1", "Share of a step in which nothing but input happens: waiting "

@@ -18,6 +18,7 @@ from dptrain.data.augmentation import Augmentation
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
+from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
@@ -198,6 +199,7 @@ def _open_inputs(
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
+    data = with_workers(data, chosen.workers)
     threads = compute_threads(chosen, world)
     shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
     plan = call_on_all_ranks(

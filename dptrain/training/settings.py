@@ -38,7 +38,7 @@ CONFIG_FILE = "config.toml"
 LOCATIONS = ("run_dir", "resume")
 """Settings that name where a run is stored. The file of a run does not contain them."""
 
-RANK_SETTINGS = ("threads", "share_gpus", "timeout")
+RANK_SETTINGS = ("threads", "workers", "share_gpus", "timeout")
 """Settings that may differ between ranks, because they describe a rank and not the job."""
 
 GROUPS = ("model", "data", "optimisation", "parallelism", "output", "measurement")
@@ -141,6 +141,11 @@ class Settings:
     prefetch: int | None = _setting(
         "data", None, "Minibatches that a thread reads ahead; 0 reads each one when it is needed.",
         otherwise="2; 0 if the data is in memory and every core computes", at_least=0,
+    )  # fmt: skip
+    workers: int = _setting(
+        "data", 0, "Processes of each rank that decode samples: image files, and objects with "
+        "data[i] that do not fit in memory. 0 decodes in the rank itself.", at_least=0,
+        at_most=1024,
     )  # fmt: skip
     device_cache: float = _setting(
         "data", 0.5, "Largest share of a GPU's free memory that the training data may take; if it "

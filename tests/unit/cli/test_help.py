@@ -44,7 +44,7 @@ def test_help_fits_100_columns(command: str) -> None:
 @pytest.mark.parametrize(
     ("word", "flag"),
     [("--lr", "--learning-rate"), ("--epoch", "--epochs"), ("--bs", "--batch-size"),
-     ("--batchsize", "--batch-size"), ("--workers", "--threads"),
+     ("--batchsize", "--batch-size"), ("--num-workers", "--workers"),
      ("--batch_size", "--batch-size")],
 )  # fmt: skip
 def test_a_synonym_suggests_the_flag(
