@@ -24,7 +24,7 @@ from unittest import mock
 import click
 import numpy as np
 
-from dptrain.backends.cuda import convolution, dense, weighted
+from dptrain.backends.cuda import convolution, weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.dense import SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device, Function
@@ -132,10 +132,9 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
         stack.enter_context(
             mock.patch.object(convolution, "select_few_channel_tile", return_value=None)
         )
-        for module in (weighted, convolution, dense):
-            stack.enter_context(
-                mock.patch.object(module, "select_gemm_config", partial(with_tile, tile))
-            )
+        stack.enter_context(
+            mock.patch.object(weighted, "select_gemm_config", partial(with_tile, tile))
+        )
         arrays = dict(replica._group_arrays(group))
         for name in ("partial", "forward_partial"):
             arrays.pop(name, None)

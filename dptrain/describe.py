@@ -9,7 +9,7 @@ from dptrain.network.network import Network
 from dptrain.network.zoo import NETWORKS, recipe
 from dptrain.plan.lowering import Phase
 from dptrain.plan.optimizers import SGD, Adam, Optimizer
-from dptrain.plan.plan import Plan, make_plan
+from dptrain.plan.plan import Plan, make_plan, with_selection
 
 
 def plan_for(
@@ -21,6 +21,7 @@ def plan_for(
     optimizer: str | None = None,
     threads: int = 1,
     training: bool = True,
+    tune: bool = False,
 ) -> Plan:
     """Return the plan of a network on one rank.
 
@@ -32,6 +33,7 @@ def plan_for(
         optimizer: ``"sgd"`` or ``"adam"``; None for that of the network's recipe.
         threads: number of compute threads.
         training: False omits backward, gradients and update.
+        tune: use the kernels that are the fastest on the GPU of this machine.
 
     Raises:
         UserError: the backend or the precision does not exist, or a number is less than 1.
@@ -39,7 +41,9 @@ def plan_for(
     chosen = load_backend(backend)
     rule = recipe(network, optimizer)
     update: Optimizer = Adam() if rule.optimizer == Adam.kind else SGD(rule.momentum)
-    return make_plan(
+    if tune:
+        chosen.choose_device(0)
+    plan = make_plan(
         network,
         chosen,
         batch_size,
@@ -48,6 +52,9 @@ def plan_for(
         training=training,
         threads=threads,
     )
+    if not tune:
+        return plan
+    return with_selection(plan, chosen, chosen.measured_selection(plan, print))
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

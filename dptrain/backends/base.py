@@ -8,7 +8,7 @@ backends have in common.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from dptrain.plan.lowering import (
     canonical_storage,
 )
 from dptrain.plan.plan import Plan
+from dptrain.plan.selection import KernelSelection
 
 
 class Backend(ABC):
@@ -92,6 +93,27 @@ class Backend(ABC):
     def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
         """Return how each phase of `group` is computed, as far as it is known without a device."""
         return {}
+
+    def measured_selection(
+        self,
+        plan: Plan,
+        say: Callable[[str], None],
+        report: Callable[[int, int], None] = lambda done, count: None,
+    ) -> KernelSelection:
+        """Return the fastest kernels of the stages of `plan`, by measurements on the device.
+
+        Args:
+            plan: selects the kernels with the lowest estimates.
+            say: receives one line about a cached measurement that cannot be used.
+            report: called with the number of measured candidates, and the number of all.
+
+        Raises:
+            UserError: the backend does not measure kernels.
+        """
+        raise UserError(
+            f"backend {self.name} selects kernels without measurements; remove --tune, or use "
+            "--backend cuda"
+        )
 
     @abstractmethod
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:

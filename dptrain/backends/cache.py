@@ -63,12 +63,17 @@ def load(path: Path) -> bytes | None:
 
 
 def store(path: Path, data: bytes) -> None:
+    """Write data and its checksum; see `write_atomically`."""
+    write_atomically(path, sealed(data))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file completely or not at all; errors such as a full disk are ignored."""
     with contextlib.suppress(OSError):
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(sealed(data))
+                file.write(data)
             Path(partial).replace(path)
         except OSError:
             Path(partial).unlink(missing_ok=True)

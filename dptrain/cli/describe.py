@@ -82,6 +82,9 @@ def describe(
 @THREADS
 @click.option("--explain", is_flag=True,
               help="Show the algorithm of each stage and the reason; time nothing.")  # fmt: skip
+@click.option("--tune", is_flag=True,
+              help="With --explain: the kernels of `dptrain train --tune`, which are measured "
+              "unless they are cached.")  # fmt: skip
 @JSON
 def layers(
     name: str | None,
@@ -89,6 +92,7 @@ def layers(
     backends: str,
     threads: int | None,
     explain: bool,
+    tune: bool,
     as_json: bool,
     **choices: Any,
 ) -> None:
@@ -114,10 +118,12 @@ def layers(
     compared = parse_names(backends)
     if not compared:
         raise UserError(f"--backends is '{backends}'; expected names such as numba,reference")
+    if tune and not explain:
+        raise UserError("--tune requires --explain; add --explain, or remove --tune")
     if explain:
         from dptrain.describe import plan_for
 
-        plans = [plan_for(described, backend=each, **choices) for each in compared]
+        plans = [plan_for(described, backend=each, tune=tune, **choices) for each in compared]
         return print_explanations(plans, as_json=as_json)
     rows = time_layers(described, list(compared), **choices)
     print_layers(rows, described, as_json=as_json, **choices)

@@ -25,6 +25,7 @@ from typing import ClassVar, Protocol
 from dptrain.network.layers import Layer, Parameter, Shape
 from dptrain.network.network import Network, Node
 from dptrain.plan.limits import DeviceLimits
+from dptrain.plan.selection import KernelSelection
 
 
 class Phase(str, Enum):
@@ -38,6 +39,11 @@ class Phase(str, Enum):
     BACKWARD_WEIGHT = "backward_weight"
     BACKWARD_INPUT = "backward_input"
     UPDATE = "update"
+
+
+def stage_name(group: str, phase: Phase) -> str:
+    """Return the name of a stage: group and phase, or ``loss`` and ``update`` alone."""
+    return group if group == phase.value else f"{group}.{phase.value}"
 
 
 BACKWARD_ORDER = (Phase.BACKWARD, Phase.BACKWARD_WEIGHT, Phase.BACKWARD_INPUT)
@@ -180,6 +186,7 @@ class Setting:
             sample must follow from the shape of the layer alone, and not from `batch_size`,
             `threads` or other samples; parameter gradients are summed for each micro-shard first.
         limits: of the GPU that the plan is for; None for the backend's default.
+        selection: selects a kernel for each stage.
     """
 
     batch_size: int
@@ -190,6 +197,7 @@ class Setting:
     threads: int = 1
     shards: int = 0
     limits: DeviceLimits | None = None
+    selection: KernelSelection = field(default_factory=KernelSelection)
 
 
 class Lowering(Protocol):

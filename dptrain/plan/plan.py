@@ -26,8 +26,10 @@ from dptrain.plan.lowering import (
     Lowering,
     Phase,
     Setting,
+    stage_name,
 )
 from dptrain.plan.optimizers import SGD, Optimizer
+from dptrain.plan.selection import KernelSelection
 from dptrain.plan.shards import MicroShards
 
 STAGED = "input.staged"
@@ -64,7 +66,7 @@ class Stage:
     @property
     def name(self) -> str:
         """Group and phase, ``conv1+relu1.forward``, or ``loss`` and ``update`` alone."""
-        return self.group if self.group == self.phase.value else f"{self.group}.{self.phase.value}"
+        return stage_name(self.group, self.phase)
 
 
 @dataclass(frozen=True)
@@ -396,6 +398,7 @@ def make_plan(
     training: bool = True,
     threads: int = 1,
     micro_shards: MicroShards | None = None,
+    selection: KernelSelection | None = None,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
 
@@ -408,6 +411,7 @@ def make_plan(
         training: False omits backward, gradients and update.
         threads: number of compute threads of the replica.
         micro_shards: the micro-shards of this rank; None for the fastest order of summation.
+        selection: selects a kernel for each stage; None for those with the lowest estimates.
 
     Raises:
         UserError: the network is not a chain, batch size or threads is less than 1, or the backend
@@ -426,7 +430,7 @@ def make_plan(
     shards = 0 if micro_shards is None else micro_shards.count
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
-        backend.limits,
+        backend.limits, KernelSelection() if selection is None else selection,
     )  # fmt: skip
     planner = _Planner(network, backend, setting)
     planner.declare()
@@ -455,4 +459,19 @@ def make_plan(
         tuple(planner.stages),
         arena_bytes,
         micro_shards,
+    )
+
+
+def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) -> Plan:
+    """Return the same plan with other kernels, whose buffers may have other sizes."""
+    return make_plan(
+        plan.network,
+        backend,
+        plan.batch_size,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        training=plan.training,
+        threads=plan.setting.threads,
+        micro_shards=plan.micro_shards,
+        selection=selection,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dptrain import __version__
@@ -46,6 +46,7 @@ from dptrain.training.rundir import RunDirectory
 from dptrain.training.schedules import Schedule
 from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
+from dptrain.training.tuning import select_kernels
 
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 
@@ -152,6 +153,8 @@ def assemble(
     run = None
     if keeps_run:
         run = call_on_rank_zero(world, lambda: open_run(chosen, network, dataset))
+    plan, kernels = select_kernels(chosen, world, inputs.backend, plan, run, quiet=quiet)
+    inputs = replace(inputs, plan=plan)
     with notice_if_slow("" if quiet or not world.is_rank_zero else COMPILING):
         arrays = open_shared_arrays(chosen, world, inputs.backend, plan)
         if arrays is not None:
@@ -159,6 +162,7 @@ def assemble(
         replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
     cached = _cache_images(replica, inputs, world, chosen)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
+    run_spec = replace(run_spec, kernels=kernels)
     spec = run_spec.job
     restored = call_on_rank_zero(world, lambda: restore_run(chosen, run_spec, run, replica))
     first_step = int(world.broadcast_json(restored.step if restored is not None else 0))

@@ -120,6 +120,10 @@ class Settings:
         "model", 0, "Seed of the initial parameters, the order of the samples, dropout and "
         "augmentation.", at_least=0,
     )  # fmt: skip
+    tune: bool = _setting(
+        "model", False, "Measure the kernels with the lowest estimated times on the GPU, for at "
+        "most 5 s, and use the fastest (cuda and cudnn). Otherwise estimates decide.",
+    )  # fmt: skip
 
     data: str | None = _setting(
         "data", None, "Data set: digits, irradiance, synthetic, cifar10:DIR, mnist:DIR, npz:FILE, "

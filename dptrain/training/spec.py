@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dptrain.training.settings import LOCATIONS, RANK_SETTINGS, Settings, settings
@@ -35,6 +35,7 @@ class JobSpec:
     network: str
     backend: str
     precision: str
+    tune: bool
     seed: int
     data: str
     crop: int
@@ -100,6 +101,7 @@ class RunSpec:
         preprocessing: see `dptrain.data.preprocessing.Preprocessing.to_dict`.
         ranks: one entry for each rank.
         origins: origin of each setting that is not a default, such as a flag or a file.
+        kernels: the kernels that were selected by measurements; empty if estimates decided.
     """
 
     version: str
@@ -109,6 +111,7 @@ class RunSpec:
     preprocessing: Mapping[str, Any]
     ranks: tuple[RankSpec, ...]
     origins: Mapping[str, str]
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
     def job_part(self) -> dict[str, Any]:
         """Return what all ranks agree on, as plain JSON values."""
@@ -118,6 +121,7 @@ class RunSpec:
             "network": dict(self.network),
             "data": dict(self.data),
             "preprocessing": dict(self.preprocessing),
+            "kernels": dict(self.kernels),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ from dptrain.backends.cuda.pooling import (
     SumPoolOperation,
 )
 from dptrain.backends.cuda.replica import CudaReplica, Message
+from dptrain.backends.cuda.tuning import load_or_tune
 from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Arrays, Context, Kernel, Replica, segments
 from dptrain.errors import UserError
@@ -54,6 +55,7 @@ from dptrain.network.layers import (
 from dptrain.network.network import Network, Node
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.lowering import (
+    Explanation,
     Group,
     GroupNeeds,
     Phase,
@@ -64,6 +66,7 @@ from dptrain.plan.lowering import (
 )
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan
+from dptrain.plan.selection import KernelSelection
 
 OPERATIONS: Mapping[type[Layer], type[Operation]] = {
     Conv2d: GatherConvolution,
@@ -205,6 +208,17 @@ class CudaBackend(Backend):
 
     def needs(self, group: Group, setting: Setting) -> GroupNeeds:
         return self.operation(group, setting).needs(group, setting)
+
+    def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        return self.operation(group, setting).explain(group, setting)
+
+    def measured_selection(
+        self,
+        plan: Plan,
+        say: Callable[[str], None],
+        report: Callable[[int, int], None] = lambda done, count: None,
+    ) -> KernelSelection:
+        return load_or_tune(self, plan, say, report=report).selection
 
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:
         assert isinstance(replica, CudaReplica)

@@ -8,13 +8,18 @@ channels (`few_channel_tiles`), and the weight gradient with stride 1 (`wgrad_ti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.epilogues import epilogue_of
-from dptrain.backends.cuda.few_channel_tiles import select_few_channel_tile
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
+from dptrain.backends.cuda.few_channel_tiles import (
+    FewChannelTile,
+    few_channel_candidates,
+    select_few_channel_tile,
+)
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import limits_of
@@ -29,10 +34,18 @@ from dptrain.backends.cuda.weighted import (
     pools_in_kernel,
     separate_epilogue,
 )
-from dptrain.backends.cuda.wgrad_tiles import WgradTile, select_wgrad_tile
+from dptrain.backends.cuda.wgrad_tiles import WgradTile, rank_wgrad_tiles, select_wgrad_tile
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+    stage_name,
+)
 
 MIN_UNPOOL_ELEMENTS = 1 << 20
 """Elements of dz from which a separate pass unpools dy into dz, instead of every tap of the
@@ -66,11 +79,56 @@ class GatherConvolution(WeightedOperation):
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
         written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
-        return select_wgrad_tile(
+        product = (
             InputView.forward(group.head), setting.precision, layer.strides,
             NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
             limits_of(setting),
         )  # fmt: skip
+        best = select_wgrad_tile(*product)
+        if best is None:
+            return None
+        stage = stage_name(group.name, Phase.BACKWARD_WEIGHT)
+        return setting.selection.pick(stage, best, lambda: rank_wgrad_tiles(*product))
+
+    @classmethod
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the forward product of gathered operands."""
+        n, filters, pooled = (
+            setting.batch_size, group.head.output_shape[0], pools_in_kernel(group)
+        )  # fmt: skip
+        layer = group.head.layer
+        assert isinstance(layer, Conv2d)
+        product = InputView.forward(group.head), layer.strides, setting.precision
+        limits = limits_of(setting)
+        best = select_few_channel_tile(*product, n, limits, pooled=pooled)
+        if best is None:
+            taps = group.head.parameters[0].size // filters
+            rows = n * computed_pixels(group)
+            return cls.gemm_config(group, setting, Phase.FORWARD, rows, filters, taps)
+
+        def ranked() -> Iterator[tuple[float, FewChannelTile]]:
+            # They have no estimates: the first that occupies the GPU is selected.
+            for tile in few_channel_candidates(*product, limits, pooled=pooled):
+                yield 1.0 if tile == best else 1.1, tile
+
+        tile = setting.selection.pick(stage_name(group.name, Phase.FORWARD), best, ranked)
+        return GemmConfig(tile, SplitK(1, 1))
+
+    @classmethod
+    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
+        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
+        if setting.training:
+            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
+            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
+        return configs
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the backward-input product of gathered operands."""
+        c, h, w = group.head.input_shape
+        terms = group.head.parameters[0].size // c
+        rows = setting.batch_size * h * w
+        return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, rows, c, terms)
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
@@ -154,19 +212,11 @@ class GatherConvolution(WeightedOperation):
     def convolve(self) -> Kernel:
         """Return the stage of the forward product."""
         a, filters = self.arrays, self.group.head.output_shape[0]
-        tile = select_few_channel_tile(
-            InputView.forward(self.group.head), self.layer.strides, self.precision,
-            self.batch_size, self.limits, pooled=pools_in_kernel(self.group),
-        )  # fmt: skip
-        if tile is not None:
-            name, config = "conv2d_forward_few_channels", GemmConfig(tile, SplitK(1, 1))
-            rows = tile.strips_per_sample
+        config = self.forward_config(self.group, self.setting)
+        if isinstance(config.tile, FewChannelTile):
+            name, rows = "conv2d_forward_few_channels", config.tile.strips_per_sample
         else:
             name, rows = "conv2d_forward", computed_pixels(self.group)
-            taps = a["weight"].size // filters
-            config = select_gemm_config(
-                self.precision, self.batch_size * rows, filters, taps, self.limits
-            )
         return self.product(
             f"{name}.cu", name, config, rows, filters,
             (a["x"], a["weight"], a["bias"], *self.outputs), self.geometry,
@@ -188,9 +238,7 @@ class GatherConvolution(WeightedOperation):
 
     def backward_input(self) -> Kernel:
         a, (c, h, w) = self.arrays, self.group.head.input_shape
-        config = select_gemm_config(
-            self.precision, self.batch_size * h * w, c, a["weight"].size // c, self.limits
-        )
+        config = self.backward_input_config(self.group, self.setting)
         return self.product(
             "conv2d_backward_input.cu", "conv2d_backward_input", config, h * w, c,
             (*self.dz, a["weight"], a["dx"]), self.geometry, epilogue=self.undone_epilogue,

@@ -8,13 +8,21 @@ import numpy as np
 
 from dptrain.backends.cuda import skinny_gemm
 from dptrain.backends.cuda.device import Array
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, select_gemm_config
+from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.weighted import WeightedOperation
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Dense, ReLU
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+    stage_name,
+)
 
 
 class DenseGemm(WeightedOperation):
@@ -27,9 +35,24 @@ class DenseGemm(WeightedOperation):
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the forward product."""
         inputs, outputs = _shape(group)
-        return select_gemm_config(
-            setting.precision, setting.batch_size, outputs, inputs, limits_of(setting), split=True
+        return cls.gemm_config(
+            group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
         )
+
+    @classmethod
+    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
+        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
+        if setting.training:
+            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
+            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
+        return configs
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the backward-input product."""
+        inputs, outputs = _shape(group)
+        n = setting.batch_size
+        return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, n, inputs, outputs)
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:
@@ -108,9 +131,7 @@ class DenseGemm(WeightedOperation):
 
     def backward_input(self) -> Kernel:
         a, shape = self.arrays, self.shape
-        config = select_gemm_config(
-            self.precision, self.batch_size, int(shape[0]), int(shape[1]), self.limits
-        )
+        config = self.backward_input_config(self.group, self.setting)
         return self.product(
             "dense.cu", "dense_backward_input", config, 1, int(shape[0]),
             (*self.dz, a["weight"], a["dx"]), shape, epilogue=self.undone_epilogue,
@@ -131,14 +152,28 @@ class SkinnyDenseGemm(DenseGemm):
 
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        return skinny_gemm.select_forward_config(
-            setting.precision, setting.batch_size, *_shape(group), limits_of(setting)
+        inputs, outputs = _shape(group)
+        product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        return setting.selection.pick(
+            stage_name(group.name, Phase.FORWARD),
+            skinny_gemm.select_forward_config(*product),
+            lambda: skinny_gemm.rank_forward_configs(*product),
         )
 
     @classmethod
     def wgrad_config(cls, group: Group, setting: Setting) -> GemmConfig:
         outputs = group.head.output_shape[0]
         return skinny_gemm.wgrad_config(setting.precision, setting.batch_size, outputs)
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        inputs, outputs = _shape(group)
+        tile = skinny_gemm.select_backward_input_tile(
+            setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
+        )
+        if tile is None:
+            return super().backward_input_config(group, setting)
+        return GemmConfig(tile, SplitK(1, tile.terms))
 
     def forward(self) -> Kernel:
         return self.forward_product(self.FILE, self.forward_config(self.group, self.setting))
@@ -147,14 +182,12 @@ class SkinnyDenseGemm(DenseGemm):
         return self.dense_wgrad("skinny_gemm_backward_weight.cu")
 
     def backward_input(self) -> Kernel:
-        a, (inputs, outputs) = self.arrays, self.shape
-        tile = skinny_gemm.select_backward_input_tile(
-            self.precision, self.batch_size, int(inputs), int(outputs), self.limits
-        )
-        if tile is None:
+        a, inputs = self.arrays, self.shape[0]
+        config = self.backward_input_config(self.group, self.setting)
+        if not isinstance(config.tile, skinny_gemm.SkinnyTile):
             return super().backward_input()
         return self.product(
-            self.FILE, "dense_backward_input", GemmConfig(tile, SplitK(1, tile.terms)), 1,
+            self.FILE, "dense_backward_input", config, 1,
             int(inputs), (*self.dz, a["weight"], a["dx"]), self.shape,
             epilogue=self.undone_epilogue,
         )  # fmt: skip

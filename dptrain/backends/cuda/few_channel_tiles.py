@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import ceil_div
@@ -89,6 +90,8 @@ class FewChannelTile:
     strip_lines: int
     octets: int
     limits: DeviceLimits = DEFAULT_LIMITS
+
+    ALGORITHM: ClassVar[str] = "few-channel implicit GEMM"
 
     @property
     def unit_lines(self) -> int:
@@ -210,6 +213,10 @@ class FewChannelTile:
             "ROW_PITCH": self.row_pitch, "PIXEL_PITCH": self.pixel_pitch,
             "ROW_COPIES": self.row_copies, "MIN_BLOCKS": self.blocks_per_sm,
         }  # fmt: skip
+
+    def __str__(self) -> str:
+        warps = f"{self.filter_warps}x{self.warp_filters} filters, {self.pixel_warps} pixel warps"
+        return f"{warps}, strips of {self.strip_lines} lines, {8 * self.octets} pixels"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks for `rows` strips: at most one wave, with balanced strips per block."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.hardware import VECTOR_BYTES, WARP_SIZE
@@ -51,7 +51,13 @@ def vector_elements(length: int, itemsize: int) -> int:
 
 
 class BlockTile(Protocol):
-    """The tile configuration of a kernel, as the stage that launches it uses it."""
+    """The tile configuration of a kernel, as the stage that launches it uses it.
+
+    Attributes:
+        ALGORITHM: name of the algorithm.
+    """
+
+    ALGORITHM: ClassVar[str]
 
     @property
     def defines(self) -> Mapping[str, int]:
@@ -95,6 +101,8 @@ class GemmTile:
     prefetch_steps: int = 1
     k_groups: int = 1
     k_words: int = 16
+
+    ALGORITHM: ClassVar[str] = "general GEMM"
 
     @property
     def defines(self) -> dict[str, int]:
@@ -226,12 +234,24 @@ class GemmConfig:
     tile: BlockTile
     split_k: SplitK
 
+    def __str__(self) -> str:
+        return f"{self.tile}, split-K {self.split_k.count}"
+
 
 def select_gemm_config(
     precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
     split: bool = False,
 ) -> GemmConfig:  # fmt: skip
-    """Return the configuration with the lowest estimated time.
+    """Return the configuration with the lowest estimated time; see `rank_gemm_configs`."""
+    estimates = rank_gemm_configs(precision, rows, columns, terms, limits, split=split)
+    return min(estimates, key=lambda pair: pair[0])[1]
+
+
+def rank_gemm_configs(
+    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
+    split: bool = False,
+) -> Iterator[tuple[float, GemmConfig]]:  # fmt: skip
+    """Return the configurations with their estimated times.
 
     Large tiles load less per multiplication. Small products fill the GPU only with small tiles,
     intra-block split-K and, if `split`, split-K across blocks. Parts of a tile outside the product
@@ -281,10 +301,9 @@ def select_gemm_config(
             threads = tile.num_tiles(rows, columns) * tile.block[0]
             yield from (split_terms(terms, threads, limits, least) for least in MIN_SPLIT_TERMS)
 
-    estimates = (
+    return (
         estimate(tile, split_k)
         for tile in gemm_tiles(precision)
         if tile.shared_bytes <= limits.shared_bytes
         for split_k in splits(tile)
     )
-    return min(estimates, key=lambda pair: pair[0])[1]

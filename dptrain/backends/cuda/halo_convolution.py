@@ -13,7 +13,10 @@ from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
 from dptrain.backends.cuda.hardware import limits_of
-from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.implicit_gemm_cost import (
+    rank_implicit_gemm_tiles,
+    select_implicit_gemm_tile,
+)
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.weighted import (
@@ -24,7 +27,14 @@ from dptrain.backends.cuda.weighted import (
 )
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d
-from dptrain.plan.lowering import BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    BufferSpec,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+    stage_name,
+)
 
 PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "packed_back"}
 """Buffers of the weights in the order in which the kernel of a phase reads them."""
@@ -52,16 +62,29 @@ class HaloConvolution(GatherConvolution):
     @classmethod
     def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
         """Return the tile configuration of a phase; None to gather."""
-        view, n, limits = InputView.forward(group.head), setting.batch_size, limits_of(setting)
+        view, pooled, epilogue = InputView.forward(group.head), pools_in_kernel(group), NO_EPILOGUE
         if phase is Phase.BACKWARD_INPUT:
-            written = separate_epilogue(group) is not None
-            return select_implicit_gemm_tile(
-                view.backward, setting.precision, n, limits,
-                epilogue=NO_EPILOGUE if written else fused_epilogue(group),
-            )  # fmt: skip
-        return select_implicit_gemm_tile(
-            view, setting.precision, n, limits, pooled=pools_in_kernel(group)
+            view, pooled = view.backward, False
+            if separate_epilogue(group) is None:
+                epilogue = fused_epilogue(group)
+        product = view, setting.precision, setting.batch_size, limits_of(setting)
+        best = select_implicit_gemm_tile(*product, pooled=pooled, epilogue=epilogue)
+        if best is None:
+            return None
+        return setting.selection.pick(
+            stage_name(group.name, phase),
+            best,
+            lambda: rank_implicit_gemm_tiles(*product, pooled=pooled, epilogue=epilogue),
         )
+
+    @classmethod
+    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
+        configs = super().configs(group, setting)
+        for phase in PACKED:
+            tile = cls.select_tile(group, setting, phase)
+            if tile is not None and phase in configs:
+                configs[phase] = GemmConfig(tile, SplitK(1, 1))
+        return configs
 
     @classmethod
     def needs(cls, group: Group, setting: Setting) -> GroupNeeds:

@@ -66,16 +66,42 @@ def select_implicit_gemm_tile(
     Returns:
         None if no halo tile fits.
     """
+    ranked = rank_implicit_gemm_tiles(
+        view, precision, samples, limits, pooled=pooled, epilogue=epilogue
+    )
+    return min(ranked, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def rank_implicit_gemm_tiles(
+    view: InputView, precision: str, samples: int, limits: DeviceLimits, *,
+    pooled: bool = False, epilogue: int = 0,
+) -> list[tuple[float, ImplicitGemmTile]]:  # fmt: skip
+    """Return the tile configurations with their estimated times, which `steady_cycles` counts.
+
+    `one_wave_cycles` compares the configurations that are not persistent with each other; the best
+    of them is compared with the persistent ones.
+
+    Args:
+        view, precision, samples, limits, pooled, epilogue: as for `select_implicit_gemm_tile`.
+    """
     candidates = list(
         implicit_gemm_candidates(view, precision, limits, pooled=pooled, epilogue=epilogue)
     )
-    plain = (tile for tile in candidates if not tile.persistent)
-    found = min(plain, key=lambda tile: one_wave_cycles(tile, samples), default=None)
+    plain = [(one_wave_cycles(tile, samples), tile) for tile in candidates if not tile.persistent]
     persistent = [
-        tile for tile in candidates if tile.persistent and _can_be_persistent(tile, samples)
+        (steady_cycles(tile, samples), tile)
+        for tile in candidates if tile.persistent and _can_be_persistent(tile, samples)
+    ]  # fmt: skip
+    if not plain:
+        return persistent
+    least, best = min(plain, key=lambda pair: pair[0])
+    comparable = steady_cycles(best, samples)
+    # The best comes first, so that it is selected if estimates are equal.
+    return [
+        (comparable, best),
+        *((cycles / least * comparable, tile) for cycles, tile in plain if tile is not best),
+        *persistent,
     ]
-    best = [found] if found is not None else []
-    return min([*best, *persistent], key=lambda tile: steady_cycles(tile, samples), default=None)
 
 
 def _can_be_persistent(tile: ImplicitGemmTile, samples: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import ceil_div
@@ -101,6 +102,8 @@ class ImplicitGemmTile:
     weight_stages: int = 0
     epilogue: int = 0
     limits: DeviceLimits = DEFAULT_LIMITS
+
+    ALGORITHM: ClassVar[str] = "halo-tile implicit GEMM"
 
     @property
     def feasible(self) -> bool:
@@ -329,6 +332,13 @@ class ImplicitGemmTile:
             "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
             "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
         }  # fmt: skip
+
+    def __str__(self) -> str:
+        pixels = f"{self.pixel_tiles}x{self.pixel_tile.lines} lines of {self.pixel_tile.columns}"
+        kind = "strip" if self.pixel_tile.strip else "rows"
+        groups = f"groups {self.warp_groups}x{self.k_warp_groups}, chunks {self.channel_chunks}"
+        persistent = f", persistent {self.persistent_groups}, stages {self.weight_stages}"
+        return f"{pixels} {kind}, {groups}{persistent if self.persistent else ''}"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks for `rows` pixel tiles and `columns` filters.

@@ -17,7 +17,15 @@ from dptrain.backends.cuda.hardware import VECTOR_BYTES
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.replica import CudaReplica
 from dptrain.backends.replica import Arrays, Context, Kernel
-from dptrain.plan.lowering import Access, BufferSpec, Group, GroupNeeds, Phase, Setting
+from dptrain.plan.lowering import (
+    Access,
+    BufferSpec,
+    Explanation,
+    Group,
+    GroupNeeds,
+    Phase,
+    Setting,
+)
 
 Kernels = Mapping[Phase, Kernel]
 
@@ -45,6 +53,11 @@ class Operation(ABC):
         size: elements of the group's output, per sample.
         itemsize: bytes of an activation.
     """
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        """Return how each phase is computed, as far as there are several kernels for it."""
+        return {}
 
     def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:
         self.group, self.arrays, self.replica = group, arrays, replica

@@ -67,6 +67,8 @@ class SkinnyTile:
     element_bytes: int
     k_contiguous: bool = False
 
+    ALGORITHM: ClassVar[str] = "skinny GEMM"
+
     @property
     def k_groups(self) -> int:
         """Groups of warps that split K between them."""
@@ -94,6 +96,9 @@ class SkinnyTile:
         )  # fmt: skip
         operands = 4 * padded + TILE_SAMPLES * (self.terms * self.element_bytes + 16)
         return max(operands, 4 * (self.k_groups - 1) * TILE_SAMPLES * self.columns)
+
+    def __str__(self) -> str:
+        return f"{TILE_SAMPLES}x{self.columns}, {self.terms} terms"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of a product of rows × columns whose sum is split into `parts`."""
@@ -129,6 +134,8 @@ class SkinnyWgradTile:
     WARP_EXTENT: ClassVar[int] = 32
     """Rows, and columns, of a warp."""
 
+    ALGORITHM: ClassVar[str] = "skinny GEMM"
+
     @property
     def defines(self) -> dict[str, int]:
         """Macros of ``skinny_gemm_backward_weight.cu``."""
@@ -148,6 +155,9 @@ class SkinnyWgradTile:
         slices = self.samples * (self.ROWS + self.columns + 16) * self.element_bytes
         return max(slices, 4 * self.ROWS * (self.columns + 8))
 
+    def __str__(self) -> str:
+        return f"{self.ROWS}x{self.columns}, {self.samples} samples"
+
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of rows × columns. The last row, the bias gradient, needs no tile."""
         return ceil_div(rows - 1, self.ROWS), ceil_div(columns, self.columns), parts
@@ -162,6 +172,14 @@ def select_forward_config(
     precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
 ) -> GemmConfig:
     """Return the configuration of the forward product with the lowest estimated time."""
+    ranked = rank_forward_configs(precision, batch_size, inputs, outputs, limits)
+    return min(ranked, key=lambda pair: pair[0])[1]
+
+
+def rank_forward_configs(
+    precision: str, batch_size: int, inputs: int, outputs: int, limits: DeviceLimits
+) -> Iterator[tuple[float, GemmConfig]]:
+    """Return the configurations of the forward product with their estimated times in µs."""
 
     def estimate(config: GemmConfig) -> float:
         tile, split_k = config.tile, config.split_k
@@ -177,7 +195,7 @@ def select_forward_config(
         for tile in _split_candidates(columns, inputs, ELEMENT_BYTES[precision])
         if tile.shared_bytes <= min(MAX_SHARED_BYTES, limits.shared_bytes)
     )
-    return min(configs, key=estimate)
+    return ((estimate(config), config) for config in configs)
 
 
 def _split_candidates(columns: int, terms: int, element_bytes: int) -> Iterator[SkinnyTile]:

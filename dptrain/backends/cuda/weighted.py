@@ -7,14 +7,19 @@ split-K reduction. Subclasses select the kernel and its tile configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.backends.cuda.dropout import DropoutKernels
 from dptrain.backends.cuda.epilogues import Epilogue, PoolEpilogue, epilogue_of
-from dptrain.backends.cuda.gemm_tiles import GemmConfig, select_gemm_config, vector_elements
+from dptrain.backends.cuda.gemm_tiles import (
+    GemmConfig,
+    rank_gemm_configs,
+    select_gemm_config,
+    vector_elements,
+)
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.cuda.launching import launch_reduction
 from dptrain.backends.cuda.operation import Kernels, Operation, vector_width
@@ -22,7 +27,7 @@ from dptrain.backends.cuda.replica import PRECISIONS
 from dptrain.backends.replica import Context, Kernel
 from dptrain.network.layers import Conv2d, Dropout, MaxPool2d, ReLU
 from dptrain.plan.limits import DeviceLimits
-from dptrain.plan.lowering import BufferSpec, Group, Phase, Setting
+from dptrain.plan.lowering import BufferSpec, Explanation, Group, Phase, Setting, stage_name
 
 NO_EPILOGUE, RELU, RELU_POOL = range(3)
 """Epilogues that are fused into product kernels, ``EPILOGUE`` of ``epilogue.cuh``."""
@@ -78,6 +83,25 @@ class WeightedOperation(Operation):
             buffers["partial"] = BufferSpec(shape, "float32")
 
     @classmethod
+    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
+        """Return the configurations of the products that the project's kernels compute."""
+        return {}
+
+    @classmethod
+    def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        measured = dict(setting.selection.names)
+        return {
+            phase: Explanation(
+                config.tile.ALGORITHM,
+                str(config),
+                reason="measured to be the fastest"
+                if stage_name(group.name, phase) in measured
+                else "lowest estimated time",
+            )
+            for phase, config in cls.configs(group, setting).items()
+        }
+
+    @classmethod
     def wgrad_pixels(cls, group: Group, setting: Setting) -> int:
         """Return the terms of the weight gradient's sum per sample."""
         return computed_pixels(group)
@@ -93,8 +117,21 @@ class WeightedOperation(Operation):
         weight, bias = group.head.parameters
         rows, columns = weight.size // bias.size + 1, bias.size
         terms = setting.batch_size * cls.wgrad_pixels(group, setting)
-        return select_gemm_config(
-            setting.precision, rows, columns, terms, limits_of(setting), split=True
+        return cls.gemm_config(
+            group, setting, Phase.BACKWARD_WEIGHT, rows, columns, terms, split=True
+        )
+
+    @staticmethod
+    def gemm_config(
+        group: Group, setting: Setting, phase: Phase, rows: int, columns: int, terms: int, *,
+        split: bool = False,
+    ) -> GemmConfig:  # fmt: skip
+        """Return the configuration for ``gemm.cuh``; see `rank_gemm_configs`."""
+        product = setting.precision, rows, columns, terms, limits_of(setting)
+        return setting.selection.pick(
+            stage_name(group.name, phase),
+            select_gemm_config(*product, split=split),
+            lambda: rank_gemm_configs(*product, split=split),
         )
 
     def kernels(self) -> Kernels:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
@@ -139,6 +140,8 @@ class WgradTile:
     buffers: int = 1
     limits: DeviceLimits = DEFAULT_LIMITS
 
+    ALGORITHM: ClassVar[str] = "halo-tile weight gradient"
+
     @property
     def columns(self) -> int:
         """Columns of the tile."""
@@ -251,6 +254,12 @@ class WgradTile:
             "QUAD_ROWS_APART": self.quad_rows_apart,
             "QUAD_COLUMNS_APART": self.quad_columns_apart, "BUFFERS": self.buffers,
         }  # fmt: skip
+
+    def __str__(self) -> str:
+        columns = f"{self.tap_rows}x{self.tap_columns} taps of {self.channels} channels"
+        apart = f", {self.quad_rows_apart} rows apart" if self.quad_rows_apart else ""
+        strip = f"strips of {self.strip_lines}/{self.contiguous_lines} lines{apart}"
+        return f"{columns}, {strip}, groups {self.k_groups}, buffers {self.buffers}"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks of a sum split into `parts`; x: rows of taps and chunks of channels."""
@@ -390,12 +399,20 @@ def select_wgrad_tile(
     Returns:
         None if the kernel does not exist for the layer or the gathering kernel is faster.
     """
+    ranked = rank_wgrad_tiles(view, precision, strides, epilogue, samples, limits)
+    return min(ranked, key=lambda pair: pair[0], default=(0.0, None))[1]
+
+
+def rank_wgrad_tiles(
+    view: InputView, precision: str, strides: tuple[int, int], epilogue: int, samples: int,
+    limits: DeviceLimits,
+) -> list[tuple[float, WgradTile]]:  # fmt: skip
+    """Return the tile configurations with their estimated times; none if gathering is faster."""
     pixels = samples * view.out_height * view.out_width
     few_channels = view.channels % 16 > 0
     if precision == "tf32" and epilogue == 2 and few_channels and pixels < MIN_PIXELS:
-        return None
+        return []
     if not supports_wgrad_tiles(view, precision, strides):
-        return None
-
+        return []
     tiles = wgrad_candidates(view, precision, epilogue, limits)
-    return min(tiles, key=lambda tile: estimate_cycles(tile, view, samples), default=None)
+    return [(estimate_cycles(tile, view, samples), tile) for tile in tiles]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dptrain.api import make_replica
-from dptrain.backends.cuda import convolution, dense, weighted
+from dptrain.backends.cuda import convolution, weighted
 from dptrain.backends.cuda.gemm_tiles import (
     MAX_K_STEP,
     MIN_SPLIT_TERMS,
@@ -51,13 +51,12 @@ def test_every_tile_computes_the_same(
     emulator = Emulator(seed=5)
     monkeypatch.setattr("dptrain.backends.cuda.backend.open_device", lambda rank: emulator)
     shared = replace(tile, k_groups=2 if tile.block[0] < 128 else 1)
-    for module in (weighted, convolution, dense):
-        monkeypatch.setattr(
-            module, "select_gemm_config",
-            lambda _, rows, columns, terms, limits, split=False: GemmConfig(
-                shared, split_terms(terms, 8 * tile.block[0], limits) if split else SplitK(1, terms)
-            ),
-        )  # fmt: skip
+    monkeypatch.setattr(
+        weighted, "select_gemm_config",
+        lambda _, rows, columns, terms, limits, split=False: GemmConfig(
+            shared, split_terms(terms, 8 * tile.block[0], limits) if split else SplitK(1, terms)
+        ),
+    )  # fmt: skip
     ours, reference = (
         make_replica(ODD, "cuda", 5, precision=precision),
         make_replica(ODD, "reference", 5),
