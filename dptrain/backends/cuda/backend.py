@@ -210,7 +210,10 @@ class CudaBackend(Backend):
         return self.operation(group, setting).needs(group, setting)
 
     def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        return self.operation(group, setting).explain(group, setting)
+        operation = self.operation(group, setting)
+        direct = Explanation("direct", reason="the only kernel")
+        phases = dict.fromkeys(operation.needs(group, setting).phases, direct)
+        return {**phases, **operation.explain(group, setting)}
 
     def measured_selection(
         self,

@@ -7,6 +7,9 @@ from typing import Any
 
 from dptrain.errors import UserError
 
+LAST_OF_CUDA_12 = 70, 72
+"""Compute capabilities that CUDA 13 no longer supports and the kernels do (Volta)."""
+
 
 def import_cupy() -> Any:
     """Return the module ``cupy``.
@@ -56,10 +59,12 @@ def best_architecture(capability: int, architectures: Sequence[int]) -> int:
     same = [a for a in architectures if a // 10 == capability // 10 and a <= capability]
     if not same:
         known = ", ".join(f"sm_{a}" for a in sorted(architectures))
-        raise UserError(
-            f"libnvrtc compiles for {known}, but the GPU is sm_{capability}; install libnvrtc of a "
-            f"CUDA version that supports sm_{capability}"
+        advice = (
+            "use CUDA 12: pip install '.[cuda12]'"
+            if LAST_OF_CUDA_12[0] <= capability <= LAST_OF_CUDA_12[1]
+            else f"install libnvrtc of a CUDA version that supports sm_{capability}"
         )
+        raise UserError(f"libnvrtc compiles for {known}, but the GPU is sm_{capability}; {advice}")
     return max(same)
 
 

@@ -56,7 +56,7 @@ class Operation(ABC):
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        """Return how each phase is computed, as far as there are several kernels for it."""
+        """Return how phases are computed for which there are several kernels."""
         return {}
 
     def __init__(self, group: Group, arrays: Arrays, replica: CudaReplica) -> None:

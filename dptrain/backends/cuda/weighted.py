@@ -89,16 +89,16 @@ class WeightedOperation(Operation):
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
-        measured = dict(setting.selection.names)
+        measured, configs = dict(setting.selection.names), cls.configs(group, setting)
         return {
             phase: Explanation(
                 config.tile.ALGORITHM,
                 str(config),
                 reason="measured to be the fastest"
-                if stage_name(group.name, phase) in measured
+                if measured.get(stage_name(group.name, phase)) in (str(config), str(config.tile))
                 else "lowest estimated time",
             )
-            for phase, config in cls.configs(group, setting).items()
+            for phase, config in configs.items()
         }
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from dptrain.backends.cuda.backend import CudaBackend
@@ -16,7 +17,7 @@ from dptrain.backends.flat_arrays import FlatArrays
 from dptrain.backends.replica import Replica
 from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
-from dptrain.plan.lowering import Group, Setting, Storage
+from dptrain.plan.lowering import Explanation, Group, Phase, Setting, Storage
 from dptrain.plan.plan import Plan
 
 
@@ -76,6 +77,9 @@ class CudnnBackend(CudaBackend):
             if type(group.head.layer) in MODES:
                 return CudnnActivation
         return super().operation(group, setting)
+
+    def explain(self, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:
+        return self.operation(group, setting).explain(group, setting)
 
     def storage(self, node: Node, parameter: Parameter) -> Storage:
         """Return the layout of a parameter: (K, R, S, C) for convolutions by cuDNN."""

@@ -346,5 +346,7 @@ def test_a_gpu_runs_code_of_its_own_generation() -> None:
     assert best_architecture(90, known) == 90
     assert best_architecture(87, known) == 86
     assert best_architecture(103, known) == 100
-    with pytest.raises(UserError, match=r"compiles for sm_75.*but the GPU is sm_70"):
+    with pytest.raises(UserError, match=r"for sm_75.*GPU is sm_70; use CUDA 12: pip install"):
         best_architecture(70, known)
+    with pytest.raises(UserError, match=r"GPU is sm_130; install libnvrtc of a CUDA version"):
+        best_architecture(130, known)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from dptrain.backends import load_backend
 from dptrain.backends.numba import algorithms, explanation
 from dptrain.cli.main import run
 from dptrain.describe import plan_for
 from dptrain.measure.explanations import UNKNOWN, explain_stages, explanation_table
 from dptrain.network import Conv2d, Dense, Flatten, Network, ReLU, get_network
+from dptrain.plan.plan import with_selection
+from dptrain.plan.selection import KernelSelection, RankedSelection
 
 STRIDED = Network((16, 33, 33), [Conv2d(24, 3, stride=2), ReLU(), Flatten(), Dense(10)])
 
@@ -66,8 +70,32 @@ def test_every_stage_of_a_network_is_explained() -> None:
 
 
 def test_a_backend_that_selects_on_the_device_says_so() -> None:
-    plan = plan_for(get_network("model0"), backend="cuda", batch_size=2)
-    assert {row.reason for row in explain_stages(plan)} == {UNKNOWN.reason}
+    plan = plan_for(get_network("model0"), backend="cudnn", batch_size=2)
+    rows = {f"{row.layers}.{row.phase}": row for row in explain_stages(plan)}
+    [row] = [
+        row for name, row in rows.items() if name.startswith("conv1") and name.endswith(".forward")
+    ]
+    assert row.reason == UNKNOWN.reason
+
+
+def test_kernels_of_a_gpu_are_explained_without_one() -> None:
+    plan = plan_for(get_network("cifar"), backend="cuda", batch_size=2, precision="tf32")
+    assert {row.reason for row in explain_stages(plan)} == {
+        "lowest estimated time", "the only kernel",
+    }  # fmt: skip
+    ranked = RankedSelection()
+    with_selection(plan, load_backend("cuda"), ranked)
+    stage = "conv2+relu2+lrn2+pool2.forward"
+    name = str(ranked.found[stage][1][1])
+    for names in ((stage, name), (stage, "of another version")):
+        setting = replace(plan.setting, selection=KernelSelection((names,)))
+        [row] = [
+            row for row in explain_stages(replace(plan, setting=setting))
+            if f"{row.layers}.{row.phase}" == stage
+        ]  # fmt: skip
+        assert row.algorithm == "halo-tile implicit GEMM"
+        assert (row.reason == "measured to be the fastest") == (names[1] == name)
+        assert row.tile.startswith(name) == (names[1] == name)
 
 
 @pytest.mark.parametrize("width", [80, 160])

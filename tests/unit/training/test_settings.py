@@ -26,6 +26,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "run_dir": (Path("a"), Path("b")),
     "nesterov": (True, False),
     "flip": (True, False),
+    "tune": (True, False),
     "share_gpus": (True, False),
     "tensorboard": (True, False),
 }
