@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from time import perf_counter_ns
 from types import TracebackType
@@ -196,13 +197,31 @@ class Loader(BatchSource):
             return error
 
     def _read_batches(self) -> Generator[tuple[Batch, _Buffers], None, None]:
-        for epoch, steps in self._sampler.epochs(self._steps):
-            order = self._sampler.order(epoch)
+        for (epoch, steps), order in self._epochs_with_order():
             for start in range(steps.start, steps.stop, STEPS_PER_DRAW):
                 if self._closed.is_set():
                     return
                 part = range(start, min(start + STEPS_PER_DRAW, steps.stop))
                 yield from self._read_steps(epoch, order, part)
+
+    def _epochs_with_order(self) -> Iterator[tuple[tuple[int, range], NDArray[np.int64]]]:
+        """Yield each epoch, its steps and its order.
+
+        If a thread reads ahead, another computes the order of the next epoch meanwhile: the order
+        of a million samples takes longer than the minibatches that have been read ahead.
+        """
+        epochs, order = self._sampler.epochs(self._steps), self._sampler.order
+        if not self._depth:
+            yield from ((epoch, order(epoch[0])) for epoch in epochs)
+            return
+        with ThreadPoolExecutor(1, "dptrain-order") as executor:
+            upcoming = ((epoch, executor.submit(order, epoch[0])) for epoch in epochs)
+            present = next(upcoming, None)
+            while present is not None:
+                epoch, future = present
+                found = future.result()
+                present = next(upcoming, None)
+                yield epoch, found
 
     def _read_steps(
         self, epoch: int, order: NDArray[np.int64], steps: range

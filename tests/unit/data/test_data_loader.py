@@ -168,10 +168,29 @@ def test_without_reading_ahead_batches_are_the_same_and_no_thread_reads(count):
     seen = []
     for depth in (0, 2):
         with loader(Numbers(count), depth=depth, last_step=40) as batches:
-            assert len(threads()) == (depth > 0)
+            names = {thread.name.partition("_")[0] for thread in threads()}
+            assert "dptrain-loader" in names if depth else not names
             seen.append([(b.step, b.epoch, b.global_count, *b.x[:, 0], *b.y) for b in batches])
     assert len(seen[0]) == 40
     assert seen[0] == seen[1]
+
+
+def test_the_order_of_the_next_epoch_is_computed_while_this_one_is_read(monkeypatch):
+    computed, order = [], Sampler.order
+
+    def noted(self, epoch):
+        computed.append((epoch, threading.current_thread().name.startswith("dptrain-order")))
+        return order(self, epoch)
+
+    monkeypatch.setattr(Sampler, "order", noted)
+    with loader(Numbers(100), last_step=10**6) as batches:
+        next(batches)
+        deadline = time.monotonic() + 60
+        while len(computed) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)  # A loader that went on would compute more now.
+        assert computed == [(0, True), (1, True)]
+    assert not threads()
 
 
 def test_without_reading_ahead_a_batch_is_read_when_it_is_requested():
