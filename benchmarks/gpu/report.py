@@ -18,6 +18,7 @@ from benchmarks.gpu.inference_report import (
     inference_tables,
 )
 from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.precision import LayerError, precision_headline, precision_table
 from benchmarks.gpu.ranks import PROGRAMS, RankResult, weak_efficiency
 from benchmarks.gpu.stages import LayerRow, StageResult
 from benchmarks.gpu.training import Case, Comparison
@@ -60,6 +61,7 @@ class Results:
     layers: list[LayerRow] = field(default_factory=list)
     ranks: list[RankResult] = field(default_factory=list)
     inference: list[InferenceCase] = field(default_factory=list)
+    errors: list[LayerError] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -95,6 +97,7 @@ class Results:
             mode_table(self.cases),
             memory_table(self.cases),
             *inference_tables(self.inference),
+            precision_table(self.errors),
             *rank_tables(self.ranks),
             layer_table(self.layers),
             *(stage_table(stages, self.limits) for stages in self.stages_by_case().values()),
@@ -311,7 +314,7 @@ def headline(results: Results) -> str:
                 f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's fastest mode"
             )
         lines.append(line)
-    lines += inference_headline(results.inference)
+    lines += inference_headline(results.inference) + precision_headline(results.errors)
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
         reached = sum(targets.OWN_KERNEL.share(value) >= 1 for value in compared)
@@ -368,6 +371,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "layers": [vars(row) for row in results.layers],
         "ranks": [vars(row) for row in results.ranks],
         "inference": inference_json(results.inference),
+        "errors": [vars(error) for error in results.errors],
         "failed": results._all_failed(),
     }  # fmt: skip
 

@@ -18,6 +18,13 @@ from benchmarks.gpu.clock import BLOCKS, Program
 from benchmarks.gpu.inference import BuildInference, Judge, measure_inference, without_dropout
 from benchmarks.gpu.machine import Machine, about
 from benchmarks.gpu.ours import Step
+from benchmarks.gpu.precision import (
+    PRECISION,
+    layer_errors,
+    layer_networks,
+    our_results,
+    torch_results,
+)
 from benchmarks.gpu.report import Checked, Results
 from benchmarks.gpu.stages import (
     LayerRow,
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     # Needs PyTorch.
     from benchmarks.check import Expected
 
-SECTIONS = ("check", "training", "shapes", "inference", "stages", "layers", "ranks")
+SECTIONS = ("check", "training", "shapes", "precision", "inference", "stages", "layers", "ranks")
 STUDY = ("model2", "model-large")
 """Networks of the comparison of layers."""
 
@@ -86,6 +93,11 @@ SHAPES = Cases((*OUTSIDE, PERCEPTRON.name), (32, 512), PRECISIONS, (32,))
 
 QUICK_SHAPES = Cases(("vgg", "strided", "perceptron"), (32,), ("tf32", "bf16"), ())
 
+FP32 = Cases(("model2", "cifar", "vgg"), (32, 256), (PRECISION,), ())
+"""Cases of errors and speed of fp32."""
+
+QUICK_FP32 = Cases(("cifar",), (32,), (PRECISION,), ())
+
 QUICK_INFERENCE = Cases(("model0", "cifar", "vgg"), (1, 32), ("tf32", "bf16"), ())
 
 
@@ -100,7 +112,7 @@ class Settings:
         stage_batches: batch sizes of stages and layers.
         rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
         launches: launches of each job with several ranks.
-        shapes, inference: cases of these sections.
+        shapes, fp32, inference: cases of these sections.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -114,6 +126,7 @@ class Settings:
     rank_batches: tuple[int, ...] = (32, 1024)
     launches: int = 3
     shapes: Cases = SHAPES
+    fp32: Cases = FP32
     inference: Cases = INFERENCE
 
     @property
@@ -150,6 +163,7 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
     by_name = {
         "training": lambda: sections.train(settings.training),
         "shapes": lambda: sections.train(settings.shapes),
+        "precision": sections.fp32,
         "inference": sections.infer,
         "stages": sections.stages,
         "layers": sections.layers,
@@ -228,10 +242,10 @@ class _Run:
             for network in self.networks:
                 for n in settings.batches:
                     cases |= {(network.name, n, p): network for p in settings.precisions}
-        if "shapes" in sections:
-            for network in map(find_network, settings.shapes.networks):
-                for n in settings.shapes.batches:
-                    cases |= {(network.name, n, p): network for p in settings.shapes.precisions}
+        for section, own in (("shapes", settings.shapes), ("precision", settings.fp32)):
+            for network in map(find_network, own.networks if section in sections else ()):
+                for n in own.batches:
+                    cases |= {(network.name, n, p): network for p in own.precisions}
         if "layers" in sections:
             for network in map(dptrain.get_network, STUDY):
                 for form in (network, unfused(network)):
@@ -252,6 +266,25 @@ class _Run:
                     case = measure_case(network, n, ours, theirs, self.settings.blocks)
                     self.results.cases.append(case)
                 self.save(self.results)
+
+    def fp32(self) -> None:
+        """Measure the errors of fp32 in each layer with weights, then its speed."""
+        cases = self.settings.fp32
+        for network in map(find_network, cases.networks):
+            for n in cases.batches:
+                for name, layer in layer_networks(network):
+                    with self._reported(f"errors of {network.name} {name}, batch {n}"):
+                        self._measure_errors(network, n, name, layer)
+            self.save(self.results)
+        self.train(cases)
+
+    def _measure_errors(self, network: Network, n: int, name: str, layer: Network) -> None:
+        if self.exact is None:
+            return
+        expected = self.exact.of(layer, n, PRECISION)
+        ours = {backend: our_results(layer, backend, n) for backend in self.machine.backends}
+        theirs = torch_results(layer, *random_batch(layer, n)) if self.machine.timed_torch else None
+        self.results.errors += layer_errors(network.name, n, name, expected, ours, theirs)
 
     def infer(self) -> None:
         """Check and time inference."""

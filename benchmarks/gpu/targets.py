@@ -23,6 +23,9 @@ WIDE_BATCH = 2048
 INFERENCE = {batch_size: Target(2.0) for batch_size in (1, 32, 1024)}
 """Throughput of inference divided by that of the best peer, by batch size."""
 
+FP32_ERROR = Target(1.0, at_most=True)
+"""Error of a layer in fp32 divided by that of PyTorch."""
+
 OWN_KERNEL = Target(1.0, at_most=True)
 """Time of a layer by `cuda` over its time by `cudnn`."""
 

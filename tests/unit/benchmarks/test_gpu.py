@@ -393,6 +393,7 @@ MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
 SETTINGS = suite.Settings(
     networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
     compiled=(), rank_networks=(), shapes=suite.Cases(("lenet5",), (2,), ("fp32",), ()),
+    fp32=suite.Cases(("model-small",), (2,), ("fp32",), ()),
     inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
 )  # fmt: skip
 
@@ -412,7 +413,9 @@ def test_a_whole_run_without_a_gpu(tmp_path: Path) -> None:
     assert results.right
     assert results.complete
     # After each training and inference case, each network's stages, each table of layers.
-    assert [count > 0 for count in saved] == [False, False, False, True, True]
+    assert {error.layer for error in results.errors} == {"conv1", "conv2", "dense1", "dense2"}
+    assert all(0.0 < error.ours["numba"] < 1e-5 for error in results.errors)
+    assert [count > 0 for count in saved] == [False, False, False, False, False, True, True]
     paths = new_files(tmp_path, "gpu", "2026-01-02T03:04")
     write(results, *paths)
     read = parse_json(paths[0].read_text())
@@ -488,7 +491,7 @@ Machine.limits = lambda self, precisions: Limits(1e10, {})
 suite.STUDY = ()
 settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
                           stage_batches=(2,), blocks=2, rank_networks=(),
-                          shapes=suite.Cases((), (), (), ()),
+                          shapes=suite.Cases((), (), (), ()), fp32=suite.Cases((), (), (), ()),
                           inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
 results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
                     lambda results: None)
