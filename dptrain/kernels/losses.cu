@@ -96,6 +96,26 @@ template <class T, class F> __device__ inline T reduce_lanes(T value, F combine)
     return value;
 }
 
+struct RowMaximum {
+    float value;
+    int index;
+};
+
+// Find the first of the largest elements of a row; the lanes of a sample share the work. fmaxf
+// ignores NaN, which shows in the sum of exponentials.
+template <class T>
+__device__ inline RowMaximum row_maximum(const T* row, int outputs, int lane) {
+    float own = -__int_as_float(0x7F800000);
+    int best = outputs;
+    for (int k = lane; k < outputs; k += SAMPLE_LANES) {
+        const float value = to_float(row[k]);
+        if (value > own) own = value, best = k;
+    }
+    const float maximum = reduce_lanes(own, [](float a, float b) { return fmaxf(a, b); });
+    best = reduce_lanes(own == maximum ? best : outputs, [](int a, int b) { return min(a, b); });
+    return {maximum, best};
+}
+
 // Loss = −log softmax(z)[label]; dz = (softmax(z) − onehot(label)) · scale. A prediction is correct
 // if the label has the largest logit.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -105,24 +125,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous_kernel();
     const LaneRange lanes;
     LossSum own_sum = {0.0f, 0};
-    const float infinity = __int_as_float(0x7F800000);
     for (int first = lanes.first; first < n; first += lanes.stride) {
         const int sample = first + lanes.offset;
         const bool there = sample < n;
         const Number* row = z + (there ? sample : 0) * outputs;
         const int label = labels[there ? sample : 0];
         const float chosen = to_float(row[label]);
-        float own = -infinity, sum_exp = 0.0f;
-        int best = outputs;
-        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES) {
-            const float value = to_float(row[k]);
-            if (value > own) own = value, best = k;
-        }
-        // Select the first of equal maxima. fmaxf ignores NaN, which shows in the sum of
-        // exponentials.
-        const float maximum = reduce_lanes(own, [](float a, float b) { return fmaxf(a, b); });
-        best =
-            reduce_lanes(own == maximum ? best : outputs, [](int a, int b) { return min(a, b); });
+        const auto [maximum, best] = row_maximum(row, outputs, lanes.lane);
+        float sum_exp = 0.0f;
         for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
             sum_exp += expf(to_float(row[k]) - maximum);
         sum_exp = reduce_lanes(sum_exp, [](float a, float b) { return a + b; });
@@ -137,6 +147,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             dz[sample * outputs + k] =
                 from_float<Number>((share - (k == label ? 1.0f : 0.0f)) * scale);
         }
+    }
+    reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
+}
+
+// The same loss from logs = log softmax(z), for a library that computes softmax: dlogs (n, F) is the
+// gradient with respect to logs. NaN in a row of z makes the whole row of logs NaN.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    negative_log_likelihood(const float* z, const float* logs, const int* labels, float* dlogs,
+                            float* loss_sums, const float* hyperparameters, PackedSum* scratch,
+                            int n, int outputs, float scale, int backward) {
+    wait_for_previous_kernel();
+    const LaneRange lanes;
+    LossSum own_sum = {0.0f, 0};
+    for (int first = lanes.first; first < n; first += lanes.stride) {
+        const int sample = first + lanes.offset;
+        const bool there = sample < n;
+        const int start = (there ? sample : 0) * outputs, label = labels[there ? sample : 0];
+        const RowMaximum best = row_maximum(z + start, outputs, lanes.lane);
+        if (!there) continue;
+        if (lanes.lane == 0) {
+            own_sum.loss -= logs[start + label];
+            own_sum.correct += best.index == label;
+        }
+        if (!backward) continue;
+        for (int k = lanes.lane; k < outputs; k += SAMPLE_LANES)
+            dlogs[start + k] = k == label ? -scale : 0.0f;
     }
     reduce_blocks(own_sum, scale, loss_sums, hyperparameters, scratch);
 }

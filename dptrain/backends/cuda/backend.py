@@ -104,9 +104,14 @@ MAX_LOSS_BLOCKS = 512
 """With more blocks, threads process several samples: the last block adds the sums of all blocks."""
 
 
-def _sample_lanes(loss: str, outputs: int) -> int:
+def sample_lanes(loss: str, outputs: int) -> int:
     """Return the threads that share a sample, a power of two; 1 for ``values``."""
     return 1 if loss == "values" else min(1 << (outputs - 1).bit_length(), 32)
+
+
+def loss_blocks(threads: int) -> int:
+    """Return the blocks of a kernel of ``losses.cu`` for a number of threads."""
+    return max(min(ceil_div(threads, LOSS_THREADS), MAX_LOSS_BLOCKS), 1)
 
 
 def open_device(index: int) -> Device:
@@ -237,24 +242,20 @@ class CudaBackend(Backend):
     ) -> Kernel:
         assert isinstance(replica, CudaReplica)
         kind, outputs, device = replica.plan.network.loss.targets, output.shape[1], replica.device
-        lanes = _sample_lanes(kind, outputs)
+        lanes = sample_lanes(kind, outputs)
         precision = 2 if output.dtype == np.uint16 else 0
         function = device.function(
             "losses.cu", LOSSES[kind], SAMPLE_LANES=lanes, PRECISION=precision
         )
         items = outputs if kind == "values" else lanes
-
-        def blocks(n: int) -> int:
-            return max(min(ceil_div(n * items, LOSS_THREADS), MAX_LOSS_BLOCKS), 1)
-
-        block_sums = device.zeros((1 + blocks(replica.plan.batch_size),), "uint64")
+        block_sums = device.zeros((1 + loss_blocks(replica.plan.batch_size * items),), "uint64")
         dz = output if gradient is None else gradient
         arrays = output, target, dz, sums, replica.numbers, block_sums
 
         def run(context: Context) -> None:
             backward = np.int32(context.training and gradient is not None)
             function(
-                (blocks(context.n), 1, 1), (LOSS_THREADS, 1, 1),
+                (loss_blocks(context.n * items), 1, 1), (LOSS_THREADS, 1, 1),
                 [*arrays, np.int32(context.n), np.int32(outputs), np.float32(context.scale),
                  backward],
             )  # fmt: skip

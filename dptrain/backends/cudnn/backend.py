@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.device import Array
 from dptrain.backends.cuda.operation import Operation
 from dptrain.backends.cudnn.activation import MODES, CudnnActivation
 from dptrain.backends.cudnn.convolution import CudnnConvolution
@@ -13,8 +14,9 @@ from dptrain.backends.cudnn.library import Library
 from dptrain.backends.cudnn.pooling import CudnnPooling, pools
 from dptrain.backends.cudnn.primitives import DATA_TYPES, find_dtypes
 from dptrain.backends.cudnn.replica import CudnnReplica
+from dptrain.backends.cudnn.softmax import bind_softmax_loss
 from dptrain.backends.flat_arrays import FlatArrays
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.layers import Conv2d, Parameter
 from dptrain.network.network import Node
 from dptrain.plan.lowering import Explanation, Group, Phase, Setting, Storage
@@ -44,9 +46,9 @@ def supports(node: Node) -> bool:
 class CudnnBackend(CudaBackend):
     """Training on an NVIDIA GPU with cuDNN for what it computes.
 
-    These are convolutions and small poolings with symmetric padding, and activations. Fully
-    connected layers, sums, dropout, local response normalization, losses and updates are kernels of
-    the cuda backend.
+    These are convolutions and small poolings with symmetric padding, activations, and softmax in
+    float32. Fully connected layers, sums, dropout, local response normalization, other losses and
+    updates are kernels of the cuda backend.
     """
 
     name = "cudnn"
@@ -86,6 +88,22 @@ class CudnnBackend(CudaBackend):
         if supports(node) and len(parameter.shape) == 4:
             return Storage(parameter.shape, (0, 2, 3, 1))
         return super().storage(node, parameter)
+
+    def bind_loss(
+        self,
+        replica: Replica,
+        output: Array,
+        target: Array,
+        gradient: Array | None,
+        sums: Array,
+    ) -> Kernel:
+        """Bind softmax by cuDNN in float32; it would store log softmax as bfloat16 in bf16."""
+        classes = replica.plan.network.loss.targets == "classes"
+        dtype = str(output.dtype)
+        if not classes or dtype != "float32" or dtype not in self.library.primitives.dtypes:
+            return super().bind_loss(replica, output, target, gradient, sums)
+        assert isinstance(replica, CudnnReplica)
+        return bind_softmax_loss(replica, output, target, gradient, sums)
 
     def allocate(self, plan: Plan, *, seed: int, arrays: FlatArrays | None = None) -> Replica:
         assert arrays is None, "arrays in host memory"

@@ -1,4 +1,4 @@
-"""Kernels of the cuDNN backend: conversion to and from bfloat16, and bias gradients."""
+"""Kernels of the cuDNN backend: conversion to and from bfloat16, bias gradients, and losses."""
 
 from __future__ import annotations
 
@@ -54,6 +54,36 @@ def test_bias_gradients_are_reproducible(
         terms = exact[i * part : (i + 1) * part].astype(np.float64)
         bound = len(terms) * 2.0**-24 * np.abs(terms).sum(0)
         assert (np.abs(sums - terms.sum(0)) <= bound).all()
+
+
+@pytest.mark.parametrize(("outputs", "lanes"), [(2, 2), (10, 16), (50, 32)])
+@pytest.mark.parametrize("backward", [0, 1])
+def test_the_loss_is_summed_from_log_softmax(outputs: int, lanes: int, backward: int) -> None:
+    """1000 samples are several blocks; the largest of each row occurs twice."""
+    rng = np.random.default_rng(0)
+    n, scale = 1000, 0.25
+    z = rng.integers(-3, 3, (n, outputs)).astype(np.float32)
+    logs = rng.standard_normal((n, outputs), dtype=np.float32)
+    labels = rng.integers(0, outputs, n).astype(np.int32)
+    blocks = -(-n * lanes // 512)
+    arguments = z, logs, labels, np.full_like(z, 7.0), np.zeros(3, np.float32)
+    *_, dlogs, sums, _, _ = launch_in_every_order(
+        "losses.cu", "negative_log_likelihood", blocks * 512, *arguments,
+        np.array([0, 0, 1, 0], np.float32), np.zeros(1 + blocks, np.uint64),
+        *ints(n, outputs), np.float32(scale), np.int32(backward), block=512,
+        SAMPLE_LANES=lanes, PRECISION=0,
+    )  # fmt: skip
+    chosen = logs[np.arange(n), labels].astype(np.float64)
+    assert sums[0] == pytest.approx(-scale * chosen.sum(), rel=1e-5)
+    assert sums[1] == (z.argmax(1) == labels).sum()
+    expected = -scale * (np.arange(outputs) == labels[:, None]) if backward else 7.0
+    np.testing.assert_array_equal(dlogs, np.broadcast_to(expected, dlogs.shape))
+
+
+def test_losses_compile() -> None:
+    compiler: Compiler = find_compiler([12])
+    defines = {"SAMPLE_LANES": 16, "PRECISION": 0}
+    assert compiler.compile(KERNELS / "losses.cu", 90, defines).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("lanes", [1, 32])
