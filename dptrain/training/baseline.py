@@ -88,6 +88,8 @@ def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
         optimizer=job.plan.optimizer,
         threads=job.plan.setting.threads,
         micro_shards=micro_shards,
+        # Measured kernels are for one batch size.
+        selection=job.plan.setting.selection if batch_size == job.local_batch else None,
     )
     replica = job.backend.make_replica(plan, seed=job.spec.seed)
     buckets = make_buckets(plan, None)
