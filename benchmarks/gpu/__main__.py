@@ -18,7 +18,15 @@ import click
 
 from benchmarks.gpu.machine import find_machine
 from benchmarks.gpu.report import Results, headline, write
-from benchmarks.gpu.suite import QUICK_FP32, QUICK_INFERENCE, QUICK_SHAPES, SECTIONS, Settings, run
+from benchmarks.gpu.suite import (
+    QUICK_DATA,
+    QUICK_FP32,
+    QUICK_INFERENCE,
+    QUICK_SHAPES,
+    SECTIONS,
+    Settings,
+    run,
+)
 from benchmarks.gpu.training import PRECISIONS
 from benchmarks.progress import Progress
 from benchmarks.tables import new_files
@@ -142,7 +150,7 @@ def settings_from(
         chosen = Settings(
             sections=("check", "training", "stages"), batches=(32,), compiled=(),
             stage_batches=(32,), blocks=6, shapes=QUICK_SHAPES, fp32=QUICK_FP32,
-            inference=QUICK_INFERENCE,
+            inference=QUICK_INFERENCE, data=QUICK_DATA,
         )  # fmt: skip
     sizes = numbers(batches)
     compiled_sizes = None if compiled is None else numbers(compiled.replace("none", ""))
@@ -160,6 +168,7 @@ def settings_from(
         or chosen.stage_batches,
         launches=launches or chosen.launches,
         shapes=chosen.shapes.replaced(split(networks), sizes, listed, compiled_sizes),
+        data=chosen.data.replaced(split(networks), sizes, listed, compiled_sizes),
         fp32=chosen.fp32.replaced(split(networks), sizes, (), compiled_sizes),
         inference=chosen.inference.replaced(split(networks), sizes, listed, compiled_sizes),
     )

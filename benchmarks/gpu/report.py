@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.gpu import targets
+from benchmarks.gpu.data import DataResult, data_headline, data_table
 from benchmarks.gpu.inference import InferenceCase
 from benchmarks.gpu.inference_report import (
     inference_headline,
@@ -62,6 +63,7 @@ class Results:
     ranks: list[RankResult] = field(default_factory=list)
     inference: list[InferenceCase] = field(default_factory=list)
     errors: list[LayerError] = field(default_factory=list)
+    data: list[DataResult] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -96,6 +98,7 @@ class Results:
             training_table(self.comparisons()),
             mode_table(self.cases),
             memory_table(self.cases),
+            data_table(self.data),
             *inference_tables(self.inference),
             precision_table(self.errors),
             *rank_tables(self.ranks),
@@ -314,7 +317,8 @@ def headline(results: Results) -> str:
                 f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's fastest mode"
             )
         lines.append(line)
-    lines += inference_headline(results.inference) + precision_headline(results.errors)
+    lines += data_headline(results.data) + inference_headline(results.inference)
+    lines += precision_headline(results.errors)
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
         reached = sum(targets.OWN_KERNEL.share(value) >= 1 for value in compared)
@@ -371,6 +375,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "layers": [vars(row) for row in results.layers],
         "ranks": [vars(row) for row in results.ranks],
         "inference": inference_json(results.inference),
+        "data": [vars(result) for result in results.data],
         "errors": [vars(error) for error in results.errors],
         "failed": results._all_failed(),
     }  # fmt: skip

@@ -15,6 +15,14 @@ import dptrain
 from benchmarks.batch import random_batch
 from benchmarks.gpu import ranks
 from benchmarks.gpu.clock import BLOCKS, Program
+from benchmarks.gpu.data import (
+    IMAGES,
+    DataResult,
+    bare_step_us,
+    generated_images,
+    images_file,
+    train_epochs,
+)
 from benchmarks.gpu.inference import BuildInference, Judge, measure_inference, without_dropout
 from benchmarks.gpu.machine import Machine, about
 from benchmarks.gpu.ours import Step
@@ -49,7 +57,17 @@ if TYPE_CHECKING:
     # Needs PyTorch.
     from benchmarks.check import Expected
 
-SECTIONS = ("check", "training", "shapes", "precision", "inference", "stages", "layers", "ranks")
+SECTIONS = (
+    "check",
+    "training",
+    "shapes",
+    "precision",
+    "inference",
+    "data",
+    "stages",
+    "layers",
+    "ranks",
+)
 STUDY = ("model2", "model-large")
 """Networks of the comparison of layers."""
 
@@ -98,6 +116,11 @@ FP32 = Cases(("model2", "cifar", "vgg"), (32, 256), (PRECISION,), ())
 
 QUICK_FP32 = Cases(("cifar",), (32,), (PRECISION,), ())
 
+DATA = Cases(("cifar",), (32, 128, 1024), ("tf32", "bf16"), ())
+"""Cases of training on images."""
+
+QUICK_DATA = Cases(("cifar",), (128,), ("bf16",), ())
+
 QUICK_INFERENCE = Cases(("model0", "cifar", "vgg"), (1, 32), ("tf32", "bf16"), ())
 
 
@@ -112,7 +135,7 @@ class Settings:
         stage_batches: batch sizes of stages and layers.
         rank_networks, rank_batches: networks on several GPUs, and samples per GPU.
         launches: launches of each job with several ranks.
-        shapes, fp32, inference: cases of these sections.
+        shapes, fp32, inference, data: cases of these sections.
     """
 
     networks: tuple[str, ...] = ("model0", "model1", "model2", "cifar", "solar")
@@ -128,6 +151,7 @@ class Settings:
     shapes: Cases = SHAPES
     fp32: Cases = FP32
     inference: Cases = INFERENCE
+    data: Cases = DATA
 
     @property
     def training(self) -> Cases:
@@ -165,6 +189,7 @@ def run(settings: Settings, machine: Machine, progress: Progress, save: Save) ->
         "shapes": lambda: sections.train(settings.shapes),
         "precision": sections.fp32,
         "inference": sections.infer,
+        "data": sections.data,
         "stages": sections.stages,
         "layers": sections.layers,
         "ranks": sections.ranks,
@@ -242,7 +267,8 @@ class _Run:
             for network in self.networks:
                 for n in settings.batches:
                     cases |= {(network.name, n, p): network for p in settings.precisions}
-        for section, own in (("shapes", settings.shapes), ("precision", settings.fp32)):
+        for section, own in (("shapes", settings.shapes), ("precision", settings.fp32),
+                             ("data", settings.data)):  # fmt: skip
             for network in map(find_network, own.networks if section in sections else ()):
                 for n in own.batches:
                     cases |= {(network.name, n, p): network for p in own.precisions}
@@ -329,6 +355,36 @@ class _Run:
                 raise ArithmeticError(f"the relative error of the output is {found.error:.1e}")
 
         return check
+
+    def data(self) -> None:
+        """Time epochs of training on augmented images, with the first of the backends."""
+        cases, backend = self.settings.data, self.machine.backends[0]
+        for network in map(find_network, cases.networks):
+            with images_file(network, IMAGES) as data:
+                for n in cases.batches:
+                    for precision in cases.precisions:
+                        case = f"images of {network.name}, batch {n}, {precision}"
+                        with self._reported(case):
+                            self._train_on_images(network, data, backend, precision, n)
+                        self.save(self.results)
+
+    def _train_on_images(
+        self, network: Network, data: str, backend: str, precision: str, n: int
+    ) -> None:
+        us = train_epochs(network, data, backend, precision, n)
+        bare = bare_step_us(network, backend, precision, n)
+        release_memory()
+        theirs: dict[str, tuple[float, ...]] = {}
+        if self.machine.timed_torch:
+            from benchmarks.gpu.data_peers import AugmentedSteps
+            from benchmarks.gpu.theirs import modes_for
+
+            images, labels = generated_images(network, IMAGES)
+            for mode in modes_for(network, precision, compiled=False):
+                if mode.graph:
+                    steps = AugmentedSteps(network, images, labels, n, mode)
+                    theirs[mode.name] = steps.epochs_us()
+        self.results.data.append(DataResult(network.name, n, precision, backend, us, bare, theirs))
 
     def stages(self) -> None:
         """Time the stages of all steps."""

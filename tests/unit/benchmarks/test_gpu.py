@@ -393,7 +393,7 @@ MACHINE = Machine(("numba",), 0, "cpu", ("backend cudnn: no library",))
 SETTINGS = suite.Settings(
     networks=("model-small",), batches=(2,), precisions=("fp32",), stage_batches=(2,), blocks=2,
     compiled=(), rank_networks=(), shapes=suite.Cases(("lenet5",), (2,), ("fp32",), ()),
-    fp32=suite.Cases(("model-small",), (2,), ("fp32",), ()),
+    fp32=suite.Cases(("model-small",), (2,), ("fp32",), ()), data=suite.Cases((), (), (), ()),
     inference=suite.Cases(("model-small",), (2,), ("fp32",), ()),
 )  # fmt: skip
 
@@ -492,6 +492,7 @@ suite.STUDY = ()
 settings = suite.Settings(networks=("model-small",), batches=(2,), precisions=("fp32",),
                           stage_batches=(2,), blocks=2, rank_networks=(),
                           shapes=suite.Cases((), (), (), ()), fp32=suite.Cases((), (), (), ()),
+                          data=suite.Cases((), (), (), ()),
                           inference=suite.Cases(("model-small",), (2,), ("fp32",), ()))
 results = suite.run(settings, Machine(("numba",), 0, None, ("no PyTorch",)), Progress(),
                     lambda results: None)

@@ -1,0 +1,83 @@
+"""Training on images, as far as it needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import data, data_peers, suite
+from benchmarks.gpu.data import DataResult, data_headline, data_table, generated_images
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.theirs import GPUMode
+from benchmarks.progress import Progress
+from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
+
+NETWORK = Network((3, 24, 24), [Conv2d(2), ReLU(), MaxPool2d(4), Flatten(), Dense(3)], name="small")
+
+
+def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "IMAGES", 48)
+    monkeypatch.setattr(suite, "find_network", lambda name: NETWORK)
+    settings = suite.Settings(
+        sections=("data",), networks=(), data=suite.Cases(("small",), (16,), ("fp32",), ())
+    )
+    results = suite.run(settings, Machine(("numba",), 0, None, ()), Progress(), lambda _: None)
+    assert results.complete
+    (found,) = results.data
+    assert len(found.us) == data.EPOCHS - 1
+    assert min(*found.us, found.bare_us) > 0.0
+    assert found.ratio is None
+
+
+def test_pytorch_reads_every_image_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (torch.Tensor, torch.nn.Module):
+        monkeypatch.setattr(kind, "cuda", lambda self: self)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    images, labels = generated_images(NETWORK, 48)
+    mode = GPUMode("fp32 eager", precision="fp32", graph=False)
+    steps = data_peers.AugmentedSteps(NETWORK, images, labels, 16, mode)
+    read: list[int] = []
+    augmented = steps.augmented
+
+    def record(index: torch.Tensor) -> Any:
+        read.extend(index.tolist())
+        return augmented(index)
+
+    monkeypatch.setattr(steps, "augmented", record)
+    assert len(steps.epochs_us()) == data.EPOCHS - 1
+    for epoch in np.array(read).reshape(data.EPOCHS, 48):
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(48))
+
+
+def test_pytorch_crops_and_mirrors_parts_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (torch.Tensor, torch.nn.Module):
+        monkeypatch.setattr(kind, "cuda", lambda self: self)
+    for name in ("BRIGHTNESS", "CONTRAST"):
+        monkeypatch.setattr(data_peers, name, 0.0)
+    images, labels = generated_images(NETWORK, 16)
+    mode = GPUMode("fp32 eager", precision="fp32", graph=False)
+    steps = data_peers.AugmentedSteps(NETWORK, images, labels, 16, mode)
+    for image, crop in zip(images, steps.augmented(torch.arange(16)).numpy(), strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(image / 127.5 - 1.0, (3, 24, 24))[0]
+        distance = min(np.abs(windows - x).max((2, 3, 4)).min() for x in (crop, crop[..., ::-1]))
+        assert distance < 1e-5
+
+
+def test_share_and_speedup() -> None:
+    result = DataResult(
+        "cifar", 32, "bf16", "cuda", (50.0, 52.0, 51.0), 49.0,
+        {"bf16 graph": (300.0, 310.0), "tf32 graph": (400.0,)},
+    )  # fmt: skip
+    assert result.share == pytest.approx(49 / 51)
+    assert result.best == "bf16 graph"
+    assert result.ratio == pytest.approx(305 / 51)
+    table = data_table([result])
+    assert table.rows[0][-1] == "reached"
+    assert len(table.rows[0]) == len(table.columns)
+    assert data_headline([result]) == [
+        "training on images reaches 0.96 to 0.96 of the bare step; 5.98 to 5.98 times as fast as "
+        "PyTorch"
+    ]
