@@ -121,8 +121,8 @@ class Settings:
         "augmentation.", at_least=0,
     )  # fmt: skip
     tune: bool = _setting(
-        "model", False, "Measure the kernels with the lowest estimated times on the GPU, for at "
-        "most 5 s, and use the fastest (cuda and cudnn). Otherwise estimates decide.",
+        "model", False, "Measure the kernels with the lowest estimated times on the GPU, for "
+        "about 5 s, and use the fastest (cuda and cudnn). Otherwise estimates decide.",
     )  # fmt: skip
 
     data: str | None = _setting(
