@@ -49,9 +49,10 @@ class DeviceReplica(CropWindowReplica, ABC):
         """Write a minibatch and the hyperparameters of its step to the next staging slot.
 
         Args:
-            x: (n, C, H, W) or (n, F); None with `crop_windows`.
+            x: (n, C, H, W) or (n, F); with `crop_windows`, 8-bit images of which the inputs are
+                parts, or None for the cached images.
             y, samples, global_count, step, training, stop: see `Replica.load`.
-            crop_windows, recolourings: (n, 4) and (n, 2), parts of cached images; None for the
+            crop_windows, recolourings: (n, 4) and (n, 2), parts of images; None for the
                 second keeps the colours.
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,

@@ -21,6 +21,7 @@ from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.sample_losses import sample_losses
 from dptrain.backends.targets import channels_last_targets, checked_targets
 from dptrain.errors import UserError
+from dptrain.network.layers import Shape
 from dptrain.plan.flat import STOP, SUMS
 from dptrain.plan.lowering import Group, Phase
 from dptrain.plan.plan import INPUT, TARGET, Plan, Stage
@@ -234,8 +235,9 @@ class Replica:
         """Copy a minibatch in, and set the context of the next step.
 
         Args:
-            x: (n, C, H, W) or (n, F), n at most the plan's batch size; None with `crop_windows`.
-            crop_windows, recolourings: parts of cached images, see `CropWindowReplica`.
+            x: (n, C, H, W) or (n, F), n at most the plan's batch size. With `crop_windows`, images
+                of which the inputs are parts; None for the cached images.
+            crop_windows, recolourings: parts of images, see `CropWindowReplica`.
             y: targets: class indices (n,), or values (n, F); None if the loss is not computed.
             samples: int64 (n,), identity of each sample, which selects its dropout mask;
                 0 … n − 1 by default.
@@ -249,18 +251,18 @@ class Replica:
         Raises:
             UserError: wrong shapes, or more samples than the plan's batch size.
         """
-        batch = crop_windows if x is None else x
+        batch = x if crop_windows is None else crop_windows
         assert batch is not None
-        n = len(batch)
-        y = self._set_context(n, x, y, samples, global_count, step, training, stop)
+        n, inputs = len(batch), x if crop_windows is None else None
+        y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
         if training:
             self._loss_sums[STOP] = stop
         if y is not None:
             self._target[:n] = y
-        if x is None:
-            self._load_crop_windows(batch, recolourings)
+        if crop_windows is None:
+            self._load_input(batch)
         else:
-            self._load_input(x)
+            self._load_crop_windows(crop_windows, recolourings, x)
 
     def _set_context(
         self,
@@ -313,9 +315,12 @@ class Replica:
         bounds[:] = offsets
 
     def _load_crop_windows(
-        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
+        self,
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+        images: NDArray[Any] | None,
     ) -> None:
-        """Copy parts of cached images in, see `CropWindowReplica`."""
+        """Copy parts of images in, by default of the cached ones, see `CropWindowReplica`."""
         raise NotImplementedError
 
     def _load_input(self, x: NDArray[Any]) -> None:
@@ -593,6 +598,19 @@ class CropWindowReplica(Replica, ABC):
                 the host keeps, or for a device anything with ``shape`` and slices like an array's.
             pixels: conversion to inputs. Pixels outside of an image are zero after it.
         """
+
+    def prepare_images(self, shape: Shape, pixels: PixelFormat) -> bool:
+        """Prepare for minibatches that consist of images and crop windows.
+
+        Args:
+            shape: (C, H', W') or (F,) of an image.
+            pixels: their type.
+
+        Returns:
+            False if images of this size do not fit where minibatches are staged.
+        """
+        self.cache_images(np.zeros((0, *shape), pixels.dtype), pixels)
+        return True
 
     @abstractmethod
     def share_cached_images(self, other: Replica) -> None:

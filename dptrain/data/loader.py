@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.backends.pixels import INPUTS
-from dptrain.data.augmentation import Augmentation
+from dptrain.data.augmentation import Augmentation, centred_windows
 from dptrain.data.base import Samples
 from dptrain.data.sharding import Sampler
 from dptrain.data.stored import CachedSamples
@@ -36,19 +36,20 @@ class Batch(NamedTuple):
     Attributes:
         step: global step number, from 0.
         epoch: from 0.
-        x: float32 (n, C, H, W) or (n, F); None if `crop_windows` describe the inputs.
+        x: inputs, float32 (n, C, H, W) or (n, F); with `crop_windows`, images of the type of
+            `Samples.pixels`, of which the inputs are parts; None if these images are cached.
         y: int32 (n,) or float32 (n, F).
         samples: int64 (n,), indices into the training split.
         global_count: samples of the whole minibatch, all ranks together.
-        crop_windows: int64 (n, 4), the part of a cached image that each input is, as
-            `Augmentation.crop_windows` returns it; None if `x` contains the inputs.
+        crop_windows: int64 (n, 4), the part of an image of `x`, or of a cached image, that each
+            input is, as `Augmentation.crop_windows` returns it; None if `x` contains the inputs.
         recolourings: float32 (n, 2), how the colours of crop windows change, as
             `Augmentation.recolourings` returns it; None if they stay.
     """
 
     step: int
     epoch: int
-    x: NDArray[np.float32] | None
+    x: NDArray[Any] | None
     y: NDArray[Any]
     samples: NDArray[np.int64]
     global_count: int
@@ -85,7 +86,7 @@ class BatchSource(ABC):
 class _Buffers(NamedTuple):
     """Memory of one batch."""
 
-    x: NDArray[np.float32]
+    x: NDArray[Any]
     y: NDArray[Any]
 
 
@@ -108,6 +109,8 @@ class Loader(BatchSource):
         target_shape: () for class labels, else (F,); `Dataset.target_shape`.
         augmentation: random changes of the images.
         depth: batches to read ahead.
+        keeps_pixels: True yields images as `Samples.read_kept` reads them, with crop windows, so
+            that the replica converts and changes them.
         times: receives the times of reading and assembling.
 
     Example:
@@ -130,6 +133,7 @@ class Loader(BatchSource):
         *,
         augmentation: Augmentation | None = None,
         depth: int = 2,
+        keeps_pixels: bool = False,
         times: InputTimes | None = None,
     ) -> None:
         assert depth >= 0
@@ -138,12 +142,15 @@ class Loader(BatchSource):
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._augmentation, self._depth = augmentation, depth
         self._times = InputTimes() if times is None else times
-        rows = sampler.largest_shard
-        self._staged = self._make_staged(rows, input_shape)
+        self._input_shape, self._keeps_pixels = input_shape, keeps_pixels
+        rows, x_shape, dtype = sampler.largest_shard, input_shape, "float32"
+        if keeps_pixels:
+            x_shape, dtype = samples.readable_shape or input_shape, samples.pixels.dtype
+        self._staged = self._make_staged(0 if keeps_pixels else rows, input_shape)
         self._free: SimpleQueue[_Buffers] = SimpleQueue()
         for _ in range(max(2 * depth, 1)):
             y = np.zeros((rows, *target_shape), np.float32 if target_shape else np.int32)
-            self._free.put(_Buffers(np.zeros((rows, *input_shape), np.float32), y))
+            self._free.put(_Buffers(np.zeros((rows, *x_shape), dtype), y))
         self._ready: SimpleQueue[tuple[Batch, _Buffers] | BaseException] = SimpleQueue()
         self._in_use: deque[_Buffers] = deque()
         self._end: BaseException | None = None
@@ -242,8 +249,37 @@ class Loader(BatchSource):
                 x, y = buffers.x[: len(samples)], buffers.y[: len(samples)]
                 span = slice(drawn, drawn + len(samples))
                 drawn = span.stop
-                self._read(samples, x, y, None if draws is None else draws[:, span])
-                yield Batch(step, epoch, x, y, samples, global_count), buffers
+                chosen = None if draws is None else draws[:, span]
+                changes: tuple[Any, ...] = ()
+                if self._keeps_pixels:
+                    changes = self._read_kept(samples, x, y, chosen)
+                else:
+                    self._read(samples, x, y, chosen)
+                yield Batch(step, epoch, x, y, samples, global_count, *changes), buffers
+
+    def _read_kept(
+        self,
+        indices: NDArray[np.int64],
+        x: NDArray[Any],
+        y: NDArray[Any],
+        draws: NDArray[np.float64] | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+        """Read images that are not converted; return their crop windows and recolourings."""
+        augmentation, begin = self._augmentation, perf_counter_ns()
+        if len(indices):
+            self._samples.read_kept(indices, x, y)
+        begin = self._times.add_reading(begin)
+        rows, shapes = np.arange(len(indices)), (self._input_shape, x.shape[1:])
+        recolourings = None
+        if augmentation is None or draws is None:
+            windows = centred_windows(*shapes, rows)
+        else:
+            windows = augmentation.crop_windows(shapes[0], draws, shapes[1], rows)
+            if augmentation.recolours:
+                recolourings = augmentation.recolourings(draws)
+        self._times.add_assembling(begin)
+        self._times.batches += 1
+        return windows, recolourings
 
     def _read(
         self,

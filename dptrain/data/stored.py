@@ -155,6 +155,11 @@ class CachedSamples(Samples):
         """Fill `y` with the targets of rows."""
         np.take(self.y, rows, axis=0, out=y, mode="clip")
 
+    def read_kept(self, indices: NDArray[np.int64], x: NDArray[Any], y: NDArray[Any]) -> None:
+        rows = self.rows(indices)
+        np.take(self.x, rows, axis=0, out=x, mode="clip")
+        self.read_targets(rows, y)
+
 
 class StoredImages:
     """The images of stored samples as an array without memory: parts of it are read as needed.

@@ -54,6 +54,7 @@ def open_loader(
         *shapes,
         augmentation=augmentation,
         depth=job.spec.prefetch,
+        keeps_pixels=job.streams_pixels,
         times=times,
     )
 
@@ -102,7 +103,7 @@ def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
         # Timing by stage slows a step of a device down. On a host all steps are timed so, and
         # those of the job too.
         engine.time_stages(None)
-    if job.cached_samples is not None:
+    if job.cached_samples is not None or job.streams_pixels:
         assert isinstance(replica, CropWindowReplica)
         replica.share_cached_images(job.replica)
     steps = warm_up + job.spec.baseline_steps

@@ -15,6 +15,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
+from dptrain.data.base import Samples
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
@@ -60,6 +61,7 @@ class Job:
         spec: the resolved settings.
         run_spec: the whole specification, with data, preprocessing and ranks.
         buckets: parts of the gradient that are summed one after the other.
+        streams_pixels: True if minibatches reach the replica as 8-bit images with crop windows.
         cached_samples: training samples whose images the replica keeps; None if minibatches are
             copied to it.
         run: the run directory; None on other ranks than 0 and if there is none.
@@ -83,6 +85,7 @@ class Job:
     schedule: Schedule
     augmentation: Augmentation | None
     cached_samples: CachedSamples | None
+    streams_pixels: bool
     run: RunDirectory | None
     first_step: int
     warning: str | None = None
@@ -161,6 +164,7 @@ def assemble(
             plan = plan.with_update_share(world.local_size)
         replica = make_replica(world, inputs.backend, plan, chosen.seed, arrays)
     cached = _cache_images(replica, inputs, world, chosen)
+    streams = cached is None and _streams_pixels(replica, inputs.dataset.train, world)
     run_spec = _specify(chosen, world, inputs, replica, is_cached=cached is not None)
     run_spec = replace(run_spec, kernels=kernels)
     spec = run_spec.job
@@ -187,6 +191,7 @@ def assemble(
         schedule=inputs.schedule,
         augmentation=inputs.augmentation,
         cached_samples=cached,
+        streams_pixels=streams,
         run=run,
         first_step=first_step,
         warning=None if restored is None else restored.warning,
@@ -326,6 +331,16 @@ def _cache_images(
     images, pixels = samples.x, samples.pixels
     call_on_all_ranks(world, lambda: replica.cache_images(images, pixels))
     return samples
+
+
+def _streams_pixels(replica: Replica, samples: Samples, world: World) -> bool:
+    """Let replicas prepare for minibatches of 8-bit images; return whether they can."""
+    can = isinstance(replica, CropWindowReplica) and samples.pixels.dtype == "uint8"
+    if not all(world.all_gather_json(can)):
+        return False
+    assert isinstance(replica, CropWindowReplica)
+    assert samples.readable_shape is not None
+    return replica.prepare_images(samples.readable_shape, samples.pixels)
 
 
 def make_augmentation(chosen: Settings, network: Network) -> Augmentation | None:

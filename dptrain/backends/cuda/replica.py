@@ -17,7 +17,7 @@ from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.device_replica import DeviceReplica, SumsFuture
 from dptrain.backends.pixels import INPUTS, PixelFormat
 from dptrain.backends.replica import Listener, Replica
-from dptrain.network.layers import Dropout
+from dptrain.network.layers import Dropout, Shape
 from dptrain.network.network import Network
 from dptrain.plan.buckets import UpdatablePrefix, updatable_prefixes
 from dptrain.plan.lowering import Phase, Setting
@@ -118,6 +118,7 @@ class _Slot(NamedTuple):
     samples: NDArray[np.int64]
     windows: NDArray[np.int32]
     batch: NDArray[np.float32]
+    message: NDArray[np.uint8]
 
     @classmethod
     def of(cls, host: NDArray[np.uint8], message: Message, target: Any) -> _Slot:
@@ -129,6 +130,7 @@ class _Slot(NamedTuple):
             samples=host[message.samples : message.batch].view(np.int64),
             windows=host[message.batch :].view(np.int32),
             batch=host[message.batch :].view(np.float32),
+            message=host,
         )
 
 
@@ -139,7 +141,8 @@ class _Staged(NamedTuple):
         n: samples.
         has_targets: True if it has targets.
         always: True if it is unpacked even after a loss that is not finite.
-        windows: True if it consists of crop windows of cached images.
+        windows: True if it consists of crop windows.
+        images: offset in bytes of the images after the windows; None if they are cached.
         recolours: True if the colours of the crop windows change.
     """
 
@@ -148,6 +151,7 @@ class _Staged(NamedTuple):
     always: bool
     windows: bool
     recolours: bool
+    images: int | None = None
 
 
 def early_update(plan: Plan) -> UpdatablePrefix | None:
@@ -234,6 +238,13 @@ class CudaReplica(DeviceReplica):
         self.cached_images, self.pixels = cache, pixels
         self._load_window_functions()
 
+    def prepare_images(self, shape: Shape, pixels: PixelFormat) -> bool:
+        entries = 4 * (WINDOW + RECOLOURING) + pixels.itemsize * math.prod(shape)
+        capacity = self._message.nbytes - self._message.batch
+        if pixels.dtype != "uint8" or self.plan.batch_size * entries > capacity:
+            return False
+        return super().prepare_images(shape, pixels)
+
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, CudaReplica)
         assert other.device is self.device
@@ -274,10 +285,11 @@ class CudaReplica(DeviceReplica):
         learning_rate: float | None = None,
         stop: bool = False,
     ) -> None:
-        batch = crop_windows if x is None else x
+        batch = x if crop_windows is None else crop_windows
         assert batch is not None
-        n = len(batch)
-        y = self._set_context(n, x, y, samples, global_count, step, training, stop)
+        n, windows = len(batch), crop_windows is not None
+        inputs = None if windows else x
+        y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
         self.context.learning_rate = learning_rate or 0.0
         slot = self._slots[self._staging.open_slot()]
         self._write_hyperparameters(slot.hyperparameters, slot.hyperparameter_bits)
@@ -286,14 +298,18 @@ class CudaReplica(DeviceReplica):
         if self.samples is not None:
             slot.samples[:n] = self.context.samples
         size = batch.size
-        (slot.windows if x is None else slot.batch)[:size] = batch.reshape(-1)
+        (slot.windows if windows else slot.batch)[:size] = batch.reshape(-1)
         if recolourings is not None:
             slot.batch[size : size + recolourings.size] = recolourings.reshape(-1)
             size += recolourings.size
+        nbytes, images = self._message.batch + 4 * size, None
+        if windows and x is not None:
+            images, nbytes = nbytes, nbytes + x.size
+            slot.message[images:nbytes] = x.reshape(-1)
         self._staged = _Staged(
-            n, y is not None, learning_rate is None, x is None, recolourings is not None
+            n, y is not None, learning_rate is None, windows, recolourings is not None, images
         )
-        self._staging.submit(self._message.batch + 4 * size)
+        self._staging.submit(nbytes)
 
     @property
     def staging_slot(self) -> int:
@@ -329,8 +345,11 @@ class CudaReplica(DeviceReplica):
         recolourings = (
             batch[WINDOW * n :].view("float32") if self._staged.recolours else self.numbers
         )
+        images = self.cached_images
+        if self._staged.images is not None:
+            images = self._staging.message[self._staged.images :]
         return [
-            self.cached_images, batch, recolourings, self._input, np.int32(n), channels, height,
+            images, batch, recolourings, self._input, np.int32(n), channels, height,
             width, rows, columns, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
         ]  # fmt: skip
 

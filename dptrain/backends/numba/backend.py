@@ -334,11 +334,15 @@ class NumbaReplica(CropWindowReplica):
         )  # fmt: skip
 
     def _load_crop_windows(
-        self, windows: NDArray[np.int64], recolourings: NDArray[np.float32] | None
+        self,
+        windows: NDArray[np.int64],
+        recolourings: NDArray[np.float32] | None,
+        images: NDArray[Any] | None,
     ) -> None:
         recolours = recolourings is not None
         colours = np.zeros((0, 2), np.float32) if recolourings is None else recolourings
-        self._crop(len(windows), self._images, self._conversion, windows, colours, recolours)
+        source = self._images if images is None else images.reshape(-1, *self._images.shape[1:])
+        self._crop(len(windows), source, self._conversion, windows, colours, recolours)
 
     def _load_input(self, x: NDArray[Any]) -> None:
         if self._reads_natively(x):

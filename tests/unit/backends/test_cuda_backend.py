@@ -312,8 +312,8 @@ def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
     pixels = PixelFormat("uint8", 2 / 255, -1.0)
     converted = np.empty(pictures.shape, np.float32)
     pixels.convert(pictures, converted)
-    colours = {"brightness": 0.2, "contrast": 0.7} if recolours else {}
-    change, rows = Augmentation(crop=4, flip=True, **colours), np.array([3, 0, 4, 4, 1, 2, 0, 3])
+    changes = {"brightness": 0.2, "contrast": 0.7} if recolours else {}
+    change, rows = Augmentation(crop=4, flip=True, **changes), np.array([3, 0, 4, 4, 1, 2, 0, 3])
     draws = change.draw(1, 2, np.arange(8))
     expected = np.empty((8, *RICH.input_shape), np.float32)
     change.change(expected, draws, converted, rows)
@@ -325,10 +325,26 @@ def test_8_bit_pixels_are_converted_on_the_device_as_on_the_host(
     assert isinstance(other, DeviceReplica)
     other.share_cached_images(replica)
     windows = change.crop_windows(RICH.input_shape, draws, canvas, rows)
+    colours = change.recolourings(draws) if recolours else None
     for each in (replica, other):
-        stage(each, None, windows, change.recolourings(draws) if recolours else None)
+        stage(each, None, windows, colours)
         taken = each.memory.download(each._views[INPUT])
         np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected)
+    # The same images as a part of the message.
+    streaming = replica.backend.make_replica(replica.plan)
+    assert isinstance(streaming, DeviceReplica)
+    assert streaming.prepare_images(canvas, pixels)
+    assert not streaming.prepare_images((2, 90, 80), pixels)
+    assert "dataset cache" not in streaming.memory_bytes
+    for order in (np.arange(8), np.arange(8)[::-1], np.arange(3)):
+        moved = windows[order]
+        moved[:, 0] = np.arange(len(order))
+        streaming.load(
+            pictures[rows[order]], None, crop_windows=moved,
+            recolourings=None if colours is None else colours[order],
+        )  # fmt: skip
+        taken = streaming.memory.download(streaming._views[INPUT])[: len(order)]
+        np.testing.assert_array_equal(taken.transpose(0, 3, 1, 2), expected[order])
 
 
 @pytest.mark.parametrize(

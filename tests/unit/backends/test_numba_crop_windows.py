@@ -12,7 +12,10 @@ from dptrain.api import make_replica
 from dptrain.backends.pixels import PixelFormat
 from dptrain.backends.replica import CropWindowReplica
 from dptrain.data.augmentation import Augmentation, centred_windows
-from dptrain.data.stored import CachedSamples
+from dptrain.data.loader import Loader
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.sharding import Sampler
+from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.network import Conv2d, Flatten, MeanSquaredError, Network
 from dptrain.plan.plan import INPUT
 
@@ -119,3 +122,37 @@ def test_8_bit_pixels_are_converted_as_on_the_host(
     replica.cache_images(pictures, pixels)
     colours = change.recolourings(draws) if change.recolours else None
     np.testing.assert_array_equal(loaded(replica, windows, colours), expected)
+
+
+@pytest.mark.parametrize("canvas", [(3, 9, 11), (1, 12, 14), (30,)])
+def test_streamed_pixels_are_the_inputs_of_the_other_loader(canvas: tuple[int, ...]) -> None:
+    """A minibatch of images with windows equals one that the host converts, bit for bit."""
+    random = np.random.default_rng(0)
+    shape = (canvas[0], 9, 11) if len(canvas) == 3 else canvas
+    pictures = random.integers(0, 256, (30, *canvas), np.uint8)
+    preprocessing = Preprocessing("image", shape, canvas, "uint8", 2 / 255, -1.0, fit="crop")
+    rows = random.permutation(30)[:25]
+    samples = StoredSamples(pictures, np.arange(30, dtype=np.int32), rows, preprocessing, "x.npy")
+    assert samples.pixels == BYTES
+    images = len(shape) == 3
+    change = Augmentation(crop=2, flip=True, brightness=0.1, contrast=0.5) if images else None
+    replica = make_replica(network_for(shape), batch_size=4, threads=2)
+    assert isinstance(replica, CropWindowReplica)
+    assert replica.prepare_images(canvas, samples.pixels)
+    settings: Any = {"augmentation": change, "depth": 2}
+    steps, sampler = range(2, 14), Sampler(25, 7, seed=1, rank=1, size=2)
+    with (
+        Loader(samples, sampler, steps, shape, **settings) as converted,
+        Loader(samples, sampler, steps, shape, keeps_pixels=True, **settings) as kept,
+    ):
+        for one, other in zip(converted, kept, strict=True):
+            assert one.x is not None
+            assert other.x is not None
+            assert other.x.dtype == np.uint8
+            np.testing.assert_array_equal(one.y, other.y)
+            replica.load(
+                other.x, None, crop_windows=other.crop_windows, recolourings=other.recolourings
+            )
+            found = replica._views[replica.plan.resolve(INPUT)][: len(one.x)]
+            found = found.transpose(0, 3, 1, 2).reshape(one.x.shape)
+            np.testing.assert_array_equal(found, one.x)

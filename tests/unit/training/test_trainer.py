@@ -262,6 +262,34 @@ def test_ctrl_c_before_training_ends_at_once(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("backend", ["numba", "cuda"])
+def test_pixels_from_memory_and_from_files_train_the_same_parameters(
+    tmp_path: Path, backend: str
+) -> None:
+    """Cached images, and minibatches that reach the replica as 8-bit pixels."""
+    x, y = arrays(40)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    np.savez(tmp_path / "xy.npz", x=x, y=y)
+    network = Network((1, 6, 6), [Flatten(), Dense(3)], name="linear")
+    found = []
+    for data, cache in (("npz:xy.npz", 0.5), ("npy:x.npy,y.npy", 0.5), ("npy:x.npy,y.npy", 0.0)):
+        name, _, files = data.partition(":")
+        paths = ",".join(str(tmp_path / file) for file in files.split(","))
+        trainer = Trainer(
+            network, f"{name}:{paths}?fit=crop", backend=backend, epochs=3, batch_size=10, crop=2,
+            flip=True, brightness=0.2, contrast=0.3, learning_rate=0.05, threads=1,
+            device_cache=cache, progress=False,
+        )  # fmt: skip
+        trainer.fit()
+        is_cached = name == "npz" or (backend == "cuda" and cache > 0)
+        assert (trainer.job.cached_samples is not None) == is_cached
+        assert trainer.job.streams_pixels == (not is_cached)
+        found.append(trainer.parameters["dense1.weight"])
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
 # Times of an emulated GPU.
 
 
