@@ -30,6 +30,7 @@ from dptrain.backends.cuda.dense import SkinnyDenseGemm
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, gemm_tiles, split_terms
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
 from dptrain.backends.cuda.nvrtc import MAJORS, compile_cached, find_compiler
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.network import get_network
@@ -66,6 +67,10 @@ class Planned(Device):
     def __init__(self) -> None:
         self.units: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
 
+    @property
+    def free_bytes(self) -> int:
+        return 1 << 40
+
     def zeros(self, shape: Any, dtype: Any) -> Array:
         # Never accessed, so the system allocates no memory.
         return np.empty(shape, dtype)
@@ -97,7 +102,7 @@ def candidates(plan: Plan, everything: bool) -> Sequence[GemmTile | None]:
         (1, 1, 16), (2, 1, 16), (1, 1, 32),
     ]  # fmt: skip
     found: list[GemmTile | None] = [None]
-    for tile in gemm_tiles(plan.precision):
+    for tile in gemm_tiles(plan.precision, 0, DEFAULT_LIMITS):
         size = tile.rows * tile.columns
         if size > 64 * 64 if few else size < 64 * 32:
             continue

@@ -41,6 +41,11 @@
 #define PREFETCH_WEIGHTS 0
 #endif
 
+// True if tensor cores compute products of float32 from TF32 parts (mma.cuh).
+#ifndef TF32X3
+#define TF32X3 0
+#endif
+
 constexpr int PACK = 16 / sizeof(Number);
 
 // N elements that are loaded or stored by one instruction; by default 16 bytes.
@@ -56,7 +61,7 @@ template <class To, class From> __device__ inline To as(const From& from) {
     return to;
 }
 
-#if PRECISION == 0
+#if PRECISION == 0 && !TF32X3
 #include "ffma.cuh"
 #else
 #include "mma.cuh"
@@ -168,29 +173,19 @@ __device__ inline void reduce_k_groups(Accumulators& acc, float* memory) {
     }
 }
 
-// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
-// pass it to `store` as store(row, column, values), where values[m][n] belongs to row `row` + m ·
-// MEMBER_STEP and column `column` + n. Tiles at the border contain rows and columns beyond the
-// matrix.
-template <class A, class B, class Store>
-__device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
-    extern __shared__ __align__(16) char memory[];
-    struct Slices {
-        Slice<TILE_M, A::K_MAJOR> a[2];
-        Slice<TILE_N, B::K_MAJOR> b[2];
-    };
-    Slices& slices = reinterpret_cast<Slices*>(memory)[threadIdx.y];
-    const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
-    const int begin = first + threadIdx.y * TILE_K;
-    Loader<A, TILE_M> next_a(a, top, begin);
-    Loader<B, TILE_N> next_b(b, left, begin);
-    Accumulators acc;
-    // The addresses of rows and columns were computed while the previous kernel still ran.
-    if (PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
-    wait_for_previous_kernel();
-    if (!PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
-    next_a.load_first(begin, stop);
-    // All groups make the same number of steps as the first; operands beyond `stop` are 0.
+// Double-buffered slices of both operands in shared memory.
+template <class A, class B> struct Slices {
+    Slice<TILE_M, A::K_MAJOR> a[2];
+    Slice<TILE_N, B::K_MAJOR> b[2];
+};
+
+// Add to `acc` this group's steps of Σ over k in [first, stop). The loaders were created for the
+// group's first position `begin` and have loaded their first steps. All groups make the same number
+// of steps as the first; operands beyond `stop` are 0. If RECOMPUTE, scalar instructions multiply.
+template <bool RECOMPUTE, class A, class B>
+__device__ inline void add_steps(Accumulators& acc, Loader<A, TILE_M>& next_a,
+                                 Loader<B, TILE_N>& next_b, Slices<A, B>& slices, int first,
+                                 int begin, int stop) {
     for (int k = first, slice = 0; k < stop;) {
         // Unrolled, so that each prefetch step uses registers of its own.
 #pragma unroll
@@ -203,11 +198,48 @@ __device__ void multiply(const A& a, const B& b, int first, int stop, const Stor
                 next_a.load(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
                 next_b.load(step, k - first + begin + PREFETCH_STEPS * STRIDE_K, stop);
             }
-            acc.add(slices.a[slice], slices.b[slice]);
+#if TF32X3
+            if constexpr (RECOMPUTE)
+                acc.add_each(slices.a[slice], slices.b[slice], TILE_K);
+            else
+#endif
+                acc.add(slices.a[slice], slices.b[slice]);
             k += STRIDE_K;
             slice ^= 1;
         }
     }
+}
+
+// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
+// pass it to `store` as store(row, column, values), where values[m][n] belongs to row `row` + m ·
+// MEMBER_STEP and column `column` + n. Tiles at the border contain rows and columns beyond the
+// matrix.
+template <class A, class B, class Store>
+__device__ void multiply(const A& a, const B& b, int first, int stop, const Store& store) {
+    extern __shared__ __align__(16) char memory[];
+    Slices<A, B>& slices = reinterpret_cast<Slices<A, B>*>(memory)[threadIdx.y];
+    const int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
+    const int begin = first + threadIdx.y * TILE_K;
+    Loader<A, TILE_M> next_a(a, top, begin);
+    Loader<B, TILE_N> next_b(b, left, begin);
+    Accumulators acc;
+    // The addresses of rows and columns were computed while the previous kernel still ran.
+    if (PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
+    wait_for_previous_kernel();
+    if (!PREFETCH_WEIGHTS) next_b.load_first(begin, stop);
+    next_a.load_first(begin, stop);
+    add_steps<false>(acc, next_a, next_b, slices, first, begin, stop);
+#if TF32X3
+    // Splits of operands that are not finite are NaN, and large operands can overflow.
+    if (__syncthreads_or(!acc.all_finite())) {
+        Loader<A, TILE_M> next_a(a, top, begin);
+        Loader<B, TILE_N> next_b(b, left, begin);
+        next_a.load_first(begin, stop);
+        next_b.load_first(begin, stop);
+        acc = {};
+        add_steps<true>(acc, next_a, next_b, slices, first, begin, stop);
+    }
+#endif
     if (K_GROUPS > 1) reduce_k_groups(acc, reinterpret_cast<float*>(memory));
     if (threadIdx.y == 0) acc.store_tile(top, left, store);
 }

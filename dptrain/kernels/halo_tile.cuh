@@ -22,7 +22,7 @@
 #pragma once
 
 #ifndef PRECISION
-#define PRECISION 2  // Halo tiles exist for tf32 and bf16 only.
+#define PRECISION 2  // Halo tiles exist for tensor cores only: tf32, bf16, and fp32 with TF32X3.
 #endif
 #include "conv2d.cuh"
 #include "tma.cuh"

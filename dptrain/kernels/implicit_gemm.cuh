@@ -207,9 +207,39 @@ template <class Source, class Store> struct Convolution {
             multiply_steps(acc, block_weights() + step * WARP_GROUP_THREADS * PACK, halo, offsets,
                            k_group * own, own);
         }
+#if TF32X3
+        // Splits of operands that are not finite are NaN, and large operands can overflow.
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < PIXEL_TILES; ++i) finite &= acc[i].all_finite();
+        if (__syncthreads_or(!finite)) recompute(acc, tile, first, k_group);
+#endif
         if (K_WARP_GROUPS > 1) reduce_warp_groups(acc, warpgroup % WARP_GROUPS, k_group);
         store_all(acc, tile, k_group, kept);
     }
+
+#if TF32X3
+    // Compute the sums of a work tile with scalar instructions, which treat operands that are not
+    // finite as float32 does.
+    __device__ void recompute(PixelAccumulators (&acc)[PIXEL_TILES], int tile, int first,
+                              int k_group) const {
+        const int own = steps() / K_WARP_GROUPS;
+#pragma unroll
+        for (int i = 0; i < PIXEL_TILES; ++i) acc[i] = {};
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHANNEL_CHUNKS; ++chunk) {
+            const HaloTile halo = this->halo(first, chunk, memory);
+            __syncthreads();
+            source.start_copy(halo, nullptr, nullptr);
+            finish_copy(halo, nullptr, barriers().halo[0][0], chunk);
+            int offsets[PIXEL_TILES];
+            find_offsets(offsets, tile, halo);
+            const int step = chunk * steps() + k_group * own;
+            multiply_steps_scalar(acc, block_weights() + step * WARP_GROUP_THREADS * PACK, halo,
+                                  offsets, k_group * own, own);
+        }
+    }
+#endif
 
 #else
     // Persistent kernel: compute one work tile after the other. The next halo tile, or the data

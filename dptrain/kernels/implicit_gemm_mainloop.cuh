@@ -68,7 +68,7 @@ __device__ inline int pack_index(const FragmentIndex& p) {
     return p.row / 8 * 16 + p.word / 4 * 8 + p.row % 8;
 }
 
-#if __CUDA_ARCH__ >= 800 && !(WGMMA && PERSISTENT)
+#if TENSOR_CORES && !(WGMMA && PERSISTENT)
 // Load a lane's fragments of weights for STAGE_STEPS steps. The assembly statement keeps the load
 // at this point; compilers would move it to its use.
 __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
@@ -90,6 +90,8 @@ __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
             pack.at[q] =
                 reinterpret_cast<const unsigned*>(at)[pack_index(index) * 4 + index.word % 4];
         }
+#elif !defined(__CUDA_ARCH__)
+        pack = reinterpret_cast<const Pack<unsigned, 4>*>(at)[threadIdx.x % WARP_GROUP_THREADS];
 #else
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(pack.at[0]), "=r"(pack.at[1]), "=r"(pack.at[2]), "=r"(pack.at[3])
@@ -105,7 +107,45 @@ __device__ inline void load_weight_fragments(Pack<Number> (&words)[STAGE_STEPS],
 struct PixelAccumulators {
     float c[N8_TILES][4] = {};
 
-#if !WGMMA && __CUDA_ARCH__ >= 800
+#if TF32X3
+    __device__ bool all_finite() const {
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < N8_TILES * 4; ++i) finite &= is_finite(c[i / 4][i % 4]);
+        return finite;
+    }
+#endif
+
+#if TF32X3 && TENSOR_CORES
+    // Multiply one step, whose pixels begin at pack `b` of the halo tile.
+    __device__ void add(const Pack<Number>& a, const Number* numbers, int b, int n8_stride) {
+        constexpr int WIDTH = N8_TILES < 4 ? N8_TILES : 4, REST = N8_TILES % WIDTH;
+        SplitFragment rows;
+        rows.split(as<Pack<unsigned, 4>>(a).at);
+#pragma unroll
+        for (int g = 0; g + WIDTH <= N8_TILES; g += WIDTH)
+            add_columns<WIDTH>(rows, numbers, b, n8_stride, g);
+        if constexpr (REST > 0) add_columns<REST>(rows, numbers, b, n8_stride, N8_TILES - REST);
+    }
+
+    // The same for COUNT groups of eight columns from group `first` on.
+    template <int COUNT>
+    __device__ void add_columns(const SplitFragment& rows, const Number* numbers, int b,
+                                int n8_stride, int first) {
+        const int lane = threadIdx.x % 32;
+        SplitFragment pixels[(COUNT + 1) / 2];
+        b += lane / 16 + lane % 8 * SLAB_PACKS;
+#pragma unroll
+        for (int j = 0; j < COUNT; j += 2) {
+            // If the number of groups is odd, the last one is loaded twice.
+            const int group = first + j + (j + 1 < COUNT ? lane / 8 % 2 : 0);
+            unsigned words[4];
+            ldmatrix_x4(words, numbers + swizzled(b + group * n8_stride * SLAB_PACKS) * PACK);
+            pixels[j / 2].split(words);
+        }
+        multiply_split(reinterpret_cast<float (&)[COUNT][4]>(c[first]), rows, pixels);
+    }
+#elif !WGMMA && TENSOR_CORES
     // Multiply one step (mma.sync), whose pixels begin at pack `b` of the halo tile.
     __device__ void add(const Pack<Number>& a, const Number* numbers, int b, int n8_stride) {
         const Pack<unsigned, 4> words = as<Pack<unsigned, 4>>(a);
@@ -122,19 +162,30 @@ struct PixelAccumulators {
             if (g + 1 < N8_TILES) mma(c[g + 1], words.at, pixels[2], pixels[3]);
         }
     }
-#elif !WGMMA
-    // Scalar version of a step for GPUs before sm_80 and for the emulator.
-    __device__ void add(const Pack<Number>* a, const Number* numbers, int b, int n8_stride) {
+#endif
+#if !WGMMA && (TF32X3 || !TENSOR_CORES)
+    // Scalar version of a step for GPUs before sm_80, for the emulator, and to recompute sums that
+    // are not finite (TF32X3). The latter leave out the products with the zeros that complete the
+    // taps of two output lines, because infinity times zero is NaN.
+    __device__ void add(const Pack<Number>* a, const Number* numbers, int b, int n8_stride,
+                        const KIterator& k_iter) {
         constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
         const int lane = threadIdx.x % WARP_GROUP_THREADS, t = lane % 4;
+#pragma unroll 1
         for (int k = 0; k < STEP_K; ++k)
+#pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const FragmentIndex index = {lane_fragment(lane, h).row, k / UNIT};
+                if (TF32X3 && unsigned(k_iter.row - TileRows::line(index.row)) >=
+                                  unsigned(k_iter.view.r))
+                    continue;
                 const Pack<Number> words =
                     a[PERSISTENT ? pack_index(index) : lane - t + index.word % 4];
                 const int word = PERSISTENT ? index.word % 4 : index.word / 4 * 2 + h;
                 const float weight = to_float(words.at[word * UNIT + k % UNIT]);
+#pragma unroll
                 for (int g = 0; g < N8_TILES; ++g)
+#pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const int pixel = g * n8_stride + t * 2 + e;
                         const int pack_number = swizzled(b + k / PACK + pixel * SLAB_PACKS);
@@ -174,6 +225,23 @@ struct ColumnDescriptors {
 };
 #endif
 
+#if !WGMMA && (TF32X3 || !TENSOR_CORES)
+// Scalar version of `multiply_steps`.
+__device__ inline void multiply_steps_scalar(PixelAccumulators (&acc)[PIXEL_TILES],
+                                             const Number* weights, const HaloTile& halo,
+                                             const int (&offsets)[PIXEL_TILES], int first,
+                                             int count) {
+    KIterator k_iter(halo.view, first);
+    const int n8_stride = n8_pixel_stride(halo.view);
+#pragma unroll 1
+    for (int step = 0; step < count; ++step, k_iter.next(), weights += WARP_GROUP_THREADS * PACK)
+#pragma unroll
+        for (int i = 0; i < PIXEL_TILES; ++i)
+            acc[i].add(reinterpret_cast<const Pack<Number>*>(weights), halo.numbers,
+                       offsets[i] + k_iter.offset, n8_stride, k_iter);
+}
+#endif
+
 // acc[i] += A B_i over `count` steps, beginning with step `first` of the halo tile. B_i are the
 // columns that begin at pack offsets[i]; `weights` points to the weights of the first step.
 #if !(WGMMA && PERSISTENT)
@@ -186,7 +254,7 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
 #else
     const int n8_stride = n8_pixel_stride(halo.view);
 #endif
-#if __CUDA_ARCH__ >= 800
+#if TENSOR_CORES
     Pack<Number> words[2][STAGE_STEPS];
     load_weight_fragments(words[0], weights);
     // Double buffering in registers: multiply `now` while the weights of the next steps are loaded
@@ -225,10 +293,7 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
         if (multiply(words[1], words[0], step == count)) break;
     }
 #else
-    for (int step = 0; step < count; ++step, k_iter.next(), weights += WARP_GROUP_THREADS * PACK)
-        for (int i = 0; i < PIXEL_TILES; ++i)
-            acc[i].add(reinterpret_cast<const Pack<Number>*>(weights), halo.numbers,
-                       offsets[i] + k_iter.offset, n8_stride);
+    multiply_steps_scalar(acc, weights, halo, offsets, first, count);
 #endif
 #if WGMMA
     wgmma::wait_group<0>();

@@ -6,10 +6,23 @@
 // / 4 and t = lane % 4, a lane provides words t and t + 4 of rows g and g + 8 of A and of column g
 // of B, and holds columns 2t and 2t + 1 of rows g and g + 8 of C.
 //
-// Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
-// from operands that are rounded equally.
+// TF32X3 (PRECISION 0, "3xTF32"): a float32 operand is the sum of two TF32 numbers, a = a1 + a2, up to 2^-24 of
+// a. A product is a2 b1 + a1 b2 + a1 b1; the missing a2 b2 is below 2^-24 of it. Tensor cores align
+// the terms of a sum and truncate them, so an instruction's results are promoted: the three products
+// of 8 terms are summed from 0, and the result is added to float32 registers, rounded to nearest.
+// Simulated with the alignment of sm_80, the RMS error of sums of 144 to 2304 normally distributed
+// terms is 0.6 to 0.4 of that of a chain of fused multiply-adds; with truncated splits, or
+// promotion after 64 terms, it is larger than that of the chain at 144 terms. Operands that are not finite, or that
+// overflow when they are rounded, make a result that is not finite; gemm.cuh then recomputes the
+// tile with scalar instructions. Low parts below 2^-126 can lose all bits, so an operand below 2^-102
+// can have an error of 2^-126 instead of 2^-24 of its size.
 //
-// Source: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix".
+// Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
+// from operands that are rounded equally. With TF32X3, the emulator emulates the instructions.
+//
+// Source: PTX ISA, "Matrix fragments for mma.m16n8k8" and ".m16n8k16", and "ldmatrix"; Ootomo and
+// Yokota, "Recovering single precision accuracy from Tensor Cores", 2022, for splitting and
+// promotion.
 
 #pragma once
 
@@ -35,7 +48,14 @@ constexpr int MEMBER_STEP = 8;
 __device__ inline int window_of(int row) { return row / 32 * 8 + row % 8; }
 __device__ inline int member_of(int row) { return row % 32 / 8; }
 
-#if PRECISION == 1
+// True if the instructions exist, or the emulator has equivalents.
+#if __CUDA_ARCH__ >= 800 || (TF32X3 && defined(EMULATED_TENSOR_CORES))
+#define TENSOR_CORES 1
+#endif
+
+#if TF32X3
+__device__ inline Pack<float> round_operands(const Pack<float>& pack) { return pack; }
+#elif PRECISION == 1
 // Round to TF32, which has 11 significant bits, to nearest. Ties go to even, as in TMA copies,
 // except from sm_80 to below sm_90, whose conversion instruction rounds ties away from zero.
 __device__ inline float to_tf32(float value) {
@@ -92,20 +112,26 @@ struct Slice<WIDTH, false> {  // The rows of A (columns of B) of one term are ad
     }
 };
 
-#if __CUDA_ARCH__ >= 800
+#if TENSOR_CORES
 // Load four matrices of 8 rows × 4 words; lanes 8q to 8q + 7 provide the row addresses of matrix q.
 __device__ inline void ldmatrix_x4(unsigned (&words)[4], const Number* row) {
+#ifndef __CUDA_ARCH__
+    emulator::ldmatrix_x4(words, row);
+#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
+#endif
 }
 
+#ifdef __CUDA_ARCH__
 // Load four transposed matrices of 8 × 8 bfloat16.
 __device__ inline void ldmatrix_x4_transposed(unsigned (&words)[4], const Number* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                  : "r"(unsigned(__cvta_generic_to_shared(row))));
 }
+#endif
 
 // Load the fragment of 16 rows (columns of B) from i on, for the terms of one instruction from k
 // on: words t of rows g, words t of rows g + 8, then words t + 4 of both.
@@ -120,7 +146,7 @@ template <int WIDTH>
 __device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, false>& slice, int i,
                                      int k) {
     const int lane = threadIdx.x % 32;
-#if PRECISION == 1
+#if PRECISION < 2
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int q = 0; q < 4; ++q)
@@ -131,7 +157,10 @@ __device__ inline void load_fragment(unsigned (&words)[4], const Slice<WIDTH, fa
 }
 
 __device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if PRECISION == 1
+#ifndef __CUDA_ARCH__
+    emulator::mma_tf32(c, a, b0, b1);
+#else
+#if PRECISION < 2
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
 #else
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -139,6 +168,43 @@ __device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, u
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+#endif
+
+#if TF32X3 && TENSOR_CORES
+// A fragment of float32 as the sum of two fragments of TF32. `high` is rounded to nearest, ties away
+// from zero. `low` has at most 12 significant bits and a sign, of which tensor cores truncate one.
+struct SplitFragment {
+    unsigned high[4], low[4];
+
+    __device__ void split(const unsigned (&words)[4]) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            high[q] = (words[q] + 0x1000u) & 0xFFFFE000u;
+            low[q] = __float_as_uint(__uint_as_float(words[q]) - __uint_as_float(high[q]));
+        }
+    }
+};
+
+// c[j] += A B for N columns of C with eight elements each; column j of B consists of words j % 2 and
+// j % 2 + 2 of fragment j / 2. The three products of different columns are independent, so that
+// tensor cores need not wait for their results.
+template <int N>
+__device__ inline void multiply_split(float (&c)[N][4], const SplitFragment& a,
+                                      const SplitFragment (&b)[(N + 1) / 2]) {
+    float sums[N][4] = {};
+#pragma unroll
+    for (int j = 0; j < N; ++j) mma(sums[j], a.low, b[j / 2].high[j % 2], b[j / 2].high[j % 2 + 2]);
+#pragma unroll
+    for (int j = 0; j < N; ++j) mma(sums[j], a.high, b[j / 2].low[j % 2], b[j / 2].low[j % 2 + 2]);
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        mma(sums[j], a.high, b[j / 2].high[j % 2], b[j / 2].high[j % 2 + 2]);
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[j][e] += sums[j][e];
 }
 #endif
 
@@ -153,7 +219,25 @@ struct Accumulators {
     static __device__ int left() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
 
     template <class SliceA, class SliceB> __device__ void add(const SliceA& as, const SliceB& bs) {
-#if __CUDA_ARCH__ >= 800
+#if TF32X3 && TENSOR_CORES
+        // Not unrolled, because the fragments of several steps would not fit into registers.
+#pragma unroll 1
+        for (int k = 0; k < TILE_K; k += STEP_K) {
+            SplitFragment a, b[N_MMAS / 2];
+            unsigned words[4];
+#pragma unroll
+            for (int j = 0; j < N_MMAS / 2; ++j) {
+                load_fragment(words, bs, left() + j * 16, k);
+                b[j].split(words);
+            }
+#pragma unroll
+            for (int i = 0; i < M_MMAS; ++i) {
+                load_fragment(words, as, top() + i * 16, k);
+                a.split(words);
+                multiply_split(c[i], a, b);
+            }
+        }
+#elif TENSOR_CORES
 #pragma unroll
         for (int k = 0; k < TILE_K; k += STEP_K) {
             unsigned a[M_MMAS][4], b[N_MMAS / 2][4];
@@ -176,16 +260,31 @@ struct Accumulators {
     // terms.
     template <class A, class B> __device__ void add_each(const A& as, const B& bs, int terms) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
         for (int k = 0; k < terms; ++k) {
             float a[M_MMAS * 2], b[N_MMAS * 2];
+#pragma unroll
             for (int i = 0; i < M_MMAS * 2; ++i) a[i] = to_float(as.element(top() + i * 8 + g, k));
+#pragma unroll
             for (int j = 0; j < N_MMAS * 2; ++j)
                 b[j] = to_float(bs.element(left() + j / 2 * 8 + t * 2 + j % 2, k));
+#pragma unroll
             for (int i = 0; i < M_MMAS * 2; ++i)
+#pragma unroll
                 for (int j = 0; j < N_MMAS * 2; ++j)
                     c[i / 2][j / 2][i % 2 * 2 + j % 2] += a[i] * b[j];
         }
     }
+
+#if TF32X3
+    __device__ bool all_finite() const {
+        bool finite = true;
+#pragma unroll
+        for (int i = 0; i < M_MMAS * N_MMAS * 4; ++i)
+            finite &= is_finite(c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4]);
+        return finite;
+    }
+#endif
 
     template <class Store>
     __device__ void store_tile(int first_row, int first_column, const Store& store) const {

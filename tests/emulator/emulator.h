@@ -30,6 +30,7 @@
 // Marks functions of the emulator whose memory accesses are not checked.
 #define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
 #define __syncthreads() emulator::block_barrier(__LINE__)
+#define __syncthreads_or(predicate) emulator::block_or(__LINE__, predicate)
 
 struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x, y, z; };
@@ -66,6 +67,7 @@ template <class T> struct Identity { using type = T; };
 template <class T> using Same = typename Identity<T>::type;
 
 void block_barrier(int line);
+bool block_or(int line, bool predicate);
 void warp_barrier(unsigned mask, bool orders_memory);
 // Value of lane `source` of this warp. All lanes of the mask synchronise before and after.
 uint64_t exchange(unsigned mask, uint64_t value, int source);
@@ -169,6 +171,21 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+// Tensor cores. Kernels that can use these functions instead of the instructions test this macro.
+
+#define EMULATED_TENSOR_CORES 1
+namespace emulator {
+// ldmatrix.x4: word q of lane l is word l % 4 of the row of 16 bytes that lane 8 q + l / 4 passes.
+inline void ldmatrix_x4(unsigned (&words)[4], const void* row) {
+    for (int q = 0; q < 4; ++q) {
+        const uint64_t from = exchange(~0u, reinterpret_cast<uint64_t>(row), q * 8 + lane() / 4);
+        words[q] = reinterpret_cast<const unsigned*>(from)[lane() % 4];
+    }
+}
+// mma.m16n8k8 of tf32, with the alignment and truncation of sm_80 (`runtime.cpp`).
+void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+}  // namespace emulator
 
 // Atomics.
 

@@ -320,6 +320,63 @@ unsigned ballot(unsigned mask, bool predicate) {
     return result;
 }
 
+bool block_or(int line, bool predicate) {
+    self->predicate = predicate;
+    block_barrier(line);
+    unsigned count = block_extent.x * block_extent.y * block_extent.z;
+    bool result = false;
+    for (unsigned i = 0; i < count; i++)
+        result |= fibers[i].state != State::done && fibers[i].predicate;
+    block_barrier(line);
+    return result;
+}
+
+namespace {
+
+float tf32(unsigned word) { return emulated_bits<float>(word & 0xFFFFE000u); }
+
+// c + the sum of four products as tensor cores of sm_80 compute it: products are exact, all terms
+// are truncated to a multiple of 2^-24 of the power of two above the largest, and the sum is
+// truncated to float32. Source: Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021.
+float add_four_products(float c, const float* a, const float* b) {
+    double terms[5] = {c, double(a[0]) * b[0], double(a[1]) * b[1], double(a[2]) * b[2],
+                       double(a[3]) * b[3]};
+    double plain = 0;
+    int most = -2000;
+    for (double term : terms) {
+        plain += term;
+        int exponent;
+        if (term != 0 && std::isfinite(term)) frexp(term, &exponent), most = std::max(most, exponent);
+    }
+    if (!std::isfinite(plain) || most == -2000) return float(plain);
+    double unit = ldexp(1.0, std::max(most, -125) - 25), sum = 0;
+    for (double term : terms) sum += trunc(term / unit);
+    sum *= unit;
+    float result = float(sum);
+    return fabs(double(result)) > fabs(sum) ? nextafterf(result, 0) : result;
+}
+
+}  // namespace
+
+void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    struct Operands { unsigned a[4], b[2]; } own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    self->value = reinterpret_cast<uint64_t>(&own);
+    warp_barrier(~0u, false);
+    const Fiber* lanes = &fibers[(self - fibers.data()) / 32 * 32];
+    const auto operands = [&](int i) { return reinterpret_cast<const Operands*>(lanes[i].value); };
+    int g = lane() / 4, t = lane() % 4;
+    for (int e = 0; e < 4; e++)
+        for (int half = 0; half < 2; half++) {
+            float as[4], bs[4];
+            for (int k = 0; k < 4; k++) {
+                as[k] = tf32(operands(g * 4 + k)->a[e / 2 + half * 2]);
+                bs[k] = tf32(operands((t * 2 + e % 2) * 4 + k)->b[half]);
+            }
+            c[e] = add_four_products(c[e], as, bs);
+        }
+    warp_barrier(~0u, false);
+}
+
 void* dynamic_shared() { return dynamic; }
 
 void check_atomic(const void* address, size_t size) {

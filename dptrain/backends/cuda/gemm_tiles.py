@@ -11,8 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from dptrain.backends.cuda import hardware
 from dptrain.backends.cuda.device import Extent
-from dptrain.backends.cuda.hardware import VECTOR_BYTES, WARP_SIZE
+from dptrain.backends.cuda.hardware import (
+    MIN_TF32X3_TERMS,
+    VECTOR_BYTES,
+    WARP_SIZE,
+    allows_tf32x3,
+)
 from dptrain.plan.limits import DeviceLimits
 
 TARGET_BLOCKS = 2
@@ -32,6 +38,11 @@ MIN_SPLIT_TERMS = 128, 256
 
 MAX_K_STEP = 64
 """Largest number of terms that a thread group processes in one step; ``TILE_K`` divides it."""
+
+TF32X3_COST = 0.35
+"""Estimated instruction slots of 3xTF32 per element of a tile and 16 terms; a fused multiply-add
+takes 0.5. Three ``mma.sync``, at 62% of the peak of tensor cores, take 0.30; splitting operands and
+promoting sums is partly hidden. Not yet measured."""
 
 WASTE_EXPONENT = 0.25
 """If a product does not fill the GPU, its estimate grows with (covered / needed area) to this."""
@@ -91,6 +102,7 @@ class GemmTile:
         prefetch_steps: steps along K whose slices are fetched in advance.
         k_groups: thread groups that share the tile and split K between them.
         k_words: 32-bit words of a slice along K, with tensor cores.
+        tf32x3: whether tensor cores compute products of float32 from TF32 parts (3xTF32).
     """
 
     rows: int
@@ -101,6 +113,7 @@ class GemmTile:
     prefetch_steps: int = 1
     k_groups: int = 1
     k_words: int = 16
+    tf32x3: bool = False
 
     ALGORITHM: ClassVar[str] = "general GEMM"
 
@@ -109,8 +122,10 @@ class GemmTile:
         """Macros of ``gemm.cuh``."""
         worker = "WARP" if self.tensor_cores else "THREAD"
         k_words = {"TILE_K_WORDS": self.k_words} if self.tensor_cores else {}
+        tf32x3 = {"TF32X3": 1} if self.tf32x3 else {}
         return {
             **k_words,
+            **tf32x3,
             "TILE_M": self.rows,
             "TILE_N": self.columns,
             f"{worker}_M": self.worker_rows,
@@ -155,12 +170,15 @@ class GemmTile:
         load = 2.25 * (self.rows + self.columns)
         read = area * (self.worker_rows + self.worker_columns) / worker_area
         step = load + area / 16 + read / 4 if self.tensor_cores else load + area / 2 + read / 8
+        if self.tf32x3:
+            step = load + TF32X3_COST * area + read / 4
         return step * self.k_step / 16
 
     def __str__(self) -> str:
         worker = f"{self.worker_rows}x{self.worker_columns}"
         pipeline = f"{self.prefetch_steps}x{self.k_groups}x{self.k_words}"
-        return f"{self.rows}x{self.columns}/{worker}/{pipeline}"
+        name = f"{self.rows}x{self.columns}/{worker}/{pipeline}"
+        return f"{name}/3xtf32" if self.tf32x3 else name
 
 
 THREAD_TILES = (
@@ -187,9 +205,23 @@ TENSOR_TILES = (
 cases on an H200."""
 
 
-def gemm_tiles(precision: str) -> Sequence[GemmTile]:
-    """Return the tiles that compute products in `precision`."""
-    return THREAD_TILES if precision == "fp32" else TENSOR_TILES
+TF32X3_TILES = tuple(
+    GemmTile(rows, columns, 32, worker_columns, tensor_cores=True, tf32x3=True)
+    for rows, columns, worker_columns in (
+        (64, 16, 16), (128, 16, 16), (64, 32, 16), (128, 32, 16), (64, 64, 16), (128, 64, 32),
+    )
+)  # fmt: skip
+"""Tiles for fp32 on tensor cores. Fragments of two parts leave no registers for prefetching two
+steps, or for larger tiles."""
+
+
+def gemm_tiles(precision: str, terms: int, limits: DeviceLimits) -> Sequence[GemmTile]:
+    """Return the tiles that compute sums of `terms` products in `precision`."""
+    if precision != "fp32":
+        return TENSOR_TILES
+    if allows_tf32x3(precision, limits) and terms >= MIN_TF32X3_TERMS:
+        return *THREAD_TILES, *TF32X3_TILES
+    return THREAD_TILES
 
 
 @dataclass(frozen=True)
@@ -293,6 +325,8 @@ def rank_gemm_configs(
             time *= covered**WASTE_EXPONENT
         if split_k.count > 1:
             time += SECOND_PASS + ADD_PART * split_k.count * rows * columns
+        if tile.tf32x3:
+            time *= hardware.TF32X3_MARGIN
         return time, GemmConfig(replace(tile, k_groups=k_groups), split_k)
 
     def splits(tile: GemmTile) -> Iterator[SplitK]:
@@ -303,7 +337,7 @@ def rank_gemm_configs(
 
     return (
         estimate(tile, split_k)
-        for tile in gemm_tiles(precision)
+        for tile in gemm_tiles(precision, terms, limits)
         if tile.shared_bytes <= limits.shared_bytes
         for split_k in splits(tile)
     )

@@ -53,7 +53,9 @@ class HaloConvolution(GatherConvolution):
         layer = group.head.layer
         if not isinstance(layer, Conv2d):
             return False
-        return supports_halo_tiles(InputView.forward(group.head), setting.precision, layer.strides)
+        return supports_halo_tiles(
+            InputView.forward(group.head), setting.precision, layer.strides, limits_of(setting)
+        )
 
     @classmethod
     def unpools_separately(cls, group: Group, setting: Setting) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dptrain.backends.cuda.hardware import ELEMENT_BYTES
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, allows_tf32x3
 from dptrain.network.network import Node
+from dptrain.plan.limits import DeviceLimits
 
 CHANNEL_MULTIPLE = 32
 """Channels and filters are multiples of this: two tensor-core steps in every precision."""
@@ -71,13 +72,16 @@ class InputView:
         return self.height + max(self.top, self.out_height + self.r - 1 - self.height - self.top)
 
 
-def supports_halo_tiles(view: InputView, precision: str, strides: tuple[int, int]) -> bool:
+def supports_halo_tiles(
+    view: InputView, precision: str, strides: tuple[int, int], limits: DeviceLimits
+) -> bool:
     """Return whether halo-tile kernels exist for a layer.
 
-    They require tf32 or bf16, stride 1, channels and filters in multiples of `CHANNEL_MULTIPLE`,
-    and padding smaller than the filter, because neighbouring rows and samples share their padding.
+    They require tensor cores (fp32 uses 3xTF32 if that is enabled), stride 1, channels and filters
+    in multiples of `CHANNEL_MULTIPLE`, and padding smaller than the filter, because neighbouring
+    rows and samples share their padding.
     """
-    if precision not in ELEMENT_BYTES or strides != (1, 1):
+    if not (precision in ELEMENT_BYTES or allows_tf32x3(precision, limits)) or strides != (1, 1):
         return False
     bottom = view.out_height + view.r - 1 - view.height - view.top
     right = view.out_width + view.s - 1 - view.width - view.left

@@ -5,6 +5,7 @@ Without a GPU, plans are made for `DEFAULT_LIMITS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -25,6 +26,16 @@ MAX_THREAD_REGISTERS = 255
 
 VECTOR_BYTES = 16
 """Bytes of the widest load or store of a thread."""
+
+TF32X3_MARGIN = math.inf
+"""fp32 products use tensor cores (3xTF32, ``kernels/mma.cuh``) if their estimated time, multiplied
+by this, is lower than that of fused multiply-adds. With 1e-9 all supported products do, with
+`math.inf` none. Halo tiles have no estimate for fused multiply-adds to compare with, so they are
+used with every finite margin. No estimate has been compared with measurements yet, so the default
+is infinity; ``benchmarks.gpu_fp32`` measures 1e-9, 1.15 and infinity."""
+
+MIN_TF32X3_TERMS = 64
+"""Terms of a sum from which 3xTF32 has smaller errors than fused multiply-adds (by simulation)."""
 
 ELEMENT_BYTES = {"tf32": 4, "bf16": 2}
 """Bytes of an activation by tensor-core precision. Kernels that need tensor cores have no fp32."""
@@ -48,6 +59,11 @@ of the models."""
 
 DEFAULT_LIMITS = DEVICES["H100"]
 """Limits that plans without a GPU are made for."""
+
+
+def allows_tf32x3(precision: str, limits: DeviceLimits) -> bool:
+    """Return whether products in `precision` may be computed by 3xTF32 on a GPU."""
+    return precision == "fp32" and limits.has_tensor_floats and math.isfinite(TF32X3_MARGIN)
 
 
 def limits_of(setting: Setting) -> DeviceLimits:

@@ -68,15 +68,18 @@ def implicit_gemm_candidates(
 
     Args:
         view: the input.
-        precision: ``tf32`` or ``bf16``.
+        precision: ``tf32``, ``bf16``, or ``fp32`` (by 3xTF32).
         limits: of the GPU.
         pooled: whether the epilogue pools windows of 2 × 2 outputs.
         epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
             ``epilogue.cuh``.
     """
-    element_bytes, shapes = ELEMENT_BYTES[precision], [(*shape, 0, 0) for shape in BLOCK_SHAPES]
-    # TMA cannot undo a rectifier alone, so such a kernel is not persistent.
-    shapes += PERSISTENT_SHAPES if epilogue != 1 else []
+    tf32x3 = precision == "fp32"
+    element_bytes = ELEMENT_BYTES["tf32" if tf32x3 else precision]
+    shapes = [(*shape, 0, 0) for shape in BLOCK_SHAPES]
+    # TMA cannot undo a rectifier alone, so such a kernel is not persistent. With 3xTF32, weights in
+    # registers leave none for a persistent kernel.
+    shapes += PERSISTENT_SHAPES if epilogue != 1 and not tf32x3 else []
     for warp_groups, k_warp_groups, channel_chunks, persistent_groups, weight_stages in shapes:
         packs = view.channels * element_bytes // VECTOR_BYTES
         if packs % (channel_chunks * SLAB_PACKS[-1]):
@@ -87,7 +90,7 @@ def implicit_gemm_candidates(
                 tile = ImplicitGemmTile(
                     aligned, element_bytes, pooled, pixel_tile, count, warp_groups, k_warp_groups,
                     channel_chunks, persistent_groups, weight_stages, epilogue,
-                    limits,
+                    limits, tf32x3,
                 )  # fmt: skip
                 if tile.feasible:
                     yield tile

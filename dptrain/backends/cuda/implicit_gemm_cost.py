@@ -48,6 +48,10 @@ PERSISTENT_STORE, UNPOOL_LATENCY, PERSISTENT_CHUNK, PERSISTENT_TILE = 1.1, 0.69,
 or unpooled, and the relative increase for a slab of half the size; per byte of outputs; latency per
 16 bytes to unpool, per chunk and per tile."""
 
+TF32X3_MULTIPLY = 4.2
+"""Factor of the time of products with 3xTF32: three ``mma.sync``, at 62% of the peak of tensor
+cores, and splitting. An estimate, not yet measured."""
+
 WEIGHT_RING_SLOWDOWN = 1.2
 """Factor if weights are reloaded through a ring buffer."""
 
@@ -126,13 +130,17 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
         return _persistent_cycles(tile, samples)
     columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
     packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
-    cycles = STEADY_MULTIPLY * columns * tile.k_steps
+    cycles = STEADY_MULTIPLY * columns * tile.k_steps * _products(tile)
     cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs
     latency = STEADY_CHUNK_LATENCY * tile.channel_chunks + STEADY_TILE_LATENCY
     num_waves = waves(tile, samples)
     # The last of many waves is half full on average.
     num_waves = num_waves + 0.5 if num_waves > 3.0 else float(math.ceil(num_waves))
     return num_waves * (tile.tiles_in_flight * cycles + latency)
+
+
+def _products(tile: ImplicitGemmTile) -> float:
+    return TF32X3_MULTIPLY if tile.tf32x3 else 1.0
 
 
 def _persistent_cycles(tile: ImplicitGemmTile, samples: int) -> float:
@@ -159,7 +167,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     of these phases add up.
     """
     columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
-    multiply = MULTIPLY * columns * tile.k_steps
+    multiply = MULTIPLY * columns * tile.k_steps * _products(tile)
     multiply += LOAD_WEIGHTS * tile.warp_groups * WARP_GROUP_SIZE * tile.k_steps
     load = LOAD_HALO * tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
     store = STORE * columns * tile.element_bytes / (4 if tile.pooled else 1)

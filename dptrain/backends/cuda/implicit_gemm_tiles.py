@@ -51,6 +51,14 @@ BoxShape = tuple[int, int, int, int]
 MIN_OTHER_REGISTERS, OTHER_REGISTERS = 40, 44
 """Registers of a thread in addition to accumulators and weights: the minimum and the usual."""
 
+TF32X3_REGISTERS = 80
+"""Further registers with 3xTF32: split fragments, sums that are promoted, and what the compiler
+moves ahead."""
+
+TF32X3_COLUMNS, TF32X3_STAGE_STEPS = 128, 1
+"""`MAX_COLUMNS` and the steps of a prefetch with 3xTF32. With more, registers are spilled; a step
+has so many instructions that it hides the latency of the next weights."""
+
 
 @dataclass(frozen=True)
 class PixelTile:
@@ -88,6 +96,7 @@ class ImplicitGemmTile:
         epilogue: fused layers that are undone while the input is read, ``EPILOGUE`` of
             ``epilogue.cuh``.
         limits: of the GPU.
+        tf32x3: whether products of float32 are computed from TF32 parts (3xTF32).
     """
 
     view: InputView
@@ -102,6 +111,7 @@ class ImplicitGemmTile:
     weight_stages: int = 0
     epilogue: int = 0
     limits: DeviceLimits = DEFAULT_LIMITS
+    tf32x3: bool = False
 
     ALGORITHM: ClassVar[str] = "halo-tile implicit GEMM"
 
@@ -111,7 +121,8 @@ class ImplicitGemmTile:
         packs = self.view.channels * self.element_bytes // VECTOR_BYTES
         return (
             self.pixel_tile.columns // 8 in MMA_OCTETS
-            and self.pixel_tile.columns * self.pixel_tiles <= MAX_COLUMNS
+            and self.pixel_tile.columns * self.pixel_tiles
+            <= (TF32X3_COLUMNS if self.tf32x3 else MAX_COLUMNS)
             and packs // 2 % self.channel_chunks == 0
             and self.k_steps % (self.channel_chunks * self.k_warp_groups) == 0
             and self.blocks_per_sm > 0
@@ -151,6 +162,8 @@ class ImplicitGemmTile:
     @property
     def num_tensor_maps(self) -> int:
         """Tensor maps of the kernel if the device has TMA."""
+        if self.tf32x3:
+            return 0
         if self.epilogue:
             return 2 if self.unpools and self.persistent else 0
         return int(self.box[2] <= MAX_BOX_EXTENT)
@@ -205,6 +218,8 @@ class ImplicitGemmTile:
         own = self.k_steps // (self.channel_chunks * self.k_warp_groups)
         if self.persistent:
             return max(d for d in range(1, MAX_STAGE_STEPS + 1) if own % d == 0)
+        if self.tf32x3:
+            return TF32X3_STAGE_STEPS
         # Weights are double-buffered in registers.
         threads = max(self.blocks_per_sm * self.threads, WARP_GROUP_SIZE * 2)
         most = (REGISTERS // threads - self.accumulators - OTHER_REGISTERS) // 8
@@ -297,8 +312,10 @@ class ImplicitGemmTile:
     @cached_property
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
-        weights = 0 if self.persistent else 8 * MIN_PREFETCH_STEPS
+        steps = TF32X3_STAGE_STEPS if self.tf32x3 else MIN_PREFETCH_STEPS
+        weights = 0 if self.persistent else 8 * steps
         registers = self.accumulators + MIN_OTHER_REGISTERS + weights
+        registers += TF32X3_REGISTERS * self.tf32x3
         return self.limits.blocks_per_sm(self.threads, registers, self.shared_bytes)
 
     @property
@@ -331,6 +348,7 @@ class ImplicitGemmTile:
             "HALO_BYTES": self.halo_bytes, "POOLED": int(self.pooled),
             "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
             "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
+            **({"TF32X3": 1} if self.tf32x3 else {}),
         }  # fmt: skip
 
     def __str__(self) -> str:

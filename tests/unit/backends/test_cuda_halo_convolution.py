@@ -263,7 +263,8 @@ def test_stride_one_layers_with_many_channels_have_halo_tiles(
     layer: Conv2d, precision: str, expected: bool
 ) -> None:
     node = Network((32, 8, 8), [layer, Flatten(), Dense(2)]).nodes[0]
-    assert supports_halo_tiles(InputView.forward(node), precision, layer.strides) == expected
+    view = InputView.forward(node)
+    assert supports_halo_tiles(view, precision, layer.strides, DEFAULT_LIMITS) == expected
 
 
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:

@@ -1,0 +1,168 @@
+"""Compare fp32 on tensor cores (3xTF32) with fused multiply-adds, stage by stage and by step.
+
+    python3 -m benchmarks.gpu_fp32 [--batch N ...] [network ...]
+
+Requires a GPU and CuPy. Each network runs with fused multiply-adds only (FMA), with 3xTF32 in every
+stage that supports it, and as selected with a margin of 1.15. Errors are ‖g − g'‖ / ‖g'‖ of outputs
+and gradients against float64, at the smallest batch size.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import numpy as np
+
+import dptrain.api
+from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, _compile, products, timed
+from benchmarks.outside import OUTSIDE
+from dptrain.backends.cuda import hardware, implicit_gemm_cost
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.replica import Replica
+from dptrain.network import get_network
+from dptrain.network.network import Network
+from dptrain.plan import SGD
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import make_plan
+
+NETWORKS = ("model0", "cifar", "solar", "vgg")
+MARGINS = {"FMA": math.inf, "3xTF32": 1e-9, "selected": 1.15}
+"""`hardware.TF32X3_MARGIN` by variant."""
+
+STEPS = 15
+"""Timed steps, after five that are not timed."""
+
+
+def network_of(name: str) -> Network:
+    """Return a network of the zoo, or one outside the benchmark set."""
+    return OUTSIDE[name] if name in OUTSIDE else get_network(name)
+
+
+def random_batch(network: Network, n: int) -> tuple[Any, Any]:
+    """Return normally distributed samples and fitting targets."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, *network.input_shape), dtype=np.float32)
+    if network.loss.targets == "classes":
+        return x, rng.integers(0, network.num_outputs, n)
+    return x, rng.random((n, network.num_outputs), dtype=np.float32)
+
+
+@contextmanager
+def variant(name: str) -> Iterator[None]:
+    """Select kernels as the variant does."""
+    before = hardware.TF32X3_MARGIN
+    hardware.TF32X3_MARGIN = MARGINS[name]
+    implicit_gemm_cost.select_implicit_gemm_tile.cache_clear()
+    try:
+        yield
+    finally:
+        hardware.TF32X3_MARGIN = before
+        implicit_gemm_cost.select_implicit_gemm_tile.cache_clear()
+
+
+def make(network: Network, n: int, backend: CudaBackend) -> Replica:
+    """Return a replica in fp32."""
+    plan = make_plan(network, backend, n, precision="fp32", optimizer=SGD(0.9))
+    return backend.make_replica(plan, seed=0)
+
+
+def compile_all(cases: Sequence[tuple[Network, int]]) -> None:
+    """Compile the kernels of all cases and variants in parallel."""
+    planned = Planned()
+    for network, n in cases:
+        for name in MARGINS:
+            with variant(name):
+                make(network, n, CudaBackend(planned))
+    print(f"{len(planned.units)} kernels to compile", flush=True)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_compile, sorted(planned.units), chunksize=1))
+
+
+def step_us(replica: Any, x: Any, y: Any) -> float:
+    """Return the median time of a step in µs, from load to the completed update."""
+    replica.load(x, y, step=0)
+    times = []
+    for _ in range(STEPS + 5):
+        replica.memory.synchronize()
+        begin = time.perf_counter()
+        replica.run()
+        replica.update(0.0)
+        replica.memory.synchronize()
+        times.append(1e6 * (time.perf_counter() - begin))
+    return statistics.median(times[5:])
+
+
+def stage_us(replica: Any, backend: CudaBackend) -> dict[tuple[str, Phase], float]:
+    """Return the times of the products by layer and phase."""
+    found = {}
+    for group in products(replica.plan):
+        for phase, kernel in backend.bind(group, replica._group_arrays(group), replica).items():
+            if phase in PHASES:
+                found[group.head.name, phase] = timed(
+                    lambda: kernel(replica.context),  # noqa: B023
+                    replica.device.stream, LAUNCHES.get(replica.plan.batch_size, 4),
+                ).median  # fmt: skip
+    return found
+
+
+def results(replica: Replica, x: Any, y: Any) -> dict[str, Any]:
+    """Return the output and the gradients of a step."""
+    replica.forward_backward(x, y)
+    return {"output": replica.output(), **{k: replica.gradients[k] for k in replica.gradients}}
+
+
+def report(network: Network, n: int, backend: CudaBackend, errors: bool) -> None:
+    """Print the times of a case, and with `errors` the errors against float64."""
+    x, y = random_batch(network, n)
+    steps, stages, found = {}, {}, {}
+    for name in MARGINS:
+        with variant(name):
+            replica = make(network, n, backend)
+            found[name] = results(replica, x, y)
+            steps[name] = step_us(replica, x, y)
+            stages[name] = stage_us(replica, backend)
+    print(f"\n{network.name}, batch {n}: µs" + "".join(f"{name:>10}" for name in MARGINS))
+    for key in stages["FMA"]:
+        row = "".join(f"{stages[name].get(key, math.nan):>10.1f}" for name in MARGINS)
+        print(f"{key[0] + ' ' + key[1].value:<28}{row}")
+    row = "".join(f"{steps[name]:>10.1f}" for name in MARGINS)
+    print(f"{'step':<28}{row}   FMA / selected {steps['FMA'] / steps['selected']:.2f}", flush=True)
+    if errors:
+        exact = results(
+            dptrain.api.make_replica(network, "reference", n, precision="fp64"), x, y
+        )  # fmt: skip
+        for what, value in exact.items():
+            row = "".join(
+                f"{np.linalg.norm(found[name][what] - value) / np.linalg.norm(value):>10.1e}"
+                for name in MARGINS
+            )
+            print(f"{'error of ' + what:<28}{row}", flush=True)
+
+
+@click.command()
+@click.option("--batch", "batches", multiple=True, type=int, default=(32, 256, 2048),
+              show_default=True, help="Batch size; repeat for several.")  # fmt: skip
+@click.option("--errors/--no-errors", default=True, help="Compare with float64.")
+@click.argument("names", nargs=-1)
+def main(batches: Sequence[int], errors: bool, names: Sequence[str]) -> None:
+    """Compare 3xTF32 with fused multiply-adds."""
+    cases = [(network_of(name), n) for name in names or NETWORKS for n in batches]
+    compile_all(cases)
+
+    from dptrain.backends.cuda.gpu import GPU
+
+    backend = CudaBackend(GPU(0))
+    for network, n in cases:
+        report(network, n, backend, errors and n == min(batches))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""fp32 on tensor cores (3xTF32): errors, operands that are not finite, and the choice of kernels.
+
+The emulator multiplies with the alignment and truncation of tensor cores (`runtime.cpp`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.api import make_replica
+from dptrain.backends.cuda import halo_convolution, hardware
+from dptrain.backends.cuda.gemm_tiles import GemmTile, select_gemm_config
+from dptrain.backends.cuda.halo_convolution import HaloConvolution
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
+from dptrain.backends.cuda.implicit_gemm_candidates import implicit_gemm_candidates
+from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
+from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.replica import Replica
+from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, MeanSquaredError, Network, ReLU
+
+MAPS = Network(
+    (32, 5, 6), [Conv2d(32), ReLU(), MaxPool2d(2), Conv2d(32, 2, padding="same"), Flatten()],
+    MeanSquaredError(), name="maps",
+)  # fmt: skip
+
+ALWAYS = 1e-9
+"""`hardware.TF32X3_MARGIN` with which all supported products use 3xTF32."""
+
+Results = dict[str, NDArray[Any]]
+
+
+def replica_of(network: Network, n: int, margin: float, monkeypatch: pytest.MonkeyPatch) -> Replica:
+    """Return a replica whose products use 3xTF32 (`ALWAYS`) or not (infinity)."""
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware, "TF32X3_MARGIN", margin)
+        return make_replica(network, "cuda", n, precision="fp32")
+
+
+def results(replica: Replica, x: NDArray[Any], y: NDArray[Any]) -> Results:
+    """Return the output and the gradients of a step."""
+    replica.forward_backward(x, y)
+    return {"output": replica.output(), **{k: replica.gradients[k] for k in replica.gradients}}
+
+
+def batch(network: Network, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((n, *network.input_shape), dtype=np.float32)
+    return x, rng.standard_normal((n, network.num_outputs), dtype=np.float32)
+
+
+@functools.cache
+def exact() -> Results:
+    """Return the results of `MAPS` in float64."""
+    return results(make_replica(MAPS, "reference", 2, precision="fp64"), *batch(MAPS, 2))
+
+
+def rms_errors(got: Results, expected: Results) -> dict[str, float]:
+    return {
+        name: float(np.sqrt(((got[name] - value) ** 2).mean() / (value**2).mean()))
+        for name, value in expected.items()
+    }
+
+
+def chain(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return a @ b, each element as a chain of fused multiply-adds in float32."""
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for k in range(a.shape[1]):
+        exact_product = a[:, k, None].astype(np.float64) * b[k].astype(np.float64)
+        total = (total + exact_product).astype(np.float32)
+    return total
+
+
+def test_errors_are_below_those_of_a_chain_of_multiply_adds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n, inputs, outputs = 67, 300, 20
+    network = Network((inputs,), [Dense(outputs)], MeanSquaredError())
+    replica = replica_of(network, n, ALWAYS, monkeypatch)
+    x, y = batch(network, n)
+    got = results(replica, x, y)
+    # Stored as (outputs, inputs).
+    weights = replica.parameters["dense1.weight"].T
+    assert weights.shape == (inputs, outputs)
+    dz = 2 * (got["output"] - y) / np.float32(y.size)
+    for ours, a, b in (
+        (got["output"], x, weights), (got["dense1.weight"].T, x.T.copy(), dz)
+    ):  # fmt: skip
+        exact = a.astype(np.float64) @ b.astype(np.float64)
+        error, plain = (
+            float(np.sqrt(((found - exact) ** 2).mean())) for found in (ours, chain(a, b))
+        )
+        assert error < plain
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_errors_of_convolutions_are_like_those_of_fused_multiply_adds(
+    gathers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.5: here, the kernels with fused multiply-adds split each sum into four."""
+    if gathers:
+        monkeypatch.setattr(HaloConvolution, "supports", lambda group, setting: False)
+    ours, plain = (
+        rms_errors(results(replica_of(MAPS, 2, margin, monkeypatch), *batch(MAPS, 2)), exact())
+        for margin in (ALWAYS, math.inf)
+    )
+    assert max(ours.values()) < 1.5 * max(plain.values())
+    assert max(ours.values()) < 3e-7
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
+def test_operands_that_are_not_finite_have_the_results_of_float32(
+    value: float, gathers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.4e38 is finite but would overflow when it is rounded to TF32."""
+    if gathers:
+        monkeypatch.setattr(HaloConvolution, "supports", lambda group, setting: False)
+    network = Network(MAPS.input_shape, [Conv2d(32), Flatten()], MeanSquaredError())
+    x, y = batch(network, 2)
+    x[1, 3, 2, 4] = value
+    got = []
+    for margin in (ALWAYS, math.inf):
+        replica = replica_of(network, 2, margin, monkeypatch)
+        weights = replica.parameters["conv1.weight"]
+        # Without low part, so that a product with the high part alone is exact.
+        replica.parameters["conv1.weight"] = np.where(weights > 0, 0.25, -0.5).astype(np.float32)
+        got.append(results(replica, x, y))
+    ours, plain = got
+    for name, expected in plain.items():
+        np.testing.assert_array_equal(np.isnan(ours[name]), np.isnan(expected), name)
+        infinite = np.isinf(expected)
+        np.testing.assert_array_equal(ours[name][infinite], expected[infinite])
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(ours[name][finite], expected[finite], rtol=1e-4, atol=1e-4)
+    assert not np.isfinite(plain["output"]).all() or value == 3.4e38
+
+
+@pytest.mark.parametrize(
+    "wanted", [(1, 1, 1, 1), (2, 2, 1, 1), (1, 1, 2, 2), (3, 1, 1, 1), (1, 2, 1, 4)], ids=str
+)
+def test_every_tile_configuration_computes_the_same(
+    wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def select(*args: Any, **known: Any) -> ImplicitGemmTile:
+        view, precision, _, limits = args
+        return min(
+            implicit_gemm_candidates(view, precision, limits, **known),
+            key=lambda tile: [
+                abs(a - b) for a, b in zip(
+                    (tile.pixel_tiles, tile.warp_groups, tile.k_warp_groups, tile.channel_chunks),
+                    wanted, strict=True,
+                )
+            ],
+        )  # fmt: skip
+
+    monkeypatch.setattr(halo_convolution, "select_implicit_gemm_tile", select)
+    replica = replica_of(MAPS, 2, ALWAYS, monkeypatch)
+    assert any(name.endswith("packed_back") for name in replica.plan.buffers)
+    errors = rms_errors(results(replica, *batch(MAPS, 2)), exact())
+    assert max(errors.values()) < 1e-6
+
+
+def tiles_of(limits: Any, margin: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[GemmTile]:
+    monkeypatch.setattr(hardware, "TF32X3_MARGIN", margin)
+    for rows, columns, terms in ((4096, 64, 576), (256, 256, 2304), (2048, 512, 32)):
+        tile = select_gemm_config("fp32", rows, columns, terms, limits).tile
+        assert isinstance(tile, GemmTile)
+        yield tile
+
+
+def test_only_gpus_with_tf32_and_long_sums_use_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, limits in DEVICES.items():
+        found = [tile.tf32x3 for tile in tiles_of(limits, ALWAYS, monkeypatch)]
+        assert found == [limits.has_tensor_floats, limits.has_tensor_floats, False], name
+    assert not any(tile.tf32x3 for tile in tiles_of(DEFAULT_LIMITS, math.inf, monkeypatch))
+
+
+def test_halo_tiles_of_float32_are_not_persistent() -> None:
+    """They would need more registers, and TMA without conversion."""
+    view = halo_convolution.InputView.forward(MAPS.nodes[0])
+    tile = select_implicit_gemm_tile(view, "fp32", 4096, DEFAULT_LIMITS)
+    assert tile is not None
+    assert tile.tf32x3
+    assert tile.defines["TF32X3"] == 1
+    assert not tile.persistent
+    assert tile.num_tensor_maps == 0
