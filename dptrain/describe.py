@@ -42,6 +42,7 @@ def plan_for(
     rule = recipe(network, optimizer)
     update: Optimizer = Adam() if rule.optimizer == Adam.kind else SGD(rule.momentum)
     if tune:
+        chosen.require_tuning()
         chosen.choose_device(0)
     plan = make_plan(
         network,

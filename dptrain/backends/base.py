@@ -49,6 +49,7 @@ class Backend(ABC):
         most_elements: largest number of elements of a buffer that kernels can count; None for any.
         threaded: True if the backend computes with several threads.
         supports_shards: True if plans may have micro-shards, see `dptrain.plan.shards`.
+        measures_kernels: True if `measured_selection` may be called.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class Backend(ABC):
     max_elements: ClassVar[int | None] = None
     threaded: ClassVar[bool] = False
     supports_shards: ClassVar[bool] = False
+    measures_kernels: ClassVar[bool] = False
 
     @property
     def limits(self) -> DeviceLimits | None:
@@ -94,6 +96,14 @@ class Backend(ABC):
         """Return how each phase of `group` is computed, as far as it is known without a device."""
         return {}
 
+    def require_tuning(self) -> None:
+        """Raise a `UserError` unless `measured_selection` may be called."""
+        if not self.measures_kernels:
+            raise UserError(
+                f"backend {self.name} selects kernels without measurements; remove --tune, or use "
+                "--backend cuda"
+            )
+
     def measured_selection(
         self,
         plan: Plan,
@@ -107,13 +117,8 @@ class Backend(ABC):
             say: receives one line about a cached measurement that cannot be used.
             report: called with the number of measured candidates, and the number of all.
 
-        Raises:
-            UserError: the backend does not measure kernels.
         """
-        raise UserError(
-            f"backend {self.name} selects kernels without measurements; remove --tune, or use "
-            "--backend cuda"
-        )
+        raise NotImplementedError(f"backend {self.name} does not measure kernels")
 
     @abstractmethod
     def bind(self, group: Group, arrays: Arrays, replica: Replica) -> Mapping[Phase, Kernel]:

@@ -203,6 +203,8 @@ def _open_inputs(
 ) -> _Inputs:
     """Open network and data, agree on them, and plan."""
     backend = open_backend(chosen, world)
+    if chosen.tune:
+        call_on_all_ranks(world, backend.require_tuning)
     graph = network or call_on_all_ranks(world, chosen.load_network)
     data = dataset or _open_data(chosen, graph, world)
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
