@@ -27,9 +27,10 @@ CONFIG = click.option("--config", "file", type=EXISTING, metavar="FILE",
                       help="TOML file of settings.  [default: none]")  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 NETWORK = click.option("--network", metavar="NAME", help="The same as the argument NETWORK.")
-PRECISION = click.option("--precision", metavar="[fp32|tf32|bf16|fp64]",
-                         help="Precision of the arithmetic: fp32; cuda and cudnn also tf32 and "
-                         "bf16; reference also fp64.  [default: the first precision of the "
+PRECISION = click.option("--precision", metavar="[fp32|fp32-direct|tf32|bf16|fp64]",
+                         help="Precision of the arithmetic: fp32; numba also fp32-direct (without "
+                         "Winograd); cuda and cudnn also tf32 and bf16; reference also fp64.  "
+                         "[default: the first precision of the "
                          "backend]")  # fmt: skip
 THREADS = click.option("--threads", type=int, metavar="N",
                        help="Compute threads.  [default: all cores]")  # fmt: skip

@@ -352,11 +352,12 @@ class ImplicitGemmTile:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        pixels = f"{self.pixel_tiles}x{self.pixel_tile.lines} lines of {self.pixel_tile.columns}"
-        kind = "strip" if self.pixel_tile.strip else "rows"
+        tile = self.pixel_tile
+        pixels = f"{self.pixel_tiles}x{tile.lines} lines, {tile.columns} columns"
+        strip = " in a strip" if tile.strip else ""
         groups = f"groups {self.warp_groups}x{self.k_warp_groups}, chunks {self.channel_chunks}"
         persistent = f", persistent {self.persistent_groups}, stages {self.weight_stages}"
-        return f"{pixels} {kind}, {groups}{persistent if self.persistent else ''}"
+        return f"{pixels}{strip}, {groups}{persistent if self.persistent else ''}"
 
     def grid(self, rows: int, columns: int, parts: int = 1) -> Extent:
         """Return the blocks for `rows` pixel tiles and `columns` filters.
