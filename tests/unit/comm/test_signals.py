@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from dptrain.comm import signals
 from dptrain.comm.signals import SIGNALS, StopRequest
+
+
+@pytest.fixture(autouse=True)
+def heeds_hangups() -> Iterator[None]:
+    """Give SIGHUP its default action: `nohup` lets its command ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
