@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dptrain.backends.base import Backend
 from dptrain.backends.replica import Replica
@@ -32,12 +31,10 @@ from dptrain.experiments.timing import Timing, time_runs
 from dptrain.measure.profile import Spread
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
+from dptrain.network.random_batch import random_batch
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import Plan
 from dptrain.training.engines import make_engine
-
-POOL = 256
-"""Number of different samples in a batch; a larger batch repeats them."""
 
 LONGEST_STEP_S = 60.0
 """The largest batch is run once unless the estimated time of its step is longer than this."""
@@ -297,19 +294,6 @@ def inference_run(replica: Replica, samples: int) -> Callable[[], float]:
         return (time.perf_counter_ns() - start) / 1e6
 
     return run
-
-
-def random_batch(network: Network, n: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Return inputs of unit variance and targets for the loss, at most `POOL` different samples."""
-    random, pool, width = np.random.default_rng(0), min(n, POOL), network.num_outputs
-    x = random.standard_normal((pool, *network.input_shape), np.float32)
-    y: NDArray[Any]
-    if network.loss.targets == "classes":
-        y = random.integers(0, width, pool).astype(np.int32)
-    else:
-        y = random.integers(0, 2, (pool, width)).astype(np.float32)
-    order = np.arange(n) % pool
-    return x[order], y[order]
 
 
 def size_text(nbytes: float) -> str:

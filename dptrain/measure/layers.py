@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dptrain.backends import load_backend
 from dptrain.machine import available_cores
 from dptrain.measure.tables import plain_table
 from dptrain.network.network import Network
+from dptrain.network.random_batch import random_batch
 from dptrain.plan.lowering import Phase
 from dptrain.plan.optimizers import SGD
 from dptrain.plan.plan import Plan, make_plan
@@ -101,13 +102,8 @@ def time_layers(
 
 def _time_stages(replica: Replica) -> dict[str, StageTime]:
     """Return the times by name of the stage, in order."""
-    network, memory, n = replica.plan.network, replica.memory, replica.plan.batch_size
-    random = np.random.default_rng(0)
-    x = random.standard_normal((n, *network.input_shape), dtype=np.float32)
-    if network.loss.targets == "classes":
-        y: Any = random.integers(0, network.num_outputs, n).astype(np.int32)
-    else:
-        y = random.random((n, network.num_outputs), dtype=np.float32)
+    memory = replica.memory
+    x, y = random_batch(replica.plan.network, replica.plan.batch_size)
     times = {}
     kernels: list[tuple[str, Callable[[], None]]] = [
         *((stage.name, partial(kernel, replica.context)) for stage, kernel in replica.stages),

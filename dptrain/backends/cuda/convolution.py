@@ -115,14 +115,6 @@ class GatherConvolution(WeightedOperation):
         return GemmConfig(tile, SplitK(1, 1))
 
     @classmethod
-    def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
-        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
-        if setting.training:
-            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
-            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
-        return configs
-
-    @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product of gathered operands."""
         c, h, w = group.head.input_shape

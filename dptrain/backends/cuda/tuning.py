@@ -18,14 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dptrain import __version__
 from dptrain.backends.cache import writable_folder, write_atomically
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.hardware import limits_of
 from dptrain.backends.replica import Kernel, Replica
 from dptrain.network.files import network_to_dict
+from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import Plan, with_selection
 from dptrain.plan.selection import MAX_CANDIDATES, KernelSelection, RankedSelection
 
@@ -212,13 +211,7 @@ def _time_stages(
     replica: Replica, wanted: set[str], measure: TimeKernel, is_late: Callable[[], bool]
 ) -> dict[str, float]:
     """Return median milliseconds of some stages, as many as the time allows."""
-    network, n = replica.plan.network, replica.plan.batch_size
-    random = np.random.default_rng(0)
-    x = random.standard_normal((n, *network.input_shape), dtype=np.float32)
-    if network.loss.targets == "classes":
-        y: Any = random.integers(0, network.num_outputs, n).astype(np.int32)
-    else:
-        y = random.random((n, network.num_outputs), dtype=np.float32)
+    x, y = random_batch(replica.plan.network, replica.plan.batch_size)
     times = {}
     replica.load(x, y)
     for stage, kernel in replica.stages:

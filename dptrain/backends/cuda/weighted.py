@@ -85,7 +85,21 @@ class WeightedOperation(Operation):
     @classmethod
     def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
         """Return the configurations of the products that the project's kernels compute."""
-        return {}
+        configs = {Phase.FORWARD: cls.forward_config(group, setting)}
+        if setting.training:
+            configs[Phase.BACKWARD_WEIGHT] = cls.wgrad_config(group, setting)
+            configs[Phase.BACKWARD_INPUT] = cls.backward_input_config(group, setting)
+        return configs
+
+    @classmethod
+    def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the forward product."""
+        raise NotImplementedError
+
+    @classmethod
+    def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
+        """Return the configuration of the product of the input gradient."""
+        raise NotImplementedError
 
     @classmethod
     def explain(cls, group: Group, setting: Setting) -> Mapping[Phase, Explanation]:

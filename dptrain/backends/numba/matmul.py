@@ -97,12 +97,12 @@ def dense_kernels(
     packed = min(forward.samples, _BLOCK) * _PITCH if inputs % _ALIASED == 0 else 1
     if forward.features < outputs:
         packed += forward.features * forward.steps
-    turned, gathered = backward.samples * (outputs + 48), samples * (outputs + _GATHERED)
+    transposed, gathered = backward.samples * (outputs + 48), samples * (outputs + _GATHERED)
     for_few = outputs * _GATHERED if outputs < _FEW_OUTPUTS else 0
     return {
         Phase.FORWARD: DenseKernel(dense_forward, packed, forward),
         Phase.BACKWARD_WEIGHT: DenseKernel(dense_backward_weight, max(gathered, for_few)),
-        Phase.BACKWARD_INPUT: DenseKernel(dense_backward_input, max(turned, for_few), backward),
+        Phase.BACKWARD_INPUT: DenseKernel(dense_backward_input, max(transposed, for_few), backward),
     }
 
 
@@ -238,17 +238,17 @@ def dense_backward_input(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _input_gradient_of_few_outputs(dy, w, dx, turned, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
+def _input_gradient_of_few_outputs(dy, w, dx, transposed, first, count, i_first, i_last):  # type: ignore[no-untyped-def]
     """Compute a block of `dense_backward_input` from the transpose of w: it is smaller than dx."""
     inputs, outputs = w.shape
     w_flat, dy_flat, dx_flat = w.reshape(-1), dy.reshape(-1), dx.reshape(-1)
     for i in range(i_first, i_last, _GATHERED):
         wide = min(_GATHERED, i_last - i)
-        transpose(w_flat, i * outputs, outputs, turned, 0, wide, wide, outputs)
+        transpose(w_flat, i * outputs, outputs, transposed, 0, wide, wide, outputs)
         for n in range(first, first + count, _BLOCK):
             rows = min(_BLOCK, first + count - n)
             multiply_plain(
-                (dy_flat, n * outputs), (RAMP, 0, outputs), (RAMP, 0, 1), (turned, 0, wide),
+                (dy_flat, n * outputs), (RAMP, 0, outputs), (RAMP, 0, 1), (transposed, 0, wide),
                 (dx_flat, n * inputs + i), (RAMP, 0, inputs), (rows, outputs, wide), rows,
             )  # fmt: skip
 
@@ -260,9 +260,9 @@ def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_
     The tiles compute the transpose of dx, so that w is read once and sequentially.
     """
     inputs, outputs = w.shape
-    turned, block = mine[: outputs * count], mine[outputs * count :]
+    transposed, block = mine[: outputs * count], mine[outputs * count :]
     w_flat, dx_flat = w.reshape(-1), dx.reshape(-1)
-    transpose(dy.reshape(-1), first * outputs, outputs, turned, 0, count, count, outputs)
+    transpose(dy.reshape(-1), first * outputs, outputs, transposed, 0, count, count, outputs)
     for i in range(i_first, i_last, 48):
         rows = min(48, i_last - i)
         for o in range(0, outputs, most_steps):
@@ -271,7 +271,7 @@ def _backward_input_block(dy, w, dx, most_steps, mine, first, count, i_first, i_
                 (w_flat, i * outputs + o),
                 (RAMP, 0, outputs),
                 (RAMP, 0, 1),
-                (turned, o * count, count),
+                (transposed, o * count, count),
                 (block, 0, -1 if o == 0 else count),
                 (block, 0),
                 (RAMP, 0, count),
@@ -302,7 +302,7 @@ def sum_rows(source, rows, sums):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _weight_gradient_of_few_outputs(x, dy, dw, turned, start, stop, samples):  # type: ignore[no-untyped-def]
+def _weight_gradient_of_few_outputs(x, dy, dw, transposed, start, stop, samples):  # type: ignore[no-untyped-def]
     """Compute rows of dw as the transpose of dyᵀ·x, for which no operand is packed."""
     inputs, outputs = dw.shape
     x_flat, dy_flat = x.reshape(-1), dy.reshape(-1)
@@ -311,11 +311,11 @@ def _weight_gradient_of_few_outputs(x, dy, dw, turned, start, stop, samples):  #
         for n in range(0, samples, _BLOCK):
             multiply(
                 (dy_flat, n * outputs), (RAMP, 0, 1), (RAMP, 0, outputs),
-                (x_flat, n * inputs + first, inputs), (turned, 0, -1 if n == 0 else wide),
-                (turned, 0), (RAMP, 0, wide), (outputs, min(_BLOCK, samples - n), wide),
+                (x_flat, n * inputs + first, inputs), (transposed, 0, -1 if n == 0 else wide),
+                (transposed, 0), (RAMP, 0, wide), (outputs, min(_BLOCK, samples - n), wide),
                 NO_LOWER_BOUND,
             )  # fmt: skip
-        transpose(turned, 0, wide, dw.reshape(-1), first * outputs, outputs, outputs, wide)
+        transpose(transposed, 0, wide, dw.reshape(-1), first * outputs, outputs, outputs, wide)
 
 
 @kernel

@@ -13,7 +13,7 @@ from dptrain.comm.signals import SIGNALS, StopRequest
 
 
 @pytest.fixture(autouse=True)
-def heeds_hangups() -> Iterator[None]:
+def default_sighup() -> Iterator[None]:
     """Give SIGHUP its default action: `nohup` lets its command ignore it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield

@@ -25,7 +25,6 @@ from dptrain.experiments.measuring import (
     TimeEstimator,
     inference_run,
     measure,
-    random_batch,
     training_run,
 )
 from dptrain.experiments.memory_budget import Largest
@@ -34,6 +33,7 @@ from dptrain.experiments.timing import Timing
 from dptrain.files import dump_json, parse_json
 from dptrain.measure.analysis import spread
 from dptrain.measure.console import make_console
+from dptrain.network.random_batch import random_batch
 
 SETTINGS = BenchSettings(("mlp-50",), batch_sizes=(2, 8), samples=(3,), largest=True,
                     seconds_per_case=0.02, memory=2_000_000)  # fmt: skip

@@ -11,13 +11,14 @@ import dptrain
 from dptrain.backends import BACKENDS, load_backend
 from dptrain.describe import plan_for
 from dptrain.errors import UserError
-from dptrain.experiments.measuring import make_fitting, random_batch
+from dptrain.experiments.measuring import make_fitting
 from dptrain.experiments.memory_budget import (
     MemoryBudget,
     batch_bytes,
     largest_batch,
     memory_budget,
 )
+from dptrain.network.random_batch import random_batch
 from dptrain.plan.plan import Plan
 
 
