@@ -188,6 +188,8 @@ class Watchdog:
         """Watch until every rank has ended."""
         last = last_rank = time.monotonic()
         while self.ranks or self.can_register or self._must_remain(last - last_rank):
+            if not (self.ranks or self.can_register):
+                release_output()
             for pipe, _ in self.poll.poll(self._patience()):
                 if pipe == _REGISTER:
                     self._add_ranks()
@@ -214,11 +216,6 @@ class Watchdog:
         """Return True if a rank may still start that must find the file ``failed``."""
         if self.has_mpi_started or not Path(f"{self.folder}/failed").exists():
             return False
-        # Launchers wait until no process has their pipes open.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.close(null)
         return idle_s < LATE_S and not self.has_lost_launcher
 
     def _patience(self) -> float:
@@ -370,6 +367,17 @@ class Watchdog:
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
+
+
+def release_output() -> None:
+    """Redirect stdout and stderr to the null device.
+
+    Launchers wait until no process has their pipes open.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
 
 
 def kill_holders(pipes: list[int]) -> None:
