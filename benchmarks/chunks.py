@@ -1,7 +1,8 @@
-"""Where the threads of a training step spend their time, stage by stage.
+"""Where the threads of a step spend their time, stage by stage.
 
     python -m benchmarks.chunks --network model0 --batch-size 256 --threads 16
 
+A step is a training step; with `--inference` it is the forward pass of a batch.
 The threads log when they compute each chunk. The time of a stage, from the end of the previous one
 to its own end, is then divided, on average over the threads, into
 
@@ -30,6 +31,7 @@ from benchmarks.outside import find_network
 from benchmarks.own_programs import LEARNING_RATE
 from benchmarks.tables import Table
 from dptrain.backends.numba.backend import NumbaReplica
+from dptrain.plan.lowering import Phase
 
 WARM_UP = 20
 CHUNKS_PER_LAUNCH = 8
@@ -78,23 +80,37 @@ class Parts(NamedTuple):
         )  # fmt: skip
 
 
-def measure(name: str, batch_size: int, threads: int, steps: int) -> dict[str, NDArray[Any]]:
+def measure(
+    name: str, batch_size: int, threads: int, steps: int, *, training: bool = True
+) -> dict[str, NDArray[Any]]:
     """Return the parts of every stage, (steps, 6), by the name of the stage."""
     network = find_network(name)
     x, y = random_batch(network, batch_size)
-    replica = dptrain.make_replica(network, batch_size=batch_size, threads=threads)
+    replica = dptrain.make_replica(
+        network, batch_size=batch_size, threads=threads, training=training
+    )
     assert isinstance(replica, NumbaReplica)
-    program = replica.programs["step"]
+    program = replica.programs["step" if training else "forward"]
     stages: list[tuple[Any, Any]] = list(replica.stages)
-    launches = [(stage.name, launch) for stage, kernel in stages for launch in kernel.launches]
+    launches = [
+        (stage.name, launch)
+        for stage, kernel in stages
+        if training or stage.phase is Phase.FORWARD
+        for launch in kernel.launches
+    ]
     addresses = [launch.record.address for _, launch in launches]
     capacity = CHUNKS_PER_LAUNCH * threads * (len(addresses) + 4)
     found: list[list[Parts]] = []
+    if not training:
+        replica.forward(x)
     for number in range(WARM_UP + steps):
         with replica.thread_pool.log_chunks(capacity) as log:
-            replica.load(x, y)
-            replica.run_timed()
-            replica.update(LEARNING_RATE)
+            if training:
+                replica.load(x, y)
+                replica.run_timed()
+                replica.update(LEARNING_RATE)
+            else:
+                program.run_timed(replica.context)
         chunks, times = log[1 : 1 + log[0, 0]], program.times.tolist()
         if number < WARM_UP:
             continue
@@ -115,10 +131,11 @@ def measure(name: str, batch_size: int, threads: int, steps: int) -> dict[str, N
 @click.option("--batch-size", default=256, show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option("--steps", default=100, show_default=True)
-def main(network: str, batch_size: int, threads: int, steps: int) -> None:
+@click.option("--inference", is_flag=True, help="Measure forward passes, not training steps.")
+def main(network: str, batch_size: int, threads: int, steps: int, inference: bool) -> None:
     """Measure with one thread and with several, and print a table."""
-    alone = measure(network, batch_size, 1, steps)
-    several = measure(network, batch_size, threads, steps)
+    alone = measure(network, batch_size, 1, steps, training=not inference)
+    several = measure(network, batch_size, threads, steps, training=not inference)
     rows = [_row(stage, alone[stage], parts, threads) for stage, parts in several.items()]
     rows.append(_row("step", sum(alone.values()), sum(several.values()), threads))
     head = ("stage", "time", "one thread", "start", "computing", "between", "end", "taken")

@@ -41,6 +41,8 @@ def main(
 ) -> None:
     """Measure the scaling of dptrain within this node.
 
+    Ctrl-C and SIGTERM end the measurements; the report then has the results up to then.
+
     Exit status: 0 if all results are right, 1 if one is wrong, 2 for bad options.
     """
     from benchmarks.node.report import Report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Mapping
 
@@ -91,8 +92,20 @@ def _counts(text: str | None, cores: int, *, quick: bool) -> tuple[int, ...]:
     return (*powers, cores)
 
 
+def _run_section(section: str, session: Session) -> None:
+    try:
+        SECTIONS[section](session)
+    except (MissingError, WorkerError) as error:
+        # The results of the other sections remain.
+        session.missing[section] = str(error)
+        print(f"{section}: {error}", file=sys.stderr)
+
+
 def run(settings: Settings, progress: Progress) -> Report:
-    """Run the sections and return their results."""
+    """Run the sections and return their results.
+
+    SIGINT (Ctrl-C) and SIGTERM end the measurements; the results so far are returned.
+    """
     conditions = about(
         rounds=settings.rounds,
         **{"time of a program in a round": f"{settings.block_s:g} s, at least one step"},
@@ -101,13 +114,14 @@ def run(settings: Settings, progress: Progress) -> Report:
         MPI=[mpi.name for mpi in settings.mpis] or "none",
     )
     session = Session(settings, progress)
-    for section in settings.sections:
-        try:
-            SECTIONS[section](session)
-        except (MissingError, WorkerError) as error:
-            # The results of the other sections remain.
-            session.missing[section] = str(error)
-            print(f"{section}: {error}", file=sys.stderr)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for section in settings.sections:
+            _run_section(section, session)
+    except KeyboardInterrupt:
+        session.missing[section] = "interrupted; the report has the results up to then"
+    finally:
+        signal.signal(signal.SIGTERM, handler)
     versions = {**conditions["versions"], **session.facts}
     return Report(
         {**conditions, "versions": versions},

@@ -66,7 +66,9 @@ def _measure_count(
             "elements": NETWORKS[network], "rendezvous": rendezvous,
         }  # fmt: skip
         entries = _build(session, processes, teams, gloo, spec)
-        found = measure(entries, rounds=session.settings.rounds, block_s=0.0)
+        found = measure(
+            entries, rounds=session.settings.rounds, block_s=0.0, limit=session.deadline
+        )
         if traffic:
             repeats = _num_sums(session)
             found |= _run_traffic(session, traffic[0], ranks, NETWORKS[network], repeats)

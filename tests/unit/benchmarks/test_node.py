@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.coarse_check import WrongResultError, require_agreement
-from benchmarks.node import mpi, programs, ranks, rounds, stages, sums, traffic
+from benchmarks.node import mpi, programs, ranks, rounds, stages, suite, sums, traffic
 from benchmarks.node.processes import Processes, Team, Worker, WorkerError
 from benchmarks.node.report import Report
 from benchmarks.node.rounds import Entry, combine, measure, quotient
@@ -366,3 +367,26 @@ def test_settings_refuse_unknown_sections_and_networks() -> None:
         make_settings("thread", **options)
     with pytest.raises(UserError, match="model9"):
         make_settings("threads", **{**options, "networks": "lenet5,model9"})
+
+
+def test_sigterm_ends_a_run_and_keeps_its_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(session: Session) -> None:
+        session.begin("threads")
+        session.rows["threads"].append({"network": "model0"})
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10.0)
+        pytest.fail("SIGTERM did not end the section")
+
+    def not_run(session: Session) -> None:
+        pytest.fail("a section ran after SIGTERM")
+
+    monkeypatch.setattr(suite, "SECTIONS", {"threads": interrupted, "sums": not_run})
+    before = signal.getsignal(signal.SIGTERM)
+    settings = make_settings(
+        "threads,sums", networks=None, counts="1", cores=None, mpirun=(), rounds=1,
+        section_minutes=1.0, quick=True,
+    )  # fmt: skip
+    report = suite.run(settings, Progress())
+    assert report.rows == {"threads": [{"network": "model0"}]}
+    assert "interrupted" in report.missing["threads"]
+    assert signal.getsignal(signal.SIGTERM) is before
