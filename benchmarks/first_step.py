@@ -6,7 +6,8 @@ Each run is a process of its own, `dptrain train --steps 2` on synthetic data. A
 network shows the age of the process at the end of its first step (`first_step_s` of its summary)
 with an empty cache, and the median with the cache of that run; and the part of it for which a
 Python program that imports NumPy (and CuPy, on a GPU) is responsible. The system's own caches, such
-as that of files, are warm.
+as that of files, are warm, and Python may store its bytecode, as it does unless
+``PYTHONDONTWRITEBYTECODE`` is set.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def first_step_s(network: str, options: Sequence[str], cache: Path, folder: Path
         "--data", "synthetic?samples=256", "--run-dir", str(run), *options,
     ]  # fmt: skip
     environment = {**os.environ, "DPTRAIN_CACHE_DIR": str(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if found.returncode:
         sys.exit(found.stderr)

@@ -52,6 +52,9 @@ NUM_LANES = 2
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """PyTorch's threads wait actively, which would take the cores from the other suite."""
 
+WITHOUT_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Tests start several hundred processes, each of which would compile all modules if it is set."""
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -105,6 +108,7 @@ def run(suite: Suite, report: Path, output: IO[str] | None = None) -> dict[str, 
     command = (*suite.command, "-q", "-rfEs", f"--junitxml={report}", *suite.others)
     path = os.pathsep.join((str(BIN), os.environ.get("PATH", "")))
     environment = {**os.environ, "PATH": path, **suite.environment}
+    environment.pop(WITHOUT_BYTECODE, None)
     try:
         status = subprocess.run(
             command, cwd=ROOT, env=environment, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL,
