@@ -178,6 +178,10 @@ class Backend(ABC):
         """
         return Replica(self, plan, seed=seed, arrays=arrays)
 
+    def compilation_progress(self) -> tuple[int, int]:
+        """Return the number of compiled kernels, and of all; (0, 0) if they are not counted."""
+        return 0, 0
+
     def prepare(self, plan: Plan) -> None:
         """Store on disk what binding `plan` needs, such as compiled kernels.
 

@@ -2,11 +2,13 @@
 
 A file is written under a temporary name and then renamed, so that several processes can compile the
 same kernel at the same time. It ends with a checksum, by which a damaged file is recognised.
+Processes that want to compile a kernel only once claim its file first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
@@ -65,6 +67,28 @@ def load(path: Path) -> bytes | None:
 def store(path: Path, data: bytes) -> None:
     """Write data and its checksum; see `write_atomically`."""
     write_atomically(path, sealed(data))
+
+
+@contextlib.contextmanager
+def claim(path: Path) -> Iterator[bool]:
+    """Claim the right to write a file, until the block ends or the process dies.
+
+    Yields:
+        False if another process has claimed the file. Without file locks, every process succeeds.
+    """
+    lock, is_free = Path(f"{path}.lock"), True
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(lock.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that has opened the file before may then claim a lock that no other sees.
+            # It finds what was written.
+            stack.callback(lock.unlink, missing_ok=True)
+        except BlockingIOError:
+            is_free = False
+        except OSError:
+            pass
+        yield is_free
 
 
 def write_atomically(path: Path, data: bytes) -> None:

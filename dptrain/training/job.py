@@ -158,7 +158,8 @@ def assemble(
         run = call_on_rank_zero(world, lambda: open_run(chosen, network, dataset))
     plan, kernels = select_kernels(chosen, world, inputs.backend, plan, run, quiet=quiet)
     inputs = replace(inputs, plan=plan)
-    with notice_if_slow("" if quiet or not world.is_rank_zero else COMPILING):
+    notice = "" if quiet or not world.is_rank_zero else COMPILING
+    with notice_if_slow(notice, inputs.backend.compilation_progress):
         arrays = open_shared_arrays(chosen, world, inputs.backend, plan)
         if arrays is not None:
             plan = plan.with_update_share(world.local_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -166,26 +166,39 @@ def check_memory(backend: Backend, plan: Plan, num_samples: int, world: World) -
         require_memory(ranks * sum(plan.memory.values()), purpose)
 
 
-NOTICE_AFTER_S = 2.0
+NOTICE_AFTER_S, PROGRESS_EVERY_S = 2.0, 5.0
 
 
 @contextmanager
-def notice_if_slow(text: str) -> Iterator[None]:
+def notice_if_slow(
+    text: str, progress: Callable[[], tuple[int, int]] = lambda: (0, 0)
+) -> Iterator[None]:
     """Print a line on standard error if the block takes more than two seconds.
 
     Args:
         text: the line; empty prints nothing.
+        progress: returns the number of compiled kernels and of all, which are then printed every
+            five seconds; (0, 0) prints nothing.
     """
     if not text:
         yield
         return
-    timer = threading.Timer(NOTICE_AFTER_S, print, (f"dptrain: {text}",), {"file": sys.stderr})
-    timer.daemon = True
-    timer.start()
+    has_ended = threading.Event()
+
+    def report() -> None:
+        if has_ended.wait(NOTICE_AFTER_S):
+            return
+        print(f"dptrain: {text}", file=sys.stderr)
+        while not has_ended.wait(PROGRESS_EVERY_S):
+            done, count = progress()
+            if count:
+                print(f"dptrain: {done} of {count} kernels are compiled", file=sys.stderr)
+
+    threading.Thread(target=report, name="dptrain-notice", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        has_ended.set()
 
 
 def make_replica(

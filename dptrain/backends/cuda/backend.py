@@ -189,6 +189,9 @@ class CudaBackend(Backend):
     def free_bytes(self) -> int | None:
         return self.device.free_bytes
 
+    def compilation_progress(self) -> tuple[int, int]:
+        return self.device.compilation_progress
+
     def fuses(self, nodes: tuple[Node, ...]) -> bool:
         epilogue = EPILOGUES.get(tuple(type(node.layer) for node in nodes[2:]))
         return epilogue is None or epilogue.supports(nodes[2:])

@@ -208,6 +208,11 @@ class Device(ABC):
             CompileError: a source has errors.
         """
 
+    @property
+    def compilation_progress(self) -> tuple[int, int]:
+        """The number of sources that are compiled, and the number of those requested so far."""
+        return 0, 0
+
     def tensor_map(
         self, maps: Array, shape: Shape, box: Shape, kind: str, *, as_factors: bool = True
     ) -> np.void | None:

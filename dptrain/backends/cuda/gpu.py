@@ -166,7 +166,11 @@ class GPU(Device):
     def load_functions(self) -> None:
         self._modules.load_all()
 
-    def _compile(self, file: str, defines: Mapping[str, int]) -> bytes:
+    @property
+    def compilation_progress(self) -> tuple[int, int]:
+        return self._modules.progress
+
+    def _compile(self, file: str, defines: Mapping[str, int]) -> bytes | None:
         return compile_cached(self._compiler, file, self.architecture, defines)
 
     def _load(self, code: bytes) -> Any:

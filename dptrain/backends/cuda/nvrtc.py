@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dptrain.backends.cache import load, store, writable_folder
+from dptrain.backends.cache import claim, load, store, writable_folder
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.errors import UserError
 
@@ -182,16 +182,24 @@ def _candidates(major: int) -> Iterator[str]:
 
 def compile_cached(
     compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]
-) -> bytes:
-    """Return the machine code of a kernel source, from the cache if it was compiled before."""
+) -> bytes | None:
+    """Return the machine code of a kernel source, from the cache if it was compiled before.
+
+    Returns:
+        None if another process is compiling the source into the cache.
+    """
     folder = writable_folder("cuda-kernels")
     if folder is None:
         return compiler.compile(KERNELS / file, architecture, defines)
     path = folder / f"{Path(file).stem}-{_digest(compiler, file, architecture, defines)}.cubin"
     data = load(path)
-    if data is None:
-        data = compiler.compile(KERNELS / file, architecture, defines)
-        store(path, data)
+    if data is not None:
+        return data
+    with claim(path) as is_claimed:
+        # Another process may have compiled it meanwhile.
+        if is_claimed and (data := load(path)) is None:
+            data = compiler.compile(KERNELS / file, architecture, defines)
+            store(path, data)
     return data
 
 

@@ -58,3 +58,20 @@ def test_an_error_is_raised_where_the_kernel_is_used_and_others_compile() -> Non
             modules.module(wrong)
     with pytest.raises(CompileError):
         modules.load_all()
+
+
+def test_a_source_that_another_process_compiles_is_requested_again() -> None:
+    requested = []
+
+    def compile_first_later(file: str, defines: Mapping[str, int]) -> bytes | None:
+        requested.append(file)
+        is_busy = file == "a.cu" and requested.count("a.cu") < 3
+        return None if is_busy else file.encode()
+
+    modules = Modules(compile_first_later, bytes.decode, threads=1)
+    first, second = (modules.request(file, {}) for file in ("a.cu", "b.cu"))
+    assert modules.module(first) == "a.cu"
+    assert modules.module(second) == "b.cu"
+    assert modules.progress == (2, 2)
+    assert requested.count("a.cu") == 3
+    assert requested.count("b.cu") == 1

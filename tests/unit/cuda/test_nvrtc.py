@@ -10,6 +10,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -293,6 +294,24 @@ def test_machine_code_is_cached_and_a_damaged_file_replaced(
     (kernels / "one.cuh").write_text("// another\n")
     compiled(1)
     assert len(times) == 4
+
+
+def test_one_process_compiles_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Compiler
+) -> None:
+    monkeypatch.setenv("DPTRAIN_CACHE_DIR", str(tmp_path))
+    found = []
+
+    def compile_while_another_waits(*args: Any) -> bytes:
+        found.append(compile_cached(compiler, SOURCES[0], 90, {}))
+        return b"machine code"
+
+    monkeypatch.setattr(Compiler, "compile", compile_while_another_waits)
+    assert compile_cached(compiler, SOURCES[0], 90, {}) == b"machine code"
+    assert found == [None]
+    assert compile_cached(compiler, SOURCES[0], 90, {}) == b"machine code"
+    assert len(found) == 1
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_an_unwritable_cache_is_not_an_error(

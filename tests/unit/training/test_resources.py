@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -142,3 +143,26 @@ def test_a_slow_block_prints_a_notice(
     with notice_if_slow(""):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_slow_block_prints_its_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NOTICE_AFTER_S", "PROGRESS_EVERY_S"):
+        monkeypatch.setattr(f"dptrain.training.resources.{name}", 0.01)
+    counts = iter([(0, 0), (3, 22), (4, 22)])
+    is_over = threading.Event()
+
+    def progress() -> tuple[int, int]:
+        found = next(counts, None)
+        if found is None:
+            is_over.set()
+        return found or (0, 0)
+
+    with notice_if_slow("compiling kernels", progress):
+        assert is_over.wait(60)
+    assert capsys.readouterr().err.splitlines() == [
+        "dptrain: compiling kernels",
+        "dptrain: 3 of 22 kernels are compiled",
+        "dptrain: 4 of 22 kernels are compiled",
+    ]
