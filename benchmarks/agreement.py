@@ -1,9 +1,10 @@
-"""Check whether two studies of the same machine agree within their confidence intervals.
+"""Check whether two studies of the same machine measure the same efficiencies.
 
 python -m benchmarks.agreement [--output DIR] [options of `dptrain scale`]
 
-Run `dptrain scale` twice in succession and compare every point of the two studies. Two medians
-agree if their intervals overlap. The machine must be idle otherwise.
+Run `dptrain scale` twice in succession and compare the efficiency of every point but the base. Two
+efficiencies agree if the 95% interval of their difference contains 0, which is expected at 19 of 20
+points. The machine must be idle otherwise.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from benchmarks.targets import Target
 from dptrain.measure.console import make_console
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table
+from dptrain.scaling.pairing import difference
 from dptrain.scaling.study import Study
 
-AGREE, MINUTES = Target(0.9), Target(5.0, at_most=True)
+AGREE, MINUTES = Target(0.85), Target(5.0, at_most=True)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A point of both studies, with its step times in ms."""
+    """A point of both studies, with its efficiencies."""
 
     name: str
     one: Estimate
@@ -38,19 +40,20 @@ class Compared:
 
     @property
     def agrees(self) -> bool:
-        """Whether the intervals overlap."""
-        return self.one.meets(self.two)
+        """Whether the interval of the difference contains 0."""
+        found = difference(self.one, self.two)
+        return found.low <= 0 <= found.high
 
 
 def compare(one: Study, two: Study) -> list[Compared]:
-    """Return every measured point once; weak and strong scaling share the base."""
+    """Return every point of several ranks or threads; the base has the efficiency 1."""
     others = {point.name: point for point in two.points}
-    seen: dict[str, Compared] = {}
-    for point in one.points:
-        folders = ",".join(launch.folder for launch in point.launches)
-        other = others[point.name]
-        seen.setdefault(folders, Compared(point.name, point.step_ms, other.step_ms))
-    return list(seen.values())
+    base = one.base_ranks, one.base_threads
+    return [
+        Compared(point.name, point.efficiency, others[point.name].efficiency)
+        for point in one.points
+        if (point.ranks, point.threads) != base
+    ]
 
 
 def agreement(found: Sequence[Compared]) -> float:
@@ -73,18 +76,18 @@ def main(output: Path | None, arguments: tuple[str, ...]) -> None:
     for name, value in facts.items():
         click.echo(f"- {name}: {value}")
     rows = [
-        [c.name, _text(c.one), _text(c.two), f"{c.two.value / c.one.value - 1:+.1%}",
+        [c.name, _text(c.one), _text(c.two), f"{c.two.value - c.one.value:+.3f}",
          "agree" if c.agrees else "differ"]
         for c in found
     ]  # fmt: skip
-    heads = ["point", "one, ms", "two, ms", "two / one", ""]
+    heads = ["point", "efficiency, one", "two", "two − one", ""]
     make_console().print(fitted_table("Two studies", heads, rows, text=("point",)))
     for study in studies:
         for note in study.notes:
             click.echo(f"note: {note}")
     share, longest = agreement(found), max(seconds) / 60
     number = sum(compared.agrees for compared in found)
-    click.echo(f"{number} of {len(found)} points agree: {AGREE.verdict(share)} (at least 9 of 10)")
+    click.echo(f"{number} of {len(found)} points agree: {AGREE.verdict(share)} (at least 17 of 20)")
     click.echo(f"the longer one took {longest:.1f} min: {MINUTES.verdict(longest)} (at most 5)")
     sys.exit(share < AGREE.value)
 

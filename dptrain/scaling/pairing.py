@@ -1,0 +1,104 @@
+"""Ratios of launches that are paired by round, and groups of launches that fall apart.
+
+A round launches every point once, so whatever changes slowly (temperature, clock rate, other users)
+changes both launches of a pair, and their ratio loses it. With a round effect of 10% and five
+rounds, paired intervals are a fifth as wide as those of independent groups (simulated).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dptrain.measure.statistics import FEWEST, Estimate, student
+
+FEWEST_TO_SPLIT = 5
+"""Smallest number of launches that are tested for two groups."""
+GAP, LEAST_GAP = 3.0, 0.02
+"""Two groups differ by this multiple of the larger group's range, and by this share of the value.
+Of five normal launches 3% look like two groups, of eight 0.1%."""
+
+
+def pairs(
+    numerator: Mapping[str, float], denominator: Mapping[str, float]
+) -> NDArray[np.float64] | None:
+    """Return numerator / denominator in each common round, or None if too few rounds are common.
+
+    Args:
+        numerator, denominator: positive numbers by round.
+
+    Returns:
+        Array of shape (rounds,); None if fewer than `FEWEST` rounds, or fewer than half, are
+        common although at least one number of each side is known.
+    """
+    common = [number for number in numerator if number in denominator]
+    if len(common) < max(FEWEST, min(len(numerator), len(denominator)) / 2):
+        return None
+    return np.array([numerator[number] / denominator[number] for number in common])
+
+
+def mean_ratio(ratios: ArrayLike) -> Estimate:
+    """Return the geometric mean of paired ratios with its 95% t interval, exp(mean ± t s / √n).
+
+    Source: Student, "The probable error of a mean", Biometrika 6 (1908). Of two points with the
+    same distribution, log ratios are symmetric, also if launches are not.
+
+    Args:
+        ratios: positive, shape (n,); with n < `FEWEST` the interval is 0 to infinity.
+    """
+    logs = np.log(np.asarray(ratios, float))
+    n, mean = len(logs), float(np.mean(logs))
+    if n < FEWEST:
+        return Estimate(math.exp(mean), 0.0, math.inf, n)
+    half = student(n - 1) * float(np.std(logs, ddof=1)) / math.sqrt(n)
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+
+
+def split(values: ArrayLike) -> float | None:
+    """Return the value between two groups of launches; None if the launches form one group.
+
+    Each group has two launches or more; a single launch that differs is an outlier. No interval of
+    the median is meaningful if it lies between the groups, so reports show the range instead.
+
+    Args:
+        values: positive numbers, one per launch, shape (n,).
+    """
+    logs = np.sort(np.log(np.asarray(values, float)))
+    if len(logs) < FEWEST_TO_SPLIT:
+        return None
+    gaps = np.diff(logs)[1:-1]
+    below = int(np.argmax(gaps)) + 1
+    gap, widest = gaps[below - 1], max(logs[below] - logs[0], logs[-1] - logs[below + 1])
+    if gap < max(GAP * widest, LEAST_GAP):
+        return None
+    return float(np.exp((logs[below] + logs[below + 1]) / 2))
+
+
+def spread(values: ArrayLike) -> Estimate:
+    """Return the median of launches with their range in place of an interval."""
+    found = np.asarray(values, float)
+    return Estimate(float(np.median(found)), float(np.min(found)), float(np.max(found)), len(found))
+
+
+def difference(one: Estimate, two: Estimate) -> Estimate:
+    """Return two − one with a 95% interval, for two independent studies of the same point.
+
+    The standard errors follow from the t intervals, and Welch's degrees of freedom from their
+    sizes. Source: Welch, Biometrika 34 (1947).
+    """
+    n = min(one.n, two.n)
+    value = two.value - one.value
+    if n < FEWEST or math.isinf(one.high) or math.isinf(two.high):
+        return Estimate(value, -math.inf, math.inf, n)
+    errors = [(e.high - e.low) / (2 * student(e.n - 1)) for e in (one, two)]
+    variance = sum(error**2 for error in errors)
+    if not variance:
+        return Estimate(value, value, value, n)
+    degrees = variance**2 / sum(
+        error**4 / (e.n - 1) for error, e in zip(errors, (one, two), strict=True)
+    )
+    half = student(degrees) * math.sqrt(variance)
+    return Estimate(value, value - half, value + half, n)

@@ -1,0 +1,137 @@
+"""Intervals of paired launches: how often they contain the truth, and when they are withheld."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dptrain.measure.statistics import Estimate, ratio_of_launches
+from dptrain.scaling.analysis import analyse
+from dptrain.scaling.pairing import difference, mean_ratio, pairs, split
+from dptrain.scaling.points import Measured
+from dptrain.scaling.tables import study_report
+from tests.unit.scaling.synthetic import Law, make_profile
+
+TRIALS, LAUNCHES, STEPS = 2000, 5, 50
+Effect = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def normal(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Launches that differ in memory placement, for example."""
+    return 0.02 * random.standard_normal(shape)
+
+
+def skewed(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Launches of which some are far slower."""
+    return 0.04 * random.standard_exponential(shape)
+
+
+def absent(_: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Launches that differ only by their steps."""
+    return np.zeros(shape)
+
+
+def median_steps(
+    random: np.random.Generator, effects: np.ndarray, rho: float, *, bursts: bool
+) -> np.ndarray:
+    """Return the median step of launches, whose steps are autocorrelated and slow in bursts."""
+    noise = random.standard_normal((STEPS, *effects.shape))
+    burst = np.zeros(effects.shape, bool)
+    state, steps = noise[0], []
+    for step in range(STEPS):
+        state = rho * state + np.sqrt(1 - rho**2) * noise[step] if step else state
+        # A burst begins in 3% of the steps and lasts 8 on average.
+        chance = random.random(effects.shape)
+        burst = np.where(burst, chance > 1 / 8, chance < 0.03) & bursts
+        steps.append(np.exp(effects + 0.03 * state) * np.where(burst, 1.4, 1.0))
+    return np.asarray(np.median(steps, axis=0))
+
+
+def two_points(
+    seed: int, effect: Effect, rho: float, *, bursts: bool = False, rounds: float = 0.05
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the launches of two equal points, (trials, launches) each, in common rounds."""
+    random = np.random.default_rng(seed)
+    slow = rounds * random.standard_normal((TRIALS, LAUNCHES))
+    one, two = (
+        median_steps(random, slow + effect(random, slow.shape), rho, bursts=bursts)
+        for _ in range(2)
+    )
+    return one, two
+
+
+@pytest.mark.parametrize("effect", [absent, normal, skewed])
+@pytest.mark.parametrize(("rho", "bursts"), [(0.0, False), (0.5, True), (0.9, False), (0.9, True)])
+def test_intervals_of_five_launches_contain_the_truth(
+    effect: Effect, rho: float, bursts: bool
+) -> None:
+    base, point = two_points(1, effect, rho, bursts=bursts)
+    found = [mean_ratio(a / b) for a, b in zip(base, point, strict=True)]
+    coverage = np.mean([each.low <= 1 <= each.high for each in found])
+    assert 0.92 <= coverage <= 0.99
+
+
+def test_pairs_exclude_the_effect_of_rounds() -> None:
+    base, point = two_points(2, normal, 0.5, rounds=0.1)
+    paired = np.median([e.high / e.low for e in map(mean_ratio, base / point)])
+    chosen = [ratio_of_launches(a, b) for a, b in zip(base[:300], point[:300], strict=True)]
+    independent = np.median([e.high / e.low for e in chosen])
+    assert paired < 1.08
+    assert independent > 1.3
+
+
+def test_a_round_that_misses_a_launch_is_no_pair() -> None:
+    one, two = (
+        {"a/1": 2.0, "a/2": 4.0, "a/3": 6.0, "a/4": 8.0},
+        {"a/2": 2.0, "a/3": 2.0, "a/4": 2.0},
+    )
+    np.testing.assert_array_equal(pairs(one, two), [2, 3, 4])
+    assert pairs(one, {"b/1": 1.0, "b/2": 1.0, "b/3": 1.0}) is None
+
+
+def test_two_groups_of_launches_are_found() -> None:
+    random = np.random.default_rng(3)
+    single = np.exp(0.02 * random.standard_normal((TRIALS, 8)))
+    groups = single * np.where(np.arange(8) < 4, 1.0, 1.3)
+    assert np.mean([split(row) is not None for row in single]) < 0.01
+    assert np.mean([split(row) is not None for row in groups]) > 0.6
+    assert split([1.0, 1.001, 1.002, 1.1, 1.101]) == pytest.approx(1.05, rel=0.01)
+    assert split([1.0, 1.001, 1.002, 1.003, 1.101]) is None  # A single launch is an outlier.
+    assert split([1.0, 1.001, 1.1, 1.101]) is None
+
+
+def test_a_study_names_the_range_of_two_groups() -> None:
+    times = {1: [10.0, 10.1, 9.9, 10.05, 9.95], 2: [11.0, 14.0, 11.1, 14.1, 11.05]}
+    launches = [
+        Measured(f"launches/weak-r{ranks}-t1-{k + 1}", 2 * k + ranks - 1,
+                 make_profile(Law(), ranks=ranks, batch_size=32 * ranks, step_ms=step))
+        for ranks, steps in times.items()
+        for k, step in enumerate(steps)
+    ]  # fmt: skip
+    study = analyse(launches)
+    point = study.points[1]
+    assert point.two_groups
+    assert point.efficiency.low == pytest.approx(10.05 / 14.1)
+    text = "\n".join(line for line in study_report(study, 120) if isinstance(line, str))
+    assert "weak-r2-t1 fall into two groups, 3 with 11 to 11.1 ms and 2 with 14 to 14.1 ms" in text
+    assert "range of the launches 71% to" in text
+
+
+def test_two_studies_of_the_same_points_agree() -> None:
+    base, one = two_points(4, normal, 0.5, bursts=True)
+    other_base, other = two_points(5, normal, 0.5, bursts=True)
+    found = [
+        difference(mean_ratio(a / b), mean_ratio(c / d))
+        for a, b, c, d in zip(base, one, other_base, other, strict=True)
+    ]
+    agree = np.array([each.low <= 0 <= each.high for each in found])
+    # 17 of 20 points is the requirement; 95% intervals give 19 on average.
+    assert 0.92 <= agree.mean() <= 0.99
+    assert np.mean(agree.reshape(-1, 20).sum(axis=1) >= 17) > 0.95
+
+
+def test_without_an_interval_there_is_no_difference() -> None:
+    found = difference(Estimate(1.0, 0.0, np.inf, 2), Estimate(1.0, 0.9, 1.1, 5))
+    assert (found.low, found.high) == (-np.inf, np.inf)
