@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.measure.pop import Pop, pop_efficiencies
 from dptrain.measure.profile import Parts, RankProfile, Roofs, Spread, StageProfile
 from dptrain.measure.recorder import DATA_WAIT, EXPOSED, HIDDEN, STEP
 from dptrain.plan.lowering import Phase
@@ -125,6 +126,21 @@ def rank_profiles(
         samples = measured.samples[rank]
         found.append(RankProfile(rank, host, device, samples, step, step - exposed, *means))
     return tuple(found)
+
+
+def profile_efficiencies(plan: Plan, measured: Measured) -> Pop | None:
+    """Return the efficiencies of the POP hierarchy; None for one rank.
+
+    On a GPU they describe the steps that were timed by stage, without overlap.
+    """
+    if len(measured.timed) == 1 or not measured.by_stage:
+        return None
+    groups: dict[str, list[int]] = {}
+    for stage in plan.stages:
+        groups.setdefault(stage.group, []).append(stage.index)
+    layers = {name: measured.timed[:, :, indices].sum(axis=2) for name, indices in groups.items()}
+    # All ranks leave the sum at about the same time, so their steps are equally long in the mean.
+    return pop_efficiencies(measured.busy, measured.column(STEP).mean(axis=0), layers)
 
 
 def stage_profiles(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.pop import Pop
 from dptrain.records import Form
 
 FORM = Form(
@@ -184,6 +185,7 @@ class Profile:
         roofs: limits of the roofline model; None if not measured.
         memory: bytes by purpose, with ``peak`` of the process.
         environment: the same values as in ``env.json``.
+        pop: efficiencies of the POP hierarchy; None for one rank.
     """
 
     job: dict[str, Any]
@@ -200,6 +202,7 @@ class Profile:
     roofs: Roofs | None
     memory: dict[str, int]
     environment: dict[str, Any]
+    pop: Pop | None = None
 
     def write(self, path: Path) -> None:
         """Write ``profile.json``.
@@ -229,7 +232,7 @@ class Profile:
 
         if not (values["stages"] and values["kinds"] and values["ranks"]):
             raise ValueError("no stage or no rank")
-        roofs = values["roofs"]
+        roofs, pop = values["roofs"], values.get("pop")
         return cls(
             **{
                 **values,
@@ -241,6 +244,7 @@ class Profile:
                 "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
                 "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
                 "roofs": None if roofs is None else _roofs(roofs),
+                "pop": None if pop is None else Pop.from_record(pop),
             }
         )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
+from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import (
     direction_cells,
     fitted_table,
@@ -46,6 +49,8 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     found.append(_kinds_table(profile, wide))
     if len(profile.ranks) > 1:
         found += [_ranks_table(profile, wide), straggler_line(profile), *_sum_lines(profile)]
+    if profile.pop is not None:
+        found.append(pop_table(profile.pop))
     if profile.job["possible"] < 1:
         found.append(
             "oversubscribed: there are fewer cores than compute threads, which limits the weak "
@@ -69,6 +74,26 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
         f"peak of a process {peak / 1e6:,.1f} MB"
     )
     return found
+
+
+def pop_table(pop: Pop) -> Table:
+    """Return the parallel efficiency and its factors."""
+    named = (
+        ("load balance", pop.load_balance, "the same ranks are slower in every step"),
+        ("serialisation", pop.serialisation, "other ranks are late in each step"),
+        ("transfer", pop.transfer, "communication when no rank is late"),
+    )
+    rows: list[tuple[str, ...]] = [
+        ("parallel efficiency", *_estimate_cells(pop.parallel), "product of the following"), ()
+    ]  # fmt: skip
+    rows += [(name, *_estimate_cells(value), lost) for name, value, lost in named]
+    columns = ("efficiency", "value", "95% interval", "is less than 1 if")
+    return fitted_table("Parallel efficiency (POP)", columns, rows, text=(columns[0], columns[3]))
+
+
+def _estimate_cells(estimate: Estimate) -> tuple[str, str]:
+    interval = f"{estimate.low:.3f} – {estimate.high:.3f}" if math.isfinite(estimate.high) else ""
+    return f"{estimate.value:.3f}", interval
 
 
 def straggler_line(profile: Profile) -> str:
@@ -119,10 +144,13 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
     for stage in profile.stages:
         groups.setdefault(stage.group, []).append(stage)
     order = sorted(groups, key=lambda name: -mean_ms(groups[name]))
-    columns = ["layers", "forward ms", "backward ms", "±", "slowest rank ms", "share", "cum.",
-               "GFLOP/s", "roofline"]  # fmt: skip
+    columns = ["layers", "forward ms", "backward ms", "±", "slowest rank ms", "balance",
+               "share", "cum.", "GFLOP/s", "roofline"]  # fmt: skip
     if not wide or len(profile.ranks) == 1:
         columns.remove("slowest rank ms")
+    balances = {} if profile.pop is None else {b.name: b for b in profile.pop.layers}
+    if not wide or not balances:
+        columns.remove("balance")
     if profile.roofs is None:
         columns.remove("roofline")
     rows, total = [], 0.0
@@ -131,6 +159,7 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
         total += share
         cells = {
             "layers": name,
+            "balance": f"{balances[name].load_balance.value:.3f}" if name in balances else "",
             "share": f"{share:.1%}",
             "cum.": f"{total:.1%}",
             **_group_cells(groups[name]),

@@ -76,6 +76,7 @@ PROFILE = (
     Term("roofs", "", "Limits of the roofline model on rank 0; null if not measured."),
     Term("memory", "bytes", "Bytes by purpose, of the rank with the largest share of a minibatch."),
     Term("environment", "", "Machine, versions and command, as in `env.json`."),
+    Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
 )  # fmt: skip
 
 SPREAD = (
@@ -151,6 +152,23 @@ OTHERS = (
     Term("memory.peak", "bytes", "Largest resident host memory of any rank's process."),
 )  # fmt: skip
 
+POP = (
+    Term("parallel", "1", "Parallel efficiency: mean busy time of all ranks divided by the wall "
+         "time; load balance · serialisation · transfer."),
+    Term("load_balance", "1", "Mean busy time divided by the largest mean over steps of any rank. "
+         "It is low if the same ranks are slower in every step."),
+    Term("serialisation", "1", "Largest mean over steps of any rank, divided by the mean over "
+         "steps of the slowest rank's busy time. It is low if other ranks are late in each step."),
+    Term("pop.transfer", "1", "Mean over steps of the slowest rank's busy time, divided by the "
+         "wall time. It is low if communication takes long although no rank is late."),
+    Term("pop.ranks", "1", "Share of the wall time in which each rank is busy."),
+    Term("layers", "", "Balance of the ranks by layers: load_balance and serialisation of the "
+         "times of their stages."),
+    Term("value", "", "The estimate."),
+    Term("low", "", "Lower end of the 95% interval; 0 if there are too few steps for one."),
+    Term("high", "", "Upper end of the 95% interval; infinite if there are too few steps."),
+)  # fmt: skip
+
 TRACE = (
     Term("communication", "", "Thread of gradient sums; category of sums and of waiting for them."),
     Term("input", "", "Thread and category of waiting for data. As a group: the minibatch."),
@@ -224,6 +242,7 @@ SECTIONS = {
     "Of a stage, or of all stages of a kind": STAGE,
     "Of a rank": RANK,
     "Of sums, roofs and memory": OTHERS,
+    "Of parallel efficiency": POP,
     "Of a trace": TRACE,
     "Of a job": JOB,
     "Of training": TRAINING,

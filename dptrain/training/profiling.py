@@ -21,6 +21,7 @@ from dptrain.measure.analysis import (
     MS,
     Measured,
     kind_profiles,
+    profile_efficiencies,
     rank_profiles,
     spread,
     stage_profiles,
@@ -363,6 +364,7 @@ def _record(
         roofs=roofs,
         memory=memory,
         environment=environment(job.world),
+        pop=profile_efficiencies(job.plan, measured),
     )
 
 

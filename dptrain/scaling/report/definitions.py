@@ -50,6 +50,7 @@ OF_PROFILES = (
     "Phases of a stage",
     "Of a stage, or of all stages of a kind",
     "Of a rank",
+    "Of parallel efficiency",
     "Of sums, roofs and memory",
 )
 """Sections of the vocabulary that define the terms of a profile in the report."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, StageProfile
 from dptrain.scaling.report.tables import (
     Column,
     Number,
     Table,
     counts,
+    estimates,
     spreads,
     texts,
     times,
@@ -30,6 +32,8 @@ def profile_tables(profile: Profile, file: str, suffix: str = "") -> list[Table]
         _stages(f"kinds{suffix}", "Stages by kind", file, profile.kinds, "kinds"),
         _ranks(f"ranks{suffix}", file, profile),
     ]
+    if profile.pop is not None:
+        tables += _efficiencies(suffix, file, profile.pop)
     if profile.sums:
         tables.append(_sums(f"sums{suffix}", file, profile))
     tables.append(_memory(f"memory{suffix}", file, profile))
@@ -87,6 +91,45 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
         "computation. Delay: busy time minus that of the median rank."
     )
     return Table(name, "Ranks", file, tuple(columns), note)
+
+
+def _efficiencies(suffix: str, file: str, pop: Pop) -> list[Table]:
+    """Return the factors of the parallel efficiency, the busy shares of ranks, and the balance of
+    layers.
+    """
+    names = ("parallel", "load_balance", "serialisation", "transfer")
+    heads = ["parallel efficiency", "load balance", "serialisation", "transfer"]
+    factors = (
+        texts("efficiency", heads, kind="prose"),
+        estimates("value", "(95%)", [getattr(pop, name) for name in names],
+                  [f"pop.{name}" for name in names], decimals=3),
+        texts("is less than 1 if", [
+            "any of the following is: it is their product",
+            "the same ranks are slower in every step",
+            "other ranks are late in each step",
+            "communication takes long although no rank is late",
+        ], kind="prose"),
+    )  # fmt: skip
+    numbers = range(len(pop.ranks))
+    ranks = (
+        texts("rank", list(numbers)),
+        estimates("busy", "share of wall time (95%)", pop.ranks,
+                  [f"pop.ranks.{i}" for i in numbers], decimals=3),
+    )  # fmt: skip
+    at = [f"pop.layers.{i}" for i in range(len(pop.layers))]
+    layers = (
+        texts("layers", [layer.name for layer in pop.layers], kind="prose"),
+        estimates("load balance", "(95%)", [layer.load_balance for layer in pop.layers],
+                  [f"{a}.load_balance" for a in at], decimals=3),
+        estimates("serialisation", "(95%)", [layer.serialisation for layer in pop.layers],
+                  [f"{a}.serialisation" for a in at], decimals=3),
+    )  # fmt: skip
+    return [
+        Table(f"pop{suffix}", "Parallel efficiency (POP)", file, factors,
+              "Busy: time of a step without exposed communication."),
+        Table(f"pop-ranks{suffix}", "Busy share of ranks", file, ranks),
+        Table(f"pop-layers{suffix}", "Balance of the ranks by layers", file, layers),
+    ]  # fmt: skip
 
 
 def _sums(name: str, file: str, profile: Profile) -> Table:

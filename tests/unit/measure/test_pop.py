@@ -1,0 +1,106 @@
+"""POP efficiencies of schedules whose values are known, and the coverage of their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.measure.pop import FEWEST_STEPS, Pop, half_width_of_mean, pop_efficiencies
+
+STEPS = 40
+Table = NDArray[np.float64]
+
+
+def schedule(busy: Table, transfer: float) -> Pop:
+    """The efficiencies of ranks that wait for the slowest in each step, and then communicate."""
+    return pop_efficiencies(busy, busy.max(axis=0) + transfer, {"all": busy})
+
+
+def factors(pop: Pop) -> tuple[float, float, float, float]:
+    return (
+        pop.parallel.value, pop.load_balance.value, pop.serialisation.value, pop.transfer.value
+    )  # fmt: skip
+
+
+def test_equal_ranks_lose_nothing_but_communication() -> None:
+    pop = schedule(np.full((4, STEPS), 8.0), 2.0)
+    assert factors(pop) == pytest.approx((0.8, 1.0, 1.0, 0.8))
+    assert [rank.value for rank in pop.ranks] == pytest.approx([0.8] * 4)
+    assert pop.parallel.low == pop.parallel.high == pytest.approx(0.8)
+
+
+def test_a_rank_that_is_always_slower_is_load_imbalance() -> None:
+    busy = np.full((4, STEPS), 6.0)
+    busy[2] = 10.0
+    pop = schedule(busy, 0.0)
+    assert factors(pop) == pytest.approx((0.7, 0.7, 1.0, 1.0))
+    assert [rank.value for rank in pop.ranks] == pytest.approx([0.6, 0.6, 1.0, 0.6])
+    assert pop.layers[0].load_balance.value == pytest.approx(0.7)
+    assert pop.layers[0].serialisation.value == pytest.approx(1.0)
+
+
+def test_ranks_that_are_late_in_turn_are_serialisation() -> None:
+    busy = np.full((4, STEPS), 5.0)
+    busy[np.arange(STEPS) % 4, np.arange(STEPS)] += 5.0
+    pop = schedule(busy, 0.0)
+    assert factors(pop) == pytest.approx((0.625, 1.0, 0.625, 1.0))
+    assert pop.layers[0].serialisation.value == pytest.approx(0.625)
+
+
+def test_the_product_of_the_factors_is_the_parallel_efficiency() -> None:
+    busy = np.random.default_rng(0).gamma(4.0, 1.0, (8, STEPS))
+    pop = schedule(busy, 3.0)
+    parallel, *others = factors(pop)
+    assert parallel == pytest.approx(math.prod(others))
+    assert parallel == pytest.approx(busy.mean() / (busy.max(axis=0).mean() + 3.0))
+    for estimate in (pop.parallel, pop.load_balance, pop.serialisation, pop.transfer):
+        assert estimate.low <= estimate.value <= estimate.high
+
+
+def test_a_few_steps_have_no_interval_and_unused_layers_no_balance() -> None:
+    busy = np.ones((2, FEWEST_STEPS - 1))
+    pop = pop_efficiencies(busy, busy[0], {"unused": 0 * busy})
+    assert (pop.parallel.low, pop.parallel.high) == (0.0, math.inf)
+    assert pop.layers == ()
+
+
+def autoregressive(generator: np.random.Generator, shape: tuple[int, ...], rho: float) -> Table:
+    """Normal series of variance 1 along the last axis, neighbours correlated by `rho`."""
+    noise = generator.standard_normal(shape)
+    series = noise.copy()
+    for i in range(1, shape[-1]):
+        series[..., i] = rho * series[..., i - 1] + math.sqrt(1 - rho**2) * noise[..., i]
+    return series
+
+
+@pytest.mark.parametrize(("rho", "steps"), [(0.0, 50), (0.5, 50), (0.8, 100), (0.9, 200)])
+def test_intervals_of_means_contain_the_mean(rho: float, steps: int) -> None:
+    series = autoregressive(np.random.default_rng(1), (1000, steps), rho)
+    held = [abs(row.mean()) <= half_width_of_mean(row) for row in series]
+    # The standard error of 1,000 replications is 0.7%.
+    assert 0.92 <= np.mean(held) <= 0.995
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.8])
+def test_intervals_of_efficiencies_contain_the_truth(rho: float) -> None:
+    ranks, steps, replications = 4, 100, 400
+    generator = np.random.default_rng(2)
+
+    def simulate(count: int) -> Pop:
+        busy = 10 + np.arange(ranks)[:, None] + autoregressive(generator, (ranks, count), rho)
+        return schedule(busy, 1.0)
+
+    truth = factors(simulate(400_000))
+    held = np.zeros(4)
+    for _ in range(replications):
+        pop = simulate(steps)
+        found = (pop.parallel, pop.load_balance, pop.serialisation, pop.transfer)
+        held += [e.low <= t <= e.high for e, t in zip(found, truth, strict=True)]
+    # The standard error is 1%. A rank that is slow for a while looks like one that is always slow.
+    parallel, balance, serialisation, transfer = held / replications
+    assert min(parallel, balance, transfer) >= 0.92
+    assert max(parallel, balance, transfer) <= 0.995
+    assert serialisation >= (0.92 if rho < 0.8 else 0.8)
