@@ -8,8 +8,14 @@
 #include "precision.cuh"
 #include "dependent_launch.cuh"
 
-#ifndef RECOLOURS
-#define RECOLOURS 0
+// Sizes of images and of crop windows, so that the compiler divides by constants; 0 if they are
+// arguments only.
+#ifndef CHANNELS
+#define CHANNELS 0
+#define HEIGHT 0
+#define WIDTH 0
+#define ROWS 0
+#define COLUMNS 0
 #endif
 
 // 1 if cached images are 8-bit pixels: pixel v is the input v * scale + offset.
@@ -94,42 +100,61 @@ struct alignas(8) Recolouring {
     float factor, added;
 };
 
-// Sum over the block, valid in all threads. The order of additions is fixed.
-__device__ inline double block_sum(double own) {
-    __shared__ double warps[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int half = 16; half > 0; half /= 2) own += __shfl_down_sync(~0u, own, half);
-    __syncthreads();  // The sum of another channel has been read.
-    if (lane == 0) warps[warp] = own;
+// Sums of a channel are exact for 8-bit pixels: their inputs are multiples of 2^-24 and are added as
+// integers, which all GPUs do fast. For other inputs they are sums of doubles.
+#if BYTES
+typedef long long Sum;
+__device__ inline Sum term(float input) { return Sum(input * 16777216.0f); }
+__device__ inline double total(Sum sum) { return double(sum) * (1.0 / 16777216.0); }
+#else
+typedef double Sum;
+__device__ inline Sum term(float input) { return input; }
+__device__ inline double total(Sum sum) { return sum; }
+#endif
+
+constexpr int GROUP = CHANNELS == 0 || CHANNELS > 4 ? 4 : CHANNELS;  // Channels read at a time.
+
+// Replace the sums of threads by those of the block. The order of additions is fixed.
+__device__ inline void block_sums(Sum (&sums)[GROUP]) {
+    __shared__ Sum warps[32][GROUP];
+    for (int half = 16; half > 0; half /= 2)
+        for (int c = 0; c < GROUP; ++c) sums[c] += __shfl_down_sync(~0u, sums[c], half);
+    __syncthreads();  // The sums of other channels have been read.
+    if (threadIdx.x % 32 == 0)
+        for (int c = 0; c < GROUP; ++c) warps[threadIdx.x / 32][c] = sums[c];
     __syncthreads();
-    if (warp == 0) {
-        own = lane < blockDim.x / 32 ? warps[lane] : 0.0;
-        for (int half = 16; half > 0; half /= 2) own += __shfl_down_sync(~0u, own, half);
-        if (lane == 0) warps[0] = own;
+    for (int c = 0; c < GROUP; ++c) {
+        sums[c] = warps[0][c];
+        for (int warp = 1; warp < blockDim.x / 32; ++warp) sums[c] += warps[warp][c];
     }
-    __syncthreads();
-    return warps[0];
 }
 
 // Crop windows of the dataset cache images (M, C, rows, columns) to input (n, H, W, C); inputs
-// outside an image are 0. crop_windows int32 (n, 4). With RECOLOURS, the colours of each window are
-// changed as recolourings float32 (n, 2) describes; the mean includes the pixels outside, and every
-// operation is rounded, as on the host (dptrain/data/augmentation.py). Launched with one block per
-// sample.
+// outside an image are 0. crop_windows int32 (n, 4). If `recolours` is set, the colours of each
+// window are changed as recolourings float32 (n, 2) describes; the mean includes the pixels
+// outside, and every operation is rounded, as on the host (dptrain/data/augmentation.py). Launched
+// with one block per sample.
+//
+// The time of a block is mostly latency: all channels are read at once, and read again, from the
+// L1 cache, when their means are known.
 extern "C" __global__ void __launch_bounds__(1024)
-    unpack_crop_windows(const Pixel* images, const int* crop_windows, const float* recolourings,
-                        Number* input, int n, int channels, int height, int width, int rows,
-                        int columns, float scale, float offset, MESSAGE_PARAMETERS) {
+    unpack_crop_windows(const Pixel* __restrict__ images, const int* crop_windows,
+                        const float* recolourings, Number* __restrict__ input, int n,
+                        int num_channels, int window_height, int window_width, int image_rows,
+                        int image_columns, float scale, float offset, int recolours,
+                        MESSAGE_PARAMETERS) {
     wait_for_previous_kernel();
     __shared__ CropWindow window;
     __shared__ Recolouring recolouring;
-    const int sample = blockIdx.x, size = channels * height * width;
+    const int channels = CHANNELS ? CHANNELS : num_channels;
+    const int height = CHANNELS ? HEIGHT : window_height, width = CHANNELS ? WIDTH : window_width;
+    const int rows = CHANNELS ? ROWS : image_rows, columns = CHANNELS ? COLUMNS : image_columns;
+    const int sample = blockIdx.x, pixels = height * width;
     CropWindow own = {};
     Recolouring own_recolouring = {};
     if (threadIdx.x == 0 && sample < n) {
         own = reinterpret_cast<const CropWindow*>(crop_windows)[sample];
-        if (RECOLOURS)
-            own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
+        if (recolours) own_recolouring = reinterpret_cast<const Recolouring*>(recolourings)[sample];
     }
     COPY_MESSAGE;
     if (threadIdx.x == 0) {
@@ -138,40 +163,46 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     if (!accepted || sample >= n) return;
-    const auto pixel = [&](int i) {
-        const int channel = i % channels, at = i / channels, along = at % width;
-        const int row = window.row + at / width;
+    const Pixel* image = images + (long long)window.image * channels * rows * columns;
+    Number* inputs = input + (long long)sample * pixels * channels;
+    // The inputs of a group of channels at a pixel.
+    const auto read = [&](int first, int at, float(&values)[GROUP]) {
+        const int along = at % width, row = window.row + at / width;
         const int column = window.column + (window.mirrored ? width - 1 - along : along);
         const bool inside = row >= 0 && row < rows && column >= 0 && column < columns;
-        const long long line = ((long long)window.image * channels + channel) * rows + row;
-        return inside ? to_input(images[line * columns + column], scale, offset) : 0.0f;
+#pragma unroll
+        for (int c = 0; c < GROUP; ++c) {
+            const int pixel = ((first + c) * rows + row) * columns + column;
+            const bool exists = inside && first + c < channels;
+            values[c] = exists ? to_input(image[pixel], scale, offset) : 0.0f;
+        }
     };
-    if (RECOLOURS) {
-        for (int channel = 0; channel < channels; ++channel) {
-            double sum = 0.0;
-            for (int i = channel + threadIdx.x * channels; i < size; i += blockDim.x * channels)
-                sum += pixel(i);
-            const float mean = float(block_sum(sum) / (height * width));
-            const float added = __fadd_rn(mean, recolouring.added);
-            for (int i = channel + threadIdx.x * channels; i < size; i += blockDim.x * channels) {
-                const float distance = __fmul_rn(__fadd_rn(pixel(i), -mean), recolouring.factor);
-                input[sample * size + i] = from_float<Number>(__fadd_rn(distance, added));
+    for (int first = 0; first < channels; first += GROUP) {
+        Sum sums[GROUP] = {};
+        float means[GROUP], values[GROUP];
+        if (recolours) {
+#pragma unroll 4
+            for (int at = threadIdx.x; at < pixels; at += blockDim.x) {
+                read(first, at, values);
+                for (int c = 0; c < GROUP; ++c) sums[c] += term(values[c]);
             }
+            block_sums(sums);
+            for (int c = 0; c < GROUP; ++c) means[c] = float(total(sums[c]) / pixels);
         }
-        return;
-    }
-    constexpr int BATCH = 4;  // Loads of a thread in flight at a time.
-    for (int begin = threadIdx.x; begin < size; begin += BATCH * blockDim.x) {
-        float values[BATCH];
+#pragma unroll 4
+        for (int at = threadIdx.x; at < pixels; at += blockDim.x) {
+            read(first, at, values);
 #pragma unroll
-        for (int q = 0; q < BATCH; ++q) {
-            const int i = begin + q * blockDim.x;
-            values[q] = i < size ? pixel(i) : 0.0f;
-        }
-#pragma unroll
-        for (int q = 0; q < BATCH; ++q) {
-            const int i = begin + q * blockDim.x;
-            if (i < size) input[sample * size + i] = from_float<Number>(values[q]);
+            for (int c = 0; c < GROUP; ++c) {
+                if (first + c >= channels) continue;
+                float value = values[c];
+                if (recolours) {
+                    const float distance = __fadd_rn(value, -means[c]);
+                    const float added = __fadd_rn(means[c], recolouring.added);
+                    value = __fadd_rn(__fmul_rn(distance, recolouring.factor), added);
+                }
+                inputs[at * channels + first + c] = from_float<Number>(value);
+            }
         }
     }
 }

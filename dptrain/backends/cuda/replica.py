@@ -35,8 +35,9 @@ RECOLOURING = 2
 
 ALIGNMENT = 256
 
-UNPACK_THREADS = 1024
-"""Threads of a block that unpacks a minibatch; with crop windows a block unpacks one sample."""
+UNPACK_THREADS, WINDOW_PIXELS = 1024, 3
+"""Threads of a block that unpacks a minibatch, and pixels of each thread if a block unpacks a crop
+window, unless that takes more threads."""
 
 SMALL_BYTES, MAX_SLOTS = 1 << 20, 4
 """Messages up to this size have four staging slots instead of two: a step of few samples takes a
@@ -201,7 +202,7 @@ class CudaReplica(DeviceReplica):
         self._staged = _Staged(0, False, True, windows=False, recolours=False)
         self.max_steps_in_flight = message.slots - 1
         self._unpack_batch = self._unpack_function("unpack_batch")
-        self._unpack_windows: tuple[Function, ...] = ()
+        self._unpack_windows: Function | None = None
         if plan.training and self._early is None:
             self.update_kernel()  # Compiled together with the others.
         device.load_functions()
@@ -215,28 +216,44 @@ class CudaReplica(DeviceReplica):
         precision = PRECISIONS[self.plan.precision]
         return self.device.function("unpack_batch.cu", name, PRECISION=precision, **defines)
 
-    def _load_window_functions(self) -> None:
-        """Load the kernels that unpack crop windows: without, and with a change of colours.
+    def _load_window_function(self) -> None:
+        """Load the kernel that unpacks crop windows.
 
         This happens before the first step, because no module can be loaded while a graph is
         captured.
         """
-        is_bytes = int(self.pixels.dtype == "uint8")
-        self._unpack_windows = tuple(
-            self._unpack_function("unpack_crop_windows", RECOLOURS=recolours, BYTES=is_bytes)
-            for recolours in (0, 1)
-        )
+        defines = {"BYTES": int(self.pixels.dtype == "uint8")}
+        if self.device.specializes:
+            names = "CHANNELS", "HEIGHT", "WIDTH", "ROWS", "COLUMNS"
+            defines.update(zip(names, self._window_sizes(), strict=True))
+        self._unpack_windows = self._unpack_function("unpack_crop_windows", **defines)
         self.device.load_functions()
 
+    def _window_sizes(self) -> tuple[int, int, int, int, int]:
+        """Return channels, height and width of crop windows, and height and width of images."""
+        assert self.cached_images is not None, "crop windows were staged before images were cached"
+        _, height, width, channels = self._input.shape
+        rows, columns = self.cached_images.shape[2:]
+        if self._caches_vectors:
+            return 1, 1, channels, rows, columns
+        return channels, height, width, rows, columns
+
+    @property
+    def _caches_vectors(self) -> bool:
+        """True if samples are vectors, which are cached as images of one channel and one row."""
+        return len(self.plan.network.input_shape) == 1
+
     def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:
-        count, *shape = images.shape if len(images.shape) == 4 else (*images.shape, 1, 1)
+        count, *shape = images.shape
+        if self._caches_vectors:
+            shape = [1, 1, *shape]
         cache = self.device.zeros((count, *shape), pixels.dtype)
         part = max(UPLOAD_BYTES // max(pixels.itemsize * math.prod(shape), 1), 1)
         for start in range(0, count, part):
             span = slice(start, min(start + part, count))
             self.device.upload(cache[span], images[span].reshape(-1, *shape))
         self.cached_images, self.pixels = cache, pixels
-        self._load_window_functions()
+        self._load_window_function()
 
     def prepare_images(self, shape: Shape, pixels: PixelFormat) -> bool:
         entries = 4 * (WINDOW + RECOLOURING) + pixels.itemsize * math.prod(shape)
@@ -249,7 +266,7 @@ class CudaReplica(DeviceReplica):
         assert isinstance(other, CudaReplica)
         assert other.device is self.device
         self.cached_images, self.pixels = other.cached_images, other.pixels
-        self._load_window_functions()
+        self._load_window_function()
 
     def load(
         self,
@@ -319,14 +336,15 @@ class CudaReplica(DeviceReplica):
         message, staged = self._message, self._staged
         words = self._staging.message.view("uint32")
         batch = words[message.batch // 4 :].view("int32" if staged.windows else "float32")
+        size = math.prod(self._input.shape[1:])
+        blocks, threads = ceil_div(staged.n * size, UNPACK_THREADS), UNPACK_THREADS
         unpack = self._unpack_batch
         if staged.windows:
-            unpack = self._unpack_windows[staged.recolours]
-        size = math.prod(self._input.shape[1:])
+            assert self._unpack_windows is not None
+            unpack, blocks, threads = self._unpack_windows, staged.n, self._window_threads()
         target = self._target.view("uint32").reshape(-1)
         samples = self.numbers if self.samples is None else self.samples
-        blocks = staged.n if staged.windows else ceil_div(staged.n * size, UNPACK_THREADS)
-        unpack((max(blocks, 1), 1, 1), (UNPACK_THREADS, 1, 1), [
+        unpack((max(blocks, 1), 1, 1), (threads, 1, 1), [
             *self._source(batch, staged.n, staged.windows),
             words[message.targets // 4 :], target,
             np.int32(staged.n * message.target_words if staged.has_targets else 0),
@@ -337,21 +355,23 @@ class CudaReplica(DeviceReplica):
 
     def _source(self, batch: Array, n: int, windows: bool) -> list[Any]:
         """Return the first arguments of the kernel that unpacks a minibatch or crop windows."""
-        _, height, width, channels = (np.int32(size) for size in self._input.shape)
         if not windows:
-            return [batch, self._input, np.int32(n), channels, height * width]
-        assert self.cached_images is not None, "crop windows were staged before images were cached"
-        rows, columns = (np.int32(size) for size in self.cached_images.shape[2:])
-        recolourings = (
-            batch[WINDOW * n :].view("float32") if self._staged.recolours else self.numbers
-        )
-        images = self.cached_images
+            _, height, width, channels = self._input.shape
+            return [batch, self._input, np.int32(n), np.int32(channels), np.int32(height * width)]
+        sizes = [np.int32(size) for size in self._window_sizes()]
+        recolours, images = self._staged.recolours, self.cached_images
+        recolourings = batch[WINDOW * n :].view("float32") if recolours else self.numbers
         if self._staged.images is not None:
             images = self._staging.message[self._staged.images :]
         return [
-            images, batch, recolourings, self._input, np.int32(n), channels, height,
-            width, rows, columns, np.float32(self.pixels.scale), np.float32(self.pixels.offset),
+            images, batch, recolourings, self._input, np.int32(n), *sizes,
+            np.float32(self.pixels.scale), np.float32(self.pixels.offset), np.int32(recolours),
         ]  # fmt: skip
+
+    def _window_threads(self) -> int:
+        """Return the threads of a block that unpacks a crop window."""
+        _, height, width, *_ = self._window_sizes()
+        return min(32 * ceil_div(height * width, 32 * WINDOW_PIXELS), UNPACK_THREADS)
 
     def _write_hyperparameters(
         self, numbers: NDArray[np.float32], bits: NDArray[np.uint32]
