@@ -112,6 +112,9 @@ class EpochClock(Callback):
         self.ends.append(time.perf_counter())
         self.steps.append(int(record["step"]))
 
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        return False
+
     @property
     def step_us(self) -> tuple[float, ...]:
         """Mean time of a step in µs, for each epoch but the first."""

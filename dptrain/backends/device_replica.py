@@ -45,8 +45,9 @@ class DeviceReplica(CropWindowReplica, ABC):
         training: bool = True,
         learning_rate: float | None = None,
         stop: bool = False,
+        slot: int | None = None,
     ) -> None:
-        """Write a minibatch and the hyperparameters of its step to the next staging slot.
+        """Write a minibatch and the hyperparameters of its step to a staging slot.
 
         Args:
             x: (n, C, H, W) or (n, F); with `crop_windows`, 8-bit images of which the inputs are
@@ -57,6 +58,8 @@ class DeviceReplica(CropWindowReplica, ABC):
             learning_rate: of the step's update, if `enqueue_update` makes it before the host reads
                 the loss. The minibatch is then not unpacked after a step whose loss is not finite,
                 so that the minibatch of that step remains for inspection.
+            slot: number of the staging slot, of which no step may be in flight; None for the one
+                after the last.
         """
 
     @property

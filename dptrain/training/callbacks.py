@@ -44,9 +44,11 @@ class Callback:
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
         """Return True if the parameters are read after step number `step`, counted from 1.
 
-        A GPU has several steps in progress at a time. The trainer then waits for all of them.
+        A GPU has several steps in progress at a time. The trainer then waits for all of them. By
+        default they are read at the end of an epoch if the class has `on_epoch`.
         """
-        return False
+        has_on_epoch = type(self).on_epoch is not Callback.on_epoch
+        return has_on_epoch and step % trainer.job.spec.epoch_steps == 0
 
 
 class AfterStep(Callback):
@@ -125,6 +127,9 @@ class Progress(Callback):
         assert self._display is not None
         self._display.step(trainer.progress)
 
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        return False
+
     def on_epoch(self, trainer: Trainer, record: Record) -> None:
         assert self._display is not None
         self._display.print(trainer.progress.epoch_line(trainer.job.spec))
@@ -182,6 +187,11 @@ class MetricsLog(Callback):
             for name, values in job.replica.parameters.items():
                 self._board.histogram(trainer.step, name, values)
 
+    def needs_parameters(self, trainer: Trainer, step: int) -> bool:
+        # Histograms, on every rank alike.
+        spec = trainer.job.spec
+        return spec.tensorboard and step % spec.epoch_steps == 0
+
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
@@ -201,7 +211,7 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def needs_parameters(self, trainer: Trainer, step: int) -> bool:
-        return step % trainer.job.spec.checkpoint_every == 0
+        return trainer.job.keeps_run and step % trainer.job.spec.checkpoint_every == 0
 
     def _save(self, trainer: Trainer) -> None:
         job = trainer.job

@@ -64,6 +64,7 @@ class Job:
         streams_pixels: True if minibatches reach the replica as 8-bit images with crop windows.
         cached_samples: training samples whose images the replica keeps; None if minibatches are
             copied to it.
+        keeps_run: True if rank 0 has a run directory.
         run: the run directory; None on other ranks than 0 and if there is none.
         first_step: number of the first step; above 0 after a resume.
         warning: one line if damaged checkpoints were skipped on resume.
@@ -86,6 +87,7 @@ class Job:
     augmentation: Augmentation | None
     cached_samples: CachedSamples | None
     streams_pixels: bool
+    keeps_run: bool
     run: RunDirectory | None
     first_step: int
     warning: str | None = None
@@ -193,6 +195,7 @@ def assemble(
         augmentation=inputs.augmentation,
         cached_samples=cached,
         streams_pixels=streams,
+        keeps_run=keeps_run,
         run=run,
         first_step=first_step,
         warning=None if restored is None else restored.warning,

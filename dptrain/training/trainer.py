@@ -276,18 +276,21 @@ class Trainer:
 
     def _needs_parameters(self, step: int) -> bool:
         """Return True if anything reads the parameters after step number `step`."""
-        spec = self.job.spec
         return (
-            step % spec.epoch_steps == 0
-            or step == spec.steps
+            step == self.job.spec.steps
+            or self._evaluates_after(step)
             or any(callback.needs_parameters(self, step) for callback in self.callbacks)
         )
 
     def _is_evaluation_due(self) -> bool:
-        spec = self.job.spec
-        if self.step == spec.steps and not self.progress.stopped:
+        if self.step == self.job.spec.steps and not self.progress.stopped:
             return True
-        epoch, rest = divmod(self.step, spec.epoch_steps)
+        return self._evaluates_after(self.step)
+
+    def _evaluates_after(self, step: int) -> bool:
+        """Return True if step number `step` ends an epoch after which the test data is used."""
+        spec = self.job.spec
+        epoch, rest = divmod(step, spec.epoch_steps)
         return not rest and bool(spec.evaluate_every) and epoch % spec.evaluate_every == 0
 
     def _evaluate_test_data(self) -> None:

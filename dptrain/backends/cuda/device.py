@@ -93,9 +93,13 @@ class StagingBuffer:
         self.slot = 0
         self._nbytes = 0
 
-    def open_slot(self) -> int:
-        """Return the index of the next slot, after all work that reads its message has run."""
-        self.slot = (self.slot + 1) % len(self.host)
+    def open_slot(self, slot: int | None = None) -> int:
+        """Return the index of a slot after all work that reads its message has run.
+
+        Args:
+            slot: the slot; None for the one after the last.
+        """
+        self.slot = (self.slot + 1) % len(self.host) if slot is None else slot
         return self.slot
 
     def submit(self, nbytes: int) -> None:

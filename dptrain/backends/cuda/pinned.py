@@ -34,8 +34,8 @@ class PinnedStagingBuffer(StagingBuffer):
         self._done = [gpu.event() for _ in self.host]
         self._is_done = [True for _ in self.host]
 
-    def open_slot(self) -> int:
-        slot = super().open_slot()
+    def open_slot(self, slot: int | None = None) -> int:
+        slot = super().open_slot(slot)
         if not self._is_done[slot]:
             self._done[slot].synchronize()
         return slot

@@ -301,6 +301,7 @@ class CudaReplica(DeviceReplica):
         training: bool = True,
         learning_rate: float | None = None,
         stop: bool = False,
+        slot: int | None = None,
     ) -> None:
         batch = x if crop_windows is None else crop_windows
         assert batch is not None
@@ -308,21 +309,21 @@ class CudaReplica(DeviceReplica):
         inputs = None if windows else x
         y = self._set_context(n, inputs, y, samples, global_count, step, training, stop)
         self.context.learning_rate = learning_rate or 0.0
-        slot = self._slots[self._staging.open_slot()]
-        self._write_hyperparameters(slot.hyperparameters, slot.hyperparameter_bits)
+        staged = self._slots[self._staging.open_slot(slot)]
+        self._write_hyperparameters(staged.hyperparameters, staged.hyperparameter_bits)
         if y is not None:
-            slot.targets[: y.size] = y.reshape(-1)
+            staged.targets[: y.size] = y.reshape(-1)
         if self.samples is not None:
-            slot.samples[:n] = self.context.samples
+            staged.samples[:n] = self.context.samples
         size = batch.size
-        (slot.windows if windows else slot.batch)[:size] = batch.reshape(-1)
+        (staged.windows if windows else staged.batch)[:size] = batch.reshape(-1)
         if recolourings is not None:
-            slot.batch[size : size + recolourings.size] = recolourings.reshape(-1)
+            staged.batch[size : size + recolourings.size] = recolourings.reshape(-1)
             size += recolourings.size
         nbytes, images = self._message.batch + 4 * size, None
         if windows and x is not None:
             images, nbytes = nbytes, nbytes + x.size
-            slot.message[images:nbytes] = x.reshape(-1)
+            staged.message[images:nbytes] = x.reshape(-1)
         self._staged = _Staged(
             n, y is not None, learning_rate is None, windows, recolourings is not None, images
         )

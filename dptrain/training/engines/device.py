@@ -28,9 +28,15 @@ TIMED_EVERY = 250
 it, which takes 75 to 100 µs on an H200."""
 
 
+SHORT_SLOT = 0
+"""Staging slot of minibatches that are smaller than others, such as the last one of an epoch. A
+graph is valid for one slot only, and its capture takes 1 to 2 ms."""
+
+
 class _StepInFlight(NamedTuple):
     """A step whose result is not known yet; `row` belongs to the recorder."""
 
+    slot: int
     sums: SumsFuture
     batch: Batch
     learning_rate: float
@@ -102,6 +108,11 @@ class DeviceEngine(Engine):
 
     def _stage(self, batch: Batch, learning_rate: float, *, stop: bool) -> None:
         """Write a minibatch and its hyperparameters to a staging slot."""
+        slot = (self.device_replica.staging_slot + 1) % (self.max_steps_in_flight + 1)
+        if batch.global_count < self._largest_count:
+            slot = SHORT_SLOT
+        while any(step.slot == slot for step in self._in_flight):
+            self._collect(len(self._in_flight) - 1)
         # The bias correction of Adam counts the update of this step.
         self.replica.updates += 1
         self.device_replica.stage_batch(
@@ -114,6 +125,7 @@ class DeviceEngine(Engine):
             step=batch.step,
             learning_rate=learning_rate,
             stop=stop,
+            slot=slot,
         )
 
     def _enqueue(self, batch: Batch) -> SumsFuture:
@@ -198,7 +210,8 @@ class DeviceEngine(Engine):
         )
         if recorder.moments is not None:
             recorder.note_moments(times.calls, times.spans)
-        step = _StepInFlight(sums, batch, learning_rate, recorder.begin_ns, row)
+        slot = self.device_replica.staging_slot
+        step = _StepInFlight(slot, sums, batch, learning_rate, recorder.begin_ns, row)
         self._in_flight.append(step)
         if recorder.timed:
             self._collect(0)

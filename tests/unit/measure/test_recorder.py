@@ -143,8 +143,16 @@ class FakeDeviceReplica(DeviceReplica):
         self.times = np.zeros(2 * len(plan.stages) + 2, np.int64)
 
     def stage_batch(
-        self, x: Any, y: Any, *, crop_windows: Any = None, learning_rate: Any = None, **options: Any
+        self,
+        x: Any,
+        y: Any,
+        *,
+        crop_windows: Any = None,
+        learning_rate: Any = None,
+        slot: int | None = None,
+        **options: Any,
     ) -> None:
+        self.staging_slot = slot or 0
         self.load(x, y, **options)
 
     def unpack_staged_batch(self) -> None:

@@ -16,7 +16,8 @@ from dptrain.comm.signals import StopRequest
 from dptrain.comm.world import World
 from dptrain.training import run as run_module
 from dptrain.training.baseline import time_alone
-from dptrain.training.engines import FIRST_TIMED
+from dptrain.training.engines import FIRST_TIMED, DeviceEngine
+from dptrain.training.engines.device import SHORT_SLOT
 from dptrain.training.engines.device_times import DeviceTimes
 from dptrain.training.run import train
 from dptrain.training.settings import load_settings
@@ -325,8 +326,8 @@ def test_only_whole_minibatches_count_in_the_baseline(backend: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "first"),
     # With 80 samples all minibatches are whole; with 85 the 11th is smaller; with 17 every third
-    # is, so that the steps that rehearse the timed ones take longer.
-    [(80, 10), (85, 11), (17, 13)],
+    # is, and with 9 every other one, so that whole ones have two slots and one.
+    [(80, 10), (85, 11), (17, 10), (9, 10)],
 )
 def test_the_first_timed_step_is_whole_and_captured(
     samples: int, first: int, monkeypatch: pytest.MonkeyPatch
@@ -343,6 +344,48 @@ def test_the_first_timed_step_is_whole_and_captured(
     assert trainer.summary is not None
     assert len(trainer.summary["stages"]) > 0
     assert all(stage["time_ms"]["n"] == 1 for stage in trainer.summary["stages"])
+
+
+def test_the_short_minibatch_of_an_epoch_has_one_slot() -> None:
+    """Its graph is valid for one slot, and every epoch would otherwise capture another one."""
+    trainer = Trainer(
+        "mlp-5", "irradiance?samples=41", backend="cuda", batch_size=8, progress=False, epochs=5,
+        evaluate_every=0,
+    )  # fmt: skip
+    slots = list[tuple[int, int]]()
+    engine = trainer.job.engine
+    assert isinstance(engine, DeviceEngine)
+    original = engine._enqueue
+
+    def enqueue(batch: Any) -> Any:
+        slots.append((batch.global_count, engine.device_replica.staging_slot))
+        return original(batch)
+
+    engine._enqueue = enqueue  # type: ignore[method-assign]
+    trainer.fit()
+    assert {slot for count, slot in slots if count < 8} == {SHORT_SLOT}
+    assert len({slot for count, slot in slots if count == 8}) == 4
+    on_host = Trainer(
+        "mlp-5", "irradiance?samples=41", backend="reference", batch_size=8, progress=False,
+        epochs=5, evaluate_every=0,
+    )  # fmt: skip
+    expected = [record["train_loss"] for record in on_host.fit()]
+    found = [record["train_loss"] for record in trainer.history]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_an_epoch_ends_without_a_wait_unless_the_parameters_are_read(tmp_path: Path) -> None:
+    def waits(*callbacks: Callback, **settings: Any) -> bool:
+        trainer = tiny(callbacks=list(callbacks), **settings)
+        steps = trainer.job.spec.epoch_steps
+        assert not trainer._needs_parameters(steps + 1)
+        return trainer._needs_parameters(steps)
+
+    assert not waits(evaluate_every=0)
+    assert waits(evaluate_every=1)
+    assert waits(AfterEpoch(lambda trainer, record: None), evaluate_every=0)
+    assert waits(evaluate_every=0, run_dir=tmp_path / "run")
+    assert not waits(evaluate_every=0, run_dir=tmp_path / "other", checkpoint_every=100)
 
 
 def test_trainer_and_saved_model_predict_the_same_from_named_columns(tmp_path: Path) -> None:
