@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,13 @@ MAX_BYTES = 1 << 27
 
 
 def gather_measured(
-    world: World, recorder: StepRecorder, *, ahead: int, skip: int = 0, most: int | None = None
+    world: World,
+    recorder: StepRecorder,
+    *,
+    ahead: int,
+    skip: int = 0,
+    without: Sequence[int] = (),
+    most: int | None = None,
 ) -> Measured | None:
     """Gather the rows of all steps with a whole minibatch.
 
@@ -25,6 +33,7 @@ def gather_measured(
             only some steps are timed by stage. These, and `ahead` steps after them, which start on
             an idle device, do not count for the time per step.
         skip: number of steps to ignore at the start.
+        without: numbers of further steps to ignore; at least one step must remain.
         most: largest number of steps of each sort, the last ones; None for the limit of memory.
 
     Returns:
@@ -33,7 +42,7 @@ def gather_measured(
     rows, samples, timed = recorder.all_rows()
     most = most or max(MAX_BYTES // (world.size * rows[0].nbytes), 1)
     numbers = np.arange(recorder.steps - len(rows), recorder.steps)
-    whole = (samples == samples.max()) & (numbers >= skip)
+    whole = (samples == samples.max()) & (numbers >= skip) & ~np.isin(numbers, without)
     ordinary, by_stage = whole, whole & timed
     if ahead:
         since = np.convolve(timed, np.ones(ahead + 1))[: len(timed)]

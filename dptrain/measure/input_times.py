@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
 NEGLIGIBLE = 0.1
 """Share of a step that input may take without limiting training."""
+
+MIN_STEPS = 10
+"""Number of steps, without the first one, from which a run reports whether input limited it."""
 
 
 @dataclass
@@ -18,11 +21,14 @@ class InputTimes:
         reading_ns: reading samples from memory or files, with decoding.
         assembling_ns: drawing random numbers, and changing images or computing crop windows.
         batches: minibatches.
+        starts: numbers of the steps that began with a new loader, counted from the run's first.
+            They wait until a minibatch has been read, which later steps need not.
     """
 
     reading_ns: int = 0
     assembling_ns: int = 0
     batches: int = 0
+    starts: list[int] = field(default_factory=list)
 
     def add_reading(self, begin_ns: int) -> int:
         """Add the time since `begin_ns` to reading; return the present time."""

@@ -212,7 +212,8 @@ TRAINING = (
     Term("first_step_s", "s", "Age of the process at the end of its first step."),
     Term("stopped", "", "True if a signal ended training early."),
     Term("input_limit", "", "What input takes in a step, means over the ranks, with the "
-         "following keys; null if no step was made."),
+         "following keys, without the first step after a start; null if fewer than 10 others are "
+         "left to count."),
     Term("input_limit.limits", "", "True if waiting and copying take more than 10% of a step."),
     Term("input_limit.part", "", "The part of input that takes longest, if it limits training: "
          "reading, assembling or copying."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from dptrain import __version__
 from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.gathering import gather_measured
-from dptrain.measure.input_times import InputLimit
+from dptrain.measure.input_times import MIN_STEPS, InputLimit
 from dptrain.measure.recorder import DATA_WAIT, HIDDEN
 from dptrain.measure.tables import closing_table, notes_table
 from dptrain.plan.lowering import Phase
@@ -94,16 +94,14 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
     """Combine the measurements of all ranks; every rank calls this function."""
     world = job.world
     possible = possible_efficiency(world, job.plan.setting.threads)
-    measured = None
+    measured, in_flight, skip = None, job.engine.max_steps_in_flight, 0
     if job.recorder.steps:
-        in_flight = job.engine.max_steps_in_flight
         # Steps before the captured ones are slower.
         has_captures = job.replica.memory.asynchronous and job.recorder.steps > 2 * FIRST_TIMED
         skip = FIRST_TIMED if has_captures else 0
         measured = gather_measured(world, job.recorder, ahead=in_flight, skip=skip)
     summary, tables = None, tuple[Any, ...]()
-    loader_times = world.gather_json(list(job.input_times.mean_ms()))
-    limit = None if measured is None else _input_limit(job, measured, loader_times or [])
+    limit = _input_limit(job, in_flight, skip) if job.recorder.steps else None
     if world.is_rank_zero:
         step_times = np.zeros(0) if measured is None else measured.slowest / MS
         scaling = efficiency(baseline, step_times, world.size, possible=possible)
@@ -116,10 +114,23 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
     return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
 
 
-def _input_limit(
-    job: Job, measured: Measured, loader_times: Sequence[Sequence[float]]
-) -> InputLimit:
-    """Return the times of input; `loader_times` has reading and assembling in ms of each rank."""
+def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
+    """Return the times of input on rank 0; None on other ranks, and if there were few steps.
+
+    Args:
+        job: the job; every rank calls this function.
+        in_flight: steps that may be enqueued when the next one starts.
+        skip: number of steps at the start that do not count.
+    """
+    world, recorder, times = job.world, job.recorder, job.input_times
+    counts = {*range(recorder.steps)[skip:]} - {*times.starts}
+    is_captured = skip or not job.replica.memory.asynchronous
+    if len(counts) < MIN_STEPS or not is_captured:
+        return None
+    measured = gather_measured(world, recorder, ahead=in_flight, skip=skip, without=times.starts)
+    loader_times = world.gather_json(list(times.mean_ms()))
+    if measured is None or loader_times is None:
+        return None
     copy_ms, step_ms = 0.0, float(measured.steps.mean())
     wait_ms = float(measured.column(DATA_WAIT, ordinary=True).mean())
     if measured.by_stage:

@@ -313,6 +313,7 @@ class Trainer:
         if not self._has_steps_left():
             yield None
             return
+        job.input_times.starts.append(job.recorder.steps)
         with open_loader(
             job,
             batch_size=job.spec.batch_size,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from dptrain.data.base import Samples
 from dptrain.data.loader import Loader
 from dptrain.data.sharding import Sampler
 from dptrain.files import parse_json
+from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import InputLimit, InputTimes
+from dptrain.training.callbacks import AfterStep
 from dptrain.training.trainer import Trainer
 
 
@@ -59,10 +63,40 @@ def test_a_loader_counts_reading_and_batches(depth: int) -> None:
 
 def test_a_run_reports_its_limit(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((40, 50), dtype=np.float32)
-    trainer = Trainer("mlp-5", (x, x[:, :1]), steps=4, run_dir=str(tmp_path / "r"))
+    trainer = Trainer("mlp-5", (x, x[:, :1]), steps=11, run_dir=str(tmp_path / "r"))
     trainer.fit()
     facts = parse_json((tmp_path / "r" / "summary.json").read_text())["input_limit"]
     assert set(facts) == {
         "limits", "part", "share", "wait_ms", "reading_ms", "assembling_ms", "copying_ms",
     }  # fmt: skip
     assert facts["limits"] == (facts["share"] > 0.1)
+
+
+@pytest.mark.parametrize("backend", ["numba", "cuda"])
+def test_a_run_of_few_steps_reports_no_limit(backend: str) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 50), dtype=np.float32)
+    trainer = Trainer("mlp-5", (x, x[:, :1]), steps=10, backend=backend, progress=False)
+    trainer.fit()
+    assert trainer.summary is not None
+    assert trainer.summary["input_limit"] is None
+
+
+def test_the_first_step_after_a_start_does_not_count() -> None:
+    """It waits for the first minibatch, while later ones are read ahead."""
+    x = np.random.default_rng(0).standard_normal((80, 50), dtype=np.float32)
+    trainer = Trainer("mlp-5", (x, x[:, :1]), epochs=20, backend="numba", progress=False)
+    trainer.callbacks.insert(0, AfterStep(_stop_at_step_20))
+    trainer.fit()
+    start = trainer.step
+    trainer.fit()
+    job = trainer.job
+    assert job.input_times.starts == [0, start]
+    options = [{}, {"without": job.input_times.starts}]
+    found = [gather_measured(job.world, job.recorder, ahead=0, **o) for o in options]
+    counted, others = (measured.steps[0].tolist() for measured in found if measured is not None)
+    assert others == counted[1:start] + counted[start + 1 :]
+
+
+def _stop_at_step_20(trainer: Trainer, result: Any) -> None:
+    if trainer.step == 20:
+        signal.raise_signal(signal.SIGTERM)
