@@ -121,18 +121,25 @@ class EpochClock(Callback):
         return tuple(1e6 * np.diff(self.ends) / np.diff(self.steps))
 
 
+def make_trainer(
+    network: Network, data: str, backend: str, precision: str, batch_size: int, clock: EpochClock,
+    *, epochs: int = EPOCHS, **settings: Any,
+) -> Trainer:  # fmt: skip
+    """Return a trainer that changes the images at random."""
+    return Trainer(
+        network, data, callbacks=[clock], progress=False, backend=backend, precision=precision,
+        batch_size=batch_size, epochs=epochs, crop=CROP, flip=True, brightness=BRIGHTNESS,
+        contrast=CONTRAST, optimizer="sgd", momentum=0.0, schedule="constant",
+        learning_rate=LEARNING_RATE, evaluate_every=0, baseline_steps=0, **settings,
+    )  # fmt: skip
+
+
 def train_epochs(
     network: Network, data: str, backend: str, precision: str, batch_size: int
 ) -> tuple[float, ...]:
     """Return the mean time of a step in µs for each epoch of a training run."""
     clock = EpochClock()
-    trainer = Trainer(
-        network, data, callbacks=[clock], progress=False, backend=backend, precision=precision,
-        batch_size=batch_size, epochs=EPOCHS, crop=CROP, flip=True, brightness=BRIGHTNESS,
-        contrast=CONTRAST, optimizer="sgd", momentum=0.0, schedule="constant",
-        learning_rate=LEARNING_RATE, evaluate_every=0, baseline_steps=0,
-    )  # fmt: skip
-    trainer.fit()
+    make_trainer(network, data, backend, precision, batch_size, clock).fit()
     return clock.step_us
 
 

@@ -22,6 +22,7 @@ from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.precision import LayerError, precision_headline, precision_table
 from benchmarks.gpu.ranks import PROGRAMS, RankResult, weak_efficiency
 from benchmarks.gpu.stages import LayerRow, StageResult
+from benchmarks.gpu.streaming import StreamResult, stream_headline, stream_table
 from benchmarks.gpu.training import Case, Comparison
 from benchmarks.tables import Table, document, with_spread
 from benchmarks.targets import Target
@@ -64,6 +65,7 @@ class Results:
     inference: list[InferenceCase] = field(default_factory=list)
     errors: list[LayerError] = field(default_factory=list)
     data: list[DataResult] = field(default_factory=list)
+    streams: list[StreamResult] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -99,6 +101,7 @@ class Results:
             mode_table(self.cases),
             memory_table(self.cases),
             data_table(self.data),
+            stream_table(self.streams),
             *inference_tables(self.inference),
             precision_table(self.errors),
             *rank_tables(self.ranks),
@@ -317,7 +320,8 @@ def headline(results: Results) -> str:
                 f"; {min(ratios):.2f} to {max(ratios):.2f} times as fast as PyTorch's fastest mode"
             )
         lines.append(line)
-    lines += data_headline(results.data) + inference_headline(results.inference)
+    lines += data_headline(results.data) + stream_headline(results.streams)
+    lines += inference_headline(results.inference)
     lines += precision_headline(results.errors)
     compared = [row.ratio for row in results.layers if row.ratio is not None and not row.shared]
     if compared:
@@ -376,6 +380,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "ranks": [vars(row) for row in results.ranks],
         "inference": inference_json(results.inference),
         "data": [vars(result) for result in results.data],
+        "streams": [vars(result) for result in results.streams],
         "errors": [vars(error) for error in results.errors],
         "failed": results._all_failed(),
     }  # fmt: skip

@@ -42,6 +42,7 @@ from benchmarks.gpu.stages import (
     study_runs,
     unfused,
 )
+from benchmarks.gpu.streaming import STREAMED, measure_stream, streamed_files
 from benchmarks.gpu.training import (
     PRECISIONS,
     Build,
@@ -367,6 +368,20 @@ class _Run:
                         with self._reported(case):
                             self._train_on_images(network, data, backend, precision, n)
                         self.save(self.results)
+
+        with self._reported("images that are streamed"):
+            self._stream_images()
+        self.save(self.results)
+
+    def _stream_images(self) -> None:
+        cases, backend = self.settings.data, self.machine.backends[0]
+        for network in map(find_network, cases.networks):
+            with streamed_files(network, STREAMED) as data:
+                for n in cases.batches:
+                    for precision in cases.precisions:
+                        found = measure_stream(network, data, backend, precision, n)
+                        self.results.streams.append(found)
+                        release_memory()
 
     def _train_on_images(
         self, network: Network, data: str, backend: str, precision: str, n: int

@@ -24,6 +24,7 @@ INFERENCE = {batch_size: Target(2.0) for batch_size in (1, 32, 1024)}
 """Throughput of inference divided by that of the best peer, by batch size."""
 
 DATA_SHARE, DATA_FASTER = Target(0.95), Target(4.0)
+STREAM_SHARE = Target(0.9)
 """Speed of training on augmented images as a share of that of the bare step, and speedup over
 PyTorch with images and augmentation on the GPU."""
 

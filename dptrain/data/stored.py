@@ -95,8 +95,13 @@ class StoredSamples(Samples):
         if pixels == INPUTS:
             self.read(indices, x, y)
             return
-        rows = self.rows[indices]
-        self.adapter.keep(self.inputs[rows], x)
+        rows, inputs = self.rows[indices], self.inputs
+        if _is_copied_by_rows(inputs, x):
+            # Straight into x: two thirds of the time of a copy by index and another one. Any mode
+            # but "raise" needs no buffer.
+            np.take(inputs, rows, axis=0, out=x, mode="clip")  # type: ignore[call-overload]
+        else:
+            self.adapter.keep(inputs[rows], x)
         if not self._always_in_range:
             converted = np.empty(x.shape, np.float32)
             pixels.convert(x, converted)
@@ -110,6 +115,17 @@ class StoredSamples(Samples):
     def _check(self, x: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
         if not self._always_in_range:
             self.preprocessing.check_values(x, rows, self.where)
+
+
+def _is_copied_by_rows(inputs: Any, x: NDArray[Any]) -> bool:
+    """Return True if the rows of an array can be copied to `x` as they are."""
+    # `numpy.take` would copy the whole of an array that is not contiguous.
+    return (
+        isinstance(inputs, np.ndarray)
+        and inputs.flags.c_contiguous
+        and inputs.dtype == x.dtype
+        and inputs.shape[1:] == x.shape[1:]
+    )
 
 
 @dataclass(frozen=True, repr=False)

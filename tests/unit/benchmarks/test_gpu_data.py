@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import data, data_peers, suite
+from benchmarks.gpu import data, data_peers, streaming, suite
 from benchmarks.gpu.data import DataResult, data_headline, data_table, generated_images
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.streaming import StreamResult, stream_headline, stream_table
 from benchmarks.gpu.theirs import GPUMode
 from benchmarks.progress import Progress
 from dptrain.network import Conv2d, Dense, Flatten, MaxPool2d, Network, ReLU
@@ -20,6 +21,7 @@ NETWORK = Network((3, 24, 24), [Conv2d(2), ReLU(), MaxPool2d(4), Flatten(), Dens
 
 def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "IMAGES", 48)
+    monkeypatch.setattr(suite, "STREAMED", 75)
     monkeypatch.setattr(suite, "find_network", lambda name: NETWORK)
     settings = suite.Settings(
         sections=("data",), networks=(), data=suite.Cases(("small",), (16,), ("fp32",), ())
@@ -30,6 +32,9 @@ def test_epochs_of_training_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.us) == data.EPOCHS - 1
     assert min(*found.us, found.bare_us) > 0.0
     assert found.ratio is None
+    (stream,) = results.streams
+    assert len(stream.us) == streaming.EPOCHS - 1
+    assert min(*stream.us, stream.bare_us, stream.reading_us) > 0.0
 
 
 def test_pytorch_reads_every_image_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,4 +85,18 @@ def test_share_and_speedup() -> None:
     assert data_headline([result]) == [
         "training on images reaches 0.96 to 0.96 of the bare step; 5.98 to 5.98 times as fast as "
         "PyTorch"
+    ]
+
+
+def test_a_stream_is_compared_with_its_slowest_part() -> None:
+    result = StreamResult(
+        "cifar", 128, "bf16", "cuda", (170.0, 160.0), 140.0, 8.0, 150.0, "no limit, 2%"
+    )
+    assert result.limit == "reading"
+    assert result.share == pytest.approx(150 / 165)
+    table = stream_table([result])
+    assert table.rows[0][-1] == "reached"
+    assert len(table.rows[0]) == len(table.columns)
+    assert stream_headline([result]) == [
+        "training on streamed images reaches 0.91 to 0.91 of what its slowest part allows"
     ]
