@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +23,7 @@ RECORDED = 256
 SUM_RATE = 2.0**-10
 """Learning rate of the updates after a gradient sum."""
 CHECKED_STEPS = 2
-GATE_SPINS, GATE_SLEEP_NS = 20_000, 100_000_000
+GATE_SPINS, GATE_SLEEP_NS = 400_000, 100_000_000
 """Polls of a copy that waits for the others, and its longest sleep."""
 
 
@@ -115,16 +116,30 @@ def gradient_sum(spec: Spec, session: Session) -> Runner:
     gradients, size = replica.flat_gradients, replica.plan.layout.size
     value = float(world.rank + 1)
 
+    clock, updated = time.monotonic_ns, 0
+    stamps: list[tuple[int, int, int, int]] = []
+
     def update(elements: slice, learning_rate: float) -> None:
+        nonlocal updated
         replica.update_slice(elements, learning_rate, number=1)
+        updated = clock()
 
     def prepare() -> None:
         gradients.fill(value)
 
     def step() -> None:
+        begun = clock()
         for bucket in range(len(job.buckets)):
             summed.start(bucket)
+        arrived = clock()
         summed.finish_and_update(update, SUM_RATE)
+        stamps.append((begun, arrived, updated, clock()))
+
+    def details() -> dict[str, Any]:
+        """Return the times that `sum_parts.parts_of_sum` divides."""
+        found = stamps.copy()
+        stamps.clear()
+        return {"stamps": found}
 
     def check() -> Results:
         """Return the sum that the update has subtracted from each parameter."""
@@ -144,7 +159,7 @@ def gradient_sum(spec: Spec, session: Session) -> Runner:
         return {"wrong": np.array(int((error > 0.02).sum()) + int(not np.isfinite(change).all()))}
 
     facts = {"bytes": 4 * size, "transport": job.spec.transport, "strategy": job.spec.strategy}
-    return Runner(step, check, prepare, facts, close=summed.close)
+    return Runner(step, check, prepare, facts, details, summed.close)
 
 
 def pattern(size: int, rank: int) -> NDArray[np.float32]:

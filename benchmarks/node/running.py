@@ -68,17 +68,18 @@ def run_steps(runner: Runner, steps: int, warm_up: int, at: int, period_ns: int)
         steps: number of timed steps.
         warm_up: steps before them.
         at: reading of the clock at which the first step starts.
-        period_ns: 0 runs the steps one after the other. Otherwise step i starts at
-            `at` + i · `period_ns`, so that processes start it together.
+        period_ns: 0 runs the steps one after the other. Otherwise the preparation of step i starts
+            at `at` + i · `period_ns`, so that processes start the step together.
     """
     clock = time.monotonic_ns
     begins, ends = list[int](), list[int]()
     wait_until(at)
     for number in range(warm_up + steps):
-        if runner.prepare is not None:
-            runner.prepare()
         if period_ns:
             wait_until(at + (number + 1) * period_ns)
+        # What it writes is still in the core's caches when the step begins, as in training.
+        if runner.prepare is not None:
+            runner.prepare()
         begins.append(clock())
         runner.step()
         ends.append(clock())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.node import filters, inference, ranks, shards, sums, threads
 from benchmarks.node.rows import Rows, relative_time, speedup, text_of, time_of, wall_ratio
+from benchmarks.node.sum_parts import PARTS
 from benchmarks.tables import Table
 
 
@@ -159,14 +160,18 @@ def sums_table(rows: Rows) -> Table:
         for count in sorted(rows.where(network=network).values("ranks")):
             here = rows.where(network=network, ranks=count)
             mine, traffic = here.one(program=sums.OURS), here.one(program=sums.TRAFFIC)
+            parts = (mine or {}).get("parts_us", {})
             lines.append((
                 f"{4e-6 * sums.NETWORKS[network]:.2f} MB", str(count), time_of(mine, unit=1e3),
+                " + ".join(f"{parts[part]:.0f}" for part in PARTS[:3]) if parts else "",
+                f"{parts[PARTS[3]]:.0f}" if parts else "",
                 time_of(traffic, unit=1e3), text_of(speedup(mine, traffic)),
                 text_of(speedup(here.fastest(sums.MPI_LIBRARIES), mine)),
                 *(time_of(here.one(program=other), unit=1e3) for other in others),
             ))  # fmt: skip
     columns = (
-        "gradients", "ranks", "dptrain µs", "traffic.c µs", "dptrain / traffic.c",
+        "gradients", "ranks", "dptrain µs", "arrive + work + release",
+        "mean work", "traffic.c µs", "dptrain / traffic.c",
         "times faster than MPI", *(f"{other} µs" for other in others),
     )  # fmt: skip
     return Table("Sum and update alone: median (quartiles)", columns, tuple(lines))

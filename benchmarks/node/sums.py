@@ -11,6 +11,7 @@ from benchmarks.node.processes import Processes, Team, WorkerError, load_results
 from benchmarks.node.rounds import Entry, Series, measure
 from benchmarks.node.running import MissingError
 from benchmarks.node.session import Session
+from benchmarks.node.sum_parts import parts_of_sum
 from benchmarks.node.traffic import Traffic, compile_traffic
 
 SECTION = "sums"
@@ -72,10 +73,11 @@ def _measure_count(
         if traffic:
             repeats = _num_sums(session)
             found |= _run_traffic(session, traffic[0], ranks, NETWORKS[network], repeats)
+        facts = {OURS: _parts(entries[OURS])} if OURS in entries else {}
         for program, series in found.items():
             session.add(
                 SECTION, series, network=network, bytes=4 * NETWORKS[network], ranks=ranks,
-                program=program,
+                program=program, **facts.get(program, {}),
             )  # fmt: skip
         for entry in entries.values():
             entry.team.drop(entry.key)
@@ -106,6 +108,12 @@ def _build(
             session.checks[case] = 0.0
             entries[name] = Entry(team, name, period_ns=period, steps=_num_sums(session))
     return entries
+
+
+def _parts(entry: Entry) -> dict[str, Any]:
+    """Return the parts of the sums so far."""
+    stamps = [details["stamps"] for details in entry.team.details(entry.key)]
+    return {"parts_us": parts_of_sum(stamps)}
 
 
 def require_sum(case: str, path: Path, ranks: int) -> None:

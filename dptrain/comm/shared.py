@@ -56,8 +56,10 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Alignment of arrays in the segment."""
 
-SPINS = 20_000
-"""Polls of a waiting rank that has a core for each thread: at least 0.66 ms (AMD EPYC, Zen 4)."""
+SPINS = 400_000
+"""Polls of a waiting rank that has a core for each thread: at least 13 ms (AMD EPYC, Zen 4). A rank
+that yields or sleeps while another program uses its core gets it back after a time slice of some
+milliseconds; then it is late for the next gate, where the other ranks yield and sleep."""
 
 OVERSUBSCRIBED_SPINS = 20
 """Polls if threads share cores: a rank that polls takes time slices from those that compute."""
