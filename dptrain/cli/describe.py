@@ -71,6 +71,7 @@ def describe(
         "dptrain layers model2",
         "dptrain layers model2 --explain --threads 16 --batch-size 1",
         "dptrain layers cifar --backends cuda,cudnn --precision tf32 --batch-size 2048",
+        "dptrain layers cifar --inference --unfused --batch-size 128",
     ),
 )
 @click.argument("name", required=False, metavar="NETWORK")
@@ -80,6 +81,10 @@ def describe(
               help="Samples of the step.")  # fmt: skip
 @PRECISION
 @THREADS
+@click.option("--inference", is_flag=True, help="Time inference: forward only, no gradients.")
+@click.option("--unfused", is_flag=True,
+              help="Compute each layer by kernels of its own, to compare kinds of "
+              "layers.")  # fmt: skip
 @click.option("--explain", is_flag=True,
               help="Show the algorithm of each stage and the reason; time nothing.")  # fmt: skip
 @click.option("--tune", is_flag=True,
@@ -91,12 +96,14 @@ def layers(
     network: str | None,
     backends: str,
     threads: int | None,
+    inference: bool,
+    unfused: bool,
     explain: bool,
     tune: bool,
     as_json: bool,
     **choices: Any,
 ) -> None:
-    """Time each layer of a training step alone, forward and backward, on random numbers.
+    """Time each layer of a training step or of inference alone, on random numbers.
 
     NETWORK is a name or a .toml file. Times are medians with their quartiles. With several
     backends, the last columns show the time of the first divided by that of each other one.
@@ -120,11 +127,14 @@ def layers(
         raise UserError(f"--backends is '{backends}'; expected names such as numba,reference")
     if tune and not explain:
         raise UserError("--tune requires --explain; add --explain, or remove --tune")
+    if explain and (inference or unfused):
+        raise UserError("--explain shows training as it runs; remove --inference and --unfused")
     if explain:
         from dptrain.describe import plan_for
 
         plans = [plan_for(described, backend=each, tune=tune, **choices) for each in compared]
         return print_explanations(plans, as_json=as_json)
-    rows = time_layers(described, list(compared), **choices)
-    print_layers(rows, described, as_json=as_json, **choices)
+    rows = time_layers(described, list(compared), inference=inference, fused=not unfused, **choices)
+    task = f"{'inference' if inference else 'training'}{', unfused' if unfused else ''}"
+    print_layers(rows, described, task, as_json=as_json, **choices)
     return None

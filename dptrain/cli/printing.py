@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dptrain.doctor.finding import Finding
     from dptrain.measure.layers import LayerTimes
+    from dptrain.measure.losses import Losses
     from dptrain.measure.profile import Profile
     from dptrain.network.network import Network
     from dptrain.plan.plan import Plan
@@ -88,6 +89,7 @@ def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
 def print_layers(
     rows: Sequence[LayerTimes],
     network: Network,
+    task: str,
     *,
     as_json: bool,
     batch_size: int,
@@ -100,7 +102,7 @@ def print_layers(
     from dptrain.measure.layers import layers_table
 
     arithmetic = f", {precision}" if precision else ""
-    title = f"Layers of {network.name}, batch {batch_size}{arithmetic}: each layer alone"
+    title = f"Layers of {network.name}, each alone: {task}, batch {batch_size}{arithmetic}"
     _print_all([layers_table(rows, title)])
     return None
 
@@ -126,6 +128,18 @@ def print_profile(profile: Profile, output: Path | None, *, as_json: bool) -> No
     _print_all(profile_report(profile, console.width))
     if output is not None:
         console.print(f"written: {output}", soft_wrap=True)
+    return None
+
+
+def print_losses(losses: Losses, output: Path | None, *, as_json: bool) -> None:
+    """Print what `dptrain.training.losses.measure_losses` returns, and the folder of its file."""
+    if as_json:
+        return click.echo(losses.text())
+    from dptrain.measure.loss_tables import losses_report
+
+    _print_all(losses_report(losses))
+    if output is not None:
+        make_console().print(f"written: {output}", soft_wrap=True)
     return None
 
 

@@ -10,6 +10,8 @@ import click
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
+from dptrain.cli.parsing import parse_seconds
+from dptrain.errors import UserError
 
 OMITTED = (
     "epochs",
@@ -33,6 +35,8 @@ OMITTED = (
         "mpirun -n 4 dptrain profile --network cifar --batch-size 128 --output DIR",
         "mpirun -n 4 dptrain profile --network cifar --backend cuda --precision tf32",
         "mpirun -n 8 dptrain profile --steps 200 --output DIR --trace",
+        "dptrain profile --network cifar --batch-size 128 --inference --unfused",
+        "mpirun -n 4 dptrain profile --losses --steps 200",
     ),
 )
 @CONFIG
@@ -49,6 +53,17 @@ OMITTED = (
               "chrome://tracing.")  # fmt: skip
 @click.option("--nvtx", is_flag=True,
               help="Mark stages by name for NVIDIA Nsight Systems and Nsight Compute.")  # fmt: skip
+@click.option("--inference", is_flag=True,
+              help="Profile forward passes instead of training steps.")  # fmt: skip
+@click.option("--unfused", is_flag=True,
+              help="With --inference: compute each layer by kernels of its own, to compare kinds "
+              "of layers.")  # fmt: skip
+@click.option("--losses", is_flag=True,
+              help="Instead of the profile: measure by experiment what each loss of efficiency "
+              "costs, with blocks of --steps steps.")  # fmt: skip
+@click.option("--delay", metavar="TIME",
+              help="With --losses: delay that is injected, such as 5ms.  [default: half a "
+              "step]")  # fmt: skip
 @JSON
 @setting_flags(omit=OMITTED)
 def profile(
@@ -59,6 +74,10 @@ def profile(
     roofs: bool,
     trace: bool,
     nvtx: bool,
+    inference: bool,
+    unfused: bool,
+    losses: bool,
+    delay: str | None,
     as_json: bool,
     **flags: Any,
 ) -> int:
@@ -67,20 +86,35 @@ def profile(
     The steps are those of `dptrain train` with the same settings. The trained parameters are
     discarded: there are no checkpoints and no evaluation.
 
+    With --losses the ranks make steps without sums, with sums of one number, with sums after the
+    backward pass, and with injected delays, in interleaved blocks. The differences are what load
+    imbalance, serialisation and communication cost.
+
     docs/measuring.md defines every value.
     """
+    if losses and (trace or nvtx or inference):
+        raise UserError("--losses measures no profile; remove --trace, --nvtx and --inference")
+    if unfused and not inference:
+        raise UserError("--unfused requires --inference; add --inference, or remove --unfused")
+    if delay is not None and not losses:
+        raise UserError("--delay requires --losses; add --losses, or remove --delay")
 
     def action() -> int:
         from dptrain.comm.world import World
+        from dptrain.training.inference import profile_inference
         from dptrain.training.profiling import ProfileOptions
         from dptrain.training.profiling import profile as measure
         from dptrain.training.settings import load_settings
 
+        if losses:
+            return _losses(file, steps, delay, output, flags, as_json=as_json)
         options = ProfileOptions(steps, skip, output, roofs, trace, nvtx)
         config = load_settings({**set_flags(flags), "steps": steps + skip}, os.environ, file)
-        record = measure(
-            config, World.connect(timeout=config.timeout, command="profile"), options, quiet=as_json
-        )
+        world = World.connect(timeout=config.timeout, command="profile")
+        if inference:
+            record = profile_inference(config, world, options, fused=not unfused, quiet=as_json)
+        else:
+            record = measure(config, world, options, quiet=as_json)
         if record is not None:
             from dptrain.cli.printing import print_profile
 
@@ -88,3 +122,28 @@ def profile(
         return 0
 
     return guarded(action)
+
+
+def _losses(
+    file: Path | None,
+    steps: int,
+    delay: str | None,
+    output: Path | None,
+    flags: dict[str, Any],
+    *,
+    as_json: bool,
+) -> int:
+    from dptrain.comm.world import World
+    from dptrain.training.losses import LossOptions, measure_losses
+    from dptrain.training.settings import load_settings
+
+    delay_s = None if delay is None else parse_seconds(delay, "--delay")
+    options = LossOptions(steps, delay_s, output)
+    config = load_settings({**set_flags(flags), "steps": steps}, os.environ, file)
+    world = World.connect(timeout=config.timeout, command="profile")
+    record = measure_losses(config, world, options, quiet=as_json)
+    if record is not None:
+        from dptrain.cli.printing import print_losses
+
+        print_losses(record, output, as_json=as_json)
+    return 0

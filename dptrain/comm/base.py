@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.comm.world import World
@@ -73,6 +74,11 @@ class GradientSum(ABC):
         """Device memory that the method needs in addition to the gradients."""
         return 0
 
+    @property
+    def updated_slices(self) -> tuple[slice, ...]:
+        """Elements of the flat arrays that this rank updates in a step."""
+        return (slice(0, self.num_parameters),)
+
     def start(self, bucket: int) -> None:
         """Start the sum of a bucket. All ranks start the same buckets in the same order."""
         assert bucket == self._num_started, f"bucket {bucket} started, expected {self._num_started}"
@@ -112,6 +118,10 @@ class GradientSum(ABC):
         """
         self.finish()
         self.update(update_slice, learning_rate)
+
+    def synchronize(self) -> None:
+        """Wait until all ranks call this, by the sum of one number outside a step."""
+        self.world.all_reduce(np.zeros(1, np.float32))
 
     def sum_alone(self, bucket: int) -> None:
         """Sum one bucket outside a step and wait for it, for measurements."""

@@ -42,6 +42,10 @@ class CentralSum(MirroredSum):
         super().__init__(world, gradients, parameters.size, buckets)
         self._parameters, self._memory = parameters, memory
 
+    @property
+    def updated_slices(self) -> tuple[slice, ...]:
+        return super().updated_slices if self.world.is_rank_zero else ()
+
     def _start(self, bucket: int) -> None:
         start, stop = self.buckets[bucket].start, self.buckets[bucket].stop
         size = self.num_parameters

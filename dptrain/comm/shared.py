@@ -228,6 +228,13 @@ class SharedSum(GradientSum):
 
     # Steps.
 
+    @property
+    def updated_slices(self) -> tuple[slice, ...]:
+        return tuple(self._parts)
+
+    def synchronize(self) -> None:
+        self._synchronize("the ranks of this node to arrive")
+
     def finish_and_update(self, update_slice: UpdateSlice, learning_rate: float) -> None:
         assert self._num_started == len(self.buckets), "finish before every bucket was started"
         self._sum_slices(range(len(self.buckets)))

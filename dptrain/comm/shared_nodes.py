@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from dptrain.backends.memory import aligned_zeros
 from dptrain.backends.numba.contributions import bind_sum
 from dptrain.backends.numba.gates import ROUND
+from dptrain.comm.base import GradientSum
 from dptrain.comm.shared import SharedSum
 from dptrain.comm.world import PIECE, Nodes, World, pieces
 from dptrain.plan.buckets import Bucket
@@ -146,6 +147,10 @@ class SharedNodesSum(SharedSum):
         self._loss_request: MPI.Request | None = None
         self._active: list[tuple[int, list[MPI.Request]]] = []
         self._num_exchanged = 0
+
+    def synchronize(self) -> None:
+        # The gates of `SharedSum` connect the ranks of one node only.
+        GradientSum.synchronize(self)
 
     def _place_loss_sums(self) -> NDArray[Any]:
         return np.zeros((sum(self._loss_sizes) // ALIGNMENT, ALIGNMENT), self.gradients.dtype)

@@ -1,4 +1,4 @@
-"""Times of the layers of a training step, each stage alone, on several backends.
+"""Times of the layers of a step, each stage alone, on several backends.
 
 A stage runs many times in a row on the same inputs. Inputs that fit into a cache are read from
 there, as they mostly are in a step.
@@ -69,8 +69,10 @@ def time_layers(
     batch_size: int,
     precision: str | None = None,
     threads: int | None = None,
+    inference: bool = False,
+    fused: bool = True,
 ) -> list[LayerTimes]:
-    """Time the stages of a training step on random data.
+    """Time the stages of a training step or of inference on random data.
 
     Args:
         network: the network.
@@ -78,6 +80,8 @@ def time_layers(
         batch_size: number of samples.
         precision: precision of all backends; None for the default of each.
         threads: number of compute threads; None for all cores that the process may use.
+        inference: True times a plan without gradients, and only its forward stages.
+        fused: False computes each layer by stages of its own.
 
     Raises:
         UserError: a backend or the precision does not exist, or cannot be used here.
@@ -93,7 +97,9 @@ def time_layers(
             batch_size,
             precision=precision,
             optimizer=SGD(),
+            training=not inference,
             threads=available_cores() if threads is None else threads,
+            fused=fused,
         )
         replica = backend.make_replica(plan)
         plans[name], times[name] = plan, _time_stages(replica)
@@ -102,16 +108,19 @@ def time_layers(
 
 def _time_stages(replica: Replica) -> dict[str, StageTime]:
     """Return the times by name of the stage, in order."""
-    memory = replica.memory
+    memory, training = replica.memory, replica.plan.training
     x, y = random_batch(replica.plan.network, replica.plan.batch_size)
     times = {}
     kernels: list[tuple[str, Callable[[], None]]] = [
-        *((stage.name, partial(kernel, replica.context)) for stage, kernel in replica.stages),
-        ("update", partial(replica.update_kernel(), replica.context)),
+        (stage.name, partial(kernel, replica.context))
+        for stage, kernel in replica.stages
+        if training or stage.phase is Phase.FORWARD
     ]
+    if training:
+        kernels.append(("update", partial(replica.update_kernel(), replica.context)))
     for index, (name, kernel) in enumerate(kernels):
         # Stages overwrite buffers, so the preceding stages run again before each measurement.
-        replica.load(x, y)
+        replica.load(x, y, training=training)
         for _, before in kernels[:index]:
             before()
         laps = memory.times_ms(kernel)
@@ -133,6 +142,8 @@ def _rows(plans: dict[str, Plan], times: dict[str, dict[str, StageTime]]) -> lis
                 rows.append(row)
         start = end + 1
     for name in ("loss", "update"):
+        if any(name not in found for found in times.values()):
+            continue
         flops = max(s.flops for plan in plans.values() for s in plan.stages if s.name == name)
         rows.append(LayerTimes(name, OTHER, flops, {b: times[b][name] for b in plans}))
     return rows

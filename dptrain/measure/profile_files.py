@@ -14,7 +14,7 @@ from dptrain.files import write_whole, writing
 from dptrain.measure.profile import Profile
 
 PROFILE, STAGES, KINDS, RANKS = "profile.json", "profile.csv", "kinds.csv", "ranks.csv"
-TRACE = "trace.json"
+TRACE, LOSSES = "trace.json", "losses.json"
 FLAG = "--output"
 """Flag of the output directory, for error messages."""
 

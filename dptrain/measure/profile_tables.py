@@ -48,7 +48,9 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     found: list[str | Table] = [_parts_table(profile), _layers_table(profile, wide)]
     found.append(_kinds_table(profile, wide))
     if len(profile.ranks) > 1:
-        found += [_ranks_table(profile, wide), straggler_line(profile), *_sum_lines(profile)]
+        found.append(_ranks_table(profile, wide))
+        if not _is_inference(profile):
+            found += [straggler_line(profile), *_sum_lines(profile)]
     if profile.pop is not None:
         found.append(pop_table(profile.pop))
     if profile.job["possible"] < 1:
@@ -66,6 +68,8 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     found.append(
         f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step"
         if timing
+        else "the host waits for the GPU after each stage"
+        if _is_inference(profile)
         else "stages were timed in separate steps without overlap, which the step time excludes"
     )
     peak, total = profile.memory["peak"], profile.memory["total"]
@@ -74,6 +78,10 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
         f"peak of a process {peak / 1e6:,.1f} MB"
     )
     return found
+
+
+def _is_inference(profile: Profile) -> bool:
+    return bool(profile.job.get("task") == "inference")
 
 
 def pop_table(pop: Pop) -> Table:
@@ -118,8 +126,9 @@ def straggler_line(profile: Profile) -> str:
 def _parts_table(profile: Profile) -> Table:
     step, parts = profile.step_ms, profile.parts
     total = profile.parts.total
+    what = "A forward pass" if _is_inference(profile) else "A step"
     title = (
-        f"A step: {step.median:.3f} ms ({step.q1:.3f} – {step.q3:.3f}, slowest rank, "
+        f"{what}: {step.median:.3f} ms ({step.q1:.3f} – {step.q3:.3f}, slowest rank, "
         f"n = {step.n}), {profile.samples_per_s:,.0f} samples/s"
     )
     named = (

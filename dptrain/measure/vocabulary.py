@@ -169,6 +169,37 @@ POP = (
     Term("high", "", "Upper end of the 95% interval; infinite if there are too few steps."),
 )  # fmt: skip
 
+LOSSES = (
+    Term("rounds", "1", "Number of rounds; each contains a block of every experiment, in a random "
+         "order."),
+    Term("losses.steps", "1", "Timed steps of a block."),
+    Term("alone", "ms", "Step of rank 0 while the other ranks are idle."),
+    Term("unsummed", "ms", "Step without sums and without waiting; mean over ranks."),
+    Term("one_number", "ms", "Step in which the ranks sum one number instead of the gradients."),
+    Term("after", "ms", "Step with the sums after the backward pass."),
+    Term("during", "ms", "Step of the job, which sums during the backward pass if the method can."),
+    Term("delayed_rank", "ms", "Step of the job in which the last rank receives each minibatch "
+         "later by the delay."),
+    Term("delayed_in_turn", "ms", "Step of the job in which another rank is delayed in each step."),
+    Term("losses", "", "Differences of the experiments. With alone they add up to during."),
+    Term("contention", "ms", "Mean over ranks of unsummed − alone."),
+    Term("load imbalance", "ms", "Largest unsummed of any rank − mean over ranks."),
+    Term("losses.serialisation", "ms", "one_number − latency − largest unsummed of any rank."),
+    Term("latency", "ms", "Time of the sum of one number if all ranks start together."),
+    Term("losses.sums", "ms", "after − one_number."),
+    Term("saved by overlap", "ms", "after − during, as a negative loss."),
+    Term("computation_scaling", "1", "alone divided by the mean of unsummed."),
+    Term("efficiencies", "", "Parallel efficiency and its factors."),
+    Term("by_experiment", "1", "From unsummed, one_number, latency and after."),
+    Term("by_busy_times", "1", "Of the POP hierarchy, from the steps of after."),
+    Term("agree", "", "True if the two intervals overlap."),
+    Term("delays", "", "Effects of the injected delays."),
+    Term("delays.delay_ms", "ms", "The injected delay."),
+    Term("waiting_ms", "ms", "Increase of the imbalance of the other ranks per step."),
+    Term("cost_ms", "ms", "Increase of the step."),
+    Term("overlaps", "", "True if the method of summing overlaps with the backward pass."),
+)  # fmt: skip
+
 TRACE = (
     Term("communication", "", "Thread of gradient sums; category of sums and of waiting for them."),
     Term("input", "", "Thread and category of waiting for data. As a group: the minibatch."),
@@ -178,6 +209,7 @@ TRACE = (
 )  # fmt: skip
 
 JOB = (
+    Term("task", "", "training or inference."),
     Term("network", "", "Name of the network."),
     Term("data", "", "Data specification."),
     Term("backend", "", "Name of the backend."),
@@ -244,6 +276,7 @@ SECTIONS = {
     "Of a rank": RANK,
     "Of sums, roofs and memory": OTHERS,
     "Of parallel efficiency": POP,
+    "Of losses by experiment": LOSSES,
     "Of a trace": TRACE,
     "Of a job": JOB,
     "Of training": TRAINING,

@@ -187,6 +187,7 @@ class Setting:
             `threads` or other samples; parameter gradients are summed for each micro-shard first.
         limits: of the GPU that the plan is for; None for the backend's default.
         selection: selects a kernel for each stage.
+        fused: False computes each layer by stages of its own.
     """
 
     batch_size: int
@@ -198,6 +199,7 @@ class Setting:
     shards: int = 0
     limits: DeviceLimits | None = None
     selection: KernelSelection = field(default_factory=KernelSelection)
+    fused: bool = True
 
 
 class Lowering(Protocol):

@@ -200,8 +200,10 @@ def _refuse_graph(network: Network) -> None:
             )
 
 
-def _make_groups(network: Network, backend: Lowering) -> tuple[Group, ...]:
+def _make_groups(network: Network, backend: Lowering, *, fused: bool) -> tuple[Group, ...]:
     """Divide the layers into groups, from the input on; the longest fusion is preferred."""
+    if not fused:
+        return tuple(Group((node,)) for node in network.nodes)
     groups: list[Group] = []
     patterns = sorted(backend.fusions, key=len, reverse=True)
     start = 0
@@ -239,7 +241,7 @@ class _Planner:
 
     def __init__(self, network: Network, backend: Lowering, setting: Setting) -> None:
         self.network, self.setting = network, setting
-        self.groups = _make_groups(network, backend)
+        self.groups = _make_groups(network, backend, fused=setting.fused)
         self.concurrent_weight_gradients = backend.concurrent_weight_gradients
         self.staged = backend.staging_shape(network, setting)
         self.needs: dict[str, GroupNeeds] = {g.name: backend.needs(g, setting) for g in self.groups}
@@ -399,6 +401,7 @@ def make_plan(
     threads: int = 1,
     micro_shards: MicroShards | None = None,
     selection: KernelSelection | None = None,
+    fused: bool = True,
 ) -> Plan:
     """Return the plan of a network for a backend. Nothing is allocated.
 
@@ -412,6 +415,7 @@ def make_plan(
         threads: number of compute threads of the replica.
         micro_shards: the micro-shards of this rank; None for the fastest order of summation.
         selection: selects a kernel for each stage; None for those with the lowest estimates.
+        fused: False computes each layer by stages of its own, to time kinds of layers.
 
     Raises:
         UserError: the network is not a chain, batch size or threads is less than 1, or the backend
@@ -431,6 +435,7 @@ def make_plan(
     setting = Setting(
         batch_size, precision, dtypes.dtype, dtypes.activations, training, threads, shards,
         backend.limits, KernelSelection() if selection is None else selection,
+        fused,
     )  # fmt: skip
     planner = _Planner(network, backend, setting)
     planner.declare()
@@ -474,4 +479,5 @@ def with_selection(plan: Plan, backend: Lowering, selection: KernelSelection) ->
         threads=plan.setting.threads,
         micro_shards=plan.micro_shards,
         selection=selection,
+        fused=plan.setting.fused,
     )

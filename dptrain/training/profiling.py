@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.backends.replica import Replica
 from dptrain.comm.clocks import ClockOffset, clock_offset
 from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import AgreedError, World
@@ -31,10 +33,12 @@ from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile import Profile, Roofs, SumTime
 from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
-from dptrain.measure.recorder import timing_cost_ms
+from dptrain.measure.recorder import Moments, timing_cost_ms
 from dptrain.measure.roofs import measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
+from dptrain.plan.buckets import Bucket
+from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
@@ -123,18 +127,20 @@ def profile(
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)
-        roofs = _measure_roofs(job) if options.roofs else None
-        facts = _facts(job)
+        roofs = measure_job_roofs(job) if options.roofs else None
+        facts = rank_facts(job)
         record = None
         if measured is not None:
-            record = _record(job, measured, sums, roofs, facts)
+            record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
             if board is not None:
                 _fill_board(board, job, measured)
         if output is not None:
             if options.trace:
-                _write_trace(job, steps, before, output)
+                moments, buckets = job.recorder.moments, job.engine.gradient_sum.buckets
+                assert moments is not None
+                gather_trace(job, job.plan, buckets, moments, before, output)
             # The profile is the last file, so a folder that has it is complete.
-            call_on_rank_zero(world, lambda: _write(record, output))
+            call_on_rank_zero(world, lambda: write_results(record, output))
         if ranges is not None and afterwards:
             _mark_steps(job, steps.last, options.steps, ranges)
     return record
@@ -166,23 +172,36 @@ def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
     board.close()
 
 
-def _write(record: Profile | None, output: Path) -> None:
+def write_results(record: Profile | None, output: Path) -> None:
+    """Write the files of a profile on rank 0."""
     assert record is not None
     write_profile(record, output)
 
 
-def _write_trace(job: Job, steps: _Steps, before: ClockOffset, output: Path) -> None:
-    """Collect the events of all ranks on the clock of rank 0, and write the trace."""
-    world, moments = job.world, job.recorder.moments
-    assert moments is not None
+def gather_trace(
+    job: Job,
+    plan: Plan,
+    buckets: Sequence[Bucket],
+    moments: Sequence[Moments],
+    before: ClockOffset,
+    output: Path,
+) -> None:
+    """Collect the events of all ranks on the clock of rank 0, and write the trace.
+
+    Args:
+        job: the job; every rank calls this function.
+        plan: plan of the steps.
+        buckets: gradient buckets that were summed.
+        moments: of the steps of this rank.
+        before: offset of this rank's clock before the steps.
+        output: folder of the trace.
+    """
+    world = job.world
     clock = RankClock(before, clock_offset(world))
     # Some viewers ignore events before time 0.
     first = min(world.all_gather_json(clock.to_trace_ns(moments[0].begin)))
     clock = replace(clock, zero_ns=first)
-    events = rank_events(
-        job.plan, job.engine.gradient_sum.buckets, moments, clock,
-        rank=world.rank, host=socket.gethostname(),
-    )  # fmt: skip
+    events = rank_events(plan, buckets, moments, clock, rank=world.rank, host=socket.gethostname())
     text = np.frombuffer(events.encode(), np.uint8)
     size = sum(world.all_gather_json(text.size))
     if size > MOST_TRACE_BYTES:
@@ -310,8 +329,8 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
     return tuple(found)
 
 
-def _measure_roofs(job: Job) -> Roofs | None:
-    """Measure on rank 0 while the other ranks wait."""
+def measure_job_roofs(job: Job) -> Roofs | None:
+    """Measure the limits of the roofline model on rank 0 while the other ranks wait."""
     roofs = None
     if job.world.is_rank_zero:
         roofs = measure_roofs(job.backend, job.plan, job.replica.memory)
@@ -319,7 +338,7 @@ def _measure_roofs(job: Job) -> Roofs | None:
     return roofs
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def rank_facts(job: Job) -> dict[str, Any]:
     """Return facts about the job and about each rank, the same on every rank."""
     world = job.world
     mine = {
@@ -334,29 +353,42 @@ def _facts(job: Job) -> dict[str, Any]:
     return {"ranks": ranks, "possible": possible}
 
 
-def _record(
+def profile_record(
     job: Job,
+    replica: Replica,
+    plan: Plan,
     measured: Measured,
     sums: tuple[SumTime, ...],
     roofs: Roofs | None,
     facts: dict[str, Any],
 ) -> Profile:
+    """Return the profile of the steps of a replica.
+
+    Args:
+        job: the job.
+        replica: the replica of this rank that made the steps.
+        plan: its plan.
+        measured: times of all ranks.
+        sums: times of gradient sums alone.
+        roofs: limits of the roofline model; None if not measured.
+        facts: of `rank_facts`.
+    """
     ranks = facts["ranks"]
     slowest = measured.slowest
-    memory = job.memory_bytes
+    memory = job.memory_bytes if replica is job.replica else dict(replica.memory_bytes)
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.spec.batch_size, len(job.dataset.train))
     return Profile(
-        job=_describe(job, facts),
+        job={**describe_job(job, facts), "task": "training" if plan.training else "inference"},
         steps=measured.steps.shape[1],
         step_ms=spread(slowest),
         step_times_ms=tuple(slowest.tolist()),
         samples_per_s=samples / float(np.median(slowest)) * 1e3,
-        timing_ms=0.0 if job.replica.memory.asynchronous else timing_cost_ms(job.plan.stages),
+        timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
         parts=measured.parts,
-        stages=stage_profiles(job.plan, measured, roofs, job.replica.notes),
-        kinds=kind_profiles(job.plan, measured, roofs),
+        stages=stage_profiles(plan, measured, roofs, replica.notes),
+        kinds=kind_profiles(plan, measured, roofs),
         ranks=rank_profiles(
             measured, [rank["host"] for rank in ranks], [rank["device"] for rank in ranks]
         ),
@@ -364,11 +396,12 @@ def _record(
         roofs=roofs,
         memory=memory,
         environment=environment(job.world),
-        pop=profile_efficiencies(job.plan, measured),
+        pop=profile_efficiencies(plan, measured) if plan.training else None,
     )
 
 
-def _describe(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
+def describe_job(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of the job; `facts` are those of `rank_facts`."""
     spec, sums = job.spec, job.engine.gradient_sum
     return {
         "network": job.network.name,

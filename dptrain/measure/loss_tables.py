@@ -1,0 +1,132 @@
+"""Tables of `Losses`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, Delay, Losses
+from dptrain.measure.statistics import Estimate
+from dptrain.measure.tables import fitted_table, ms_cell
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MEANINGS = {
+    "contention": "all ranks work, without sums or waiting",
+    "load imbalance": "the slowest rank instead of the mean rank",
+    "serialisation": "ranks meet in every step: a sum of one number",
+    "latency": "of that sum, if no rank is late",
+    "sums": "gradients are summed after the backward pass",
+    "saved by overlap": "gradients are summed during the backward pass",
+}
+"""What changes from one row to the next."""
+
+FACTOR_NAMES = {
+    "parallel": "parallel efficiency",
+    "load_balance": "load balance",
+    "serialisation": "serialisation",
+    "transfer": "transfer",
+}
+
+
+def losses_report(losses: Losses) -> list[str | Table]:
+    """Return the tables and lines of the experiments, in order."""
+    scaling = losses.computation_scaling
+    found: list[str | Table] = [_losses_table(losses)]
+    if not losses.overlaps:
+        found.append(
+            f"saved by overlap: nothing; with {losses.job['transport']} all gradients are summed "
+            "after the backward pass"
+        )
+    found += [
+        f"computation scaling: {scaling.value:.3f} ({scaling.low:.3f} – {scaling.high:.3f}), step "
+        "of rank 0 alone / mean step without sums",
+        _factors_table(losses),
+        *_disagreement(losses),
+        _delays_table(losses),
+        "95% intervals over rounds; they do not contain the differences between launches",
+    ]
+    return found
+
+
+def _losses_table(losses: Losses) -> Table:
+    job, alone = losses.step_ms[DURING], losses.step_ms[ALONE]
+    rows: list[tuple[str, ...]] = [
+        ("rank 0 alone", *_ms_cells(alone), f"{alone.value / job.value:.1%}", "others are idle"),
+        (),
+    ]
+    for loss in losses.losses:
+        sign = "+" if loss.time_ms.value >= 0 else "−"
+        size = ms_cell(abs(loss.time_ms.value))
+        cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")
+        rows.append((loss.name, *cells, MEANINGS[loss.name]))
+    rows += [(), ("job", *_ms_cells(job), "100.0%", "sum of the rows above")]
+    title = (
+        f"Losses of a step by experiment, {losses.job['ranks']} ranks ({losses.rounds} rounds of "
+        f"{losses.steps} steps each)"
+    )
+    return fitted_table(
+        title, ("loss", "ms", "95% interval", "share", "change"), rows, text=("loss", "change")
+    )
+
+
+def _factors_table(losses: Losses) -> Table:
+    rows = [
+        (
+            FACTOR_NAMES[factor.name],
+            *_ratio_cells(factor.by_experiment),
+            *_ratio_cells(factor.by_busy_times),
+            "yes" if factor.agree else "no",
+        )
+        for factor in losses.efficiencies
+    ]
+    columns = ("efficiency", "experiment", "95%", "busy times", "95% ", "agree")
+    title = "Efficiencies with sums after the backward pass: by experiment, and by busy times (POP)"
+    return fitted_table(title, columns, rows, text=("efficiency",))
+
+
+def _disagreement(losses: Losses) -> list[str]:
+    """Return a line that explains a difference between serialisation and transfer, if any."""
+    agree = {factor.name: factor.agree for factor in losses.efficiencies}
+    if not agree["parallel"] or (agree["serialisation"] and agree["transfer"]):
+        return []
+    return [
+        "ranks that are interrupted while they communicate delay the others: the experiment counts "
+        "this as serialisation, and busy times, which end before, as transfer"
+    ]
+
+
+def _delays_table(losses: Losses) -> Table:
+    rows = [
+        (
+            _delayed(delay),
+            ms_cell(delay.delay_ms),
+            ms_cell(delay.waiting_ms.value),
+            _interval(delay.waiting_ms),
+            ms_cell(delay.cost_ms.value),
+            _interval(delay.cost_ms),
+            f"{delay.load_balance.value:.3f}",
+            f"{delay.serialisation.value:.3f}",
+        )
+        for delay in losses.delays
+    ]
+    columns = ("delay of", "ms", "waiting", "95%", "cost", "95% ", "balance", "serialisation")
+    title = "Injected delays: increase of the others' waiting and of the step, in ms"
+    return fitted_table(title, columns, rows, text=("delay of",))
+
+
+def _delayed(delay: Delay) -> str:
+    return "one rank" if delay.name == DELAYED_RANK else "ranks in turn"
+
+
+def _ms_cells(estimate: Estimate) -> tuple[str, str]:
+    return ms_cell(estimate.value), _interval(estimate)
+
+
+def _ratio_cells(estimate: Estimate) -> tuple[str, str]:
+    return f"{estimate.value:.3f}", _interval(estimate)
+
+
+def _interval(estimate: Estimate) -> str:
+    low, high = (f"{value:.3f}".replace("-", "−") for value in (estimate.low, estimate.high))
+    return f"{low} – {high}"

@@ -1,0 +1,272 @@
+"""What each loss of efficiency costs, by experiment: steps that leave out one cause at a time.
+
+The experiments are run in blocks, in a random order in every round of one launch, with the same
+minibatches per rank. With T the mean time of a step:
+
+    alone      rank 0 works, the others wait
+    unsummed   all ranks work without sums and without waiting for each other
+    one_number ranks sum one number instead of the gradients
+    after      ranks sum the gradients when the backward pass has ended
+    during     the job: ranks sum during the backward pass if their method can
+
+Then T(during) = T(alone) + contention + load imbalance + serialisation + latency + sums − saved
+by overlap, where
+
+    contention     = mean over ranks of T(unsummed) − T(alone)
+    load imbalance = largest T(unsummed) of any rank − mean over ranks of T(unsummed)
+    serialisation  = T(one_number) − latency − largest T(unsummed) of any rank
+    latency        = time of the sum of one number if all ranks start together
+    sums           = T(after) − T(one_number)
+    saved          = T(after) − T(during)
+
+Two more experiments inject a delay into the job: into one rank, and into the ranks in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.analysis import Measured
+from dptrain.measure.pop import Pop, pop_efficiencies
+from dptrain.measure.recorder import STEP
+from dptrain.measure.statistics import Estimate, student
+from dptrain.records import Form
+
+ALONE, UNSUMMED, ONE_NUMBER = "alone", "unsummed", "one_number"
+AFTER, DURING = "after", "during"
+DELAYED_RANK, DELAYED_IN_TURN = "delayed_rank", "delayed_in_turn"
+EXPERIMENTS = (ALONE, UNSUMMED, ONE_NUMBER, AFTER, DURING, DELAYED_RANK, DELAYED_IN_TURN)
+LATENCY = "latency"
+
+FORM = Form(
+    noun="file of losses",
+    otherwise="expected a file that `dptrain profile --losses --output` writes",
+    anew="measure the losses again",
+)
+
+Times = Mapping[str, NDArray[np.float64]]
+"""Mean times of a step in ms (rounds, ranks) by experiment, and `LATENCY`."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A part of the step that an experiment removes.
+
+    Attributes:
+        name: the cause.
+        time_ms: difference of two experiments; negative for what is saved.
+        share: the same divided by the step of the job.
+    """
+
+    name: str
+    time_ms: Estimate
+    share: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An efficiency by experiment, and from the busy times of the ranks.
+
+    Attributes:
+        name: the efficiency.
+        by_experiment: from the times of the experiments.
+        by_busy_times: of the POP hierarchy, from the steps of the experiment `AFTER`.
+        agree: True if the intervals overlap.
+    """
+
+    name: str
+    by_experiment: Estimate
+    by_busy_times: Estimate
+    agree: bool
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The effect of an injected delay.
+
+    Attributes:
+        name: `DELAYED_RANK` or `DELAYED_IN_TURN`.
+        delay_ms: the delay in each step.
+        waiting_ms: increase of the waiting of the other ranks per step.
+        cost_ms: increase of the step.
+        load_balance, serialisation: of the POP hierarchy with the delay.
+    """
+
+    name: str
+    delay_ms: float
+    waiting_ms: Estimate
+    cost_ms: Estimate
+    load_balance: Estimate
+    serialisation: Estimate
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What each loss of a job costs.
+
+    Attributes:
+        job: as in `Profile`.
+        rounds, steps: number of rounds, and of timed steps of a block.
+        step_ms: mean step by experiment; of `UNSUMMED`, mean over ranks.
+        losses: differences; with the step of rank 0 alone they add up to the step of the job.
+        efficiencies: computation scaling, and the factors of the parallel efficiency.
+        delays: effects of injected delays.
+        overlaps: True if the method of summing overlaps with the backward pass.
+        environment: the same values as in ``env.json``.
+    """
+
+    job: dict[str, Any]
+    rounds: int
+    steps: int
+    step_ms: dict[str, Estimate]
+    losses: tuple[Loss, ...]
+    computation_scaling: Estimate
+    efficiencies: tuple[Comparison, ...]
+    delays: tuple[Delay, ...]
+    overlaps: bool
+    environment: dict[str, Any]
+
+    def write(self, path: Path) -> None:
+        """Write ``losses.json``.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        FORM.write(self, path)
+
+    def text(self) -> str:
+        """Return the losses as JSON."""
+        return FORM.text(self)
+
+
+def over_rounds(function: Callable[[Times], float], times: Times) -> Estimate:
+    """Return a function of the means over rounds, with its 95% interval.
+
+    The interval is that of the jackknife that leaves out one round at a time. The blocks of a round
+    follow each other closely, so what differs between rounds has little effect on differences of
+    experiments. Source: Efron and Tibshirani, "An introduction to the bootstrap", 1993, chapter 11.
+
+    Args:
+        function: of the means (1, ranks) by experiment.
+        times: of at least two rounds.
+    """
+    rounds = len(next(iter(times.values())))
+
+    def mean_without(left_out: int | None) -> Times:
+        chosen = [i for i in range(rounds) if i != left_out]
+        return {name: rows[chosen].mean(axis=0) for name, rows in times.items()}
+
+    value = function(mean_without(None))
+    without = np.array([function(mean_without(i)) for i in range(rounds)])
+    pseudo = rounds * value - (rounds - 1) * without
+    half = student(rounds - 1) * float(pseudo.std(ddof=1)) / rounds**0.5
+    return Estimate(value, value - half, value + half, rounds)
+
+
+_LOSSES: dict[str, Callable[[Times], float]] = {
+    "contention": lambda t: float(t[UNSUMMED].mean() - t[ALONE][0]),
+    "load imbalance": lambda t: float(t[UNSUMMED].max() - t[UNSUMMED].mean()),
+    "serialisation": lambda t: float(
+        t[ONE_NUMBER].mean() - t[LATENCY].mean() - t[UNSUMMED].max()
+    ),
+    "latency": lambda t: float(t[LATENCY].mean()),
+    "sums": lambda t: float(t[AFTER].mean() - t[ONE_NUMBER].mean()),
+    "saved by overlap": lambda t: float(t[DURING].mean() - t[AFTER].mean()),
+}  # fmt: skip
+"""Losses in the order in which they are added to the step of rank 0 alone."""
+
+_FACTORS: dict[str, Callable[[Times], float]] = {
+    "parallel": lambda t: float(t[UNSUMMED].mean() / t[AFTER].mean()),
+    "load_balance": lambda t: float(t[UNSUMMED].mean() / t[UNSUMMED].max()),
+    "serialisation": lambda t: float(
+        t[UNSUMMED].max() / (t[ONE_NUMBER].mean() - t[LATENCY].mean())
+    ),
+    "transfer": lambda t: float((t[ONE_NUMBER].mean() - t[LATENCY].mean()) / t[AFTER].mean()),
+}  # fmt: skip
+"""Efficiencies by experiment, by the name of the efficiency in `Pop`."""
+
+
+def find_losses(times: Times) -> tuple[Loss, ...]:
+    """Return the differences between the experiments."""
+    step = float(times[DURING].mean())
+    found = []
+    for name, function in _LOSSES.items():
+        estimate = over_rounds(function, times)
+        found.append(Loss(name, estimate, estimate.value / step))
+    return tuple(found)
+
+
+def mean_steps(times: Times) -> dict[str, Estimate]:
+    """Return the mean step of each experiment; of `ALONE`, that of rank 0."""
+
+    def mean_of(name: str) -> Callable[[Times], float]:
+        return lambda t: float(t[name][0] if name == ALONE else t[name].mean())
+
+    return {name: over_rounds(mean_of(name), times) for name in EXPERIMENTS}
+
+
+def computation_scaling(times: Times) -> Estimate:
+    """Return the step of rank 0 alone divided by the mean step of all ranks without sums."""
+    return over_rounds(lambda t: float(t[ALONE][0] / t[UNSUMMED].mean()), times)
+
+
+def compare_efficiencies(times: Times, after: Measured) -> tuple[Comparison, ...]:
+    """Return the efficiencies by experiment next to those of the busy times.
+
+    Args:
+        times: of the experiments.
+        after: the steps of the experiment `AFTER`.
+    """
+    pop = efficiencies_of(after)
+    found = []
+    for name, function in _FACTORS.items():
+        by_experiment, by_busy_times = over_rounds(function, times), getattr(pop, name)
+        agree = by_experiment.meets(by_busy_times)
+        found.append(Comparison(name, by_experiment, by_busy_times, agree))
+    return tuple(found)
+
+
+def efficiencies_of(measured: Measured) -> Pop:
+    """Return the efficiencies of the POP hierarchy of all steps, without layers."""
+    return pop_efficiencies(measured.busy, measured.column(STEP).mean(axis=0), {})
+
+
+def find_delay(name: str, delay_ms: float, times: Times, delayed: Measured, job: Measured) -> Delay:
+    """Return the effect of an injected delay.
+
+    Args:
+        name: of the experiment.
+        delay_ms: the delay.
+        times: of the experiments.
+        delayed, job: steps with the delay and of the job, the same number in each round.
+    """
+    rounds = len(times[name])
+
+    def waiting(measured: Measured) -> NDArray[np.float64]:
+        """Mean waiting (rounds, 1) of the ranks that are not delayed."""
+        waited = measured.imbalance
+        # In turn every rank is delayed in one of p steps; then all of p − 1 ranks wait.
+        ranks = len(waited)
+        if name == DELAYED_RANK:
+            by_step = waited[:-1].mean(axis=0)
+        else:
+            by_step = waited.sum(axis=0) / (ranks - 1)
+        rows: NDArray[np.float64] = by_step.reshape(rounds, -1).mean(axis=1, keepdims=True)
+        return rows
+
+    tables = {"with": waiting(delayed), "without": waiting(job)}
+    pop = efficiencies_of(delayed)
+    return Delay(
+        name,
+        delay_ms,
+        over_rounds(lambda t: float(t["with"][0] - t["without"][0]), tables),
+        over_rounds(lambda t: float(t[name].mean() - t[DURING].mean()), times),
+        pop.load_balance,
+        pop.serialisation,
+    )

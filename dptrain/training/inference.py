@@ -1,0 +1,152 @@
+"""Profile of inference: forward passes of each rank, timed stage by stage like training.
+
+The ranks compute their shares of the minibatches of training, without gradients and without
+waiting for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+from dptrain.backends.replica import CropWindowReplica, Replica
+from dptrain.comm.clocks import clock_offset
+from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
+from dptrain.comm.world import World
+from dptrain.data.loader import Batch
+from dptrain.errors import UserError
+from dptrain.measure.gathering import gather_measured
+from dptrain.measure.profile import Profile
+from dptrain.measure.profile_files import claim
+from dptrain.measure.recorder import StepRecorder
+from dptrain.plan.lowering import Phase
+from dptrain.plan.plan import Plan, make_plan
+from dptrain.training.baseline import open_loader
+from dptrain.training.job import Job, assemble
+from dptrain.training.profiling import (
+    ProfileOptions,
+    gather_trace,
+    measure_job_roofs,
+    profile_record,
+    rank_facts,
+    write_results,
+)
+from dptrain.training.settings import Settings
+
+
+def profile_inference(
+    settings: Settings,
+    world: World,
+    options: ProfileOptions,
+    *,
+    fused: bool = True,
+    quiet: bool = False,
+) -> Profile | None:
+    """Make forward passes of all ranks and measure them.
+
+    Args:
+        settings: settings of the job; those of training have no effect.
+        world: the ranks; every rank calls this function.
+        options: options of the profile.
+        fused: False computes each layer by stages of its own.
+        quiet: print no message about compilation.
+
+    Returns:
+        The profile on rank 0; None on other ranks. `ProfileOptions.output` holds its files.
+
+    Raises:
+        UserError: a mistake of the user; on every rank.
+    """
+    if options.nvtx or settings.tensorboard:
+        raise UserError("--inference supports neither --nvtx nor --tensorboard; remove them")
+    output, total = options.output, options.skip + options.steps
+    if output is not None:
+        call_on_rank_zero(world, lambda: claim(output))
+    chosen = replace(settings, steps=total, epochs=None, run_dir=None, resume=None)
+    job = assemble(chosen, world, keeps_run=False, quiet=quiet)
+    with ExitStack() as stack:
+        stack.enter_context(job.engine)
+        plan = _forward_plan(job, fused=fused)
+        replica = call_on_all_ranks(world, lambda: _make_replica(job, plan))
+        # The loss of the plan is for evaluations.
+        stages = tuple(stage for stage in plan.stages if stage.phase is not Phase.LOSS)
+        plan = replace(plan, stages=stages)
+        recorder = StepRecorder(stages, capacity=total)
+        before = clock_offset(world)
+        _make_passes(job, replica, recorder, options)
+        measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
+        roofs = measure_job_roofs(job) if options.roofs else None
+        facts = rank_facts(job)
+        record = None
+        if measured is not None:
+            record = profile_record(job, replica, plan, measured, (), roofs, facts)
+        if output is not None:
+            if options.trace:
+                assert recorder.moments is not None
+                gather_trace(job, plan, (), recorder.moments, before, output)
+            call_on_rank_zero(world, lambda: write_results(record, output))
+    return record
+
+
+def _forward_plan(job: Job, *, fused: bool) -> Plan:
+    """Return the plan of inference with the batch size of this rank."""
+    return make_plan(
+        job.network,
+        job.backend,
+        job.local_batch,
+        precision=job.plan.precision,
+        training=False,
+        threads=job.plan.setting.threads,
+        fused=fused,
+    )
+
+
+def _make_replica(job: Job, plan: Plan) -> Replica:
+    replica = job.backend.make_replica(plan, seed=job.spec.seed)
+    if job.cached_samples is not None or job.streams_pixels:
+        assert isinstance(replica, CropWindowReplica)
+        replica.share_cached_images(job.replica)
+    return replica
+
+
+def _make_passes(
+    job: Job, replica: Replica, recorder: StepRecorder, options: ProfileOptions
+) -> None:
+    """Make forward passes; the outputs are copied to the host, as for a user."""
+    world, last = job.world, options.skip + options.steps
+    with open_loader(
+        job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
+        first=0, last=last * 2, micro_shards=job.plan.micro_shards,
+    ) as loader:  # fmt: skip
+        whole = min(job.spec.batch_size, len(job.dataset.train))
+        batches = (batch for batch in loader if batch.global_count == whole)
+        world.barrier()
+        for number in range(last):
+            if number == options.skip and options.trace:
+                recorder.moments = []
+            _pass(batches, replica, recorder)
+
+
+def _pass(batches: Iterator[Batch], replica: Replica, recorder: StepRecorder) -> None:
+    """Make one forward pass. On a GPU the host waits for each stage."""
+    synchronize = replica.memory.synchronize
+    recorder.begin()
+    batch = next(batches)
+    recorder.waited()
+    replica.load(
+        batch.x, None, crop_windows=batch.crop_windows, recolourings=batch.recolourings,
+        samples=batch.samples, global_count=batch.global_count, step=batch.step, training=False,
+    )  # fmt: skip
+    synchronize()
+    recorder.lap(0)
+    for stage, kernel in replica.stages:
+        if stage.phase is Phase.FORWARD:
+            kernel(replica.context)
+            synchronize()
+            recorder.lap(stage.index)
+    replica.output()
+    recorder.end(
+        exposed_ns=0, hidden_ns=0, samples=len(batch.samples), global_count=batch.global_count
+    )
+    recorder.note_moments((), ())

@@ -1,0 +1,291 @@
+"""Runs the experiments of `dptrain.measure.losses` in one launch, in interleaved blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.comm.base import GradientSum
+from dptrain.comm.collective import call_on_rank_zero
+from dptrain.comm.experimental import LateSum, OneNumberSum, WithoutSum
+from dptrain.comm.world import AgreedError, World
+from dptrain.data.loader import Batch
+from dptrain.errors import UserError
+from dptrain.files import writing
+from dptrain.measure import losses as measure
+from dptrain.measure.analysis import MS, Measured
+from dptrain.measure.environment import environment
+from dptrain.measure.losses import Losses
+from dptrain.measure.profile_files import FLAG, LOSSES
+from dptrain.measure.recorder import StepRecorder
+from dptrain.training.baseline import open_loader
+from dptrain.training.engines import Engine, make_engine
+from dptrain.training.job import Job, assemble
+from dptrain.training.profiling import describe_job, rank_facts
+from dptrain.training.settings import Settings
+
+ROUNDS = 10
+"""Number of rounds; the intervals have one degree of freedom less."""
+WARM_UP = 3
+"""Untimed steps at the start of each block, in which caches fill and ranks meet."""
+LATENCY_SUMS = 50
+"""Sums of one number per round, of which the mean is the latency."""
+LAST_STEP = 1 << 40
+"""More steps than the experiments need: without sums the ranks make different numbers of them."""
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of the experiments.
+
+    Attributes:
+        steps: number of timed steps of each experiment.
+        delay_s: injected delay in seconds; None for half a step.
+        output: folder of ``losses.json``; None writes nothing.
+    """
+
+    steps: int = 100
+    delay_s: float | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < ROUNDS:
+            raise UserError(
+                f"--steps is {self.steps}; expected at least {ROUNDS} with --losses, one for each "
+                "round"
+            )
+
+    @property
+    def block(self) -> int:
+        """Number of timed steps in a block."""
+        return self.steps // ROUNDS
+
+
+def measure_losses(
+    settings: Settings, world: World, options: LossOptions, *, quiet: bool = False
+) -> Losses | None:
+    """Measure what each loss of efficiency costs.
+
+    Args:
+        settings: settings of the job. Its length and its run directory are ignored.
+        world: the ranks; every rank calls this function.
+        options: options of the experiments.
+        quiet: print no message about compilation.
+
+    Returns:
+        The losses on rank 0; None on other ranks.
+
+    Raises:
+        UserError: one rank, ranks that compute on GPUs, or another mistake of the user; on every
+            rank.
+    """
+    if world.size == 1:
+        raise AgreedError("--losses compares ranks; start several, such as mpirun -n 2")
+    output = options.output
+    call_on_rank_zero(world, lambda: _claim(output))
+    chosen = replace(settings, epochs=None, steps=options.steps, run_dir=None, resume=None)
+    job = assemble(chosen, world, keeps_run=False, quiet=quiet)
+    with job.engine:
+        if job.replica.memory.asynchronous:
+            raise AgreedError(
+                f"--losses measures ranks that compute on CPUs, and --backend {job.spec.backend} "
+                "computes on a GPU; choose another backend"
+            )
+        with open_loader(
+            job, batch_size=job.spec.batch_size, rank=world.rank, size=world.size,
+            first=0, last=LAST_STEP, micro_shards=job.plan.micro_shards,
+        ) as loader:  # fmt: skip
+            experiments = _Experiments(job, _whole_minibatches(loader, job), options)
+            experiments.run()
+        found = experiments.result()
+        facts = rank_facts(job)
+        record = None
+        if found is not None:
+            times, tables = found
+            record = _record(job, times, tables, options, experiments.delay_ns * MS, facts)
+        if output is not None:
+            call_on_rank_zero(world, lambda: _write(record, output))
+    return record
+
+
+def _claim(output: Path | None) -> None:
+    if output is None:
+        return
+    if (output / LOSSES).exists():
+        raise UserError(
+            f"{output} contains {LOSSES}, which is never overwritten; choose another {FLAG}"
+        )
+    with writing(output, FLAG):
+        output.mkdir(parents=True, exist_ok=True)
+
+
+def _write(record: Losses | None, output: Path) -> None:
+    assert record is not None
+    record.write(output / LOSSES)
+
+
+def _whole_minibatches(batches: Iterator[Batch], job: Job) -> Iterator[Batch]:
+    """Yield the batches of whole minibatches; the last one of an epoch may be smaller."""
+    whole = min(job.spec.batch_size, len(job.dataset.train))
+    return (batch for batch in batches if batch.global_count == whole)
+
+
+class _Experiments:
+    """Runs blocks of steps, and keeps their times.
+
+    Attributes:
+        delay_ns: the injected delay, the same on every rank.
+    """
+
+    def __init__(self, job: Job, batches: Iterator[Batch], options: LossOptions) -> None:
+        self._job, self._batches, self._options = job, batches, options
+        original = job.engine.gradient_sum
+        # A method that does not overlap starts its sums after the backward pass in any case.
+        late = LateSum(original) if original.overlaps else original
+        self._sums: dict[str, GradientSum] = {
+            measure.ALONE: WithoutSum(original),
+            measure.UNSUMMED: WithoutSum(original),
+            measure.ONE_NUMBER: OneNumberSum(original),
+            measure.AFTER: late,
+            measure.DURING: original,
+            measure.DELAYED_RANK: original,
+            measure.DELAYED_IN_TURN: original,
+        }
+        self._times: dict[str, list[float]] = {name: [] for name in measure.EXPERIMENTS}
+        self._times[measure.LATENCY] = []
+        self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in measure.EXPERIMENTS}
+        self.delay_ns = 0
+
+    def run(self) -> None:
+        """Run an untimed block of the job, then all rounds."""
+        job, options = self._job, self._options
+        for name in (measure.ALONE, measure.ONE_NUMBER, measure.AFTER, measure.DURING):
+            step_ns = self._block(name)
+        if options.delay_s is None:
+            self.delay_ns = round(float(np.mean(job.world.all_gather_json(step_ns))) / 2)
+        else:
+            self.delay_ns = round(1e9 * options.delay_s)
+        order = np.random.default_rng(job.spec.seed)
+        for _ in range(ROUNDS):
+            for name in order.permutation(measure.EXPERIMENTS).tolist():
+                self._times[name].append(self._block(name, keeps=True))
+            self._times[measure.LATENCY].append(self._latency_ns())
+
+    def result(self) -> tuple[measure.Times, dict[str, Measured]] | None:
+        """Return the times in ms and the steps of all ranks on rank 0; None on other ranks."""
+        world = self._job.world
+        times = world.gather_json(self._times)
+        names = StepRecorder(self._job.plan.stages).names
+        tables = {}
+        for name, rows in self._rows.items():
+            gathered = world.gather(np.concatenate(rows))
+            if gathered is not None and name != measure.ALONE:
+                table = MS * np.stack(gathered)
+                tables[name] = Measured(names, table, table, (0.0,) * world.size)
+        if times is None:
+            return None
+        by_name = {name: MS * np.array([own[name] for own in times]).T for name in self._times}
+        return by_name, tables
+
+    def _block(self, name: str, *, keeps: bool = False) -> float:
+        """Run a block; return the mean time of its timed steps in ns."""
+        job, steps = self._job, self._options.block
+        recorder = StepRecorder(job.plan.stages, capacity=steps)
+        engine = make_engine(job.replica, self._sums[name], job.buckets, recorder)
+        batches = self._delayed(name)
+        self._meet()
+        step_ns = 0.0
+        if name != measure.ALONE or job.world.is_rank_zero:
+            _make_steps(engine, batches, WARM_UP)
+            begin = perf_counter_ns()
+            _make_steps(engine, batches, steps)
+            step_ns = (perf_counter_ns() - begin) / steps
+        if keeps:
+            self._rows[name].append(recorder.rows())
+        if name == measure.UNSUMMED:
+            # A rank that has finished keeps working, so that the others do not become faster.
+            self._work_until_all_arrive(engine, batches)
+        job.world.barrier()
+        return step_ns
+
+    def _meet(self) -> None:
+        """Let all ranks start together: they leave a sum at about the same time."""
+        self._job.world.barrier()
+        self._job.engine.gradient_sum.synchronize()
+
+    def _work_until_all_arrive(self, engine: Engine, batches: Iterator[Batch]) -> None:
+        comm = self._job.world.comm
+        assert comm is not None
+        request = comm.Ibarrier()
+        while not request.Test():
+            _make_steps(engine, batches, 1)
+
+    def _latency_ns(self) -> float:
+        """Return the mean time of the sum of one number."""
+        self._meet()
+        begin = perf_counter_ns()
+        for _ in range(LATENCY_SUMS):
+            self._job.engine.gradient_sum.synchronize()
+        return (perf_counter_ns() - begin) / LATENCY_SUMS
+
+    def _delayed(self, name: str) -> Iterator[Batch]:
+        """Yield minibatches, some of them late by the delay."""
+        world = self._job.world
+        if name == measure.DELAYED_RANK:
+            return _late(self._batches, self.delay_ns, lambda _: world.rank == world.size - 1)
+        if name == measure.DELAYED_IN_TURN:
+            return _late(self._batches, self.delay_ns, lambda i: i % world.size == world.rank)
+        return self._batches
+
+
+def _make_steps(engine: Engine, batches: Iterator[Batch], count: int) -> None:
+    for _ in range(count):
+        # A learning rate of 0 keeps the parameters of all ranks equal without sums.
+        engine.step(batches, 0.0)
+        engine.results()
+
+
+def _late(
+    batches: Iterator[Batch], delay_ns: int, is_late: Callable[[int], bool]
+) -> Iterator[Batch]:
+    """Yield batches, those with a number for which `is_late` is true after a delay.
+
+    The rank computes during the delay, so that no other rank can use its core.
+    """
+    for number, batch in enumerate(batches):
+        if is_late(number):
+            end = perf_counter_ns() + delay_ns
+            while perf_counter_ns() < end:
+                pass
+        yield batch
+
+
+def _record(
+    job: Job,
+    times: measure.Times,
+    tables: dict[str, Measured],
+    options: LossOptions,
+    delay_ms: float,
+    facts: dict[str, object],
+) -> Losses:
+    delayed = (measure.DELAYED_RANK, measure.DELAYED_IN_TURN)
+    return Losses(
+        job=describe_job(job, facts),
+        rounds=ROUNDS,
+        steps=options.block,
+        step_ms=measure.mean_steps(times),
+        losses=measure.find_losses(times),
+        computation_scaling=measure.computation_scaling(times),
+        efficiencies=measure.compare_efficiencies(times, tables[measure.AFTER]),
+        delays=tuple(
+            measure.find_delay(name, delay_ms, times, tables[name], tables[measure.DURING])
+            for name in delayed
+        ),
+        overlaps=job.engine.gradient_sum.overlaps,
+        environment=environment(job.world),
+    )

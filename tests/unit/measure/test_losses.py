@@ -1,0 +1,128 @@
+"""Losses of schedules whose values are known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dptrain.measure import losses
+from dptrain.measure.analysis import Measured
+from dptrain.measure.recorder import SPANS
+
+ROUNDS = 10
+
+
+def rounds(*by_rank: float, noise: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
+    """Times of all rounds, (ROUNDS, ranks)."""
+    generator = np.random.default_rng(seed)
+    return np.array(by_rank) + noise * generator.standard_normal((ROUNDS, len(by_rank)))
+
+
+def known(noise: float = 0.0) -> dict[str, NDArray[np.float64]]:
+    values = {
+        losses.ALONE: (4.0, 0.0),
+        losses.UNSUMMED: (5.0, 7.0),
+        losses.ONE_NUMBER: (9.0, 9.0),
+        losses.LATENCY: (0.5, 0.5),
+        losses.AFTER: (12.0, 12.0),
+        losses.DURING: (11.0, 11.0),
+        losses.DELAYED_RANK: (14.0, 14.0),
+        losses.DELAYED_IN_TURN: (13.0, 13.0),
+    }
+    return {
+        name: rounds(*times, noise=noise, seed=seed)
+        for seed, (name, times) in enumerate(values.items())
+    }
+
+
+def measured(busy: NDArray[np.float64], transfer: float) -> Measured:
+    """Steps of ranks that wait for the slowest, and then communicate."""
+    names = ("compute", *SPANS)
+    step = np.broadcast_to(busy.max(axis=0) + transfer, busy.shape)
+    table = np.stack([busy, 0 * busy, step - busy, 0 * busy, step], axis=2)
+    return Measured(names, table, table, (1.0,) * len(busy))
+
+
+def test_losses_are_the_differences_of_the_experiments() -> None:
+    found = {loss.name: loss.time_ms.value for loss in losses.find_losses(known())}
+    assert found == pytest.approx({
+        "contention": 2.0, "load imbalance": 1.0, "serialisation": 1.5, "latency": 0.5,
+        "sums": 3.0, "saved by overlap": -1.0,
+    })  # fmt: skip
+
+
+def test_losses_add_up_to_the_step_of_the_job() -> None:
+    times = known(noise=0.3)
+    found = losses.find_losses(times)
+    steps = losses.mean_steps(times)
+    total = steps[losses.ALONE].value + sum(loss.time_ms.value for loss in found)
+    assert total == pytest.approx(steps[losses.DURING].value)
+    assert sum(loss.share for loss in found) + steps[losses.ALONE].value / total == (
+        pytest.approx(1.0)
+    )
+    for loss in found:
+        assert loss.time_ms.low < loss.time_ms.value < loss.time_ms.high
+
+
+def test_efficiencies_of_both_kinds_agree_if_ranks_are_late_only_in_their_work() -> None:
+    # Rank 1 takes 7, rank 0 takes 5, and in every fifth step 12.5, so the slowest takes 8.1.
+    busy = np.broadcast_to(np.array([[5.0], [7.0]]), (2, 100)).copy()
+    busy[0, ::5] = 12.5
+    mean = busy.mean(axis=1)
+    times = {
+        losses.UNSUMMED: rounds(*mean, noise=1e-3),
+        losses.ONE_NUMBER: rounds(*[busy.max(axis=0).mean() + 0.5] * 2, noise=1e-3, seed=1),
+        losses.LATENCY: rounds(0.5, 0.5),
+        losses.AFTER: rounds(*[busy.max(axis=0).mean() + 2] * 2, noise=1e-3, seed=2),
+    }
+    found = losses.compare_efficiencies(times, measured(busy, 2.0))
+    assert [factor.name for factor in found] == [
+        "parallel", "load_balance", "serialisation", "transfer"
+    ]  # fmt: skip
+    for factor in found:
+        assert factor.agree
+        assert factor.by_experiment.value == pytest.approx(factor.by_busy_times.value, abs=0.01)
+
+
+@pytest.mark.parametrize("name", [losses.DELAYED_RANK, losses.DELAYED_IN_TURN])
+def test_a_delay_appears_as_waiting_of_the_others(name: str) -> None:
+    ranks, steps, delay = 4, 40, 3.0
+    busy = np.full((ranks, steps), 5.0)
+    late = busy.copy()
+    if name == losses.DELAYED_RANK:
+        late[-1] += delay
+    else:
+        late[np.arange(steps) % ranks, np.arange(steps)] += delay
+    found = losses.find_delay(name, delay, known(), measured(late, 1.0), measured(busy, 1.0))
+    assert found.waiting_ms.value == pytest.approx(delay)
+    lost = (5 + delay / ranks) / (5 + delay)
+    factors = found.load_balance.value, found.serialisation.value
+    expected = (lost, 1.0) if name == losses.DELAYED_RANK else (1.0, lost)
+    assert factors == pytest.approx(expected)
+    assert found.cost_ms.value == pytest.approx(3.0 if name == losses.DELAYED_RANK else 2.0)
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0])
+def test_intervals_over_rounds_contain_the_difference(drift: float) -> None:
+    generator = np.random.default_rng(3)
+    held = 0
+    for _ in range(1000):
+        # What changes from round to round is common to all experiments.
+        common = drift * generator.standard_normal((ROUNDS, 1)).cumsum(axis=0)
+        times = {
+            losses.AFTER: 12 + common + 0.1 * generator.standard_normal((ROUNDS, 2)),
+            losses.DURING: 11 + common + 0.1 * generator.standard_normal((ROUNDS, 2)),
+        }
+        found = losses.over_rounds(
+            lambda t: float(t[losses.AFTER].mean() - t[losses.DURING].mean()), times
+        )
+        held += found.low <= 1.0 <= found.high
+    assert 920 <= held <= 980
+
+
+def test_the_record_can_be_written() -> None:
+    estimate = losses.over_rounds(lambda t: float(t["a"].mean()), {"a": rounds(1.0, 2.0)})
+    assert asdict(estimate) == {"value": 1.5, "low": 1.5, "high": 1.5, "n": ROUNDS}

@@ -1,0 +1,107 @@
+"""Profiles of inference: forward stages alone, fused or layer by layer, with every backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dptrain.backends import load_backend
+from dptrain.cli.main import run
+from dptrain.comm.world import World
+from dptrain.errors import UserError
+from dptrain.measure.profile import Profile
+from dptrain.measure.profile_files import TRACE
+from dptrain.network import get_network
+from dptrain.network.random_batch import random_batch
+from dptrain.plan.plan import make_plan
+from dptrain.training.inference import profile_inference
+from dptrain.training.profiling import ProfileOptions
+from dptrain.training.settings import load_settings
+from tests.unit.measure.test_trace import check_trace
+
+
+def measure(backend: str, options: ProfileOptions, *, fused: bool = True) -> Profile:
+    flags = {"network": "model-small", "batch_size": 5, "backend": backend, "threads": 1}
+    if backend != "numba":
+        flags |= {"network": "mlp-5", "batch_size": 100}
+    settings = load_settings({**flags, "steps": 1}, {})
+    found = profile_inference(settings, World.single(), options, fused=fused, quiet=True)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference", "cuda"])
+def test_only_forward_stages_are_timed(backend: str, tmp_path: Path) -> None:
+    options = ProfileOptions(steps=4, skip=1, roofs=False, output=tmp_path / "p", trace=True)
+    found = measure(backend, options)
+    assert found.job["task"] == "inference"
+    assert found.steps == len(found.step_times_ms) == 4
+    assert {stage.phase for stage in found.stages} == {"load", "forward"}
+    assert all(stage.time_ms.mean > 0 for stage in found.stages)
+    parts = found.parts
+    assert parts.total == pytest.approx(found.ranks[0].step_ms, rel=1e-9)
+    assert parts.transfer == parts.imbalance == 0
+    assert found.pop is None
+    assert "gradients" not in found.memory
+    trace = json.loads((tmp_path / "p" / TRACE).read_text())
+    events = check_trace(trace)[0, 0]
+    for name in ("step", *(stage.name for stage in found.stages)):
+        assert sum(event["name"] == name for event in events) == 4
+    assert Profile.read(tmp_path / "p" / "profile.json") == found
+
+
+def test_unfused_layers_are_kinds_of_their_own() -> None:
+    options = ProfileOptions(steps=2, skip=0, roofs=False)
+    fused = {kind.kind for kind in measure("numba", options).kinds}
+    unfused = {kind.kind for kind in measure("numba", options, fused=False).kinds}
+    assert "conv+relu+pool" in fused
+    assert unfused == {"input", "conv", "relu", "pool", "dense"}
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+@pytest.mark.parametrize("training", [True, False])
+def test_unfused_plans_compute_the_same(backend: str, training: bool) -> None:
+    network, chosen = get_network("model-small"), load_backend(backend)
+    x, y = random_batch(network, 4)
+    outputs = []
+    for fused in (True, False):
+        plan = make_plan(network, chosen, 4, precision="fp32", training=training, fused=fused)
+        assert fused or all(len(group.nodes) == 1 for group in plan.groups)
+        replica = chosen.make_replica(plan, seed=1)
+        if training:
+            replica.forward_backward(x, y)
+            outputs.append([replica.gradients[p.name] for p in network.parameters])
+        else:
+            outputs.append([replica.forward(x)])
+    for one, other in zip(*outputs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_marks_are_refused() -> None:
+    with pytest.raises(UserError, match="neither --nvtx nor --tensorboard"):
+        measure("numba", ProfileOptions(nvtx=True))
+
+
+@pytest.mark.parametrize("flags", [("--inference",), ("--inference", "--unfused"), ("--unfused",)])
+def test_layers_are_timed_alone(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["layers", "model-small", "--batch-size", "2", "--threads", "1", "--json"]
+    assert run([*command, *flags], is_rank_zero=True) == 0
+    rows = json.loads(capsys.readouterr().out)
+    layers = {row["layers"] for row in rows}
+    assert ("conv1" in layers) == ("--unfused" in flags)
+    assert ({row["direction"] for row in rows} == {"forward"}) == ("--inference" in flags)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "--unfused"],
+        ["layers", "model-small", "--inference", "--explain"],
+        ["profile", "--losses", "--inference"],
+    ],
+)
+def test_flags_that_contradict_are_refused(arguments: list[str]) -> None:
+    assert run(arguments, is_rank_zero=False) == 2
