@@ -12,6 +12,7 @@ import numpy as np
 from dptrain.errors import UserError
 from dptrain.measure.profile import Parts, Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.scaling.efficiencies import find_efficiencies
 from dptrain.scaling.pairing import mean_ratio, pairs, split, spread
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 
@@ -252,6 +253,11 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
         possible=possible,
         outliers=tuple(_outliers(group)),
         two_groups=groups,
+        pop=find_efficiencies(
+            [launch.profile for launch in group.launches],
+            [launch.profile for launch in base.launches],
+            work=grown / ratio,
+        ),
     )
 
 

@@ -46,6 +46,23 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Efficiencies:
+    """Efficiencies of the POP hierarchy, medians over launches with 95% intervals.
+
+    Attributes:
+        parallel: share of the wall time in which ranks are busy: the product of the next three.
+        load_balance, serialisation, transfer: see `dptrain.measure.pop.Pop`.
+        computation_scaling: busy time at the base point / busy time, for the same work.
+    """
+
+    parallel: Estimate
+    load_balance: Estimate
+    serialisation: Estimate
+    transfer: Estimate
+    computation_scaling: Estimate
+
+
+@dataclass(frozen=True)
 class Point:
     """Weak or strong scaling with one number of ranks and of threads.
 
@@ -76,6 +93,7 @@ class Point:
         outliers: `Launch.order` of launches beyond 3 median absolute deviations.
         two_groups: True if the launches fall into two groups; the intervals of this point are then
             the range of its launches.
+        pop: efficiencies of the POP hierarchy; None for one rank.
     """
 
     scaling: str
@@ -100,6 +118,7 @@ class Point:
     possible: float
     outliers: tuple[int, ...]
     two_groups: bool = False
+    pop: Efficiencies | None = None
 
     @property
     def name(self) -> str:
@@ -241,8 +260,11 @@ def _point(values: Mapping[str, Any]) -> Point:
         for name in ("step_ms", "samples_per_s", "speed_up", "efficiency", "karp_flatt")
     }
     parts = {name: Parts(**values[name]) for name in ("parts", "ideal", "loss")}
-    outliers = tuple(values["outliers"])
-    return Point(**{**values, **estimates, **parts, "launches": launches, "outliers": outliers})
+    own: dict[str, Any] = {"launches": launches, "outliers": tuple(values["outliers"])}
+    if values.get("pop") is not None:
+        found = {name: Estimate(**value) for name, value in values["pop"].items()}
+        own["pop"] = Efficiencies(**found)
+    return Point(**{**values, **estimates, **parts, **own})
 
 
 def _forecast(values: Mapping[str, Any]) -> Forecast:

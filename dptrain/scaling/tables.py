@@ -36,6 +36,7 @@ def study_report(study: Study, width: int) -> list[str | Table]:
         points = [point for point in study.points if point.scaling == scaling]
         if points:
             found += [_points_table(scaling, points, wide), _loss_table(scaling, points, wide)]
+            found += _pop_tables(scaling, points)
     if study.fits:
         found.append(_fits_table(study.fits))
     found += [_forecast_table(f) for f in study.forecasts if f.points]
@@ -120,6 +121,26 @@ def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         )
         table.caption_justify = "left"
     return table
+
+
+def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:
+    """Return the table of the POP hierarchy; none if all points have one rank."""
+    rows = []
+    for ranks, point in zip(_ranks(points), points, strict=True):
+        if point.pop is not None:
+            pop = point.pop
+            values = (pop.parallel, pop.load_balance, pop.serialisation, pop.transfer)
+            rows.append(
+                [ranks, *(_interval(value, _share) for value in (*values, pop.computation_scaling))]
+            )
+    if not rows:
+        return []
+    columns = ["ranks", "parallel", "= balance", "× serialisation", "× transfer", "| computation"]
+    title = f"{scaling.capitalize()} scaling: POP efficiencies (95% interval)"
+    table = fitted_table(title, columns, rows, text=())
+    table.caption = "efficiency ≈ parallel efficiency × computation scaling"
+    table.caption_justify = "left"
+    return [table]
 
 
 def _lost(value: float | None) -> str:

@@ -28,6 +28,8 @@ STUDY = (
          "overhead, not serial work."),
     Term("ideal", "ms", "The step of the smallest point; for strong scaling divided by the ratio "
          "of compute threads."),
+    Term("computation_scaling", "1", "Busy time at the smallest point over busy time, for the same "
+         "work. It is lost to contention for cores, caches and memory, and to small batches."),
     Term("cost", "ms", "Step time × ratio of compute threads, which is constant for ideal strong "
          "scaling."),
     Term("loss", "ms", "Step time beyond the ideal step, by part."),

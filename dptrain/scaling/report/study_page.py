@@ -29,6 +29,7 @@ from dptrain.scaling.report.study_tables import (
     loss_table,
     parts_table,
     points_table,
+    pop_table,
 )
 from dptrain.scaling.report.tables import Cell, Number
 from dptrain.scaling.study import STRONG, WEAK, Point, Study
@@ -64,7 +65,12 @@ def study_page(study: Study, profiles: Mapping[str, MeasuredProfile]) -> Page:
         ),
         Section(
             "parts", "Parts of a step", plots=chosen("parts"),
-            tables=tuple(t(study, s) for s in scalings for t in (parts_table, loss_table)),
+            tables=tuple(
+                table
+                for scaling in scalings
+                for make in (parts_table, loss_table, pop_table)
+                if (table := make(study, scaling)) is not None
+            ),
         ),
         _models(study, chosen("forecast")),
     ]  # fmt: skip

@@ -71,6 +71,36 @@ def loss_table(study: Study, scaling: str) -> Table:
     return Table(f"loss-{scaling}", title, FILE, tuple(columns), note)
 
 
+def pop_table(study: Study, scaling: str) -> Table | None:
+    """Return the efficiencies of the POP hierarchy; None if all points have one rank."""
+    points, at = _of(study, scaling)
+    known = [(p, a, p.pop) for p, a in zip(points, at, strict=True) if p.pop is not None]
+    if not known:
+        return None
+    heads = {
+        "parallel efficiency": "parallel",
+        "load balance": "load_balance",
+        "serialisation": "serialisation",
+        "transfer": "transfer",
+        "computation scaling": "computation_scaling",
+    }
+    columns = [
+        *_who(study, [point for point, _, _ in known], [a for _, a, _ in known]),
+        *(
+            estimates(head, "(95%)", [getattr(pop, name) for _, _, pop in known],
+                      [f"{a}.pop.{name}" for _, a, _ in known], decimals=3)
+            for head, name in heads.items()
+        ),
+    ]  # fmt: skip
+    note = (
+        "Parallel efficiency is the product of load balance, serialisation and transfer. The "
+        "efficiency of a point is about parallel efficiency × computation scaling. Instructions "
+        "per cycle are not part of profiles."
+    )
+    title = f"{scaling.capitalize()} scaling: POP efficiencies"
+    return Table(f"pop-{scaling}", title, FILE, tuple(columns), note)
+
+
 def fits_table(study: Study) -> Table | None:
     """Return the models with their parameters and hindcast errors; None if there are none."""
     if not study.fits:

@@ -1,0 +1,50 @@
+"""Efficiencies of the POP hierarchy over the launches of a point.
+
+The efficiency of a point is the product of its parallel efficiency, load balance · serialisation ·
+transfer, and of computation scaling, the busy time per sample and compute thread at the base point
+divided by that at this point. Source: see `dptrain.measure.pop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.profile import Profile
+from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
+from dptrain.scaling.study import Efficiencies
+
+
+def find_efficiencies(
+    profiles: Sequence[Profile], base: Sequence[Profile], *, work: float
+) -> Efficiencies | None:
+    """Return the efficiencies of a point; None for one rank, and for profiles of older versions.
+
+    Args:
+        profiles: of the launches of the point.
+        base: of the launches of the base point.
+        work: work of a rank relative to that of a rank of the base point.
+    """
+    found = [profile.pop for profile in profiles]
+    known = [pop for pop in found if pop is not None]
+    if len(known) < len(found):
+        return None
+
+    def median(name: str) -> Estimate:
+        return median_of_launches([getattr(pop, name).value for pop in known])
+
+    return Efficiencies(
+        parallel=median("parallel"),
+        load_balance=median("load_balance"),
+        serialisation=median("serialisation"),
+        transfer=median("transfer"),
+        computation_scaling=ratio_of_launches(_busy_ms(base), _busy_ms(profiles)).times(work),
+    )
+
+
+def _busy_ms(profiles: Sequence[Profile]) -> NDArray[np.float64]:
+    """Return the mean busy time over steps and ranks of each launch."""
+    parts = [profile.parts for profile in profiles]
+    return np.array([part.total - part.transfer - part.imbalance for part in parts])
