@@ -16,7 +16,7 @@ from dptrain.experiments.display import CaseDisplay
 from dptrain.experiments.findings import View, by_configuration, find, rows
 from dptrain.experiments.ledger import Ledger, machine, write_csv
 from dptrain.experiments.measuring import Result, TimeEstimator, measure
-from dptrain.experiments.tables import bench_tables, digits, duration
+from dptrain.experiments.tables import bench_tables, digits, duration, energy_reasons
 from dptrain.measure.environment import environment
 from dptrain.network.network import Network
 
@@ -147,6 +147,8 @@ def _conclude(
     display.print(f"\n{machine_facts['cpu']}, {machine_facts['cores']} cores")
     for table in bench_tables(results, view):
         display.print(table)
+    for line in energy_reasons(results):
+        display.print(line)
     for path in written:
         display.print(f"written: {path}")
     findings = [

@@ -28,6 +28,7 @@ from dptrain.experiments.memory_budget import (
     memory_budget,
 )
 from dptrain.experiments.timing import Timing, time_runs
+from dptrain.measure.energy import Energy, EnergyMeter, energy_of, meter_facts, open_meter
 from dptrain.measure.profile import Spread
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.network import Network
@@ -59,6 +60,7 @@ class Result:
         samples_per_s: samples divided by the median time.
         gflops: operations of the plan divided by the median time, in 10⁹ per second.
         largest: result of a search according to plans.
+        energy: joules per sample of the runs; None if nothing was timed.
     """
 
     network: str
@@ -80,6 +82,7 @@ class Result:
     samples_per_s: float = 0.0
     gflops: float = 0.0
     largest: Largest | None = None
+    energy: Energy | None = None
 
     @property
     def case(self) -> Case:
@@ -97,8 +100,10 @@ class Result:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Result:
         """Return the result from the values that `asdict` made of it."""
-        values = {name: record[name] for name in cls.__dataclass_fields__}
-        timing, largest = values["timing"], values["largest"]
+        # Results of older versions have no energy.
+        values = {name: {"energy": None, **record}[name] for name in cls.__dataclass_fields__}
+        timing, largest, energy = values["timing"], values["largest"], values["energy"]
+        values["energy"] = None if energy is None else Energy.from_record(energy)
         if timing is not None:
             values["timing"] = Timing(**{**timing, "time_ms": Spread(**timing["time_ms"])})
         return cls(**{**values, "largest": None if largest is None else Largest(**largest)})
@@ -215,7 +220,8 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
         replica = backend.make_replica(plan)
         run = (training_run if plan.training else inference_run)(replica, samples)
         setup_s = time.perf_counter() - start
-        timing = time_runs(run, budget_s)
+        meter = open_meter(replica.memory.identity if replica.memory.on_gpu else "")
+        timing = time_runs(metered(run, meter, samples), budget_s)
     except MemoryError:
         return replace(result, why="fits according to the plan, but the allocation failed")
     seconds = timing.time_ms.median / 1e3
@@ -229,7 +235,31 @@ def _timed(result: Result, backend: Backend, plan: Plan, samples: int, budget_s:
         timing=timing,
         samples_per_s=samples / seconds,
         gflops=work / seconds / 1e9,
+        energy=energy_of([meter_facts(meter)]),
     )
+
+
+def metered(run: Callable[[], float], meter: EnergyMeter, samples: int) -> Callable[[], float]:
+    """Return a function that calls `run`, and reads the energy after every few runs.
+
+    Args:
+        run: runs once and returns its time.
+        meter: receives a reading after the first run, from which it counts.
+        samples: number of samples of a run.
+    """
+    runs = 0
+
+    def run_and_read() -> float:
+        nonlocal runs
+        elapsed = run()
+        if meter.readings:
+            runs += 1
+            meter.read_if_due(runs * samples)
+        else:
+            meter.read(0)
+        return elapsed
+
+    return run_and_read
 
 
 def _search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,12 @@ def bench_tables(results: Sequence[Result], view: View) -> list[Table]:
             tables.append(largest_table(searches, configuration))
         tables.append(findings_table(find(own, view), view, configuration))
     return tables + comparison_tables(results)
+
+
+def energy_reasons(results: Sequence[Result]) -> list[str]:
+    """Return a line for each counter of energy that could not be read."""
+    reasons = [reason for r in results if r.energy is not None for reason in r.energy.missing]
+    return [f"energy not measured: {reason}" for reason in dict.fromkeys(reasons)]
 
 
 def _threads(count: int) -> str:
@@ -85,13 +92,14 @@ def training_table(results: Sequence[Result], view: View, configuration: str) ->
     """Return the times of training steps, a row for each network and batch size."""
     table = plain_table(f"Training, {configuration}")
     epochs = "epoch" if view.epochs == 1 else f"{view.epochs:,} epochs"
-    _columns(table, "network", "batch", "step ms", "outliers", "samples/s", epochs)
+    energy = _energy_column(results)
+    _columns(table, "network", "batch", "step ms", "outliers", "samples/s", epochs, *energy)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
-            _refused(table, r, name, 4)
+            _refused(table, r, name, 4 + len(energy))
             continue
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
-                      duration(view.training_s(r)))  # fmt: skip
+                      duration(view.training_s(r)), *[_energy(r)] * len(energy))  # fmt: skip
     budget = size_text(min(r.available_bytes for r in results))
     _explain(table, f"epoch: {view.epoch_samples:,} samples, estimated from the time per step; "
                     f"memory budget: {budget}")  # fmt: skip
@@ -102,14 +110,16 @@ def inference_table(results: Sequence[Result], view: View, configuration: str) -
     """Return the times of forward passes, a row for each network and batch size."""
     table = plain_table(f"Inference, {configuration}")
     limit = f"within {duration(view.within_s)}"
-    _columns(table, "network", "batch", "time ms", "outliers", "samples/s", limit)
+    energy = _energy_column(results)
+    _columns(table, "network", "batch", "time ms", "outliers", "samples/s", limit, *energy)
     for r, name in zip(results, _names(results), strict=True):
         if r.timing is None:
-            _refused(table, r, name, 4)
+            _refused(table, r, name, 4 + len(energy))
             continue
         verdict = "yes" if view.in_time(r) else "no"
         table.add_row(name, f"{r.samples:,}", *_time(r), f"{r.samples_per_s:,.0f}",
-                      f"{verdict}, {r.why}" if r.why else verdict)  # fmt: skip
+                      f"{verdict}, {r.why}" if r.why else verdict,
+                      *[_energy(r)] * len(energy))  # fmt: skip
     return table
 
 
@@ -162,6 +172,21 @@ def _short(why: str) -> str:
 def _explain(table: Table, text: str) -> None:
     # A table without a caption ends with an empty line; one with a caption needs its own.
     table.caption, table.caption_justify = f"{text}\n", "left"
+
+
+def _energy_column(results: Sequence[Result]) -> list[str]:
+    """Return the heading of the column of energies; none if no counter could be read."""
+    known = any(r.energy is not None and r.energy.joules_per_sample is not None for r in results)
+    return ["mJ/sample (95%)"] * known
+
+
+def _energy(result: Result) -> str:
+    """Return millijoules per sample with half the 95% interval."""
+    if result.energy is None or result.energy.joules_per_sample is None:
+        return ""
+    value = result.energy.joules_per_sample.times(1e3)
+    half = (value.high - value.low) / 2
+    return digits(value.value) + (f" ±{half / value.value:.0%}" if math.isfinite(half) else "")
 
 
 def _time(result: Result) -> tuple[str, str]:

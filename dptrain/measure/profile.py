@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.energy import Energy
 from dptrain.measure.pop import Pop
 from dptrain.records import Form
 
@@ -186,6 +187,7 @@ class Profile:
         memory: bytes by purpose, with ``peak`` of the process.
         environment: the same values as in ``env.json``.
         pop: efficiencies of the POP hierarchy; None for one rank.
+        energy: of the measured steps; None in profiles of older versions.
     """
 
     job: dict[str, Any]
@@ -203,6 +205,7 @@ class Profile:
     memory: dict[str, int]
     environment: dict[str, Any]
     pop: Pop | None = None
+    energy: Energy | None = None
 
     def write(self, path: Path) -> None:
         """Write ``profile.json``.
@@ -232,7 +235,7 @@ class Profile:
 
         if not (values["stages"] and values["kinds"] and values["ranks"]):
             raise ValueError("no stage or no rank")
-        roofs, pop = values["roofs"], values.get("pop")
+        roofs, pop, energy = values["roofs"], values.get("pop"), values.get("energy")
         return cls(
             **{
                 **values,
@@ -245,6 +248,7 @@ class Profile:
                 "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
                 "roofs": None if roofs is None else _roofs(roofs),
                 "pop": None if pop is None else Pop.from_record(pop),
+                "energy": None if energy is None else Energy.from_record(energy),
             }
         )
 

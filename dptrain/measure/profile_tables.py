@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.energy import energy_lines
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.statistics import Estimate
@@ -72,6 +73,8 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
         if _is_inference(profile)
         else "stages were timed in separate steps without overlap, which the step time excludes"
     )
+    if profile.energy is not None:
+        found += energy_lines(profile.energy)
     peak, total = profile.memory["peak"], profile.memory["total"]
     found.append(
         f"memory: {total / 1e6:,.1f} MB per rank for parameters, gradients and buffers; largest "

@@ -169,6 +169,16 @@ POP = (
     Term("high", "", "Upper end of the 95% interval; infinite if there are too few steps."),
 )  # fmt: skip
 
+ENERGY = (
+    Term("energy", "", "Energy of the measured steps, with the following keys."),
+    Term("joules_per_sample", "J", "Energy of all counters that could be read, divided by the "
+         "number of samples; null if there is none."),
+    Term("watts", "W", "Mean power of these counters."),
+    Term("sources", "", "These counters: processors and memory (RAPL) with all programs that use "
+         "them, and GPUs (NVML)."),
+    Term("missing", "", "Counters that could not be read, with the reasons."),
+)  # fmt: skip
+
 LOSSES = (
     Term("rounds", "1", "Number of rounds; each contains a block of every experiment, in a random "
          "order."),
@@ -276,6 +286,7 @@ SECTIONS = {
     "Of a rank": RANK,
     "Of sums, roofs and memory": OTHERS,
     "Of parallel efficiency": POP,
+    "Of energy": ENERGY,
     "Of losses by experiment": LOSSES,
     "Of a trace": TRACE,
     "Of a job": JOB,

@@ -16,6 +16,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.errors import UserError
+from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import claim
@@ -26,8 +27,10 @@ from dptrain.training.baseline import open_loader
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import (
     ProfileOptions,
+    block_bounds,
     gather_trace,
     measure_job_roofs,
+    open_job_meter,
     profile_record,
     rank_facts,
     write_results,
@@ -74,10 +77,11 @@ def profile_inference(
         plan = replace(plan, stages=stages)
         recorder = StepRecorder(stages, capacity=total)
         before = clock_offset(world)
-        _make_passes(job, replica, recorder, options)
+        meter = open_job_meter(job)
+        _make_passes(job, replica, recorder, meter, options)
         measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job)
+        facts = rank_facts(job, meter)
         record = None
         if measured is not None:
             record = profile_record(job, replica, plan, measured, (), roofs, facts)
@@ -111,7 +115,11 @@ def _make_replica(job: Job, plan: Plan) -> Replica:
 
 
 def _make_passes(
-    job: Job, replica: Replica, recorder: StepRecorder, options: ProfileOptions
+    job: Job,
+    replica: Replica,
+    recorder: StepRecorder,
+    meter: EnergyMeter,
+    options: ProfileOptions,
 ) -> None:
     """Make forward passes; the outputs are copied to the host, as for a user."""
     world, last = job.world, options.skip + options.steps
@@ -121,11 +129,16 @@ def _make_passes(
     ) as loader:  # fmt: skip
         whole = min(job.spec.batch_size, len(job.dataset.train))
         batches = (batch for batch in loader if batch.global_count == whole)
+        blocks = block_bounds(options.skip, last)
         world.barrier()
         for number in range(last):
+            if number in blocks:
+                meter.read((number - options.skip) * whole)
             if number == options.skip and options.trace:
                 recorder.moments = []
             _pass(batches, replica, recorder)
+        if last in blocks:
+            meter.read((last - options.skip) * whole)
 
 
 def _pass(batches: Iterator[Batch], replica: Replica, recorder: StepRecorder) -> None:

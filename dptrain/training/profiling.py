@@ -28,6 +28,7 @@ from dptrain.measure.analysis import (
     spread,
     stage_profiles,
 )
+from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts, open_meter
 from dptrain.measure.environment import environment
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
@@ -51,6 +52,9 @@ from dptrain.training.trainer import raise_not_finite
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""
+
+ENERGY_BLOCKS = 10
+"""Number of blocks of steps between readings of the energy."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """No viewer opens a larger trace, and MPI counts bytes in 32 bits."""
@@ -121,14 +125,15 @@ def profile(
         introduce(job, display, 0)
         before = clock_offset(world)
         during = None if afterwards else ranges
-        _make_steps(job, steps, display, trace=options.trace, ranges=during)
+        meter = open_job_meter(job)
+        _make_steps(job, steps, display, meter, trace=options.trace, ranges=during)
         measured = gather_measured(
             world, job.recorder, ahead=job.engine.max_steps_in_flight,
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job)
+        facts = rank_facts(job, meter)
         record = None
         if measured is not None:
             record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
@@ -260,14 +265,27 @@ def _is_whole(job: Job, step: int) -> bool:
     return size < batch_size or size % batch_size == 0 or (step + 1) % job.spec.epoch_steps != 0
 
 
+def open_job_meter(job: Job) -> EnergyMeter:
+    """Return the meter of this rank: of its GPU, and on one rank of each node of processors."""
+    identity = job.replica.memory.identity if job.replica.memory.on_gpu else ""
+    return open_meter(identity, reads_processors=job.world.first_on_node())
+
+
 def _make_steps(
-    job: Job, steps: _Steps, display: Display, *, trace: bool, ranges: Ranges | None
+    job: Job,
+    steps: _Steps,
+    display: Display,
+    meter: EnergyMeter,
+    *,
+    trace: bool,
+    ranges: Ranges | None,
 ) -> None:
     """Run the training loop without evaluation, checkpoints and records."""
     if job.replica.memory.asynchronous:
         job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
     world, batch_size = job.world, job.spec.batch_size
+    samples, blocks = min(batch_size, len(job.dataset.train)), block_bounds(steps.skip, steps.timed)
     with (
         open_loader(
             job,
@@ -284,12 +302,22 @@ def _make_steps(
         for number in range(steps.last):
             if number == steps.skip and trace:
                 job.recorder.moments = []
+            if number in blocks:
+                meter.read((number - steps.skip) * samples)
             job.engine.step(batches, job.schedule.rate(number))
             for result in job.engine.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 progress.add(result)
                 display.step(progress)
+        if steps.last in blocks:
+            meter.read((steps.last - steps.skip) * samples)
+
+
+def block_bounds(first: int, last: int) -> range:
+    """Return the steps between which energy is measured, `ENERGY_BLOCKS` blocks if possible."""
+    length = max((last - first) // ENERGY_BLOCKS, 1)
+    return range(first, last + 1, length)
 
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:
@@ -338,7 +366,7 @@ def measure_job_roofs(job: Job) -> Roofs | None:
     return roofs
 
 
-def rank_facts(job: Job) -> dict[str, Any]:
+def rank_facts(job: Job, meter: EnergyMeter | None = None) -> dict[str, Any]:
     """Return facts about the job and about each rank, the same on every rank."""
     world = job.world
     mine = {
@@ -347,6 +375,7 @@ def rank_facts(job: Job) -> dict[str, Any]:
         "peak": peak_memory(),
         "cores": share_of_cores(world)[0],
         "first_on_node": world.first_on_node(),
+        "energy": None if meter is None else meter_facts(meter),
     }
     ranks = world.all_gather_json(mine)
     possible = possible_efficiency(world, job.plan.setting.threads)
@@ -397,6 +426,7 @@ def profile_record(
         memory=memory,
         environment=environment(job.world),
         pop=profile_efficiencies(plan, measured) if plan.training else None,
+        energy=energy_of([rank["energy"] for rank in ranks]),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.energy import energy_lines
 from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import PROFILE, TRACE
 from dptrain.measure.profile_tables import straggler_line
@@ -94,6 +95,8 @@ def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) 
             f"Measured limits of the machine: {flop_rate(roofs.gflops)} and "
             f"{short(roofs.gb_per_s)} GB/s ({roofs.how})."
         )
+    if profile.energy is not None:
+        text += map(sentence, energy_lines(profile.energy))
     if len(profile.ranks) > 1:
         text.append(sentence(straggler_line(profile)))
     ranks = len(profile.ranks)

@@ -1,0 +1,261 @@
+"""Energy of processors (RAPL) and GPUs (NVML), and joules per sample with an interval.
+
+RAPL counts whole processors with their memory, other programs included; NVML counts a whole GPU.
+What cannot be read is named with the reason, and nothing is estimated in its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.measure.statistics import Estimate, student
+
+POWERCAP = Path("/sys/class/powercap")
+BLOCK_S = 0.05
+"""Least time between two readings. RAPL is updated every millisecond, NVML every 20 to 100 ms."""
+
+
+FEWEST_BLOCKS, MAX_BLOCKS = 5, 10
+"""Least number of blocks with an interval, and largest number that is taken as independent."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of a measurement.
+
+    Attributes:
+        joules_per_sample: of all counters that could be read, with its 95% interval; None if there
+            is none.
+        watts: mean power; None as above.
+        sources: the counters.
+        missing: the counters that could not be read, with the reasons.
+    """
+
+    joules_per_sample: Estimate | None
+    watts: float | None
+    sources: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Energy:
+        """Return the record from the values that `asdict` made of it."""
+        estimate = record["joules_per_sample"]
+        return cls(
+            None if estimate is None else Estimate(**estimate),
+            record["watts"],
+            tuple(record["sources"]),
+            tuple(record["missing"]),
+        )
+
+
+class Counter(Protocol):
+    """A counter of energy.
+
+    Attributes:
+        name: name in reports.
+    """
+
+    name: str
+
+    def joules(self) -> float:
+        """Return the energy since some moment before the first call."""
+
+
+class RaplCounter:
+    """The counter of a processor or of its memory, which wraps around every few minutes or hours.
+
+    Args:
+        folder: its folder in `POWERCAP`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = (folder / "name").read_text().strip()
+        self._file = folder / "energy_uj"
+        self._range_uj = int((folder / "max_energy_range_uj").read_text())
+        self._last_uj, self._wrapped_uj = self._read(), 0
+
+    def joules(self) -> float:
+        now_uj = self._read()
+        if now_uj < self._last_uj:
+            self._wrapped_uj += self._range_uj
+        self._last_uj = now_uj
+        return (self._wrapped_uj + now_uj) / 1e6
+
+    def _read(self) -> int:
+        return int(self._file.read_text())
+
+
+class GpuCounter:
+    """The counter of a GPU.
+
+    Args:
+        nvml: the library.
+        identity: UUID of the GPU in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, nvml: Any, identity: str) -> None:
+        self.name, self._nvml, self._device = "GPU", nvml, ctypes.c_void_p()
+        cuts = (0, 8, 12, 16, 20, 32)
+        uuid = "-".join(identity[a:b] for a, b in itertools.pairwise(cuts))
+        self._check(nvml.nvmlInit_v2())
+        found = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(self._device))
+        self._check(found)
+        self.joules()
+
+    def joules(self) -> float:
+        millijoules = ctypes.c_ulonglong()
+        self._check(
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(millijoules))
+        )
+        return millijoules.value / 1e3
+
+    def _check(self, code: int) -> None:
+        if code:
+            self._nvml.nvmlErrorString.restype = ctypes.c_char_p
+            raise OSError(f"NVML: {self._nvml.nvmlErrorString(code).decode()}")
+
+
+Reading = tuple[float, float, float]
+"""Time in s, energy in J and number of samples since the first reading."""
+
+
+class EnergyMeter:
+    """The counters of one rank, and their readings.
+
+    Attributes:
+        names: names of the counters that can be read.
+        missing: counters that cannot be read, with the reasons.
+        readings: the readings, one for each call of `read`.
+    """
+
+    def __init__(self, counters: Sequence[Counter], missing: Sequence[str] = ()) -> None:
+        self._counters = tuple(counters)
+        self.names = [counter.name for counter in counters]
+        self.missing = list(missing)
+        self.readings: list[Reading] = []
+
+    def read(self, samples: float) -> None:
+        """Read all counters after `samples` samples since the first reading."""
+        joules = sum(counter.joules() for counter in self._counters)
+        self.readings.append((time.monotonic(), joules, samples))
+
+    def read_if_due(self, samples: float) -> None:
+        """Read all counters if `BLOCK_S` have passed since the last reading."""
+        if self._counters and time.monotonic() - self.readings[-1][0] >= BLOCK_S:
+            self.read(samples)
+
+
+def open_meter(
+    identity: str = "",
+    *,
+    reads_processors: bool = True,
+    powercap: Path = POWERCAP,
+    load_nvml: Callable[[], Any] = lambda: ctypes.CDLL("libnvidia-ml.so.1"),
+) -> EnergyMeter:
+    """Return the meter of a rank.
+
+    Args:
+        identity: UUID of the GPU of this rank; empty if it computes on a processor.
+        reads_processors: True on one rank of each node.
+        powercap: folder of the counters of processors.
+        load_nvml: loads NVIDIA's library.
+    """
+    counters: list[Counter] = []
+    missing: list[str] = []
+    if reads_processors:
+        folders = _rapl_folders(powercap)
+        if not folders:
+            missing.append(f"RAPL: {powercap} has no processor; virtual machines rarely offer it")
+        for folder in folders:
+            try:
+                counters.append(RaplCounter(folder))
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                missing.append(f"RAPL: cannot read {folder / 'energy_uj'}: {reason}")
+    if identity:
+        try:
+            counters.append(GpuCounter(load_nvml(), identity))
+        except (OSError, AttributeError) as error:
+            missing.append(f"NVML: {error}")
+    return EnergyMeter(counters, missing)
+
+
+def _rapl_folders(powercap: Path) -> list[Path]:
+    """Return the folders of processors and of their memory, which processors do not include."""
+    found = []
+    for folder in sorted(powercap.glob("intel-rapl:*")):
+        try:
+            name = (folder / "name").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("package") or name == "dram":
+            found.append(folder)
+    return found
+
+
+def energy_of(meters: Sequence[Mapping[str, Any]]) -> Energy:
+    """Return the energy of all ranks, which made their readings after the same samples.
+
+    Args:
+        meters: of each rank its `meter_facts`.
+    """
+    names = list(dict.fromkeys(name for meter in meters for name in meter["names"]))
+    missing = tuple(dict.fromkeys(reason for meter in meters for reason in meter["missing"]))
+    counted = [np.array(meter["readings"], float) for meter in meters if meter["names"]]
+    if not counted or len(counted[0]) < 2:
+        return Energy(None, None, tuple(names), missing)
+    joules = sum(readings[:, 1] - readings[0, 1] for readings in counted)
+    times, samples = counted[0][:, 0], counted[0][:, 2]
+    value = float(joules[-1] / samples[-1])
+    half = _half_width(np.diff(joules) / np.diff(samples))
+    low = max(value - half, 0.0)
+    estimate = Estimate(value, low, value + half, len(samples) - 1)
+    watts = float(joules[-1] / (times[-1] - times[0]))
+    return Energy(estimate, watts, tuple(names), missing)
+
+
+def _half_width(blocks: NDArray[np.float64]) -> float:
+    """Return half the 95% interval of the mean of consecutive blocks, by Student's t.
+
+    Many short blocks are joined to `MAX_BLOCKS`, whose means are hardly correlated.
+    """
+    if len(blocks) < FEWEST_BLOCKS:
+        return math.inf
+    count = min(len(blocks), MAX_BLOCKS)
+    means = np.array([part.mean() for part in np.array_split(blocks, count)])
+    return student(count - 1) * float(means.std(ddof=1)) / math.sqrt(count)
+
+
+def meter_facts(meter: EnergyMeter) -> dict[str, Any]:
+    """Return the readings of a meter as values for JSON."""
+    return {"names": meter.names, "missing": meter.missing, "readings": meter.readings}
+
+
+def energy_lines(energy: Energy) -> list[str]:
+    """Return lines for the terminal: joules per sample, and what could not be read."""
+    found = []
+    if energy.joules_per_sample is not None:
+        value = energy.joules_per_sample
+        interval = f" ({value.low:.3g} – {value.high:.3g})" if math.isfinite(value.high) else ""
+        found.append(
+            f"energy: {value.value:.3g} J per sample{interval}, {energy.watts:.0f} W of "
+            f"{', '.join(energy.sources)}"
+        )
+    prefix = "energy not measured" if energy.joules_per_sample is None else "not included"
+    return [*found, *(f"{prefix}: {reason}" for reason in energy.missing)]

@@ -1,0 +1,137 @@
+"""Energy from counters that the tests write, and the reasons if there are none."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain.measure import energy
+from dptrain.measure.energy import Energy, EnergyMeter, energy_lines, energy_of, meter_facts
+
+IDENTITY = "00112233445566778899aabbccddeeff"
+
+
+def add_domain(powercap: Path, folder: str, name: str, microjoules: int) -> Path:
+    path = powercap / folder
+    path.mkdir(parents=True)
+    (path / "name").write_text(f"{name}\n")
+    (path / "max_energy_range_uj").write_text("1000000\n")
+    (path / "energy_uj").write_text(f"{microjoules}\n")
+    return path / "energy_uj"
+
+
+class Nvml:
+    """NVIDIA's library with one GPU."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.millijoules, self.uuid = code, 5000, b""
+
+        def error_string(_: int) -> bytes:
+            return b"Not Supported"
+
+        self.nvmlErrorString = error_string
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, _: Any) -> int:
+        self.uuid = uuid
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: Any, target: Any) -> int:
+        ctypes.cast(target, ctypes.POINTER(ctypes.c_ulonglong))[0] = self.millijoules
+        return self.code
+
+
+def test_processors_and_their_memory_are_counted_once(tmp_path: Path) -> None:
+    package = add_domain(tmp_path, "intel-rapl:0", "package-0", 100_000)
+    add_domain(tmp_path, "intel-rapl:0:0", "core", 50_000)
+    dram = add_domain(tmp_path, "intel-rapl:0:1", "dram", 999_000)
+    add_domain(tmp_path, "intel-rapl:1", "psys", 7)
+    meter = energy.open_meter(powercap=tmp_path)
+    assert (meter.names, meter.missing) == (["package-0", "dram"], [])
+    meter.read(0)
+    package.write_text("400000")
+    dram.write_text("9000")  # The counter has wrapped around at 1 J.
+    meter.read(10)
+    found = energy_of([meter_facts(meter)])
+    assert found.joules_per_sample is not None
+    assert found.joules_per_sample.value == pytest.approx((0.3 + 0.01) / 10)
+    assert found.watts is not None
+    assert found.watts > 0
+    assert np.isinf(found.joules_per_sample.high)
+
+
+def test_a_counter_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = add_domain(tmp_path, "intel-rapl:0", "package-0", 1)
+    path.unlink()
+    path.mkdir()  # Unlike a mode, this also stops root.
+    meter = energy.open_meter(powercap=tmp_path)
+    assert meter.names == []
+    (reason,) = meter.missing
+    assert str(path) in reason
+    assert "Is a directory" in reason
+    found = energy_of([meter_facts(meter)])
+    assert found == Energy(None, None, (), (reason,))
+    assert energy_lines(found) == [f"energy not measured: {reason}"]
+    (reason,) = energy.open_meter(powercap=tmp_path / "none").missing
+    assert "has no processor" in reason
+
+
+def test_a_gpu_is_found_by_its_uuid(tmp_path: Path) -> None:
+    nvml = Nvml()
+    meter = energy.open_meter(IDENTITY, reads_processors=False, load_nvml=lambda: nvml)
+    assert nvml.uuid == b"GPU-00112233-4455-6677-8899-aabbccddeeff"
+    meter.read(0)
+    nvml.millijoules += 1500
+    meter.read(3)
+    found = energy_of([meter_facts(meter)])
+    assert found.joules_per_sample is not None
+    assert found.joules_per_sample.value == pytest.approx(0.5)
+    assert "of GPU" in energy_lines(found)[0]
+
+
+@pytest.mark.parametrize("code", [3, None])
+def test_a_gpu_without_a_counter_is_named(code: int | None) -> None:
+    def load() -> Any:
+        if code is None:
+            raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+        return Nvml(code)
+
+    meter = energy.open_meter(IDENTITY, reads_processors=False, load_nvml=load)
+    assert meter.names == []
+    assert ("Not Supported" if code else "libnvidia-ml.so.1") in meter.missing[0]
+
+
+class Constant:
+    """A counter that rises by about 2 J for each reading."""
+
+    name = "package-0"
+
+    def __init__(self) -> None:
+        self.generator, self.total = np.random.default_rng(0), 0.0
+
+    def joules(self) -> float:
+        self.total += 2 + 0.1 * self.generator.standard_normal()
+        return self.total
+
+
+def test_ranks_are_added_and_blocks_have_an_interval() -> None:
+    meters = [EnergyMeter([Constant()], ["NVML: no"]), EnergyMeter([Constant()]), EnergyMeter([])]
+    for block in range(11):
+        for meter in meters:
+            meter.read(4 * block)
+    found = energy_of([meter_facts(meter) for meter in meters])
+    value = found.joules_per_sample
+    assert value is not None
+    assert value.value == pytest.approx(1.0, abs=0.1)
+    assert value.low < 1 < value.high < 1.2
+    assert value.n == 10
+    assert found.missing == ("NVML: no",)
+    assert Energy.from_record(asdict(found)) == found
+    assert energy_lines(found)[1] == "not included: NVML: no"
