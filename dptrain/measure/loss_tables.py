@@ -41,6 +41,7 @@ def losses_report(losses: Losses) -> list[str | Table]:
     found += [
         f"computation scaling: {scaling.value:.3f} ({scaling.low:.3f} – {scaling.high:.3f}), step "
         "of rank 0 alone / mean step without sums",
+        _computation_line(losses),
         _factors_table(losses),
         *_disagreement(losses),
         _delays_table(losses),
@@ -83,6 +84,17 @@ def _factors_table(losses: Losses) -> Table:
     columns = ("efficiency", "experiment", "95%", "busy times", "95% ", "agree")
     title = "Efficiencies with sums after the backward pass: by experiment, and by busy times (POP)"
     return fitted_table(title, columns, rows, text=("efficiency",))
+
+
+def _computation_line(losses: Losses) -> str:
+    """Return the factors of the computation scaling, or why they are missing."""
+    if losses.counters_missing:
+        return f"instructions and frequency not measured: {losses.counters_missing}"
+    factors = (
+        f"{name.replace('_', ' ')} {' '.join(_ratio_cells(value))}"
+        for name, value in losses.computation_factors.items()
+    )
+    return f"product of {' × '.join(factors)}"
 
 
 def _disagreement(losses: Losses) -> list[str]:

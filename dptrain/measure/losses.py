@@ -43,6 +43,7 @@ AFTER, DURING = "after", "during"
 DELAYED_RANK, DELAYED_IN_TURN = "delayed_rank", "delayed_in_turn"
 EXPERIMENTS = (ALONE, UNSUMMED, ONE_NUMBER, AFTER, DURING, DELAYED_RANK, DELAYED_IN_TURN)
 LATENCY = "latency"
+INSTRUCTIONS, CYCLES = "instructions", "cycles"
 
 FORM = Form(
     noun="file of losses",
@@ -115,7 +116,11 @@ class Losses:
         rounds, steps: number of rounds, and of timed steps of a block.
         step_ms: mean step by experiment; of `UNSUMMED`, mean over ranks.
         losses: differences; with the step of rank 0 alone they add up to the step of the job.
-        efficiencies: computation scaling, and the factors of the parallel efficiency.
+        computation_scaling: step of rank 0 alone / mean step of `UNSUMMED`.
+        computation_factors: its factors instructions, instructions per cycle, and frequency; empty
+            if hardware counters cannot be read.
+        counters_missing: the reason if they cannot be read, else "".
+        efficiencies: the parallel efficiency and its factors.
         delays: effects of injected delays.
         overlaps: True if the method of summing overlaps with the backward pass.
         environment: the same values as in ``env.json``.
@@ -127,6 +132,8 @@ class Losses:
     step_ms: dict[str, Estimate]
     losses: tuple[Loss, ...]
     computation_scaling: Estimate
+    computation_factors: dict[str, Estimate]
+    counters_missing: str
     efficiencies: tuple[Comparison, ...]
     delays: tuple[Delay, ...]
     overlaps: bool
@@ -214,6 +221,34 @@ def mean_steps(times: Times) -> dict[str, Estimate]:
 def computation_scaling(times: Times) -> Estimate:
     """Return the step of rank 0 alone divided by the mean step of all ranks without sums."""
     return over_rounds(lambda t: float(t[ALONE][0] / t[UNSUMMED].mean()), times)
+
+
+def computation_factors(times: Times) -> dict[str, Estimate]:
+    """Return the factors of the computation scaling.
+
+    Args:
+        times: of the experiments, with `INSTRUCTIONS` and `CYCLES` of `ALONE` and `UNSUMMED`, per
+            step.
+    """
+
+    def of(what: str, name: str, t: Times) -> float:
+        key = f"{what} {name}" if what else name
+        return float(t[key][0] if name == ALONE else t[key].mean())
+
+    def ratio(top: str, bottom: str) -> Callable[[Times], float]:
+        def scaling(t: Times) -> float:
+            by_name = [of(top, name, t) / of(bottom, name, t) for name in (UNSUMMED, ALONE)]
+            return by_name[0] / by_name[1]
+
+        return scaling
+
+    return {
+        "instructions": over_rounds(
+            lambda t: of(INSTRUCTIONS, ALONE, t) / of(INSTRUCTIONS, UNSUMMED, t), times
+        ),
+        "instructions_per_cycle": over_rounds(ratio(INSTRUCTIONS, CYCLES), times),
+        "frequency": over_rounds(ratio(CYCLES, ""), times),
+    }
 
 
 def compare_efficiencies(times: Times, after: Measured) -> tuple[Comparison, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.counters import Processor
 from dptrain.measure.energy import Energy
 from dptrain.measure.pop import Pop
 from dptrain.records import Form
@@ -188,6 +189,8 @@ class Profile:
         environment: the same values as in ``env.json``.
         pop: efficiencies of the POP hierarchy; None for one rank.
         energy: of the measured steps; None in profiles of older versions.
+        processor: instructions and frequency of the measured steps; None if the ranks compute on
+            GPUs, and in profiles of older versions.
     """
 
     job: dict[str, Any]
@@ -206,6 +209,7 @@ class Profile:
     environment: dict[str, Any]
     pop: Pop | None = None
     energy: Energy | None = None
+    processor: Processor | None = None
 
     def write(self, path: Path) -> None:
         """Write ``profile.json``.
@@ -236,6 +240,7 @@ class Profile:
         if not (values["stages"] and values["kinds"] and values["ranks"]):
             raise ValueError("no stage or no rank")
         roofs, pop, energy = values["roofs"], values.get("pop"), values.get("energy")
+        processor = values.get("processor")
         return cls(
             **{
                 **values,
@@ -249,6 +254,7 @@ class Profile:
                 "roofs": None if roofs is None else _roofs(roofs),
                 "pop": None if pop is None else Pop.from_record(pop),
                 "energy": None if energy is None else Energy.from_record(energy),
+                "processor": None if processor is None else Processor(**processor),
             }
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
@@ -75,6 +76,8 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
     )
     if profile.energy is not None:
         found += energy_lines(profile.energy)
+    if profile.processor is not None:
+        found.append(processor_line(profile.processor))
     peak, total = profile.memory["peak"], profile.memory["total"]
     found.append(
         f"memory: {total / 1e6:,.1f} MB per rank for parameters, gradients and buffers; largest "

@@ -179,6 +179,16 @@ ENERGY = (
     Term("missing", "", "Counters that could not be read, with the reasons."),
 )  # fmt: skip
 
+PROCESSOR = (
+    Term("processor", "", "Hardware counters of the measured steps in user mode, means over ranks, "
+         "with the following keys; null on GPUs."),
+    Term("instructions", "1", "Instructions per step and rank, those of waiting ranks included; "
+         "null if they cannot be read."),
+    Term("instructions_per_cycle", "1", "Instructions divided by cycles."),
+    Term("ghz", "10⁹/s", "Cycles per second of wall time and compute thread."),
+    Term("processor.missing", "", "The reason if they cannot be read, else empty."),
+)  # fmt: skip
+
 LOSSES = (
     Term("rounds", "1", "Number of rounds; each contains a block of every experiment, in a random "
          "order."),
@@ -199,6 +209,10 @@ LOSSES = (
     Term("losses.sums", "ms", "after − one_number."),
     Term("saved by overlap", "ms", "after − during, as a negative loss."),
     Term("computation_scaling", "1", "alone divided by the mean of unsummed."),
+    Term("computation_factors", "1", "Factors of computation_scaling: ratios of instructions, "
+         "instructions per cycle and frequency; empty if counters cannot be read."),
+    Term("frequency", "1", "Ratio of cycles per wall time."),
+    Term("counters_missing", "", "The reason if hardware counters cannot be read, else empty."),
     Term("efficiencies", "", "Parallel efficiency and its factors."),
     Term("by_experiment", "1", "From unsummed, one_number, latency and after."),
     Term("by_busy_times", "1", "Of the POP hierarchy, from the steps of after."),
@@ -287,6 +301,7 @@ SECTIONS = {
     "Of sums, roofs and memory": OTHERS,
     "Of parallel efficiency": POP,
     "Of energy": ENERGY,
+    "Of the processor": PROCESSOR,
     "Of losses by experiment": LOSSES,
     "Of a trace": TRACE,
     "Of a job": JOB,

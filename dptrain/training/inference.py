@@ -16,6 +16,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
 from dptrain.errors import UserError
+from dptrain.measure.counters import StepCounter
 from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.profile import Profile
@@ -77,11 +78,11 @@ def profile_inference(
         plan = replace(plan, stages=stages)
         recorder = StepRecorder(stages, capacity=total)
         before = clock_offset(world)
-        meter = open_job_meter(job)
-        _make_passes(job, replica, recorder, meter, options)
+        meter, counter = open_job_meter(job), StepCounter()
+        _make_passes(job, replica, recorder, meter, counter, options)
         measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job, meter)
+        facts = rank_facts(job, meter, counter)
         record = None
         if measured is not None:
             record = profile_record(job, replica, plan, measured, (), roofs, facts)
@@ -119,6 +120,7 @@ def _make_passes(
     replica: Replica,
     recorder: StepRecorder,
     meter: EnergyMeter,
+    counter: StepCounter,
     options: ProfileOptions,
 ) -> None:
     """Make forward passes; the outputs are copied to the host, as for a user."""
@@ -132,11 +134,14 @@ def _make_passes(
         blocks = block_bounds(options.skip, last)
         world.barrier()
         for number in range(last):
+            if number == options.skip:
+                counter.start()
             if number in blocks:
                 meter.read((number - options.skip) * whole)
             if number == options.skip and options.trace:
                 recorder.moments = []
             _pass(batches, replica, recorder)
+        counter.stop(options.steps, job.plan.setting.threads)
         if last in blocks:
             meter.read((last - options.skip) * whole)
 

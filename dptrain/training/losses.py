@@ -19,6 +19,7 @@ from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure import losses as measure
 from dptrain.measure.analysis import MS, Measured
+from dptrain.measure.counters import Counts, HardwareCounters, open_counters
 from dptrain.measure.environment import environment
 from dptrain.measure.losses import Losses
 from dptrain.measure.profile_files import FLAG, LOSSES
@@ -107,7 +108,8 @@ def measure_losses(
         record = None
         if found is not None:
             times, tables = found
-            record = _record(job, times, tables, options, experiments.delay_ns * MS, facts)
+            missing = experiments.counters_missing
+            record = _record(job, times, tables, options, experiments.delay_ns * MS, facts, missing)
         if output is not None:
             call_on_rank_zero(world, lambda: _write(record, output))
     return record
@@ -159,6 +161,8 @@ class _Experiments:
         self._times: dict[str, list[float]] = {name: [] for name in measure.EXPERIMENTS}
         self._times[measure.LATENCY] = []
         self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in measure.EXPERIMENTS}
+        self._counters: HardwareCounters | None = None
+        self.counters_missing = ""
         self.delay_ns = 0
 
     def run(self) -> None:
@@ -170,11 +174,36 @@ class _Experiments:
             self.delay_ns = round(float(np.mean(job.world.all_gather_json(step_ns))) / 2)
         else:
             self.delay_ns = round(1e9 * options.delay_s)
+        self._open_counters()
         order = np.random.default_rng(job.spec.seed)
         for _ in range(ROUNDS):
             for name in order.permutation(measure.EXPERIMENTS).tolist():
                 self._times[name].append(self._block(name, keeps=True))
             self._times[measure.LATENCY].append(self._latency_ns())
+
+    def _open_counters(self) -> None:
+        """Open hardware counters if every rank has them."""
+        self._counters, missing = open_counters()
+        reasons = [reason for reason in self._job.world.all_gather_json(missing) if reason]
+        if not reasons:
+            for name in (measure.ALONE, measure.UNSUMMED):
+                for what in (measure.INSTRUCTIONS, measure.CYCLES):
+                    self._times[f"{what} {name}"] = []
+            return
+        self.counters_missing = reasons[0]
+        if self._counters is not None:
+            self._counters.close()
+            self._counters = None
+
+    def _count(self, name: str, before: Counts | None) -> None:
+        """Record the instructions and cycles of the steps of a block."""
+        for what in (measure.INSTRUCTIONS, measure.CYCLES):
+            times = self._times.get(f"{what} {name}")
+            if times is not None:
+                count = 0.0
+                if before is not None and self._counters is not None:
+                    count = float(getattr(self._counters.read().since(before), what))
+                times.append(count / self._options.block)
 
     def result(self) -> tuple[measure.Times, dict[str, Measured]] | None:
         """Return the times in ms and the steps of all ranks on rank 0; None on other ranks."""
@@ -189,6 +218,7 @@ class _Experiments:
                 tables[name] = Measured(names, table, table, (0.0,) * world.size)
         if times is None:
             return None
+        # Counts have the factor of the times, too: only their ratios are used.
         by_name = {name: MS * np.array([own[name] for own in times]).T for name in self._times}
         return by_name, tables
 
@@ -199,13 +229,15 @@ class _Experiments:
         engine = make_engine(job.replica, self._sums[name], job.buckets, recorder)
         batches = self._delayed(name)
         self._meet()
-        step_ns = 0.0
+        step_ns, before = 0.0, None
         if name != measure.ALONE or job.world.is_rank_zero:
             _make_steps(engine, batches, WARM_UP)
+            before = self._counters.read() if self._counters is not None else None
             begin = perf_counter_ns()
             _make_steps(engine, batches, steps)
             step_ns = (perf_counter_ns() - begin) / steps
         if keeps:
+            self._count(name, before)
             self._rows[name].append(recorder.rows())
         if name == measure.UNSUMMED:
             # A rank that has finished keeps working, so that the others do not become faster.
@@ -272,6 +304,7 @@ def _record(
     options: LossOptions,
     delay_ms: float,
     facts: dict[str, object],
+    counters_missing: str,
 ) -> Losses:
     delayed = (measure.DELAYED_RANK, measure.DELAYED_IN_TURN)
     return Losses(
@@ -281,6 +314,8 @@ def _record(
         step_ms=measure.mean_steps(times),
         losses=measure.find_losses(times),
         computation_scaling=measure.computation_scaling(times),
+        computation_factors={} if counters_missing else measure.computation_factors(times),
+        counters_missing=counters_missing,
         efficiencies=measure.compare_efficiencies(times, tables[measure.AFTER]),
         delays=tuple(
             measure.find_delay(name, delay_ms, times, tables[name], tables[measure.DURING])

@@ -28,6 +28,7 @@ from dptrain.measure.analysis import (
     spread,
     stage_profiles,
 )
+from dptrain.measure.counters import StepCounter, processor_of
 from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts, open_meter
 from dptrain.measure.environment import environment
 from dptrain.measure.gathering import gather_measured
@@ -125,15 +126,15 @@ def profile(
         introduce(job, display, 0)
         before = clock_offset(world)
         during = None if afterwards else ranges
-        meter = open_job_meter(job)
-        _make_steps(job, steps, display, meter, trace=options.trace, ranges=during)
+        meter, counter = open_job_meter(job), StepCounter()
+        _make_steps(job, steps, display, meter, counter, trace=options.trace, ranges=during)
         measured = gather_measured(
             world, job.recorder, ahead=job.engine.max_steps_in_flight,
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job, meter)
+        facts = rank_facts(job, meter, counter)
         record = None
         if measured is not None:
             record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
@@ -276,6 +277,7 @@ def _make_steps(
     steps: _Steps,
     display: Display,
     meter: EnergyMeter,
+    counter: StepCounter,
     *,
     trace: bool,
     ranges: Ranges | None,
@@ -302,6 +304,8 @@ def _make_steps(
         for number in range(steps.last):
             if number == steps.skip and trace:
                 job.recorder.moments = []
+            if number == steps.skip:
+                counter.start()
             if number in blocks:
                 meter.read((number - steps.skip) * samples)
             job.engine.step(batches, job.schedule.rate(number))
@@ -310,6 +314,7 @@ def _make_steps(
                     raise_not_finite(job, result)
                 progress.add(result)
                 display.step(progress)
+        counter.stop(steps.last - steps.skip, job.plan.setting.threads)
         if steps.last in blocks:
             meter.read((steps.last - steps.skip) * samples)
 
@@ -366,7 +371,9 @@ def measure_job_roofs(job: Job) -> Roofs | None:
     return roofs
 
 
-def rank_facts(job: Job, meter: EnergyMeter | None = None) -> dict[str, Any]:
+def rank_facts(
+    job: Job, meter: EnergyMeter | None = None, counter: StepCounter | None = None
+) -> dict[str, Any]:
     """Return facts about the job and about each rank, the same on every rank."""
     world = job.world
     mine = {
@@ -376,6 +383,7 @@ def rank_facts(job: Job, meter: EnergyMeter | None = None) -> dict[str, Any]:
         "cores": share_of_cores(world)[0],
         "first_on_node": world.first_on_node(),
         "energy": None if meter is None else meter_facts(meter),
+        "counts": None if counter is None else counter.facts(),
     }
     ranks = world.all_gather_json(mine)
     possible = possible_efficiency(world, job.plan.setting.threads)
@@ -427,6 +435,9 @@ def profile_record(
         environment=environment(job.world),
         pop=profile_efficiencies(plan, measured) if plan.training else None,
         energy=energy_of([rank["energy"] for rank in ranks]),
+        processor=None
+        if job.replica.memory.on_gpu
+        else processor_of([rank["counts"] for rank in ranks]),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
 from dptrain.measure.profile import Profile
 from dptrain.measure.profile_files import PROFILE, TRACE
@@ -97,6 +98,8 @@ def step_section(measured: MeasuredProfile, suffix: str, title: str, file: str) 
         )
     if profile.energy is not None:
         text += map(sentence, energy_lines(profile.energy))
+    if profile.processor is not None:
+        text.append(sentence(processor_line(profile.processor)))
     if len(profile.ranks) > 1:
         text.append(sentence(straggler_line(profile)))
     ranks = len(profile.ranks)

@@ -94,8 +94,7 @@ def pop_table(study: Study, scaling: str) -> Table | None:
     ]  # fmt: skip
     note = (
         "Parallel efficiency is the product of load balance, serialisation and transfer. The "
-        "efficiency of a point is about parallel efficiency × computation scaling. Instructions "
-        "per cycle are not part of profiles."
+        "efficiency of a point is about parallel efficiency × computation scaling."
     )
     title = f"{scaling.capitalize()} scaling: POP efficiencies"
     return Table(f"pop-{scaling}", title, FILE, tuple(columns), note)

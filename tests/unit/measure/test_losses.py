@@ -126,3 +126,17 @@ def test_intervals_over_rounds_contain_the_difference(drift: float) -> None:
 def test_the_record_can_be_written() -> None:
     estimate = losses.over_rounds(lambda t: float(t["a"].mean()), {"a": rounds(1.0, 2.0)})
     assert asdict(estimate) == {"value": 1.5, "low": 1.5, "high": 1.5, "n": ROUNDS}
+
+
+def test_factors_of_the_computation_scaling_multiply_to_it() -> None:
+    times = known(noise=0.1)
+    for seed, (name, values) in enumerate({
+        "instructions alone": (8e6, 0.0), "cycles alone": (4e6, 0.0),
+        "instructions unsummed": (9e6, 9e6), "cycles unsummed": (6e6, 6e6),
+    }.items()):  # fmt: skip
+        times[name] = rounds(*values, noise=1e3, seed=seed)
+    factors = losses.computation_factors(times)
+    assert factors["instructions"].value == pytest.approx(8 / 9, rel=1e-2)
+    assert factors["instructions_per_cycle"].value == pytest.approx(1.5 / 2, rel=1e-2)
+    product = np.prod([factor.value for factor in factors.values()])
+    assert product == pytest.approx(losses.computation_scaling(times).value)
