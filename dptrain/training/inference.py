@@ -25,13 +25,12 @@ from dptrain.measure.recorder import StepRecorder
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 from dptrain.training.baseline import open_loader
+from dptrain.training.energy import block_bounds, open_job_meter
 from dptrain.training.job import Job, assemble
 from dptrain.training.profiling import (
     ProfileOptions,
-    block_bounds,
     gather_trace,
     measure_job_roofs,
-    open_job_meter,
     profile_record,
     rank_facts,
     write_results,

@@ -21,6 +21,7 @@ from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
 from dptrain.data.workers import with_workers
 from dptrain.errors import UserError
+from dptrain.measure.energy import EnergyMeter
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import StepRecorder
 from dptrain.network.files import network_to_dict
@@ -69,6 +70,7 @@ class Job:
         first_step: number of the first step; above 0 after a resume.
         warning: one line if damaged checkpoints were skipped on resume.
         input_times: of the training loop's loaders.
+        meter: energy of this rank's part of the training loop.
     """
 
     settings: Settings
@@ -92,6 +94,7 @@ class Job:
     first_step: int
     warning: str | None = None
     input_times: InputTimes = field(default_factory=InputTimes)
+    meter: EnergyMeter = field(default_factory=lambda: EnergyMeter(()))
 
     @property
     def memory_bytes(self) -> dict[str, int]:

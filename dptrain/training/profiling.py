@@ -29,7 +29,7 @@ from dptrain.measure.analysis import (
     stage_profiles,
 )
 from dptrain.measure.counters import StepCounter, processor_of
-from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts, open_meter
+from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.environment import environment
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
@@ -43,6 +43,7 @@ from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
+from dptrain.training.energy import block_bounds, open_job_meter
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.job import Job, assemble
 from dptrain.training.progress import Progress
@@ -53,9 +54,6 @@ from dptrain.training.trainer import raise_not_finite
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""
-
-ENERGY_BLOCKS = 10
-"""Number of blocks of steps between readings of the energy."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """No viewer opens a larger trace, and MPI counts bytes in 32 bits."""
@@ -266,12 +264,6 @@ def _is_whole(job: Job, step: int) -> bool:
     return size < batch_size or size % batch_size == 0 or (step + 1) % job.spec.epoch_steps != 0
 
 
-def open_job_meter(job: Job) -> EnergyMeter:
-    """Return the meter of this rank: of its GPU, and on one rank of each node of processors."""
-    identity = job.replica.memory.identity if job.replica.memory.on_gpu else ""
-    return open_meter(identity, reads_processors=job.world.first_on_node())
-
-
 def _make_steps(
     job: Job,
     steps: _Steps,
@@ -317,12 +309,6 @@ def _make_steps(
         counter.stop(steps.last - steps.skip, job.plan.setting.threads)
         if steps.last in blocks:
             meter.read((steps.last - steps.skip) * samples)
-
-
-def block_bounds(first: int, last: int) -> range:
-    """Return the steps between which energy is measured, `ENERGY_BLOCKS` blocks if possible."""
-    length = max((last - first) // ENERGY_BLOCKS, 1)
-    return range(first, last + 1, length)
 
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from dptrain import __version__
 from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
+from dptrain.measure.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import MIN_STEPS, InputLimit
 from dptrain.measure.recorder import DATA_WAIT, HIDDEN
@@ -108,7 +109,13 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
         summary = _summary(job, progress, measured, scaling)
         summary["input_limit"] = None if limit is None else limit.to_dict()
         tables = _tables(job, measured, scaling)
+    meters = world.gather_json(meter_facts(job.meter))
+    energy = None if meters is None or not job.recorder.steps else energy_of(meters)
+    if summary is not None:
+        summary["energy"] = None if energy is None else asdict(energy)
     lines = _closing_lines(job, progress)
+    if energy is not None:
+        lines = (*energy_lines(energy), *lines)
     if limit is not None:
         lines = (str(limit), *lines)
     return Conclusion(dict(world.broadcast_json(summary)), tables, lines)

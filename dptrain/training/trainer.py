@@ -44,6 +44,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
+from dptrain.training.energy import block_bounds, open_job_meter
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import open_test_data, score
 from dptrain.training.history import History
@@ -249,16 +250,22 @@ class Trainer:
         return self.history
 
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
-        job = self.job
-        for step in range(self.step, job.spec.steps):
+        job, first = self.job, self.step
+        job.meter, blocks = open_job_meter(job), block_bounds(first, job.spec.steps)
+        samples = min(job.spec.batch_size, len(job.dataset.train))
+        for step in range(first, job.spec.steps):
             assert batches is not None
+            if step in blocks:
+                job.meter.read((step - first) * samples)
             job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
             for result in job.engine.results(wait=self._needs_parameters(step + 1)):
                 if not math.isfinite(result.loss):
                     raise_not_finite(job, result)
                 self._after_step(result)
             if self.progress.stopped:
-                break
+                return
+        if job.spec.steps in blocks:
+            job.meter.read((job.spec.steps - first) * samples)
 
     def _after_step(self, result: StepResult) -> None:
         self.progress.add(result)
