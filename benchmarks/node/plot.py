@@ -90,9 +90,13 @@ def _draw_threads(panel: Axes, rows: Rows) -> None:
               "copies": (threads.COPIES,)}  # fmt: skip
     for label, programs in groups.items():
         times = {c: rows.where(threads=c).fastest(programs) for c in counts}
-        points = {c: row["median_ms"] for c, row in times.items() if row is not None}
-        _line(panel, points, label)
-    panel.set_yscale("log")
+        found = {c: row for c, row in times.items() if row is not None}
+        _line(panel, {c: row["median_ms"] for c, row in found.items()}, label)
+        for count, row in found.items():
+            panel.vlines(
+                count, *row["quartiles_ms"], color=COLOURS[label], linewidth=2.4, alpha=0.4
+            )
+    _logarithmic(panel)
     _axis(panel, counts, "threads")
 
 
@@ -112,7 +116,7 @@ def _draw_ranks(panel: Axes, rows: Rows) -> None:
             if ratio is not None:
                 points[count] = ratio.value
         _line(panel, points, label)
-    panel.set_ylim(0.0, 1.1)
+    panel.set_ylim(0.0, max(1.1, panel.get_ylim()[1]))
     _axis(panel, counts, "ranks")
 
 
@@ -122,7 +126,7 @@ def _draw_sums(panel: Axes, rows: Rows) -> None:
         found = {c: rows.one(ranks=c, program=program) for c in counts}
         points = {c: 1e3 * row["median_ms"] for c, row in found.items() if row is not None}
         _line(panel, points, program)
-    panel.set_yscale("log")
+    _logarithmic(panel)
     _axis(panel, counts, "ranks")
 
 
@@ -131,6 +135,15 @@ def _line(panel: Axes, points: Mapping[int, float], label: str) -> None:
         style = "--" if label in ("copies", "traffic.c") else "-"
         panel.plot(list(points), list(points.values()), style, marker="o", markersize=3,
                    linewidth=1.2, color=COLOURS[label], label=label)  # fmt: skip
+
+
+def _logarithmic(panel: Axes) -> None:
+    """Use a logarithmic scale with plain numbers: 1, 2, 5, 10, …"""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _axis(panel: Axes, counts: list[int], label: str) -> None:
