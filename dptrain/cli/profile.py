@@ -62,8 +62,8 @@ OMITTED = (
               help="Instead of the profile: measure by experiment what each loss of efficiency "
               "costs, with blocks of --steps steps.")  # fmt: skip
 @click.option("--delay", metavar="TIME",
-              help="With --losses: delay that is injected, such as 5ms.  [default: half a "
-              "step]")  # fmt: skip
+              help="With --losses: delay that is injected, such as 5ms.  [default: one step, "
+              "at least 5 ms]")  # fmt: skip
 @JSON
 @setting_flags(omit=OMITTED)
 def profile(

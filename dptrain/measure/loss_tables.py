@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, Delay, Losses
+from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Losses
 from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import fitted_table, ms_cell
 
@@ -17,7 +17,7 @@ MEANINGS = {
     "serialisation": "ranks meet in every step: a sum of one number",
     "latency": "of that sum, if no rank is late",
     "sums": "gradients are summed after the backward pass",
-    "saved by overlap": "gradients are summed during the backward pass",
+    SAVED: "gradients are summed during the backward pass",
 }
 """What changes from one row to the next."""
 
@@ -57,6 +57,8 @@ def _losses_table(losses: Losses) -> Table:
         (),
     ]
     for loss in losses.losses:
+        if loss.name == SAVED and not losses.overlaps:
+            continue
         sign = "+" if loss.time_ms.value >= 0 else "−"
         size = ms_cell(abs(loss.time_ms.value))
         cells = (f"{sign} {size}", _interval(loss.time_ms), f"{loss.share:.1%}")

@@ -43,6 +43,7 @@ AFTER, DURING = "after", "during"
 DELAYED_RANK, DELAYED_IN_TURN = "delayed_rank", "delayed_in_turn"
 EXPERIMENTS = (ALONE, UNSUMMED, ONE_NUMBER, AFTER, DURING, DELAYED_RANK, DELAYED_IN_TURN)
 LATENCY = "latency"
+SAVED = "saved by overlap"
 INSTRUCTIONS, CYCLES = "instructions", "cycles"
 
 FORM = Form(
@@ -184,7 +185,7 @@ _LOSSES: dict[str, Callable[[Times], float]] = {
     ),
     "latency": lambda t: float(t[LATENCY].mean()),
     "sums": lambda t: float(t[AFTER].mean() - t[ONE_NUMBER].mean()),
-    "saved by overlap": lambda t: float(t[DURING].mean() - t[AFTER].mean()),
+    SAVED: lambda t: float(t[DURING].mean() - t[AFTER].mean()),
 }  # fmt: skip
 """Losses in the order in which they are added to the step of rank 0 alone."""
 

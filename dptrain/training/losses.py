@@ -34,6 +34,8 @@ ROUNDS = 10
 """Number of rounds; the intervals have one degree of freedom less."""
 WARM_UP = 3
 """Untimed steps at the start of each block, in which caches fill and ranks meet."""
+LEAST_DELAY_NS = 5_000_000
+"""Shorter delays are hardly longer than what other programs take from a step."""
 LATENCY_SUMS = 50
 """Sums of one number per round, of which the mean is the latency."""
 LAST_STEP = 1 << 40
@@ -46,7 +48,7 @@ class LossOptions:
 
     Attributes:
         steps: number of timed steps of each experiment.
-        delay_s: injected delay in seconds; None for half a step.
+        delay_s: injected delay in seconds; None for one step, at least `LEAST_DELAY_NS`.
         output: folder of ``losses.json``; None writes nothing.
     """
 
@@ -147,20 +149,21 @@ class _Experiments:
     def __init__(self, job: Job, batches: Iterator[Batch], options: LossOptions) -> None:
         self._job, self._batches, self._options = job, batches, options
         original = job.engine.gradient_sum
-        # A method that does not overlap starts its sums after the backward pass in any case.
-        late = LateSum(original) if original.overlaps else original
         self._sums: dict[str, GradientSum] = {
             measure.ALONE: WithoutSum(original),
             measure.UNSUMMED: WithoutSum(original),
             measure.ONE_NUMBER: OneNumberSum(original),
-            measure.AFTER: late,
+            measure.AFTER: LateSum(original),
             measure.DURING: original,
             measure.DELAYED_RANK: original,
             measure.DELAYED_IN_TURN: original,
         }
-        self._times: dict[str, list[float]] = {name: [] for name in measure.EXPERIMENTS}
+        if not original.overlaps:
+            # The job itself sums after the backward pass.
+            del self._sums[measure.AFTER]
+        self._times: dict[str, list[float]] = {name: [] for name in self._sums}
         self._times[measure.LATENCY] = []
-        self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in measure.EXPERIMENTS}
+        self._rows: dict[str, list[NDArray[np.int64]]] = {name: [] for name in self._sums}
         self._counters: HardwareCounters | None = None
         self.counters_missing = ""
         self.delay_ns = 0
@@ -168,16 +171,17 @@ class _Experiments:
     def run(self) -> None:
         """Run an untimed block of the job, then all rounds."""
         job, options = self._job, self._options
-        for name in (measure.ALONE, measure.ONE_NUMBER, measure.AFTER, measure.DURING):
+        for name in (measure.ALONE, measure.ONE_NUMBER, measure.DURING):
             step_ns = self._block(name)
         if options.delay_s is None:
-            self.delay_ns = round(float(np.mean(job.world.all_gather_json(step_ns))) / 2)
+            mean_ns = float(np.mean(job.world.all_gather_json(step_ns)))
+            self.delay_ns = max(round(mean_ns), LEAST_DELAY_NS)
         else:
             self.delay_ns = round(1e9 * options.delay_s)
         self._open_counters()
         order = np.random.default_rng(job.spec.seed)
         for _ in range(ROUNDS):
-            for name in order.permutation(measure.EXPERIMENTS).tolist():
+            for name in order.permutation(list(self._sums)).tolist():
                 self._times[name].append(self._block(name, keeps=True))
             self._times[measure.LATENCY].append(self._latency_ns())
 
@@ -220,6 +224,8 @@ class _Experiments:
             return None
         # Counts have the factor of the times, too: only their ratios are used.
         by_name = {name: MS * np.array([own[name] for own in times]).T for name in self._times}
+        by_name.setdefault(measure.AFTER, by_name[measure.DURING])
+        tables.setdefault(measure.AFTER, tables[measure.DURING])
         return by_name, tables
 
     def _block(self, name: str, *, keeps: bool = False) -> float:
