@@ -10,8 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.measure.pop import Pop, pop_efficiencies
-from dptrain.measure.profile import Parts, RankProfile, Roofs, Spread, StageProfile
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, HIDDEN, STEP
+from dptrain.measure.profile import (
+    Parts,
+    RankProfile,
+    Roofs,
+    Spread,
+    StageProfile,
+    StepParts,
+)
+from dptrain.measure.recorder import (
+    CHECKPOINT,
+    DATA_WAIT,
+    EVALUATION,
+    EXPOSED,
+    HIDDEN,
+    STEP,
+)
+from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, Stage
 
@@ -20,14 +35,23 @@ MS = 1e-6
 
 
 def spread(values: NDArray[np.float64]) -> Spread:
-    """Return median, quartiles, mean and number of values of a sample."""
+    """Return the distribution of a sample; the interval counts values in order as steps."""
     q1, median, q3 = (float(value) for value in np.percentile(values, [25, 50, 75]))
-    return Spread(median, q1, q3, float(values.mean()), len(values))
+    n, interval = len(values), median_of_steps(values)
+    low, high = (None, None) if n < FEWEST_STEPS else (max(interval.low, 0.0), interval.high)
+    p95 = float(np.percentile(values, 95)) if n >= 20 else None
+    p99 = float(np.percentile(values, 99)) if n >= 100 else None
+    return Spread(median, q1, q3, float(values.mean()), n, low, high, p95, p99)
 
 
 @dataclass(frozen=True)
 class Measured:
     """Times in ms by rank, step and name.
+
+    A step is the wall time from one completion of the updated parameters to the next, on the clock
+    of each rank. All ranks complete a step at about the same time, so the mean over ranks is the
+    duration of the step: its sum over steps is the wall time, whatever the ranks' jitter. (The
+    largest duration of any rank would add up to more than the wall time.)
 
     On a CPU every step is timed by stage, and both tables are the same. On a GPU a step that is
     timed by stage runs without overlap, so the times of steps are taken from other steps.
@@ -49,6 +73,11 @@ class Measured:
         """True if steps were timed by stage."""
         return len(self.timed[0]) > 0
 
+    @property
+    def _is_host(self) -> bool:
+        """True if every step was timed by stage."""
+        return self.ordinary is self.timed
+
     def column(self, name: str, *, ordinary: bool = False) -> NDArray[np.float64]:
         """Return the times (ranks, steps) of one name."""
         table = self.ordinary if ordinary else self.timed
@@ -61,10 +90,10 @@ class Measured:
         return self.column(STEP, ordinary=True)
 
     @property
-    def slowest(self) -> NDArray[np.float64]:
-        """Times (steps,) of the slowest rank of each step."""
-        slowest: NDArray[np.float64] = self.steps.max(axis=0)
-        return slowest
+    def step_times(self) -> NDArray[np.float64]:
+        """Times (steps,) of ordinary steps."""
+        times: NDArray[np.float64] = self.steps.mean(axis=0)
+        return times
 
     @cached_property
     def compute(self) -> NDArray[np.float64]:
@@ -79,8 +108,9 @@ class Measured:
 
     @cached_property
     def busy(self) -> NDArray[np.float64]:
-        """Times (ranks, steps) of the step without exposed communication."""
-        return self.column(STEP) - self.exposed
+        """Times (ranks, steps) without exposed communication, evaluation and checkpoints."""
+        between = self.column(EVALUATION) + self.column(CHECKPOINT)
+        return self.column(STEP) - self.exposed - between
 
     @cached_property
     def imbalance(self) -> NDArray[np.float64]:
@@ -90,41 +120,122 @@ class Measured:
         step reaches the sum last. The difference of the busy times is the waiting time of another
         rank. Clocks of different ranks are not compared.
         """
-        waited: NDArray[np.float64] = self.busy.max(axis=0) - self.busy
+        return self._waiting(self.busy)
+
+    @cached_property
+    def checkpoint_wait(self) -> NDArray[np.float64]:
+        """Times (ranks, ordinary steps) of waiting because another rank wrote a checkpoint."""
+        if not self._is_host:
+            # The device waits, and its waiting is not timed in these steps.
+            checkpoint = self.column(CHECKPOINT, ordinary=True)
+            waited: NDArray[np.float64] = checkpoint.max(axis=0) - checkpoint
+            return np.minimum(waited, self.steps)
+        waiting = self._waiting(self.busy + self.column(CHECKPOINT))
+        return np.maximum(waiting - self.imbalance, 0.0)
+
+    def _waiting(self, arrival: NDArray[np.float64]) -> NDArray[np.float64]:
+        waited: NDArray[np.float64] = arrival.max(axis=0) - arrival
         return np.minimum(waited, self.exposed)
 
     @property
     def parts(self) -> Parts:
-        """Parts of the mean step of all ranks; they add up to that step."""
-        step, compute = self.steps.mean(), self.compute.mean()
+        """Parts of typical steps, see `StepParts`."""
+        return self._parts(typical_steps(self.step_times), typical_steps(self.timed_steps))
+
+    @property
+    def step_parts(self) -> StepParts:
+        """Where the time of a step goes."""
+        all_steps = self._parts(slice(None), slice(None))
+        busy = self.busy
+        by_step = float(busy.max(axis=0).mean() - busy.mean())
+        constant = float(busy.mean(axis=1).max() - busy.mean())
+        share = constant / by_step if by_step > 0 else 0.0
+        medians = {name: spread(times.mean(axis=0)) for name, times in self._times().items()}
+        return StepParts(medians, self.parts, all_steps, share, 1 - share if by_step > 0 else 0.0)
+
+    @property
+    def timed_steps(self) -> NDArray[np.float64]:
+        """Times (steps,) of the steps that were timed by stage."""
+        times: NDArray[np.float64] = self.column(STEP).mean(axis=0)
+        return times
+
+    def _times(self) -> dict[str, NDArray[np.float64]]:
+        """Return the times (ranks, steps) of each part by the name of the field of `Parts`."""
+        transfer = self.exposed - self.imbalance
+        if self._is_host:
+            transfer = transfer - self.checkpoint_wait
+        found = {
+            "compute": self.compute,
+            "data_wait": self.column(DATA_WAIT, ordinary=True),
+            "transfer": transfer,
+            "imbalance": self.imbalance,
+            "checkpoint": self.column(CHECKPOINT, ordinary=True) + self.checkpoint_wait,
+            "evaluation": self.column(EVALUATION, ordinary=True),
+        }
+        if self._is_host:
+            found["other"] = self.steps - sum(found.values())
+        return found
+
+    def _parts(self, ordinary: Selection, timed: Selection) -> Parts:
+        """Return means over ranks and the selected steps; they add up to the mean step."""
+
+        def mean(times: NDArray[np.float64], chosen: Selection = timed) -> float:
+            return float(times[:, chosen].mean())
+
+        step, times = mean(self.steps, ordinary), self._times()
         # On a GPU the times of stages and sums come from separate steps without overlap, in which
         # concurrent stages take longer in total, and the host waits for data while the GPU is
         # working. Each part is limited to the rest of the step.
-        exposed = min(self.exposed.mean(), step)
-        imbalance = min(self.imbalance.mean(), exposed)
-        compute = min(compute, step - exposed)
-        rest = step - compute - exposed
-        data_wait = min(self.column(DATA_WAIT, ordinary=True).mean(), rest)
-        other = rest - data_wait
-        found = (compute, data_wait, exposed - imbalance, imbalance, other)
-        return Parts(*(float(value) for value in found))
+        rest = step
+        limited = {}
+        for name in ("checkpoint", "evaluation", "transfer", "imbalance", "compute", "data_wait"):
+            chosen = timed if name in ("transfer", "imbalance", "compute") else ordinary
+            limited[name] = min(mean(times[name], chosen), rest)
+            rest -= limited[name]
+        return Parts(**limited, other=max(rest, 0.0))
+
+
+Selection = slice | NDArray[np.intp]
+"""Selects steps."""
+
+
+def typical_steps(durations: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the indices of the half of the steps that is closest to the median by rank."""
+    quarter = len(durations) // 4
+    order = np.argsort(durations, kind="stable")
+    return np.sort(order[quarter : len(order) - quarter])
 
 
 def rank_profiles(
     measured: Measured, hosts: Sequence[str], devices: Sequence[str]
 ) -> tuple[RankProfile, ...]:
-    """Return a record for every rank, from means over steps."""
+    """Return a record for every rank, from means over typical steps."""
+    chosen, timed = typical_steps(measured.step_times), typical_steps(measured.timed_steps)
+
+    def mean(times: NDArray[np.float64], rank: int, steps: NDArray[np.intp] = timed) -> float:
+        return float(times[rank, steps].mean())
+
     delay = measured.busy - np.median(measured.busy, axis=0)
     data_wait = measured.column(DATA_WAIT, ordinary=True)
-    hidden = measured.column(HIDDEN)
     found = []
     for rank, (host, device) in enumerate(zip(hosts, devices, strict=True)):
-        tables = (measured.compute, data_wait, measured.exposed, hidden, measured.imbalance, delay)
-        step = float(measured.steps[rank].mean())
-        exposed = float(measured.exposed[rank].mean())
-        means = (float(table[rank].mean()) for table in tables)
-        samples = measured.samples[rank]
-        found.append(RankProfile(rank, host, device, samples, step, step - exposed, *means))
+        step, exposed = mean(measured.steps, rank, chosen), mean(measured.exposed, rank)
+        found.append(
+            RankProfile(
+                rank=rank,
+                host=host,
+                device=device,
+                samples=measured.samples[rank],
+                step_ms=step,
+                busy_ms=step - exposed,
+                compute_ms=mean(measured.compute, rank),
+                data_wait_ms=mean(data_wait, rank, chosen),
+                exposed_ms=exposed,
+                hidden_ms=mean(measured.column(HIDDEN), rank),
+                imbalance_ms=mean(measured.imbalance, rank),
+                delay_ms=mean(delay, rank),
+            )
+        )
     return tuple(found)
 
 
@@ -200,8 +311,9 @@ class _Work:
         self.filled = float(np.mean(measured.samples)) / plan.batch_size
         # On a GPU the stages without overlap take longer than a step; then shares refer to their
         # sum.
-        sequential = measured.compute.mean() + measured.exposed.mean()
-        self.step_ms = float(max(measured.steps.mean(), sequential))
+        self.typical = typical_steps(measured.column(STEP).mean(axis=0))
+        sequential = (measured.compute + measured.exposed)[:, self.typical].mean()
+        self.step_ms = float(max(measured.parts.total, sequential))
 
     def record(
         self, stages: Sequence[Stage], name: str, group: str, kind: str, note: str
@@ -209,7 +321,7 @@ class _Work:
         """Return the record of some stages together, without its cumulative share."""
         plan, filled = self.plan, self.filled
         times = self.measured.timed[:, :, [stage.index for stage in stages]].sum(axis=2)
-        by_rank = times.mean(axis=1)
+        by_rank = times[:, self.typical].mean(axis=1)
         slowest, mean = int(by_rank.argmax()), float(by_rank.mean())
         flops = [s.flops * (1.0 if s.phase is Phase.UPDATE else filled) for s in stages]
         moved = [bytes_accessed(plan, stage, filled) for stage in stages]
@@ -223,6 +335,7 @@ class _Work:
             phase=stages[0].phase.value,
             calls=len(stages),
             time_ms=spread(times.mean(axis=0)),
+            typical_ms=mean,
             slowest_ms=float(by_rank[slowest]),
             slowest_rank=slowest,
             share=mean / self.step_ms,
@@ -240,7 +353,7 @@ class _Work:
 def _cumulative(records: Iterable[StageProfile]) -> dict[int, StageProfile]:
     """Return copies with cumulative shares, slowest first, by the id of the original record."""
     total, found = 0.0, {}
-    for record in sorted(records, key=lambda record: -record.time_ms.mean):
+    for record in sorted(records, key=lambda record: -record.typical_ms):
         total += record.share
         found[id(record)] = replace(record, cumulative_share=total)
     return found

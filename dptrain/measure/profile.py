@@ -21,30 +21,44 @@ FORM = Form(
     noun="profile",
     otherwise="expected a file that `dptrain profile --output` writes",
     anew="make the profile again",
+    version=2,
 )
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, quartiles, mean and number of values of a sample."""
+    """Distribution of a sample.
+
+    Attributes:
+        median, q1, q3, mean, n: median, quartiles, mean and number of values.
+        low, high: 95% interval of the median of a series of steps, see
+            `dptrain.measure.statistics.median_of_steps`; None if there are too few.
+        p95, p99: percentiles; None if there are fewer than 20 or 100 values.
+    """
 
     median: float
     q1: float
     q3: float
     mean: float
     n: int
+    low: float | None = None
+    high: float | None = None
+    p95: float | None = None
+    p99: float | None = None
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of the mean step in ms; they add up to the step.
+    """Parts of a step in ms, means over ranks and some steps; they add up to the mean of these.
 
     Attributes:
         compute: stages of the plan, with load and update.
         data_wait: waiting for the minibatch.
-        transfer: exposed communication with all ranks present.
-        imbalance: exposed communication in which a rank waits for the slowest one.
+        transfer: communication: exposed, and with all ranks present.
+        imbalance: waiting: exposed communication in which a rank waits for the slowest one.
         other: the rest of the step.
+        checkpoint: writing a checkpoint, and waiting for a rank that writes one.
+        evaluation: evaluation on the test data.
     """
 
     compute: float
@@ -52,11 +66,37 @@ class Parts:
     transfer: float
     imbalance: float
     other: float
+    checkpoint: float = 0.0
+    evaluation: float = 0.0
 
     @property
     def total(self) -> float:
-        """The mean step."""
-        return self.compute + self.data_wait + self.transfer + self.imbalance + self.other
+        """The mean of the steps."""
+        parts = self.compute + self.data_wait + self.transfer + self.imbalance + self.other
+        return parts + self.checkpoint + self.evaluation
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where the time of a step goes.
+
+    Parts of medians do not add up to the median. Therefore there are also the means of typical
+    steps, the half of the steps whose duration is closest to the median by rank, and of all steps.
+
+    Attributes:
+        median: the distribution of each part over the steps, mean over ranks; by the names of
+            `Parts`. Empty if no step was timed by stage.
+        typical: parts of typical steps.
+        all_steps: parts of all steps, including slow ones.
+        load_imbalance, serialisation: shares of `imbalance` in all steps, which add up to 1: the
+            same rank is late in each step, or a different one.
+    """
+
+    median: dict[str, Spread]
+    typical: Parts
+    all_steps: Parts
+    load_imbalance: float
+    serialisation: float
 
 
 @dataclass(frozen=True)
@@ -71,12 +111,13 @@ class StageProfile:
             ``loss``, ``update``.
         calls: how often in a step.
         time_ms: mean over ranks; distribution over steps.
-        slowest_ms, slowest_rank: time and number of the rank with the largest mean.
-        share, cumulative_share: share of the mean step; cumulative from the slowest stage on.
+        typical_ms: mean over ranks and typical steps, see `StepParts`.
+        slowest_ms, slowest_rank: time in typical steps and number of the slowest rank.
+        share, cumulative_share: share of typical steps; cumulative from the slowest stage on.
         flops, bytes_moved: per step and rank.
         memory_bytes: size of all buffers that are needed while the stage runs.
-        gflops, gb_per_s: rates from the mean time, in 10⁹ per second.
-        roofline_share: least time in the roofline model divided by the mean time; None if the
+        gflops, gb_per_s: rates in typical steps, in 10⁹ per second.
+        roofline_share: least time in the roofline model divided by `typical_ms`; None if the
             limits were not measured.
         note: algorithm of the stage, if the backend states one.
     """
@@ -87,6 +128,7 @@ class StageProfile:
     phase: str
     calls: int
     time_ms: Spread
+    typical_ms: float
     slowest_ms: float
     slowest_rank: int
     share: float
@@ -102,12 +144,13 @@ class StageProfile:
 
 @dataclass(frozen=True)
 class RankProfile:
-    """Mean times of the steps of one rank in ms.
+    """Mean times of typical steps of one rank in ms.
 
     Attributes:
         busy_ms: time of the step without exposed communication.
-        exposed_ms, hidden_ms: communication for which compute waited, and communication that
-            overlapped with compute.
+        exposed_ms: communication and waiting for it.
+        hidden_ms: time in which a gradient sum was in progress while the rank computed. It is not
+            what overlap saved: MPI may have made no progress in that time.
         imbalance_ms: part of `exposed_ms` spent waiting for the slowest rank of each step.
         delay_ms: busy time minus that of the median rank; large for a straggler.
     """
@@ -175,11 +218,12 @@ class Profile:
             seed, bucket_kib, cores (that a rank may use), possible (efficiency that the
             cores allow).
         steps: number of timed steps.
-        step_ms: time of the slowest rank of each step.
+        step_ms: wall time from one completion of the updated parameters to the next.
         step_times_ms: these times in order.
         samples_per_s: minibatch divided by the median step.
         timing_ms: overhead of the clock readings of a step.
-        parts: parts of the mean step over ranks.
+        parts: parts of typical steps, see `StepParts`.
+        step_parts: the distribution of each part, and parts of typical and of all steps.
         stages: stages in the order of the plan.
         kinds: stages by kind and phase, slowest first.
         ranks: ranks in order.
@@ -200,6 +244,7 @@ class Profile:
     samples_per_s: float
     timing_ms: float
     parts: Parts
+    step_parts: StepParts
     stages: tuple[StageProfile, ...]
     kinds: tuple[StageProfile, ...]
     ranks: tuple[RankProfile, ...]
@@ -247,6 +292,7 @@ class Profile:
                 "step_ms": Spread(**values["step_ms"]),
                 "step_times_ms": tuple(values["step_times_ms"]),
                 "parts": Parts(**values["parts"]),
+                "step_parts": _step_parts(values["step_parts"]),
                 "stages": tuple(StageProfile(**spread(s)) for s in values["stages"]),
                 "kinds": tuple(StageProfile(**spread(s)) for s in values["kinds"]),
                 "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
@@ -257,6 +303,12 @@ class Profile:
                 "processor": None if processor is None else Processor(**processor),
             }
         )
+
+
+def _step_parts(values: Mapping[str, Any]) -> StepParts:
+    medians = {name: Spread(**found) for name, found in values["median"].items()}
+    means = {name: Parts(**values[name]) for name in ("typical", "all_steps")}
+    return StepParts(**{**values, "median": medians, **means})
 
 
 def _roofs(values: Mapping[str, Any]) -> Roofs:

@@ -14,10 +14,11 @@ from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import (
     direction_cells,
     fitted_table,
-    mean_ms,
     ms_cell,
+    parts_table,
     rate_cell,
     slowest_cell,
+    typical_ms,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +48,16 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
         width: width of the terminal in characters.
     """
     wide = width >= WIDE
-    found: list[str | Table] = [_parts_table(profile), _layers_table(profile, wide)]
+    found: list[str | Table] = [
+        parts_table(
+            profile.step_ms,
+            profile.step_parts,
+            ranks=len(profile.ranks),
+            what="A forward pass" if _is_inference(profile) else "A step",
+        ),
+        f"{profile.samples_per_s:,.0f} samples/s",
+        _layers_table(profile, wide),
+    ]
     found.append(_kinds_table(profile, wide))
     if len(profile.ranks) > 1:
         found.append(_ranks_table(profile, wide))
@@ -129,36 +139,11 @@ def straggler_line(profile: Profile) -> str:
     return f"stragglers, later than the median rank at the gradient sum: {'; '.join(named)}{more}"
 
 
-def _parts_table(profile: Profile) -> Table:
-    step, parts = profile.step_ms, profile.parts
-    total = profile.parts.total
-    what = "A forward pass" if _is_inference(profile) else "A step"
-    title = (
-        f"{what}: {step.median:.3f} ms ({step.q1:.3f} – {step.q3:.3f}, slowest rank, "
-        f"n = {step.n}), {profile.samples_per_s:,.0f} samples/s"
-    )
-    named = (
-        ("compute", parts.compute, "stages of the plan"),
-        ("data wait", parts.data_wait, "waiting for the minibatch"),
-        ("transfer", parts.transfer, "gradient sum, with all ranks present"),
-        ("imbalance", parts.imbalance, "waiting for the slowest rank"),
-        ("other", parts.other, "Python and bookkeeping"),
-    )
-    rows: list[tuple[str, ...]] = [
-        (name, ms_cell(value), f"{value / total:.1%}", meaning) for name, value, meaning in named
-    ]
-    rows += [(), ("step", ms_cell(total), "100.0%", "mean of all ranks")]
-    hidden = sum(rank.hidden_ms for rank in profile.ranks) / len(profile.ranks)
-    if hidden:
-        rows.append(("hidden", ms_cell(hidden), "", "communication overlapped with compute"))
-    return fitted_table(title, ("part", "mean ms", "share", ""), rows, text=("part", ""))
-
-
 def _layers_table(profile: Profile, wide: bool) -> Table:
     groups: dict[str, list[StageProfile]] = {}
     for stage in profile.stages:
         groups.setdefault(stage.group, []).append(stage)
-    order = sorted(groups, key=lambda name: -mean_ms(groups[name]))
+    order = sorted(groups, key=lambda name: -typical_ms(groups[name]))
     columns = ["layers", "forward ms", "backward ms", "±", "slowest rank ms", "balance",
                "share", "cum.", "GFLOP/s", "roofline"]  # fmt: skip
     if not wide or len(profile.ranks) == 1:
@@ -180,7 +165,7 @@ def _layers_table(profile: Profile, wide: bool) -> Table:
             **_group_cells(groups[name]),
         }
         rows.append([cells[column] for column in columns])
-    title = "Layers, slowest first (mean over steps and ranks)"
+    title = "Layers, slowest first (mean of typical steps)"
     return fitted_table(title, columns, rows, text=("layers",))
 
 
@@ -191,7 +176,7 @@ def _group_cells(stages: Sequence[StageProfile]) -> dict[str, str]:
         "backward ms": backward,
         "±": _half_quartiles(stages),
         "slowest rank ms": slowest_cell(stages),
-        "GFLOP/s": rate_cell(sum(stage.flops for stage in stages), mean_ms(stages)),
+        "GFLOP/s": rate_cell(sum(stage.flops for stage in stages), typical_ms(stages)),
         "roofline": _roofline(stages),
     }
 
@@ -208,14 +193,14 @@ def _kind_cells(kind: StageProfile) -> dict[str, str]:
     return {
         "kind": kind.name,
         "calls": str(kind.calls),
-        "ms": ms_cell(kind.time_ms.mean),
+        "ms": ms_cell(kind.typical_ms),
         "±": _half_quartiles([kind]),
         "share": f"{kind.share:.1%}",
         "cum.": f"{kind.cumulative_share:.1%}",
         "MB": f"{kind.bytes_moved / 1e6:.2f}",
         "buffers MB": f"{kind.memory_bytes / 1e6:.2f}",
-        "GFLOP/s": rate_cell(kind.flops, kind.time_ms.mean),
-        "GB/s": rate_cell(kind.bytes_moved, kind.time_ms.mean),
+        "GFLOP/s": rate_cell(kind.flops, kind.typical_ms),
+        "GB/s": rate_cell(kind.bytes_moved, kind.typical_ms),
         "roofline": _roofline([kind]),
     }
 
@@ -223,12 +208,12 @@ def _kind_cells(kind: StageProfile) -> dict[str, str]:
 def _ranks_table(profile: Profile, wide: bool) -> Table:
     ranks = sorted(profile.ranks, key=lambda rank: -rank.delay_ms)
     left = f", the {MAX_RANKS} with the largest delay" if len(ranks) > MAX_RANKS else ""
-    columns = ["rank", "host", "samples", "busy", "delay", "compute", "data wait", "exposed",
-               "imbalance", "hidden"]  # fmt: skip
+    columns = ["rank", "host", "samples", "busy", "delay", "computation", "data wait",
+               "communication", "waiting"]  # fmt: skip
     if not wide:
-        columns.remove("hidden")
+        columns.remove("samples")
     rows = [[_rank_cells(rank)[column] for column in columns] for rank in ranks[:MAX_RANKS]]
-    return fitted_table(f"Ranks, mean ms per step{left}", columns, rows, text=("host",))
+    return fitted_table(f"Ranks, mean ms of typical steps{left}", columns, rows, text=("host",))
 
 
 def _rank_cells(rank: RankProfile) -> dict[str, str]:
@@ -238,11 +223,10 @@ def _rank_cells(rank: RankProfile) -> dict[str, str]:
         "samples": f"{rank.samples:.4g}",
         "busy": ms_cell(rank.busy_ms),
         "delay": ms_cell(rank.delay_ms),
-        "compute": ms_cell(rank.compute_ms),
+        "computation": ms_cell(rank.compute_ms),
         "data wait": ms_cell(rank.data_wait_ms),
-        "exposed": ms_cell(rank.exposed_ms),
-        "imbalance": ms_cell(rank.imbalance_ms),
-        "hidden": ms_cell(rank.hidden_ms),
+        "communication": ms_cell(max(rank.exposed_ms - rank.imbalance_ms, 0.0)),
+        "waiting": ms_cell(rank.imbalance_ms),
     }
 
 
@@ -257,13 +241,13 @@ def _sum_lines(profile: Profile) -> list[str]:
 
 
 def _half_quartiles(stages: Sequence[StageProfile]) -> str:
-    """Return half the interquartile range relative to the mean."""
+    """Return half the interquartile range relative to the time in typical steps."""
     half = sum(stage.time_ms.q3 - stage.time_ms.q1 for stage in stages) / 2
-    mean = mean_ms(stages)
+    mean = typical_ms(stages)
     return f"{half / mean:.0%}" if mean else ""
 
 
 def _roofline(stages: Sequence[StageProfile]) -> str:
-    least = sum((stage.roofline_share or 0.0) * stage.time_ms.mean for stage in stages)
-    mean = mean_ms(stages)
+    least = sum((stage.roofline_share or 0.0) * stage.typical_ms for stage in stages)
+    mean = typical_ms(stages)
     return f"{least / mean:.0%}" if mean else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter_ns
@@ -16,9 +17,13 @@ from dptrain.plan.plan import Stage
 DATA_WAIT = "data_wait"
 EXPOSED = "communication.exposed"
 HIDDEN = "communication.hidden"
+EVALUATION = "evaluation"
+CHECKPOINT = "checkpoint"
 STEP = "step"
-SPANS = (DATA_WAIT, EXPOSED, HIDDEN, STEP)
-"""Columns after the stages. `HIDDEN` overlaps with stages; the other parts add up to `STEP`."""
+SPANS = (DATA_WAIT, EXPOSED, HIDDEN, EVALUATION, CHECKPOINT, STEP)
+"""Columns after the stages. `STEP` is the wall time from the completion of the updated parameters
+of the step before to that of this step. `HIDDEN` overlaps with stages; stages and the other columns
+are parts of `STEP`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class Moments:
     Attributes:
         step: number of the step, counted from the recorder's first.
         timed: True if the step was timed stage by stage.
-        begin, data, end: begin of the step, arrival of its minibatch, end of the step.
+        begin: end of the step before; of a first step, of one after `StepRecorder.restart` and of
+            one on a device, the request for its minibatch.
+        request, data, end: request for the minibatch, its arrival, end of the step.
         stages: begin and end of each stage, by index.
         exposed: begin and end of each interval in which communication blocked computation.
         sums: begin and end of each bucket's sum.
@@ -37,6 +44,7 @@ class Moments:
     step: int
     timed: bool
     begin: int
+    request: int
     data: int
     end: int
     stages: tuple[tuple[int, int], ...]
@@ -62,24 +70,21 @@ class Row:
 
     @property
     def time_ns(self) -> int:
-        """Duration of the step."""
+        """Duration of the step, see `SPANS`."""
         return self.times[-1]
-
-    def set_time(self, time_ns: int) -> None:
-        """Set the duration of a step that ended after it was recorded."""
-        self.times[-1] = time_ns
 
 
 class StepRecorder:
     """Records the times of the last `capacity` steps.
 
     Use: `begin`, then `lap(stage)` after each stage and `skip` after anything that is not part of
-    a stage, then `end`. A lap reads the clock once.
+    a stage, then `end`. A lap reads the clock once. On a device, `complete` follows when the step
+    has ended.
 
     Attributes:
         names: columns of `rows`: stages by name, then `SPANS`.
         steps: number of steps since the start, dropped ones included.
-        begin_ns: when the present step began.
+        totals_ns: time of everything that `between` measured, by name.
         timed: True if the present step is timed stage by stage, so that its laps are valid.
         moments: time stamps of every step since this was set to a list; None records none.
     """
@@ -94,13 +99,30 @@ class StepRecorder:
         self._ends = [0] * len(self.names)
         self.moments: list[Moments] | None = None
         self._spans = len(stages)
-        self.begin_ns = self._last = 0
+        self.totals_ns = {EVALUATION: 0, CHECKPOINT: 0}
+        self._between = [0, 0]
+        self._request = self._last = 0
+        self._began = self._ended = self._completed = 0
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step: its minibatch is requested next."""
         # A stage in several pieces adds to its time, so every step starts from 0.
         self._row = self._zeros.copy()
-        self.begin_ns = self._last = perf_counter_ns()
+        self._request = self._last = now = perf_counter_ns()
+        self._completed = self._completed or now
+
+    def restart(self) -> None:
+        """Let the next step begin with `begin`: what happened since the last belongs to no step."""
+        self._completed, self._between = 0, [0, 0]
+
+    @contextmanager
+    def between(self, name: str) -> Iterator[None]:
+        """Measure `EVALUATION` or `CHECKPOINT` between two steps, a part of the second one."""
+        begin = perf_counter_ns()
+        yield
+        duration = perf_counter_ns() - begin
+        self._between[(EVALUATION, CHECKPOINT).index(name)] += duration
+        self.totals_ns[name] += duration
 
     def lap(self, stage: int, outside_ns: int = 0) -> None:
         """Assign the time since the last lap or skip to a stage.
@@ -152,7 +174,15 @@ class StepRecorder:
         """Assign the time since the last lap or skip to waiting for data."""
         self.lap(self._spans)
 
-    def end(self, *, exposed_ns: int, hidden_ns: int, samples: int, global_count: int) -> Row:
+    def end(
+        self,
+        *,
+        exposed_ns: int,
+        hidden_ns: int,
+        samples: int,
+        global_count: int,
+        enqueued: bool = False,
+    ) -> Row:
         """End the step.
 
         Args:
@@ -160,16 +190,30 @@ class StepRecorder:
             hidden_ns: time in which communication overlapped with computation.
             samples: samples of this rank's shard.
             global_count: samples of the global minibatch.
+            enqueued: True if the step may not have ended; `complete` is called when it has.
 
         Returns:
             The record of the step.
         """
         times = self._row.copy()
-        times[self._spans + 1 :] = exposed_ns, hidden_ns, perf_counter_ns() - self.begin_ns
+        times[self._spans + 1 :] = exposed_ns, hidden_ns, *self._between, 0
+        self._between = [0, 0]
         row = Row(times, samples, global_count, self.timed)
         self._rows.append(row)
         self.steps += 1
+        if enqueued:
+            self._began, self._ended = self._request, perf_counter_ns()
+        else:
+            self._began = self._completed
+            self.complete(row)
+            self._ended = self._completed
         return row
+
+    def complete(self, row: Row) -> None:
+        """Set the duration of a step whose updated parameters are complete now."""
+        now = perf_counter_ns()
+        row.times[-1] = now - self._completed
+        self._completed = now
 
     def note_moments(
         self, exposed: Iterable[tuple[int, int]], sums: Iterable[tuple[int, int]]
@@ -186,9 +230,10 @@ class StepRecorder:
             Moments(
                 self.steps - 1,
                 self.timed,
-                self.begin_ns,
+                self._began,
+                self._request,
                 self._ends[self._spans],
-                self.begin_ns + self._rows[-1].time_ns,
+                self._ended,
                 tuple((end - took, end) for end, took in stages),
                 tuple(exposed),
                 tuple(sums),

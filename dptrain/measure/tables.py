@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dptrain.measure.console import MIN_WIDTH
-from dptrain.measure.profile import Parts, StageProfile
+from dptrain.measure.profile import Spread, StageProfile, StepParts
 from dptrain.plan.lowering import Phase
 
 if TYPE_CHECKING:
@@ -52,64 +52,95 @@ def fitted_table(
     return table
 
 
-def closing_table(
-    parts: Parts, stages: Sequence[StageProfile], hidden_ms: float, *, ranks: int, steps: str
-) -> Table:
-    """Return the table at the end of training: a row for each group, then the parts of the step.
+PART_NAMES = {
+    "compute": "computation",
+    "transfer": "communication",
+    "imbalance": "waiting",
+    "data_wait": "data wait",
+    "checkpoint": "checkpoint",
+    "evaluation": "evaluation",
+    "other": "other",
+}
+"""Names of the fields of `Parts` in tables."""
+
+
+def parts_table(step: Spread, parts: StepParts, *, ranks: int, what: str = "A step") -> Table:
+    """Return a table of the parts of a step.
 
     Args:
-        parts: parts of the mean step.
-        stages: stages in the order of the plan.
-        hidden_ms: communication that overlapped with compute.
-        ranks: number of ranks.
-        steps: description of the steps in the mean.
+        step: duration of the steps in ms.
+        parts: where their time goes.
+        ranks: number of ranks; a single one neither communicates nor waits.
+        what: name of a step in the title.
     """
-    total = parts.total
+    columns = ("part", "median ms", "95% interval", "typical ms", "share", "all steps")
+    typical, everything = parts.typical, parts.all_steps
+    rows: list[Sequence[str]] = []
+    for key, name in PART_NAMES.items():
+        mean, mean_of_all = getattr(typical, key), getattr(everything, key)
+        if key in ("transfer", "imbalance") and ranks == 1:
+            continue
+        if key in ("checkpoint", "evaluation") and not mean_of_all:
+            continue
+        median = parts.median.get(key)
+        cells = ("", "") if median is None else (ms_cell(median.median), interval_cell(median))
+        shares = share_cell(mean, typical.total), share_cell(mean_of_all, everything.total)
+        rows.append((name, *cells, ms_cell(mean), *shares))
+        if key == "imbalance" and mean_of_all:
+            rows += _waiting_rows(parts)
+    medians = ms_cell(step.median), interval_cell(step)
+    rows += [(), ("step", *medians, ms_cell(typical.total), "100.0%", "100.0%")]
+    tail = "" if step.p95 is None else f", p95 {ms_cell(step.p95)}"
+    tail += "" if step.p99 is None else f", p99 {ms_cell(step.p99)}"
+    title = (
+        f"{what}: median {ms_cell(step.median)} ms{tail}, mean {ms_cell(step.mean)}, n = {step.n:,}"
+    )
+    table = fitted_table(title, columns, rows, text=("part",))
+    table.caption = (
+        "Medians of parts do not add up to the median step. Typical: means over the half of the "
+        "steps whose duration is closest to the median; share: of these. All steps: share of the "
+        "time of all steps, slow ones included."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _waiting_rows(parts: StepParts) -> Iterator[Sequence[str]]:
+    everything = parts.all_steps
+    for name in ("load_imbalance", "serialisation"):
+        ms = getattr(parts, name) * everything.imbalance
+        label = f"  {name.replace('_', ' ')}"
+        yield label, "", "", "", "", share_cell(ms, everything.total)
+
+
+def layers_table(stages: Sequence[StageProfile], *, ranks: int, steps: str) -> Table:
+    """Return the table of the layers at the end of training, a row for each group of stages.
+
+    Args:
+        stages: stages in the order of the plan.
+        ranks: number of ranks.
+        steps: description of the steps in the means.
+    """
     groups: dict[str, list[StageProfile]] = {}
     for stage in stages:
         groups.setdefault(stage.group, []).append(stage)
-    columns = ["stage", "forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"]
+    columns = ["layers", "forward ms", "backward ms", "slowest rank ms", "share", "GFLOP/s", "MB"]
     if ranks == 1:
         columns.remove("slowest rank ms")
     rows: list[Sequence[str]] = []
     for name, found in groups.items():
         forward, backward = direction_cells(found)
         cells = {
-            "stage": name,
+            "layers": name,
             "forward ms": forward,
             "backward ms": backward,
             "slowest rank ms": slowest_cell(found),
             "share": f"{sum(stage.share for stage in found):.1%}",
-            "GFLOP/s": rate_cell(sum(stage.flops for stage in found), mean_ms(found)),
+            "GFLOP/s": rate_cell(sum(stage.flops for stage in found), typical_ms(found)),
             "MB": f"{sum(stage.bytes_moved for stage in found) / 1e6:.2f}",
         }
         rows.append([cells[column] for column in columns])
-
-    def add(name: str, value: float, share: str) -> None:
-        cells = {"stage": name, "forward ms": ms_cell(value), "share": share}
-        rows.append([cells.get(column, "") for column in columns])
-
-    rows.append([])
-    for name, value in PART_NAMES.items():
-        if name != "compute":
-            part = getattr(parts, name)
-            add(value, part, f"{part / total:.1%}" if total else "")
-    rows.append([])
-    add("step", total, "100.0%")
-    if hidden_ms:
-        add("communication, overlapped", hidden_ms, "")
-    title = f"Where a step goes (mean over {steps} and ranks)"
-    return fitted_table(title, columns, rows, text=("stage",))
-
-
-PART_NAMES = {
-    "compute": "compute",
-    "data_wait": "data wait",
-    "transfer": "communication, transfer",
-    "imbalance": "communication, imbalance",
-    "other": "other",
-}
-"""Names of the fields of `Parts` in tables."""
+    return fitted_table(f"Computation by layer (mean of {steps})", columns, rows, text=("layers",))
 
 
 def notes_table(stages: Sequence[StageProfile]) -> Table | None:
@@ -121,7 +152,7 @@ def notes_table(stages: Sequence[StageProfile]) -> Table | None:
     for column in ("stage", "algorithm", "ms"):
         table.add_column(column, justify="right" if column == "ms" else "left")
     for stage in noted:
-        table.add_row(stage.name, stage.note, ms_cell(stage.time_ms.mean))
+        table.add_row(stage.name, stage.note, ms_cell(stage.typical_ms))
     return table
 
 
@@ -130,9 +161,21 @@ def ms_cell(value: float) -> str:
     return f"{value:.3f}"
 
 
-def mean_ms(stages: Sequence[StageProfile]) -> float:
-    """Return the sum of the mean times of stages in ms."""
-    return sum(stage.time_ms.mean for stage in stages)
+def interval_cell(found: Spread) -> str:
+    """Return the 95% interval of a median in ms; empty if there is none."""
+    if found.low is None or found.high is None:
+        return ""
+    return f"{ms_cell(found.low)} – {ms_cell(found.high)}"
+
+
+def share_cell(part: float, whole: float) -> str:
+    """Return a part of a whole in percent."""
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def typical_ms(stages: Sequence[StageProfile]) -> float:
+    """Return the sum of the times of stages in typical steps in ms."""
+    return sum(stage.typical_ms for stage in stages)
 
 
 def direction_cells(stages: Sequence[StageProfile]) -> tuple[str, str]:
@@ -140,8 +183,8 @@ def direction_cells(stages: Sequence[StageProfile]) -> tuple[str, str]:
     backward = [stage for stage in stages if stage.phase.startswith(Phase.BACKWARD.value)]
     forward = [stage for stage in stages if stage not in backward]
     return (
-        ms_cell(mean_ms(forward)) if forward else "",
-        ms_cell(mean_ms(backward)) if backward else "",
+        ms_cell(typical_ms(forward)) if forward else "",
+        ms_cell(typical_ms(backward)) if backward else "",
     )
 
 

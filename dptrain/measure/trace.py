@@ -89,7 +89,7 @@ def rank_events(
     for found in moments:
         step = writer.head(STEP, STEP, COMPUTE, {STEP: found.step})
         lines.append(writer.event(step, found.begin, found.end))
-        lines.append(writer.event(data_wait, found.begin, found.data))
+        lines.append(writer.event(data_wait, found.request, found.data))
         if found.timed:
             lines += map(writer.event, stages, *_ends(found.stages))
             long = [c for c in found.exposed if c[1] - c[0] >= SHORTEST_NS]

@@ -38,37 +38,53 @@ PHASES = (
 )  # fmt: skip
 
 PARTS = (
-    Term("step", "ms", "From the request for a minibatch to the end of the update. In the args "
-         "of a trace: number of the step, from 0."),
-    Term("compute", "ms", "All stages of the plan, with load and update. Stages that run "
-         "concurrently "
-         "on a GPU count once."),
+    Term("step", "ms", "Wall time from one completion of the updated parameters to the next, on "
+         "the clock of each rank; mean over ranks. In the args of a trace: number of the step, "
+         "from 0."),
+    Term("compute", "ms", "Computation: all stages of the plan, with load and update. Stages that "
+         "run concurrently on a GPU count once."),
+    Term("transfer", "ms", "Communication: time of the gradient sum for which computation waits "
+         "although no rank is late."),
+    Term("imbalance", "ms", "Waiting for the slowest rank of the step in a gradient sum: busy time "
+         "of that rank in that step minus the own one, at most the exposed communication."),
+    Term("load_imbalance", "1", "Share of waiting because the same rank is always later: (largest "
+         "mean busy time of any rank − mean of all) / (mean over steps of the largest busy time − "
+         "mean of all)."),
+    Term("step_parts.serialisation", "1", "The other share of waiting: a different rank is "
+         "late in each step."),
     Term("data_wait", "ms", "Waiting for the minibatch."),
-    Term("transfer", "ms", "Exposed communication without imbalance: all ranks take part in it."),
-    Term("imbalance", "ms", "Exposed communication in which a rank waits for the slowest one: busy "
-         "time of that rank in that step minus its own, at most the exposed communication."),
-    Term("other", "ms", "The rest of the step: Python between stages, bookkeeping, clock "
-         "readings."),
-    Term("communication.exposed", "ms", "Transfer and imbalance: time in calls that sum gradients "
-         "(on a GPU: between the last stage and the end of the sums)."),
-    Term("communication.hidden", "ms", "Communication that overlaps with stages. It is not one of "
-         "the parts that add up to the step."),
+    Term("checkpoint", "ms", "Writing a checkpoint on rank 0, and waiting of the other ranks for "
+         "it."),
+    Term("evaluation", "ms", "Evaluation on the test data."),
+    Term("other", "ms", "The rest of the step: Python between stages and between steps, metrics, "
+         "progress, clock readings."),
+    Term("communication.exposed", "ms", "Communication and waiting: time in calls that sum "
+         "gradients (on a GPU: between the last stage and the end of the sums)."),
+    Term("communication.hidden", "ms", "Time in which a gradient sum was in progress while the "
+         "rank computed. It is not what overlap saved, because MPI may have made no progress in "
+         "that time, and no part of the step."),
 )  # fmt: skip
 
 PROFILE = (
     Term("version", "1", "Version of the file format."),
     Term("job", "", "Description of the job; see below."),
     Term("steps", "1", "Number of timed steps: those after the first with a whole minibatch."),
-    Term("step_ms", "ms", "Time of the slowest rank in each step; of a rank, its mean. In "
-         "`metrics.jsonl`: time of the last step on rank 0."),
+    Term("step_ms", "ms", "Duration of the steps, see step; of a rank, its mean in typical steps. "
+         "In `metrics.jsonl`: time of the last step on rank 0."),
     Term("step_times_ms", "ms", "The values of `step_ms` in order."),
     Term("samples_per_s", "1/s", "Samples of a minibatch divided by the median step; in training, "
-         "all samples divided by the time of all steps so far."),
+         "all samples divided by the time of all steps so far, with evaluation and "
+         "checkpoints."),
     Term("timing_ms", "ms", "Time of the clock readings of a step, measured alone; 0 on a GPU, "
          "whose stages are timed in separate steps."),
-    Term("parts", "ms", "Parts of the mean step of all ranks: compute, data_wait, transfer, "
-         "imbalance "
-         "and other add up to it."),
+    Term("parts", "ms", "Parts of typical steps, means over ranks and steps; they add up to the "
+         "mean typical step."),
+    Term("step_parts", "ms", "Where the time of a step goes: by median, typical and all_steps."),
+    Term("step_parts.median", "ms", "Distribution of each part over the steps. Medians of parts do "
+         "not add up to the median step."),
+    Term("typical", "ms", "Parts of typical steps: the half of the steps whose duration is "
+         "closest to the median by rank."),
+    Term("all_steps", "ms", "Parts of all steps, slow ones included: where all time goes."),
     Term("stages", "", "Stages in the order of the plan."),
     Term("kinds", "", "Stages by kind and phase, the slowest first."),
     Term("ranks", "", "Ranks in order; in `job`, their number."),
@@ -85,7 +101,12 @@ SPREAD = (
     Term("q3", "", "Third quartile."),
     Term("mean", "", "Arithmetic mean."),
     Term("n", "1", "Number of values."),
-)
+    Term("low", "", "Lower end of the 95% interval: of a median from batches of consecutive "
+         "steps, null for fewer than 100; of an efficiency, 0 if there are too few steps."),
+    Term("high", "", "Upper end of the 95% interval; null or infinite if there is none."),
+    Term("p95", "", "95th percentile; null for fewer than 20 values."),
+    Term("p99", "", "99th percentile; null for fewer than 100 values."),
+)  # fmt: skip
 
 STAGE = (
     Term("name", "", "Name of the stage, `conv1+relu1+pool1.forward`, or of a kind, "
@@ -95,11 +116,11 @@ STAGE = (
     Term("phase", "", "One of the phases above."),
     Term("calls", "1", "Number of calls per step."),
     Term("time_ms", "ms", "Mean over ranks in each step; distribution over steps."),
-    Term("slowest_ms", "ms", "Largest mean over steps of any rank."),
+    Term("typical_ms", "ms", "Mean over ranks and typical steps."),
+    Term("slowest_ms", "ms", "Largest mean over typical steps of any rank."),
     Term("slowest_rank", "1", "That rank."),
-    Term("share", "1", "Mean time divided by the mean step, or on a GPU by the sum of all stages "
-         "and "
-         "gradient sums without overlap, if that is longer."),
+    Term("share", "1", "Time divided by the step, both in typical steps, or on a GPU by the sum of "
+         "all stages and gradient sums without overlap, if that is longer."),
     Term("cumulative_share", "1", "Sum of the shares of this and of all slower ones."),
     Term("flops", "1", "Floating-point operations per step and rank of the direct algorithm, "
          "also if "
@@ -110,12 +131,12 @@ STAGE = (
          "counted once, per step and rank."),
     Term("memory_bytes", "bytes", "Size of the buffers that are needed while the stage runs; of a "
          "kind, the largest of its stages."),
-    Term("gflops", "10⁹/s", "flops divided by the mean time."),
-    Term("gb_per_s", "10⁹ bytes/s", "bytes_moved divided by the mean time; in roofs, bandwidth "
+    Term("gflops", "10⁹/s", "flops divided by typical_ms."),
+    Term("gb_per_s", "10⁹ bytes/s", "bytes_moved divided by typical_ms; in roofs, bandwidth "
          "of a "
          "copy, read and written."),
     Term("roofline_share", "1", "Least time in the roofline model, max(flops / peak, bytes / "
-         "bandwidth), divided by the mean time. It exceeds 1 if an algorithm needs fewer "
+         "bandwidth), divided by typical_ms. It exceeds 1 if an algorithm needs fewer "
          "operations than the direct one, or if data come from a faster cache than in the copy."),
     Term("note", "", "Algorithm of the stage, if the backend states one."),
 )  # fmt: skip
@@ -125,12 +146,13 @@ RANK = (
     Term("host", "", "Name of its node."),
     Term("device", "", "Name of its GPU or processor."),
     Term("samples", "1", "Mean size of its share of a minibatch."),
-    Term("busy_ms", "ms", "The step without exposed communication. It is large for a straggler; "
-         "ranks that wait for it have a large imbalance instead."),
+    Term("busy_ms", "ms", "The step without communication and waiting, mean in typical steps. It "
+         "is large for a straggler; ranks that wait for it have a large imbalance instead."),
     Term("compute_ms", "ms", "See compute."),
     Term("data_wait_ms", "ms", "See data_wait."),
     Term("exposed_ms", "ms", "See communication.exposed."),
-    Term("hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean over ranks."),
+    Term("hidden_ms", "ms", "See communication.hidden; in `summary.json`, mean over ranks and "
+         "steps."),
     Term("imbalance_ms", "ms", "See imbalance."),
     Term("delay_ms", "ms", "Busy time minus the median rank's of the same step."),
 )  # fmt: skip
@@ -165,8 +187,6 @@ POP = (
     Term("layers", "", "Balance of the ranks by layers: load_balance and serialisation of the "
          "times of their stages."),
     Term("value", "", "The estimate."),
-    Term("low", "", "Lower end of the 95% interval; 0 if there are too few steps for one."),
-    Term("high", "", "Upper end of the 95% interval; infinite if there are too few steps."),
 )  # fmt: skip
 
 ENERGY = (
@@ -288,7 +308,7 @@ TRAINING = (
     Term("weak_interval", "1", "95% interval of weak."),
     Term("strong_interval", "1", "95% interval of strong."),
     Term("steps_alone", "1", "Number of steps whose median is T(1)."),
-    Term("steps_together", "1", "Number of steps whose median is T(p), each of the slowest rank."),
+    Term("steps_together", "1", "Number of steps whose median is T(p)."),
 )  # fmt: skip
 
 SECTIONS = {

@@ -75,7 +75,7 @@ def _sum_ms(profile: Profile, size: int) -> float:
 
 
 def _phase_ms(profile: Profile, phase: str) -> float:
-    return sum(stage.time_ms.mean for stage in profile.stages if stage.phase.startswith(phase))
+    return sum(stage.typical_ms for stage in profile.stages if stage.phase.startswith(phase))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 WIDE = 112
 """Width of a terminal, in characters, from which the tables have all columns."""
-NAMES = ("compute", "data wait", "communication", "straggler wait", "other")
+NAMES = ("computation", "data wait", "communication", "waiting", "other")
 """Headers of `PARTS`."""
-SHORT_NAMES = ("compute", "data", "comm.", "straggler", "other")
+SHORT_NAMES = ("comp.", "data", "comm.", "waiting", "other")
 """Headers of `PARTS` on a terminal with fewer than `WIDE` characters per line."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.comm.collective import call_on_rank_zero
 from dptrain.errors import UserError
+from dptrain.measure.recorder import CHECKPOINT
 from dptrain.measure.tensorboard import FOLDER, TensorBoard
 from dptrain.training.checkpoints import replica_arrays
 from dptrain.training.display import Display
@@ -215,7 +216,9 @@ class Checkpoints(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         job = trainer.job
-        if job.run is not None:
+        if job.run is None:
+            return
+        with job.recorder.between(CHECKPOINT):
             facts = checkpoint_facts(job.run_spec, job.replica.updates)
             job.run.save_checkpoint(trainer.step, replica_arrays(job.replica), facts.to_mapping())
 

@@ -166,9 +166,9 @@ def _claim(output: Path | None, tensorboard: bool) -> TensorBoard | None:
 
 
 def _fill_board(board: TensorBoard, job: Job, measured: Measured) -> None:
-    """Write the network, the step time of the slowest rank, and the mean time of each stage."""
+    """Write the network, the step time, and the mean time of each stage."""
     board.graph(job.network)
-    for number, step_ms in enumerate(measured.slowest.tolist()):
+    for number, step_ms in enumerate(measured.step_times.tolist()):
         board.record({"step": number, "step_ms": step_ms})
     for number, means in enumerate(measured.timed.mean(axis=0).tolist()):
         times = {f"time_ms/{name}": ms for name, ms in zip(measured.names, means, strict=True)}
@@ -397,7 +397,7 @@ def profile_record(
         facts: of `rank_facts`.
     """
     ranks = facts["ranks"]
-    slowest = measured.slowest
+    step_times = measured.step_times
     memory = job.memory_bytes if replica is job.replica else dict(replica.memory_bytes)
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
@@ -405,11 +405,12 @@ def profile_record(
     return Profile(
         job={**describe_job(job, facts), "task": "training" if plan.training else "inference"},
         steps=measured.steps.shape[1],
-        step_ms=spread(slowest),
-        step_times_ms=tuple(slowest.tolist()),
-        samples_per_s=samples / float(np.median(slowest)) * 1e3,
+        step_ms=spread(step_times),
+        step_times_ms=tuple(step_times.tolist()),
+        samples_per_s=samples / float(np.median(step_times)) * 1e3,
         timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
         parts=measured.parts,
+        step_parts=measured.step_parts,
         stages=stage_profiles(plan, measured, roofs, replica.notes),
         kinds=kind_profiles(plan, measured, roofs),
         ranks=rank_profiles(

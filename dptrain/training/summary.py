@@ -14,8 +14,8 @@ from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficie
 from dptrain.measure.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import MIN_STEPS, InputLimit
-from dptrain.measure.recorder import DATA_WAIT, HIDDEN
-from dptrain.measure.tables import closing_table, notes_table
+from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
+from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.display import Display
 from dptrain.training.engines import FIRST_TIMED
@@ -104,7 +104,7 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
     summary, tables = None, tuple[Any, ...]()
     limit = _input_limit(job, in_flight, skip) if job.recorder.steps else None
     if world.is_rank_zero:
-        step_times = np.zeros(0) if measured is None else measured.slowest / MS
+        step_times = np.zeros(0) if measured is None else measured.step_times / MS
         scaling = efficiency(baseline, step_times, world.size, possible=possible)
         summary = _summary(job, progress, measured, scaling)
         summary["input_limit"] = None if limit is None else limit.to_dict()
@@ -138,11 +138,13 @@ def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
     loader_times = world.gather_json(list(times.mean_ms()))
     if measured is None or loader_times is None:
         return None
-    copy_ms, step_ms = 0.0, float(measured.steps.mean())
+    between = sum(measured.column(name, ordinary=True) for name in (EVALUATION, CHECKPOINT))
+    copy_ms, step_ms = 0.0, float((measured.steps - between).mean())
     wait_ms = float(measured.column(DATA_WAIT, ordinary=True).mean())
     if measured.by_stage:
         load = next(stage.name for stage in job.plan.stages if stage.phase is Phase.LOAD)
-        copy_ms, wait_ms = float(measured.column(load).mean()), measured.parts.data_wait
+        copy_ms = float(measured.column(load).mean())
+        wait_ms = measured.step_parts.all_steps.data_wait
     reading_ms, assembling_ms = np.mean(loader_times, axis=0).tolist()
     return InputLimit(step_ms, wait_ms, copy_ms, reading_ms, assembling_ms)
 
@@ -153,12 +155,13 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
         return ()
     size, found = job.world.size, list[Any]()
     if measured.by_stage:
-        steps = "steps"
+        steps = "typical steps"
         if job.replica.memory.asynchronous:
             steps = f"{measured.timed.shape[1]} steps that were timed stage by stage"
         stages = stage_profiles(job.plan, measured, None, job.replica.notes)
-        hidden = float(measured.column(HIDDEN).mean())
-        found.append(closing_table(measured.parts, stages, hidden, ranks=size, steps=steps))
+        step = spread(measured.step_times)
+        found.append(parts_table(step, measured.step_parts, ranks=size))
+        found.append(layers_table(stages, ranks=size, steps=steps))
         if notes := notes_table(stages):
             found.append(notes)
     else:
@@ -230,16 +233,19 @@ def _scaling(job: Job, measured: Measured | None, scaling: Efficiency) -> dict[s
 
 def _times(job: Job, measured: Measured | None) -> dict[str, Any]:
     """Return the times of a step as a profile has them; None if no step was measured."""
-    none: dict[str, Any] = {"step_ms": None, "parts": None, "hidden_ms": None, "stages": []}
+    none: dict[str, Any] = {
+        "step_ms": None, "parts": None, "step_parts": None, "hidden_ms": None, "stages": [],
+    }  # fmt: skip
     if measured is None:
         return none
-    step_ms = asdict(spread(measured.slowest))
+    step_ms = asdict(spread(measured.step_times))
     if not measured.by_stage:
         return {**none, "step_ms": step_ms}
     stages = stage_profiles(job.plan, measured, None, job.replica.notes)
     return {
         "step_ms": step_ms,
         "parts": asdict(measured.parts),
+        "step_parts": asdict(measured.step_parts),
         "hidden_ms": float(measured.column(HIDDEN).mean()),
         "stages": [asdict(stage) for stage in stages],
     }

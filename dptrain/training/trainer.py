@@ -35,6 +35,7 @@ from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
+from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
 from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
@@ -253,6 +254,7 @@ class Trainer:
         job, first = self.job, self.step
         job.meter, blocks = open_job_meter(job), block_bounds(first, job.spec.steps)
         samples = min(job.spec.batch_size, len(job.dataset.train))
+        job.recorder.restart()
         for step in range(first, job.spec.steps):
             assert batches is not None
             if step in blocks:
@@ -302,7 +304,8 @@ class Trainer:
 
     def _evaluate_test_data(self) -> None:
         job = self.job
-        self.progress.score = score(job.replica, job.dataset.test, job.world)
+        with job.recorder.between(EVALUATION):
+            self.progress.score = score(job.replica, job.dataset.test, job.world)
         self.progress.scored_at = self.step
 
     def _has_steps_left(self) -> bool:

@@ -32,13 +32,13 @@ def test_a_job_is_taken_apart(ranks: int, tmp_path: Path) -> None:
     assert found.job["ranks"] == len(found.ranks) == ranks
     assert found.steps == found.step_ms.n == len(found.step_times_ms) == 20
     step = sum(rank.step_ms for rank in found.ranks) / ranks
-    stages = sum(stage.time_ms.mean for stage in found.stages)
+    stages = sum(stage.typical_ms for stage in found.stages)
     parts = found.parts
     rest = parts.data_wait + parts.transfer + parts.imbalance + parts.other
     # 3% are asked for; what is left is rounding.
     assert stages + rest == pytest.approx(step, rel=1e-9)
     assert min(parts.compute, parts.data_wait, parts.transfer, parts.imbalance, parts.other) >= 0
-    assert found.step_ms.mean >= step * (1 - 1e-9)
+    assert found.step_ms.q1 <= step <= found.step_ms.q3
     assert sum(s.buckets for s in found.sums) == (found.job["buckets"] if ranks > 1 else 0)
     assert all(s.time_ms.n >= 10 and s.time_ms.median > 0 for s in found.sums)
     total = sum(s.bucket_bytes * s.buckets for s in found.sums)

@@ -55,7 +55,12 @@ PARTS = {
     "other": "grey",
 }
 """Role of the colour of each part of a step."""
-PART_NAMES = {"data_wait": "data wait", "transfer": "communication", "imbalance": "straggler wait"}
+PART_NAMES = {
+    "compute": "computation",
+    "data_wait": "data wait",
+    "transfer": "communication",
+    "imbalance": "waiting",
+}
 """Labels of parts of a step that differ from their names in the records."""
 PHASES = {
     "forward": ("blue", "o"),

@@ -13,8 +13,8 @@ STUDY = (
     Term("weak", "", "The global minibatch grows with the number of ranks, so that the work of a "
          "rank is constant."),
     Term("strong", "", "The global minibatch is constant, so that the work of a rank shrinks."),
-    Term("step_ms", "ms", "Time of the slowest rank in each step; median over the steps of a "
-         "launch, then over launches."),
+    Term("step_ms", "ms", "Wall time from one completion of the updated parameters to the next; "
+         "median over the steps of a launch, then over launches."),
     Term("interval", "", "95% confidence interval over launches, of ratios within rounds for "
          "speed-up and efficiency. None below three launches; the range of the launches if they "
          "fall into two groups."),

@@ -178,7 +178,7 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
              Number(short(step.q3), step.q3, "step_ms.q3"))),
         Key("Throughput", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
                             "samples_per_s"),), ("samples/s",)),
-        Key("Compute", (percent(parts["compute"] / whole),), ("of the step",)),
+        Key("Computation", (percent(parts["compute"] / whole),), ("of the step",)),
     ]  # fmt: skip
     if len(profile.ranks) > 1:
         keys.append(

@@ -56,7 +56,7 @@ def profile_plots(
 
 
 def _groups(profile: Profile) -> list[tuple[str, dict[str, float]]]:
-    """Return (group, mean ms by phase) in the order of the plan; small groups are one at the end.
+    """Return (group, ms by phase) in the order of the plan; small groups are one at the end.
 
     The phases load, loss and update, which belong to no layer, count as `OTHER_PHASE`.
     """
@@ -64,7 +64,7 @@ def _groups(profile: Profile) -> list[tuple[str, dict[str, float]]]:
     for stage in profile.stages:
         phases = groups.setdefault(stage.group or stage.phase, {})
         phase = stage.phase if stage.phase in PHASES else OTHER_PHASE[1]
-        phases[phase] = phases.get(phase, 0.0) + stage.time_ms.mean
+        phases[phase] = phases.get(phase, 0.0) + stage.typical_ms
     kept = sorted(groups, key=lambda name: -sum(groups[name].values()))[:GROUPS]
     rest = [phases for name, phases in groups.items() if name not in kept]
     rows = [(name, phases) for name, phases in groups.items() if name in kept]
@@ -126,13 +126,13 @@ def _layers(profile: Profile, suffix: str, where: str) -> Plot:
     return plot(
         f"layers{suffix}", f"Layers{where}", "groups of layers: forward above backward", draw,
         height=TOP + bottom + ROW_PT * max(len(rows), 1), left=8.0, bottom=bottom,
-        caption="Mean time of each group of layers over steps and ranks.",
+        caption="Time of each group of layers, mean of typical steps and ranks.",
         alt=f"Milliseconds by layer: {values}.",
     )  # fmt: skip
 
 
 def rank_parts(rank: RankProfile) -> dict[str, float]:
-    """Return the parts of the mean step of a rank, which sum to it."""
+    """Return the parts of typical steps of a rank, which sum to their mean."""
     parts = {
         "compute": rank.compute_ms,
         "data_wait": rank.data_wait_ms,

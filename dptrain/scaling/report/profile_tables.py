@@ -51,8 +51,9 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
 
     columns = [
         texts("stage" if where == "stages" else "kind", [s.name for s in stages], kind="prose"),
-        spreads("mean time", "ms (quartiles)", [s.time_ms for s in stages],
-                [f"{a}.time_ms" for a in at], centre="mean"),
+        spreads("median", "ms (quartiles)", [s.time_ms for s in stages],
+                [f"{a}.time_ms" for a in at]),
+        column("typical", "ms", "typical_ms"),
         column("slowest rank", "ms", "slowest_ms"),
         counts("slowest rank", [s.slowest_rank for s in stages],
                [f"{a}.slowest_rank" for a in at], "number"),
@@ -67,7 +68,10 @@ def _stages(name: str, title: str, file: str, stages: Sequence[StageProfile], wh
         columns.append(counts("calls", [s.calls for s in stages], [f"{a}.calls" for a in at]))
     if any(stage.note for stage in stages):
         columns.append(texts("algorithm", [stage.note for stage in stages], kind="prose"))
-    note = "Times are means over steps and ranks; shares and rates are computed from them."
+    note = (
+        "Typical: mean of the half of the steps around the median step; shares and rates are of "
+        "these."
+    )
     return Table(name, title, file, tuple(columns), note)
 
 
@@ -75,9 +79,9 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
     ranks = profile.ranks
     at = [f"ranks.{i}" for i in range(len(ranks))]
     fields = {
-        "step": "step_ms", "busy": "busy_ms", "compute": "compute_ms",
-        "data wait": "data_wait_ms", "communication and straggler wait": "exposed_ms",
-        "straggler wait": "imbalance_ms", "overlapped": "hidden_ms", "delay": "delay_ms",
+        "step": "step_ms", "busy": "busy_ms", "computation": "compute_ms",
+        "data wait": "data_wait_ms", "communication and waiting": "exposed_ms",
+        "waiting": "imbalance_ms", "delay": "delay_ms",
     }  # fmt: skip
     columns = [
         counts("rank", [r.rank for r in ranks], [f"{a}.rank" for a in at]),
@@ -87,8 +91,8 @@ def _ranks(name: str, file: str, profile: Profile) -> Table:
         *times(fields, ranks, at),
     ]  # fmt: skip
     note = (
-        "Means over steps. Busy: step without communication. Overlapped: communication during "
-        "computation. Delay: busy time minus that of the median rank."
+        "Means of typical steps. Busy: step without communication and waiting. Delay: busy time "
+        "minus that of the median rank."
     )
     return Table(name, "Ranks", file, tuple(columns), note)
 

@@ -252,6 +252,7 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
     shares = ", ".join(
         f"{part_name(name)} {percent(value / largest.parts.total)}"
         for name, value in asdict(largest.parts).items()
+        if name in PARTS
     )
     return plot(
         f"parts-{scaling}" + (f"-t{threads}" if several else ""),

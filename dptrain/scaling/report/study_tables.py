@@ -47,13 +47,9 @@ def points_table(study: Study, scaling: str) -> Table:
 def parts_table(study: Study, scaling: str) -> Table:
     """Return the parts of a step at each point."""
     points, at = _of(study, scaling)
-    fields = {**_parts("parts"), "overlapped": "hidden_ms"}
-    columns = [*_who(study, points, at), *times(fields, points, at)]
+    columns = [*_who(study, points, at), *times(_parts("parts"), points, at)]
     title = f"{scaling.capitalize()} scaling: parts of a step"
-    note = (
-        "The first five sum to the step. Overlapped communication runs during computation and is "
-        "no part of that sum."
-    )
+    note = "The parts sum to the step."
     return Table(f"parts-{scaling}", title, FILE, tuple(columns), note)
 
 
@@ -171,7 +167,7 @@ def launches_table(study: Study) -> Table:
         counts("order", [launch.order for launch in launches], [f"{a}.order" for a in at]),
         texts("point", names),
         texts("started (UTC)", [launch.started[:19].replace("T", " ") for launch in launches]),
-        *times({"step": "step_ms", **_parts("parts"), "overlapped": "hidden_ms"}, launches, at),
+        *times({"step": "step_ms", **_parts("parts")}, launches, at),
     ]
     if any(outlier):
         columns.append(texts("", outlier))

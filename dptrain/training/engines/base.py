@@ -31,8 +31,7 @@ class StepResult(NamedTuple):
         stop: True if any rank requested a stop.
         samples: size of the global minibatch.
         learning_rate: of the update.
-        time_ns: duration of the step, waiting included. If several steps are in flight: since the
-            end of the previous step, or since this step was enqueued if that was later.
+        time_ns: duration of the step on this rank: since the completion of the step before.
     """
 
     step: int

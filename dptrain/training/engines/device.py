@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from time import monotonic, perf_counter_ns
+from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
@@ -40,7 +40,6 @@ class _StepInFlight(NamedTuple):
     sums: SumsFuture
     batch: Batch
     learning_rate: float
-    begin_ns: int
     row: Row
 
 
@@ -73,7 +72,6 @@ class DeviceEngine(Engine):
         self._programs = Programs(replica)
         self._in_flight: deque[_StepInFlight] = deque()
         self._stops = False
-        self._last_end_ns = 0
         self._device_times = DeviceTimes(replica, gradient_sum, self._buckets_after)
 
     def step(self, batches: Iterator[Batch], learning_rate: float, *, stop: bool = False) -> None:
@@ -207,11 +205,12 @@ class DeviceEngine(Engine):
             hidden_ns=times.hidden_ns,
             samples=len(batch.samples),
             global_count=batch.global_count,
+            enqueued=True,
         )
         if recorder.moments is not None:
             recorder.note_moments(times.calls, times.spans)
         slot = self.device_replica.staging_slot
-        step = _StepInFlight(slot, sums, batch, learning_rate, recorder.begin_ns, row)
+        step = _StepInFlight(slot, sums, batch, learning_rate, row)
         self._in_flight.append(step)
         if recorder.timed:
             self._collect(0)
@@ -222,9 +221,7 @@ class DeviceEngine(Engine):
         while len(self._in_flight) > remaining:
             step = self._in_flight.popleft()
             sums = self._wait_for(step.sums)
-            end = perf_counter_ns()
-            step.row.set_time(end - max(step.begin_ns, self._last_end_ns))
-            self._last_end_ns = end
+            self.recorder.complete(step.row)
             result = self._result(step.batch, sums, step.learning_rate, step.row)
             self._done.append(result)
             self._stops = self._stops or result.stop

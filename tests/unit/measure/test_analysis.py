@@ -15,9 +15,18 @@ from dptrain.measure.analysis import (
     live_bytes,
     rank_profiles,
     stage_profiles,
+    typical_steps,
 )
 from dptrain.measure.profile import Parts, Roofs
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, SPANS, STEP
+from dptrain.measure.recorder import (
+    CHECKPOINT,
+    DATA_WAIT,
+    EVALUATION,
+    EXPOSED,
+    HIDDEN,
+    SPANS,
+    STEP,
+)
 from dptrain.network import get_network
 from dptrain.plan.plan import Plan, make_plan
 
@@ -32,7 +41,9 @@ def random_times(plan: Plan, ranks: int, steps: int, seed: int = 0) -> Measured:
     """Stages, waiting and sums of 1 to 2 ms each, and half a millisecond between them."""
     names = (*(stage.name for stage in plan.stages), *SPANS)
     table = np.random.default_rng(seed).uniform(1, 2, (ranks, steps, len(names)))
-    table[:, :, names.index(STEP)] = table[:, :, :-2].sum(axis=2) + 0.5
+    table[:, :, names.index(EVALUATION)] = table[:, :, names.index(CHECKPOINT)] = 0
+    hidden = table[:, :, names.index(HIDDEN)]
+    table[:, :, names.index(STEP)] = table[:, :, :-1].sum(axis=2) - hidden + 0.5
     return Measured(names, table, table, (float(BATCH),) * ranks)
 
 
@@ -43,7 +54,9 @@ def values(parts: Parts) -> tuple[float, ...]:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_parts_add_up_to_the_mean_step(ranks: int) -> None:
     measured = random_times(planned("model0"), ranks, 20)
-    parts = measured.parts
+    parts = measured.step_parts.all_steps
+    middle = np.sort(measured.step_times)[5:15]
+    assert measured.parts.total == pytest.approx(middle.mean(), rel=1e-12)
     # Five sums of about a thousand numbers each: far above what rounding can do.
     assert sum(values(parts)) == pytest.approx(measured.steps.mean(), rel=1e-12)
     assert parts.total == sum(values(parts))
@@ -65,8 +78,8 @@ def test_parts_add_up_to_the_mean_step(ranks: int) -> None:
 )
 def test_parts_where_ordinary_steps_are_not_timed_by_stage(step: float, expected: Parts) -> None:
     names = ("a", "b", *SPANS)
-    ordinary = np.array([[[0.0, 0.0, 1.5, 0.0, 0.0, step]]])
-    timed = np.array([[[4.0, 6.0, 3.0, 2.0, 0.5, 99.0]]])
+    ordinary = np.array([[[0.0, 0.0, 1.5, 0.0, 0.0, 0.0, 0.0, step]]])
+    timed = np.array([[[4.0, 6.0, 3.0, 2.0, 0.5, 0.0, 0.0, 99.0]]])
     measured = Measured(names, ordinary, timed, (1.0,))
     assert values(measured.parts) == pytest.approx(values(expected))
 
@@ -74,7 +87,8 @@ def test_parts_where_ordinary_steps_are_not_timed_by_stage(step: float, expected
 def test_a_straggler_is_who_is_late_and_not_who_waits() -> None:
     names = ("compute", *SPANS)
     # Rank 2 computes 9 ms and the others 5; all leave the sum together, 1 ms after it came.
-    table = np.array([[[5.0, 0, 5.0, 0, 10.0]], [[5.0, 0, 5.0, 0, 10.0]], [[9.0, 0, 1.0, 0, 10.0]]])
+    early, late = [5.0, 0, 5.0, 0, 0, 0, 10.0], [9.0, 0, 1.0, 0, 0, 0, 10.0]
+    table = np.array([[early], [early], [late]])
     measured = Measured(names, table, table, (1.0,) * 3)
     ranks = rank_profiles(measured, ["a", "a", "b"], ["cpu"] * 3)
     assert [rank.delay_ms for rank in ranks] == [0, 0, 4]
@@ -87,7 +101,7 @@ def test_a_straggler_is_who_is_late_and_not_who_waits() -> None:
 
 def test_waiting_for_others_is_no_more_than_all_that_is_exposed() -> None:
     names = ("compute", *SPANS)
-    table = np.array([[[5.0, 0, 1.0, 0, 6.0]], [[9.0, 0, 1.0, 0, 10.0]]])
+    table = np.array([[[5.0, 0, 1.0, 0, 0, 0, 6.0]], [[9.0, 0, 1.0, 0, 0, 0, 10.0]]])
     measured = Measured(names, table, table, (1.0,) * 2)
     assert measured.imbalance.tolist() == [[1.0], [0.0]]
     assert measured.parts.transfer == pytest.approx(0.5)
@@ -102,18 +116,19 @@ def test_stages_and_kinds_hold_the_same_time_and_work() -> None:
     assert [stage.name for stage in stages] == [stage.name for stage in plan.stages]
     assert stages[2].note == "by hand"
     for found in (stages, kinds):
-        assert sum(s.time_ms.mean for s in found) == pytest.approx(measured.parts.compute)
+        assert sum(s.typical_ms for s in found) == pytest.approx(measured.parts.compute)
         assert sum(s.flops for s in found) == pytest.approx(sum(s.flops for s in plan.stages))
         assert sum(s.calls for s in found) == len(plan.stages)
-        ordered = sorted(found, key=lambda s: -s.time_ms.mean)
+        ordered = sorted(found, key=lambda s: -s.typical_ms)
         np.testing.assert_allclose(
             [s.cumulative_share for s in ordered], np.cumsum([s.share for s in ordered])
         )
-    assert list(kinds) == sorted(kinds, key=lambda s: -s.time_ms.mean)
+    assert list(kinds) == sorted(kinds, key=lambda s: -s.typical_ms)
     assert len({(kind.kind, kind.phase) for kind in kinds}) == len(kinds)
     column = measured.column(stages[3].name)
-    assert stages[3].slowest_ms == column.mean(axis=1).max()
-    assert stages[3].slowest_rank == column.mean(axis=1).argmax()
+    by_rank = column[:, typical_steps(measured.step_times)].mean(axis=1)
+    assert stages[3].slowest_ms == pytest.approx(by_rank.max())
+    assert stages[3].slowest_rank == by_rank.argmax()
     assert stages[3].time_ms.median == pytest.approx(np.median(column.mean(axis=0)))
 
 
@@ -293,5 +308,33 @@ def test_work_is_what_the_shapes_say(name: str, backend: str) -> None:
 
 def test_data_wait_is_a_part_of_its_own() -> None:
     measured = random_times(planned("model0"), 2, 5)
-    assert measured.parts.data_wait == pytest.approx(measured.column(DATA_WAIT).mean())
-    assert math.isclose(measured.parts.compute, measured.compute.mean())
+    parts = measured.step_parts.all_steps
+    assert parts.data_wait == pytest.approx(measured.column(DATA_WAIT).mean())
+    assert math.isclose(parts.compute, measured.compute.mean())
+
+
+def test_a_checkpoint_is_no_communication_of_the_ranks_that_wait_for_it() -> None:
+    names = ("compute", *SPANS)
+    # Rank 0 writes a checkpoint for 20 ms; the other rank waits in the sum, which takes 1 ms.
+    table = np.array([[[5.0, 0, 1.0, 0, 0, 20.0, 26.0]], [[4.0, 0, 22.0, 0, 0, 0, 26.0]]])
+    measured = Measured(names, table, table, (1.0,) * 2)
+    assert measured.imbalance.tolist() == [[0.0], [1.0]]
+    assert measured.parts == Parts(4.5, 0.0, 1.0, 0.5, 0.0, checkpoint=20.0)
+    assert measured.parts.total == measured.steps.mean()
+
+
+def test_waiting_is_load_imbalance_or_serialisation() -> None:
+    names = ("compute", *SPANS)
+
+    def split(first: list[float], second: list[float]) -> tuple[float, float]:
+        busy = np.array([first, second])
+        table = np.zeros((2, len(first), len(names)))
+        table[:, :, 0], table[:, :, names.index(STEP)] = busy, busy.max(axis=0) + 1
+        table[:, :, names.index(EXPOSED)] = busy.max(axis=0) + 1 - busy
+        parts = Measured(names, table, table, (1.0,) * 2).step_parts
+        return parts.load_imbalance, parts.serialisation
+
+    assert split([5.0] * 4, [7.0] * 4) == (1.0, 0.0)
+    assert split([5.0, 7.0] * 2, [7.0, 5.0] * 2) == (0.0, 1.0)
+    assert split([5.0, 5.0, 7.0, 5.0], [7.0, 7.0, 5.0, 7.0]) == (0.5, 0.5)
+    assert split([5.0] * 4, [5.0] * 4) == (0.0, 0.0)

@@ -20,7 +20,15 @@ from dptrain.backends.replica import Replica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data.loader import Batch
-from dptrain.measure.recorder import DATA_WAIT, EXPOSED, STEP, StepRecorder
+from dptrain.measure.recorder import (
+    CHECKPOINT,
+    DATA_WAIT,
+    EVALUATION,
+    EXPOSED,
+    SPANS,
+    STEP,
+    StepRecorder,
+)
 from dptrain.network import get_network
 from dptrain.plan import make_buckets
 from dptrain.training.engines import DeviceEngine, Engine, make_engine
@@ -30,7 +38,7 @@ def record(recorder: StepRecorder, exposed_ns: int = 0, global_count: int = 8) -
     """One step in which every stage takes about 20 µs."""
     recorder.begin()
     recorder.waited()
-    for stage in range(len(recorder.names) - 4):
+    for stage in range(len(recorder.names) - len(SPANS)):
         time.sleep(20e-6)
         recorder.lap(stage)
     recorder.end(exposed_ns=exposed_ns, hidden_ns=5, samples=4, global_count=global_count)
@@ -65,6 +73,36 @@ def test_what_is_skipped_belongs_to_no_stage(replica: api.Replica) -> None:
     (row,) = recorder.rows()
     assert row[3] <= end - begin - 20_000_000
     assert row[recorder.names.index(STEP)] >= end - begin
+
+
+def test_steps_last_from_completion_to_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time between two steps belongs to the second one, evaluation and checkpoint by name."""
+    now = 0
+    monkeypatch.setattr("dptrain.measure.recorder.perf_counter_ns", lambda: now)
+    recorder = StepRecorder([])
+
+    def step(request: int, end: int) -> None:
+        nonlocal now
+        now = request
+        recorder.begin()
+        now = end
+        recorder.end(exposed_ns=0, hidden_ns=0, samples=1, global_count=1)
+
+    step(100, 110)
+    with recorder.between(EVALUATION):
+        now = 140
+    with recorder.between(CHECKPOINT):
+        now = 145
+    step(150, 160)
+    step(161, 171)
+    now = 1000
+    recorder.restart()
+    step(2000, 2012)
+    rows = recorder.rows()
+    assert rows[:, recorder.names.index(STEP)].tolist() == [10, 50, 11, 12]
+    assert rows[:, recorder.names.index(EVALUATION)].tolist() == [0, 30, 0, 0]
+    assert rows[:, recorder.names.index(CHECKPOINT)].tolist() == [0, 5, 0, 0]
+    assert recorder.totals_ns == {EVALUATION: 30, CHECKPOINT: 5}
 
 
 def test_only_the_last_steps_are_kept_and_all_are_counted(replica: api.Replica) -> None:
@@ -258,8 +296,7 @@ def test_times_of_steps_in_flight_add_up_to_the_time_of_all(
         nonlocal now
         now = max(now, time_ns)
 
-    for module in ("dptrain.measure.recorder", "dptrain.training.engines.device"):
-        monkeypatch.setattr(f"{module}.perf_counter_ns", read_clock)
+    monkeypatch.setattr("dptrain.measure.recorder.perf_counter_ns", read_clock)
     replica = FakeDeviceReplica(ahead)
     engine = engine_of(replica)
     engine.time_stages(None)
@@ -285,9 +322,9 @@ def test_times_of_steps_in_flight_add_up_to_the_time_of_all(
         num_results.append(len(found))
         results += found
         if number in (3, 7):
+            # What the host does between two steps is part of the second one.
             wait_until(now + 5_000_000)
-            # What the device does meanwhile is part of its steps.
-            expected += 5_000_000 if number == 3 else 0
+            expected += 5_000_000
     assert num_results == [*[0] * ahead, *[1] * (7 - ahead), 1 + ahead] * 2
     assert [result.step for result in results] == list(range(16))
     rows = engine.recorder.rows()[:, engine.recorder.names.index(STEP)]

@@ -84,7 +84,7 @@ def moments(step: int, begin: int) -> Moments:
     sums = tuple((ends[b.after], ends[b.after] + 1_000_000) for b in BUCKETS)
     last = max(end for _, end in sums)
     exposed = ((ends[-2], ends[-2] + 500), (ends[-2] + 500, ends[-2] + 999))
-    return Moments(step, True, begin, data, last, stages, exposed, sums)
+    return Moments(step, True, begin, begin, data, last, stages, exposed, sums)
 
 
 def written(path: Path, ranks: int, steps: int) -> Path:

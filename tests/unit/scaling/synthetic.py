@@ -21,6 +21,7 @@ from dptrain.measure.profile import (
     Roofs,
     Spread,
     StageProfile,
+    StepParts,
     SumTime,
 )
 from dptrain.scaling.analysis import analyse
@@ -137,6 +138,10 @@ def make_profile(
         samples_per_s=1e3 * batch_size / step,
         timing_ms=0.01,
         parts=parts,
+        step_parts=StepParts(
+            {name: _spread(value, steps) for name, value in vars(parts).items()}, parts, parts,
+            0.5, 0.5,
+        ),
         stages=tuple(stages),
         kinds=tuple(sorted(stages, key=lambda stage: -stage.time_ms.median)),
         ranks=tuple(
@@ -163,8 +168,8 @@ def _stage(
 ) -> StageProfile:  # fmt: skip
     rate = flops / time / 1e6 if time else 0.0
     return StageProfile(
-        name, group, kind, phase, 1, _spread(time, steps), 1.02 * time, 0, time / step, 0.0, flops,
-        1e6, 10**6, rate, 1.0 / time if time else 0.0, rate / 90, "",
+        name, group, kind, phase, 1, _spread(time, steps), time, 1.02 * time, 0,
+        time / step, 0.0, flops, 1e6, 10**6, rate, 1.0 / time if time else 0.0, rate / 90, "",
     )  # fmt: skip
 
 
