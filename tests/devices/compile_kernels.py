@@ -4,22 +4,27 @@
     python -m tests.devices.compile_kernels T4 "RTX 4090"    only these
 
 Each kernel is compiled once for each architecture, by one NVRTC per core. This takes 10 to 20
-minutes of one core for each architecture, so it is no part of `make test`. The exit code is 1 if a
-kernel does not compile, or a launch needs more registers or shared memory than the GPU has.
+minutes of one core for each architecture, so it is no part of `make test`. What a kernel needs is
+stored in the cache of compiled kernels, so that a check that was interrupted continues, and only
+sources that have changed are compiled again. The exit code is 1 if a kernel does not compile, or a
+launch needs more registers or shared memory than the GPU has.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
+from dptrain.backends.cache import writable_folder, write_atomically
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.hardware import DEVICES
-from dptrain.backends.cuda.nvrtc import CompileError, Compiler, find_compiler
+from dptrain.backends.cuda.nvrtc import CompileError, Compiler, find_compiler, source_digest
 from dptrain.machine import available_cores
 from dptrain.plan.limits import REGISTERS, DeviceLimits
 from tests.devices.networks import planned_networks
@@ -65,6 +70,21 @@ def _compiler() -> Compiler:
 
 def compile_unit(capability: int, unit: Unit) -> dict[str, Usage] | str:
     """Return the usage of the kernels of a source, or the error of the compiler."""
+    folder, (file, defines) = writable_folder("kernel-usages"), unit
+    if folder is None:
+        return _compile(capability, unit)
+    digest = source_digest(_compiler(), file, capability, dict(defines))
+    path = folder / f"{Path(file).stem}-{digest}.json"
+    if path.exists():
+        stored = json.loads(path.read_bytes())
+        return {name: Usage(*values) for name, values in stored.items()}
+    found = _compile(capability, unit)
+    if not isinstance(found, str):
+        write_atomically(path, json.dumps(found).encode())
+    return found
+
+
+def _compile(capability: int, unit: Unit) -> dict[str, Usage] | str:
     file, defines = unit
     try:
         _compiler().compile(KERNELS / file, capability, dict(defines), ["--ptxas-options=-v"])

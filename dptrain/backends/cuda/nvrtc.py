@@ -10,6 +10,7 @@ import ctypes.util
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _WHEEL_FOLDERS = {13: "cu13", 12: "cuda_nvrtc"}
 _ARCHITECTURE_SUFFIX = {90: "a"}
 """Architecture-specific targets: the compiler accepts ``wgmma`` only for ``sm_90a``, which all GPUs
 of compute capability 9.0 are."""
+
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 _OPTIONS = ("--std=c++17", "--generate-line-info")
 
@@ -191,7 +194,9 @@ def compile_cached(
     folder = writable_folder("cuda-kernels")
     if folder is None:
         return compiler.compile(KERNELS / file, architecture, defines)
-    path = folder / f"{Path(file).stem}-{_digest(compiler, file, architecture, defines)}.cubin"
+    path = (
+        folder / f"{Path(file).stem}-{source_digest(compiler, file, architecture, defines)}.cubin"
+    )
     data = load(path)
     if data is not None:
         return data
@@ -203,11 +208,25 @@ def compile_cached(
     return data
 
 
-def _digest(compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]) -> str:
-    """Return a digest of everything that the machine code depends on."""
+def source_digest(
+    compiler: Compiler, file: str, architecture: int, defines: Mapping[str, int]
+) -> str:
+    """Return a digest of everything that the machine code of a kernel source depends on."""
     digest = hashlib.sha256()
-    for path in (KERNELS / file, *sorted(KERNELS.glob("*.cuh"))):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, text in sorted(_sources(file).items()):
+        digest.update(name.encode() + b"\0" + text + b"\0")
     facts = compiler.version, architecture, sorted(defines.items()), _OPTIONS, _ARCHITECTURE_SUFFIX
     digest.update(repr(facts).encode())
     return digest.hexdigest()[:16]
+
+
+def _sources(file: str) -> dict[str, bytes]:
+    """Return the texts of a source and of the project's headers that it includes, by name."""
+    texts: dict[str, bytes] = {}
+    names = [file]
+    while names:
+        name = names.pop()
+        if name not in texts:
+            texts[name] = (KERNELS / name).read_bytes()
+            names += [found.decode() for found in _INCLUDE.findall(texts[name])]
+    return texts
