@@ -205,10 +205,10 @@ def make_replica(
     world: World, backend: Backend, plan: Plan, seed: int, arrays: FlatArrays | None = None
 ) -> Replica:
     """Return a replica; the first rank of a node compiles, the others read the cached kernels."""
-    if world.first_on_node():
-        backend.prepare(plan)
-    world.node_barrier()
-    backend.prepare(plan)
+    if world.local_size > 1:
+        if world.first_on_node():
+            backend.prepare(plan)
+        world.node_barrier()
     return backend.make_replica(plan, seed=seed, arrays=arrays)
 
 

@@ -18,7 +18,8 @@ from dptrain.training.job import COMPILING
 
 ROOT = Path(dptrain.__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
-
+ABSENT = Path(__file__).with_name("absent")
+"""Modules that programs cannot import."""
 
 SEVERAL = str(Path(__file__).with_name("several.py"))
 
@@ -42,7 +43,7 @@ def environment(**variables: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("DPTRAIN_") or name == "DPTRAIN_CACHE_DIR"
     }
-    return {**kept, "PYTHONPATH": str(ROOT), **variables}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, (ABSENT, ROOT))), **variables}
 
 
 def launch(

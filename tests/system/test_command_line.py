@@ -3,35 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import dptrain
-
-ROOT = Path(dptrain.__file__).parents[1]
-SCRIPTS = Path(sys.executable).parent
-
-
-def dptrain_command(
-    *arguments: str, ranks: int = 0, variables: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m dptrain``, under mpirun if there are ranks."""
-    command = [sys.executable, "-m", "dptrain", *arguments]
-    if ranks:
-        search = os.pathsep.join([str(SCRIPTS), os.environ["PATH"]])
-        mpirun = shutil.which("mpirun", path=search)
-        assert mpirun is not None, "no mpirun beside Python or on PATH"
-        command = [mpirun, "-n", str(ranks), *command]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DPTRAIN_")}
-    environment = {**clean, "PYTHONPATH": str(ROOT), **(variables or {})}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=environment
-    )
+from tests.system.launch import launch
 
 
 @pytest.mark.parametrize("ranks", [0, 4])
@@ -44,7 +19,7 @@ def dptrain_command(
     ],
 )
 def test_a_mistake_is_said_once(arguments: list[str], message: str, ranks: int) -> None:
-    done = dptrain_command(*arguments, ranks=ranks)
+    done = launch(*arguments, ranks=ranks)
     assert done.returncode == 2
     assert not done.stdout
     said = [line for line in done.stderr.splitlines() if line.startswith("dptrain: ")]
@@ -55,7 +30,7 @@ def test_a_mistake_is_said_once(arguments: list[str], message: str, ranks: int) 
 
 
 def test_a_mistake_in_a_variable_is_said_once() -> None:
-    done = dptrain_command("train", ranks=3, variables={"DPTRAIN_SED": "1"})
+    done = launch("train", ranks=3, DPTRAIN_SED="1")
     assert done.returncode == 2
     line = "dptrain: unknown environment variable DPTRAIN_SED; did you mean 'DPTRAIN_SEED'?\n"
     assert done.stderr.count(line) == 1
@@ -63,14 +38,14 @@ def test_a_mistake_in_a_variable_is_said_once() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["describe", "mlp-50", "--json"]])
 def test_many_ranks_print_what_one_prints(arguments: list[str]) -> None:
-    alone, together = dptrain_command(*arguments), dptrain_command(*arguments, ranks=3)
+    alone, together = launch(*arguments), launch(*arguments, ranks=3)
     assert alone.returncode == together.returncode == 0
     assert together.stdout == alone.stdout
     assert not together.stderr
 
 
 def test_doctor_hears_from_all_ranks() -> None:
-    done = dptrain_command("doctor", "--json", ranks=3)
+    done = launch("doctor", "--json", ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {finding["subject"]: finding for finding in json.loads(done.stdout)}
     assert "3 ranks (0 to 2)" in found["ranks"]["text"]
@@ -81,9 +56,9 @@ def test_doctor_hears_from_all_ranks() -> None:
 def test_doctor_finds_a_launcher_that_does_not_work_with_mpi() -> None:
     # As with srun without the right --mpi: every process has an MPI of one rank.
     variables = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
-    done = dptrain_command("doctor", variables=variables)
+    done = launch("doctor", **variables)
     assert done.returncode == 2
     [line] = [line for line in done.stdout.splitlines() if line.startswith("problem")]
     assert "MPI reports 1 rank, but the launcher started 4" in line
-    silent = dptrain_command("doctor", variables={**variables, "OMPI_COMM_WORLD_RANK": "3"})
+    silent = launch("doctor", **{**variables, "OMPI_COMM_WORLD_RANK": "3"})
     assert not silent.stdout

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from tests.system.test_command_line import ROOT, dptrain_command
+from tests.system.launch import command, environment, launch
 
 BENCH = (
     "bench", "solar", "mlp-50-25", "--batch-sizes", "2,8", "--samples", "2,64", "--largest",
@@ -19,10 +18,10 @@ BENCH = (
 
 def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    command = [sys.executable, "-m", "dptrain", *BENCH, str(folder)]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        command(*BENCH, str(folder)), env=environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     kept = folder / "bench.jsonl"
     deadline = time.monotonic() + 300
     while not (kept.exists() and kept.read_text().count("\n") >= 2):
@@ -32,7 +31,7 @@ def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     lines = [line for line in kept.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    done = dptrain_command(*BENCH, str(folder), "--json")
+    done = launch(*BENCH, str(folder), "--json")
     assert done.returncode == 0, done.stderr
     assert kept.read_text().startswith("".join(lines))
     found = json.loads(done.stdout)
@@ -42,14 +41,14 @@ def test_a_killed_benchmark_continues(tmp_path: Path) -> None:
     assert largest["timing"]["time_ms"]["n"] == 1
     assert largest["needed_bytes"] <= 150e6 < largest["largest"]["next_bytes"]
     assert by_task["solar", "training"]["samples_per_s"] > 0
-    other = dptrain_command(*BENCH, str(folder), "--threads", "2")
+    other = launch(*BENCH, str(folder), "--threads", "2")
     assert other.returncode == 2
     assert other.stderr.count("\n") == 1
     assert "measured with threads 1, but this command has 2" in other.stderr
 
 
 def test_bench_refuses_ranks() -> None:
-    done = dptrain_command("bench", ranks=2)
+    done = launch("bench", ranks=2)
     assert done.returncode == 2
     assert not done.stdout
     assert done.stderr.count("bench measures one replica") == 1
@@ -60,11 +59,11 @@ def test_a_study_on_two_ranks(tmp_path: Path) -> None:
         "study", "variants", "--network", "model-small", "--stride", "1,2", "--filters", "4",
         "--steps", "6", "--threads", "1", "--output", str(tmp_path / "out"),
     )  # fmt: skip
-    done = dptrain_command(*arguments, ranks=2)
+    done = launch(*arguments, ranks=2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("3 variants to train, 6 steps with batch size 32 on digits") == 1
     assert "stride 2: network model-small-stride-2, layer 1 (conv1)" in done.stdout
-    again = dptrain_command(*arguments, "--json", ranks=2)
+    again = launch(*arguments, "--json", ranks=2)
     assert again.returncode == 0, again.stderr
     results = json.loads(again.stdout)["results"]
     assert [(r["variant"], r["possible"], r["steps"]) for r in results] == [
