@@ -54,7 +54,7 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
         from dptrain.comm.world import World
         from dptrain.training.run import dry_run, train
 
-        world = World.connect(timeout=config.timeout, command="train")
+        world = World.of_launch(timeout=config.timeout, command="train")
         if dry:
             dry_run(config, world)
             return 0
@@ -86,7 +86,7 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
         from dptrain.training.evaluation import evaluate_model
         from dptrain.training.model import load_on_all_ranks
 
-        world = World.connect(command="evaluate")
+        world = World.of_launch(command="evaluate")
         model = load_on_all_ranks(run_dir, world, checkpoint)
         result = evaluate_model(model, data, world)
         if world.is_rank_zero:
@@ -114,7 +114,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
         from dptrain.training.model import load_on_all_ranks
         from dptrain.training.prediction import predict_to_file
 
-        world = World.connect(command="predict")
+        world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint)
         count = predict_to_file(model, source, output, world)
         if world.is_rank_zero:

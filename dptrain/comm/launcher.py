@@ -25,6 +25,13 @@ _VARIABLES = (
 # that a batch script runs directly, as one process.
 
 
+_PREFIXES = (
+    "ALPS_", "FLUX_", "JSM_", "LSB_", "MPI", "MV2_", "OMPI_", "PALS_", "PMI", "PRTE_",
+    "SLURM_PROCID", "SLURM_STEP",
+)  # fmt: skip
+"""How the names of variables begin that launchers set, also those whose sizes are not known."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """Rank and size that the launcher set; `source` is the variable of the size, or ""."""
@@ -41,6 +48,11 @@ def find_launch(environ: Mapping[str, str] = os.environ) -> Launch:
         if size.isdecimal() and int(size) > 0 and rank.isdecimal():
             return Launch(int(rank), int(size), f"{size_name}={size}")
     return Launch(0, 1, "")
+
+
+def has_launcher(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return True if a launcher may have started this process; without one, there is one rank."""
+    return any(name.startswith(_PREFIXES) for name in environ)
 
 
 def shorten_addresses(version: str, environ: MutableMapping[str, str] = os.environ) -> None:

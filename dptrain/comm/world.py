@@ -24,6 +24,7 @@ from dptrain.comm.deadline import MAX_TIMEOUT_S, Deadline, RankTimeoutError
 from dptrain.comm.job import Job, raise_on_interrupt, start_job
 from dptrain.comm.launcher import (
     find_launch,
+    has_launcher,
     refuse_other_mpi,
     refuse_single,
     shorten_addresses,
@@ -132,6 +133,17 @@ class World:
     def single(cls) -> World:
         """Return the world of one process without MPI; every method works."""
         return cls(None, None, 300.0)
+
+    @classmethod
+    def of_launch(cls, *, timeout: float = 300.0, command: str | None = None) -> World:
+        """Return the ranks that a launcher started; one process without a launcher needs no MPI.
+
+        MPI takes 0.5 s to start on a machine with several networks and a GPU (MPICH 5, H100).
+
+        Args:
+            timeout, command: see `connect`.
+        """
+        return cls.connect(timeout=timeout, command=command) if has_launcher() else cls.single()
 
     @classmethod
     def connect(

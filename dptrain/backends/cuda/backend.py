@@ -123,10 +123,14 @@ def open_device(index: int) -> Device:
     Raises:
         UserError: no GPU was found, or CuPy is missing.
     """
-    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy
+    from dptrain.backends.cuda.cupy_runtime import device_count, import_cupy, start_context
+
+    context = start_context(index)
+    cupy = import_cupy()
     from dptrain.backends.cuda.gpu import GPU
 
-    return GPU(index % device_count(import_cupy()))
+    context.join()
+    return GPU(index % device_count(cupy))
 
 
 class CudaBackend(Backend):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,31 @@ def import_cupy() -> Any:
             "'.[cuda13]' (or '.[cuda12]' if nvidia-smi shows CUDA 12)"
         ) from None
     return cupy
+
+
+def start_context(local_rank: int) -> threading.Thread:
+    """Create the primary context of a rank's GPU in a thread, for the time of the import of CuPy.
+
+    One after the other, they take 0.55 s, at the same time 0.33 s (H100). Errors are left to CuPy,
+    which uses the same context and explains them.
+
+    Args:
+        local_rank: rank within the node. GPUs are assigned in turn.
+    """
+
+    def create() -> None:
+        count, context = ctypes.c_int(), ctypes.c_void_p()
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+        if not failed and count.value:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), local_rank % count.value)
+
+    thread = threading.Thread(target=create, name="dptrain-context", daemon=True)
+    thread.start()
+    return thread
 
 
 def device_count(cupy: Any) -> int:

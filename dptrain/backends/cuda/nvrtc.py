@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import hashlib
 import importlib.util
 import os
@@ -227,6 +228,13 @@ def _sources(file: str) -> dict[str, bytes]:
     while names:
         name = names.pop()
         if name not in texts:
-            texts[name] = (KERNELS / name).read_bytes()
-            names += [found.decode() for found in _INCLUDE.findall(texts[name])]
+            texts[name], included = _read(KERNELS / name)
+            names += included
     return texts
+
+
+@functools.cache
+def _read(path: Path) -> tuple[bytes, tuple[str, ...]]:
+    """Return the text of a source or header and the headers that it includes."""
+    text = path.read_bytes()
+    return text, tuple(found.decode() for found in _INCLUDE.findall(text))

@@ -142,7 +142,7 @@ class FakeWorld:
     timeouts: tuple[float, ...] = ()
 
     @classmethod
-    def connect(cls, *, timeout: float = 300.0, command: str = "") -> FakeWorld:
+    def of_launch(cls, *, timeout: float = 300.0, command: str = "") -> FakeWorld:
         cls.timeouts = (*cls.timeouts, timeout)
         return cls()
 

@@ -7,6 +7,7 @@ import pytest
 from dptrain.comm.launcher import (
     Launch,
     find_launch,
+    has_launcher,
     refuse_other_mpi,
     refuse_single,
     shorten_addresses,
@@ -106,3 +107,18 @@ def test_networks_are_left_alone_elsewhere(version: str, environ: dict[str, str]
     before = dict(environ)
     shorten_addresses(version, environ)
     assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("PMI_SIZE", True),
+        ("PMIX_RANK", True),
+        ("OMPI_COMM_WORLD_SIZE", True),
+        ("SLURM_PROCID", True),
+        ("SLURM_JOB_ID", False),
+        ("HOME", False),
+    ],
+)
+def test_a_process_of_an_unknown_launcher_starts_mpi(name: str, expected: bool) -> None:
+    assert has_launcher({"PATH": "/bin", name: "1"}) is expected
