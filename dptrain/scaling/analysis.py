@@ -8,6 +8,7 @@ from typing import Any
 from dptrain.errors import UserError
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.conclusion import conclude
+from dptrain.scaling.efficiencies import missing_counters
 from dptrain.scaling.forecast import as_fit, judge, make_forecast, make_series
 from dptrain.scaling.pairing import split
 from dptrain.scaling.points import (
@@ -71,7 +72,12 @@ def analyse(
         fits=tuple(fits),
         forecasts=tuple(forecasts),
         conclusion=conclude(points, forecasts),
-        notes=(*notes, *_notes(launches, points), *reasons),
+        notes=(
+            *notes,
+            *_notes(launches, points),
+            *missing_counters([launch.profile for launch in launches]),
+            *reasons,
+        ),
         profiles={name: folder for name, folder in profiles.items() if name in names},
         commands={
             name: commands[folder]

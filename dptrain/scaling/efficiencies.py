@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.measure.counters import processor_line
 from dptrain.measure.profile import Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
 from dptrain.scaling.study import Efficiencies
@@ -41,7 +42,33 @@ def find_efficiencies(
         serialisation=median("serialisation"),
         transfer=median("transfer"),
         computation_scaling=ratio_of_launches(_busy_ms(base), _busy_ms(profiles)).times(work),
+        instructions_per_cycle=_of_processor(profiles, "instructions_per_cycle"),
+        ghz=_of_processor(profiles, "ghz"),
     )
+
+
+def joules_per_sample(profiles: Sequence[Profile]) -> Estimate | None:
+    """Return the median energy per sample over launches; None if one has no counter."""
+    energies = [profile.energy for profile in profiles]
+    found = [e.joules_per_sample.value for e in energies if e and e.joules_per_sample is not None]
+    return median_of_launches(found) if len(found) == len(profiles) else None
+
+
+def missing_counters(profiles: Sequence[Profile]) -> list[str]:
+    """Return why energy, and instructions and frequency, could not be read, each reason once."""
+    reasons = []
+    for profile in profiles:
+        if profile.energy is not None:
+            reasons += [f"energy not measured: {reason}" for reason in profile.energy.missing]
+        if profile.processor is not None and profile.processor.missing:
+            reasons.append(processor_line(profile.processor))
+    return list(dict.fromkeys(reasons))
+
+
+def _of_processor(profiles: Sequence[Profile], name: str) -> Estimate | None:
+    found = [getattr(profile.processor, name, None) for profile in profiles]
+    known = [value for value in found if value is not None]
+    return median_of_launches(known) if len(known) == len(found) else None
 
 
 def _busy_ms(profiles: Sequence[Profile]) -> NDArray[np.float64]:

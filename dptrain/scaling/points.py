@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.errors import UserError
 from dptrain.measure.profile import Parts, Profile
 from dptrain.measure.statistics import Estimate, median_of_launches, ratio_of_launches
-from dptrain.scaling.efficiencies import find_efficiencies
+from dptrain.scaling.efficiencies import find_efficiencies, joules_per_sample
 from dptrain.scaling.pairing import mean_ratio, pairs, split, spread
 from dptrain.scaling.study import STRONG, WEAK, Launch, Point
 
@@ -258,6 +258,7 @@ def _point(scaling: str, group: Group, base: Group, slowdown: float | None) -> P
             [launch.profile for launch in base.launches],
             work=grown / ratio,
         ),
+        joules_per_sample=joules_per_sample([launch.profile for launch in group.launches]),
     )
 
 

@@ -53,6 +53,8 @@ class Efficiencies:
         parallel: share of the wall time in which ranks are busy: the product of the next three.
         load_balance, serialisation, transfer: see `dptrain.measure.pop.Pop`.
         computation_scaling: busy time at the base point / busy time, for the same work.
+        instructions_per_cycle, ghz: of the processor, waiting included; None if they cannot be
+            read.
     """
 
     parallel: Estimate
@@ -60,6 +62,8 @@ class Efficiencies:
     serialisation: Estimate
     transfer: Estimate
     computation_scaling: Estimate
+    instructions_per_cycle: Estimate | None = None
+    ghz: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Point:
         two_groups: True if the launches fall into two groups; the intervals of this point are then
             the range of its launches.
         pop: efficiencies of the POP hierarchy; None for one rank.
+        joules_per_sample: energy of processors and GPUs, median over launches; None if a launch has
+            no counter.
     """
 
     scaling: str
@@ -119,6 +125,7 @@ class Point:
     outliers: tuple[int, ...]
     two_groups: bool = False
     pop: Efficiencies | None = None
+    joules_per_sample: Estimate | None = None
 
     @property
     def name(self) -> str:
@@ -262,8 +269,11 @@ def _point(values: Mapping[str, Any]) -> Point:
     parts = {name: Parts(**values[name]) for name in ("parts", "ideal", "loss")}
     own: dict[str, Any] = {"launches": launches, "outliers": tuple(values["outliers"])}
     if values.get("pop") is not None:
-        found = {name: Estimate(**value) for name, value in values["pop"].items()}
-        own["pop"] = Efficiencies(**found)
+        own["pop"] = Efficiencies(
+            **{name: value and Estimate(**value) for name, value in values["pop"].items()}
+        )
+    if values.get("joules_per_sample") is not None:
+        own["joules_per_sample"] = Estimate(**values["joules_per_sample"])
     return Point(**{**values, **estimates, **parts, **own})
 
 

@@ -79,6 +79,7 @@ def _points_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         "efficiency": [_interval(point.efficiency, _share) for point in points],
         "limit": [f"{point.possible:.0%}" for point in points] if shares else [],
         "serial": [_fraction(p.karp_flatt, wide) for p in points] if serial else [],
+        "J/sample": _joules(points),
         "n": [str(len(point.launches)) for point in points],
     }
     shown = {name: cells for name, cells in columns.items() if cells}
@@ -121,6 +122,16 @@ def _loss_table(scaling: str, points: Sequence[Point], wide: bool) -> Table:
         )
         table.caption_justify = "left"
     return table
+
+
+def _joules(points: Sequence[Point]) -> list[str]:
+    """Return the energies per sample; no cell if no point has one."""
+    if all(point.joules_per_sample is None for point in points):
+        return []
+    return [
+        "" if p.joules_per_sample is None else _interval(p.joules_per_sample, _number)
+        for p in points
+    ]
 
 
 def _pop_tables(scaling: str, points: Sequence[Point]) -> list[Table]:

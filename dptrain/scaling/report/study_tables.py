@@ -38,6 +38,11 @@ def points_table(study: Study, scaling: str) -> Table:
             estimates("serial fraction", "(95%)", [p.karp_flatt for p in points],
                       [f"{a}.karp_flatt" for a in at], decimals=3)
         )  # fmt: skip
+    if any(p.joules_per_sample is not None for p in points):
+        columns.append(
+            estimates("energy", "J/sample (95%)", [p.joules_per_sample for p in points],
+                      [f"{a}.joules_per_sample" for a in at])
+        )  # fmt: skip
     columns.append(
         counts("launches", [p.step_ms.n for p in points], [f"{a}.step_ms.n" for a in at])
     )
@@ -87,6 +92,13 @@ def pop_table(study: Study, scaling: str) -> Table | None:
                       [f"{a}.pop.{name}" for _, a, _ in known], decimals=3)
             for head, name in heads.items()
         ),
+    ]  # fmt: skip
+    optional = {"instructions per cycle": "instructions_per_cycle", "GHz": "ghz"}
+    columns += [
+        estimates(head, "(95%)", [getattr(pop, name) for _, _, pop in known],
+                  [f"{a}.pop.{name}" for _, a, _ in known], decimals=2)
+        for head, name in optional.items()
+        if any(getattr(pop, name) is not None for _, _, pop in known)
     ]  # fmt: skip
     note = (
         "Parallel efficiency is the product of load balance, serialisation and transfer. The "

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dptrain.measure.counters import Processor
+from dptrain.measure.energy import Energy
 from dptrain.measure.pop import pop_efficiencies
 from dptrain.measure.profile import Profile
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.efficiencies import find_efficiencies
 from dptrain.scaling.points import Measured
@@ -84,3 +87,31 @@ def test_tables_and_the_file_contain_them(tmp_path: Path) -> None:
         assert table is not None
         assert len(table.rows) == 2
     assert pop_table(analyse(make_launches(Law())), WEAK) is None
+
+
+def test_counters_are_medians_over_launches_or_have_a_reason(tmp_path: Path) -> None:
+    energy = Energy(Estimate(0.5, 0.4, 0.6, 10), 100.0, ("package-0",), ())
+    processor = Processor(1e6, 2.0, 3.0, "")
+    found = [
+        replace(m, profile=replace(m.profile, energy=energy, processor=processor))
+        for m in launches()
+    ]
+    study = analyse(found)
+    for point in study.points:
+        assert point.joules_per_sample is not None
+        assert point.joules_per_sample.value == 0.5
+        if point.pop is not None:
+            assert point.pop.ghz is not None
+            assert point.pop.ghz.value == 3.0
+    lines = [part for part in study_report(study, 120) if not isinstance(part, str)]
+    assert any(column.header == "J/sample" for table in lines for column in table.columns)
+    study.write(tmp_path / "study.json")
+    assert Study.read(tmp_path / "study.json") == study
+    missing = Energy(None, None, (), ("RAPL: no",))
+    none = Processor(None, None, None, "no counters")
+    study = analyse(
+        [replace(m, profile=replace(m.profile, energy=missing, processor=none)) for m in launches()]
+    )
+    assert all(point.joules_per_sample is None for point in study.points)
+    assert "energy not measured: RAPL: no" in study.notes
+    assert "instructions and frequency not measured: no counters" in study.notes
