@@ -53,10 +53,18 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV with a header; nested values have names such as ``time_ms.median``."""
+    """Return records as CSV with a header; nested values have names such as ``time_ms.median``.
+
+    Cells are empty if a record has no value; its nested values may be None as a whole.
+    """
     rows = [_flat(record) for record in records]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    nested = {name[:i] for name in names for i, letter in enumerate(name) if letter == "."}
+    rows = [{name: value for name, value in row.items() if name not in nested} for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer = csv.DictWriter(
+        text, [name for name in names if name not in nested], lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -8,6 +8,7 @@ divided by that at this point. Source: see `dptrain.measure.pop`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,10 @@ def find_efficiencies(
         return None
 
     def median(name: str) -> Estimate:
-        return median_of_launches([getattr(pop, name).value for pop in known])
+        found = median_of_launches([getattr(pop, name).value for pop in known])
+        # These are at most 1 by definition; the interval of a logarithm does not know that.
+        high = found.high if name == "transfer" or found.value > 1 else min(found.high, 1.0)
+        return replace(found, high=high)
 
     return Efficiencies(
         parallel=median("parallel"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dptrain.measure.profile import Profile
 from dptrain.measure.statistics import Estimate
 from dptrain.scaling.analysis import analyse
 from dptrain.scaling.efficiencies import find_efficiencies
+from dptrain.scaling.files import POINTS, write_study
 from dptrain.scaling.points import Measured
 from dptrain.scaling.report.study_tables import pop_table
 from dptrain.scaling.study import STRONG, WEAK, Study
@@ -87,6 +89,15 @@ def test_tables_and_the_file_contain_them(tmp_path: Path) -> None:
         assert table is not None
         assert len(table.rows) == 2
     assert pop_table(analyse(make_launches(Law())), WEAK) is None
+
+
+def test_the_table_of_points_has_them_for_several_ranks_only(tmp_path: Path) -> None:
+    write_study(analyse(launches()), tmp_path)
+    lines = list(csv.DictReader((tmp_path / POINTS).read_text().splitlines()))
+    for line in lines:
+        assert "pop" not in line
+        assert (line["pop.parallel.value"] == "") == (line["ranks"] == "1")
+        assert line["joules_per_sample"] == ""
 
 
 def test_counters_are_medians_over_launches_or_have_a_reason(tmp_path: Path) -> None:
