@@ -268,7 +268,9 @@ def stage_profiles(
     return tuple(with_shares[id(record)] for record in found)
 
 
-def kind_profiles(plan: Plan, measured: Measured, roofs: Roofs | None) -> tuple[StageProfile, ...]:
+def kind_profiles(
+    plan: Plan, measured: Measured, roofs: Roofs | None, notes: Mapping[str, str]
+) -> tuple[StageProfile, ...]:
     """Return a record for all stages of each kind and phase, the slowest first."""
     kinds = stage_kinds(plan)
     by_kind: dict[tuple[str, Phase], list[Stage]] = {}
@@ -278,7 +280,8 @@ def kind_profiles(plan: Plan, measured: Measured, roofs: Roofs | None) -> tuple[
     found = []
     for (kind, phase), stages in by_kind.items():
         name = kind if kind == phase.value else f"{kind}.{phase.value}"
-        found.append(work.record(stages, name, kind, kind, ""))
+        algorithms = dict.fromkeys(notes[s.name] for s in stages if notes.get(s.name))
+        found.append(work.record(stages, name, kind, kind, ", ".join(algorithms)))
     return tuple(_cumulative(found).values())
 
 

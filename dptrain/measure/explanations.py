@@ -64,6 +64,27 @@ def explain_stages(plan: Plan) -> list[StageExplanation]:
     return rows
 
 
+def algorithms(plan: Plan) -> dict[str, str]:
+    """Return the algorithm of each stage that computes layers, by the name of the stage."""
+    backend, setting = load_backend(plan.backend), plan.setting
+    groups = {group.name: backend.explain(group, setting) for group in plan.groups}
+    return {
+        stage.name: groups[stage.group][stage.phase].algorithm
+        for stage in plan.stages
+        if stage.phase in groups.get(stage.group, {})
+    }
+
+
+def saves_operations(algorithm: str) -> bool:
+    """Return whether an algorithm needs fewer operations than the direct one.
+
+    Example:
+        >>> saves_operations("Winograd F(4×4, 3×3)"), saves_operations("implicit GEMM")
+        (True, False)
+    """
+    return "winograd" in algorithm.lower()
+
+
 def explanation_table(plan: Plan, rows: Sequence[StageExplanation]) -> Table:
     """Return a table with a row for each stage."""
     setting = plan.setting

@@ -171,11 +171,12 @@ class RankProfile:
 
 @dataclass(frozen=True)
 class Roofs:
-    """Limits of the roofline model, measured on rank 0.
+    """Limits of the roofline model, measured by all ranks at the same time.
 
     Attributes:
-        gflops: rate of a product of large matrices.
-        gb_per_s: bandwidth of a copy far larger than any cache, read and written.
+        gflops: rate of a product of large matrices on a rank, the highest of all ranks.
+        gb_per_s: bandwidth of a copy far larger than any cache, read and written, of the rank with
+            the highest one.
         how: description of the measurement.
         copies: pairs (bytes of source and target, gb_per_s), from small to large.
     """
@@ -185,10 +186,21 @@ class Roofs:
     how: str
     copies: tuple[tuple[int, float], ...] = ()
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Roofs:
+        """Return the limits from a JSON object."""
+        copies = tuple((int(size), float(rate)) for size, rate in values["copies"])
+        return cls(**{**values, "copies": copies})
+
     def bandwidth(self, nbytes: float) -> float:
-        """Return the bandwidth in GB/s of a copy that reads and writes `nbytes` in all."""
-        larger = [rate for size, rate in self.copies if size >= nbytes]
-        return larger[0] if larger else self.gb_per_s
+        """Return an upper limit in GB/s of the bandwidth of a stage that moves `nbytes`.
+
+        It is that of the fastest copy at least as large as the largest copy that is not larger than
+        the data: that one comes from the same cache or from a faster one.
+        """
+        smaller = [size for size, _ in self.copies if size <= nbytes]
+        least = max(smaller, default=0)
+        return max((rate for size, rate in self.copies if size >= least), default=self.gb_per_s)
 
     def least_ms(self, flops: float, nbytes: float) -> float:
         """Return the least time of the work in ms.
@@ -297,7 +309,7 @@ class Profile:
                 "kinds": tuple(StageProfile(**spread(s)) for s in values["kinds"]),
                 "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
                 "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
-                "roofs": None if roofs is None else _roofs(roofs),
+                "roofs": None if roofs is None else Roofs.of(roofs),
                 "pop": None if pop is None else Pop.from_record(pop),
                 "energy": None if energy is None else Energy.from_record(energy),
                 "processor": None if processor is None else Processor(**processor),
@@ -309,8 +321,3 @@ def _step_parts(values: Mapping[str, Any]) -> StepParts:
     medians = {name: Spread(**found) for name, found in values["median"].items()}
     means = {name: Parts(**values[name]) for name in ("typical", "all_steps")}
     return StepParts(**{**values, "median": medians, **means})
-
-
-def _roofs(values: Mapping[str, Any]) -> Roofs:
-    copies = tuple((int(size), float(rate)) for size, rate in values["copies"])
-    return Roofs(**{**values, "copies": copies})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
+from dptrain.measure.explanations import saves_operations
 from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.statistics import Estimate
@@ -32,6 +33,9 @@ KIND_COLUMNS = {
     "buffers MB": True, "GFLOP/s": False, "GB/s": True, "roofline": False,
 }  # fmt: skip
 """Columns of the table of kinds; True for columns that only a wide terminal shows."""
+
+SAVED = " *"
+"""Mark of stages whose algorithm needs fewer operations than the direct one."""
 
 MAX_RANKS = 16
 """Largest number of rows in the table of ranks."""
@@ -76,6 +80,11 @@ def profile_report(profile: Profile, width: int) -> list[str | Table]:
             f"roofline: peak {roofs.gflops:,.1f} GFLOP/s, memory bandwidth "
             f"{roofs.gb_per_s:,.1f} GB/s ({roofs.how})"
         )
+        if any(saves_operations(stage.note) for stage in profile.stages):
+            found.append(
+                "* Winograd algorithms need fewer operations than the direct one, whose operations "
+                "count, and may exceed 100%"
+            )
     timing, step = profile.timing_ms, profile.parts.total
     found.append(
         f"overhead of timing: {1e3 * timing:.1f} µs, {timing / step:.2%} of a step"
@@ -250,4 +259,5 @@ def _half_quartiles(stages: Sequence[StageProfile]) -> str:
 def _roofline(stages: Sequence[StageProfile]) -> str:
     least = sum((stage.roofline_share or 0.0) * stage.typical_ms for stage in stages)
     mean = typical_ms(stages)
-    return f"{least / mean:.0%}" if mean else ""
+    mark = SAVED if any(saves_operations(stage.note) for stage in stages) else ""
+    return f"{least / mean:.0%}{mark}" if mean else ""

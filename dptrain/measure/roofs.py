@@ -3,48 +3,80 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from dptrain.backends.base import Backend
 from dptrain.backends.memory import Memory
+from dptrain.backends.numba.caches import cache_bytes
 from dptrain.backends.replica import Replica
+from dptrain.machine import available_memory
 from dptrain.measure.profile import Roofs
 from dptrain.network.layers import Dense
 from dptrain.network.network import Network
 from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import Plan, make_plan
 
-HOST_MATRIX, GPU_MATRIX = 1024, 8192
-"""Rows and columns of the matrices; larger ones were not faster."""
+HOST_MATRICES, GPU_MATRIX = (256, 1024), 8192
+"""Rows and columns of the matrices. On a CPU, one thread is fastest on small ones and many threads
+on large ones."""
 
-HOST_COPIES = (1 << 16, 1 << 20, 1 << 23, 1 << 26)
+PRODUCTS_S, MIN_PRODUCTS = 0.1, 5
+"""Time of the products of a size in each phase, and their smallest number, on a CPU."""
+
+HOST_COPIES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 GPU_COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 31)
 """Sizes of source and target together in bytes, from a cache to far more."""
 
+CACHES = 4
+"""The largest copies of all ranks of a node together are as many times as large as its last
+cache."""
 
-def measure_roofs(backend: Backend, plan: Plan, memory: Memory) -> Roofs:
+
+def measure_roofs(backend: Backend, plan: Plan, memory: Memory, ranks: int = 1) -> Roofs:
     """Measure the limits in about a second, with the threads and the precision of `plan`.
 
     The matrix product is that of cuBLAS on a GPU, else the fastest phase of a dense layer with a
     square weight matrix on the backend. Copies have several sizes, so that a stage whose data fit
     into a cache is compared with the bandwidth of that cache.
+
+    Args:
+        backend, plan, memory: of the job.
+        ranks: number of ranks of this node that measure at the same time.
     """
-    sizes = GPU_COPIES if memory.on_gpu else HOST_COPIES
-    matrix = GPU_MATRIX if memory.on_gpu else HOST_MATRIX
+    sizes = GPU_COPIES if memory.on_gpu else _host_copies(ranks)
     copies = tuple((size, _copy_rate(memory, size, plan.setting.threads)) for size in sizes)
-    theirs = memory.product_ms(matrix, plan.precision)
+    theirs = memory.product_ms(GPU_MATRIX, plan.precision)
     if theirs is None:
-        rate = _product_rate(backend, plan, matrix)
+        rate, size = max((_product_rate(backend, plan, size), size) for size in HOST_MATRICES)
         own = f"{backend.name} {plan.precision}"
-        product = f"dense {matrix}×{matrix}, batch {matrix}, {own}, fastest phase"
+        product = f"dense {size}×{size}, batch {size}, {own}, fastest phase"
     else:
-        rate = 2 * matrix**3 / min(theirs) / 1e6
-        product = f"{matrix}×{matrix} by {matrix}×{matrix}, {plan.precision}, cuBLAS"
+        rate = 2 * GPU_MATRIX**3 / min(theirs) / 1e6
+        product = (
+            f"{GPU_MATRIX}×{GPU_MATRIX} by {GPU_MATRIX}×{GPU_MATRIX}, {plan.precision}, cuBLAS"
+        )
     how = f"product: {product}; copy: {sizes[-1] / 2**20:g} MiB, read and written"
     return Roofs(rate, copies[-1][1], how, copies)
+
+
+def highest_roofs(found: Sequence[Roofs]) -> Roofs:
+    """Return limits that hold for every rank: the highest of those that the ranks measured."""
+    copies = tuple(
+        (size, max(other[i][1] for other in (roofs.copies for roofs in found)))
+        for i, (size, _) in enumerate(found[0].copies)
+    )
+    peak = max(roofs.gflops for roofs in found)
+    return Roofs(peak, max(roofs.gb_per_s for roofs in found), found[0].how, copies)
+
+
+def _host_copies(ranks: int) -> tuple[int, ...]:
+    """Return the sizes of copies; the largest exceeds this rank's share of the last cache."""
+    beyond = min(CACHES * cache_bytes(3) // ranks, available_memory() // (8 * ranks))
+    return *HOST_COPIES, *(size for size in (beyond,) if size > HOST_COPIES[-1])
 
 
 def _product_rate(backend: Backend, plan: Plan, size: int) -> float:
@@ -60,9 +92,19 @@ def _product_rate(backend: Backend, plan: Plan, size: int) -> float:
     for stage, kernel in replica.stages:
         kernel(replica.context)
         if stage.group == second and stage.phase in phases:
-            times = replica.memory.times_ms(lambda kernel=kernel: kernel(replica.context))  # type: ignore[misc]
-            rates.append(stage.flops / min(times) / 1e6)
+            rates.append(stage.flops / _shortest_ns(lambda kernel=kernel: kernel(replica.context)))  # type: ignore[misc]
     return max(rates)
+
+
+def _shortest_ns(start: Callable[[], None]) -> int:
+    """Return the shortest time of several runs in ns: other programs interrupt some of them."""
+    times: list[int] = []
+    end = time.perf_counter() + PRODUCTS_S
+    while len(times) < MIN_PRODUCTS or time.perf_counter() < end:
+        begin = time.perf_counter_ns()
+        start()
+        times.append(time.perf_counter_ns() - begin)
+    return min(times)
 
 
 def _fill(replica: Replica, size: int) -> None:
@@ -94,4 +136,4 @@ def _copy_rate(memory: Memory, nbytes: int, threads: int) -> float:
 
 def _rate(memory: Memory, nbytes: int, start: Callable[[], None]) -> float:
     start()
-    return nbytes / float(np.median(memory.times_ms(start))) / 1e6
+    return nbytes / min(memory.times_ms(start)) / 1e6

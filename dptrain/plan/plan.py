@@ -304,7 +304,7 @@ class _Planner:
         reads = tuple(self.resolve(name) for name in reads)
         writes = tuple(self.resolve(name) for name in writes)
         itemsize = np.dtype(self.setting.dtype).itemsize
-        moved = self._bytes(reads) + self._bytes(writes)
+        moved = self._bytes(tuple({*reads, *writes}))
         moved += itemsize * sum(size for _, size in parameters)
         names = tuple(name for name, _ in parameters)
         self.stages.append(
@@ -348,9 +348,8 @@ class _Planner:
             for phase in BACKWARD_ORDER:
                 if i > first or phase is not Phase.BACKWARD_INPUT:
                     self.add_group(self.groups[i], phase)
-        # Parameter read and written, gradient read, state read and written.
-        passes = 3 + 2 * len(optimizer.state)
-        flat = (("parameters", layout.size * passes),)
+        arrays = 2 + len(optimizer.state)  # Parameters, gradients and state.
+        flat = (("parameters", layout.size * arrays),)
         self.add("update", Phase.UPDATE, (), (), layout.size * (2 + 4 * len(optimizer.state)), flat)
 
     def accesses(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -80,8 +80,8 @@ def profile_inference(
         meter, counter = open_job_meter(job), StepCounter()
         _make_passes(job, replica, recorder, meter, counter, options)
         measured = gather_measured(world, recorder, ahead=0, skip=options.skip)
+        facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job, meter, counter)
         record = None
         if measured is not None:
             record = profile_record(job, replica, plan, measured, (), roofs, facts)

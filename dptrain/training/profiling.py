@@ -7,7 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ from dptrain.measure.analysis import (
 from dptrain.measure.counters import StepCounter, processor_of
 from dptrain.measure.energy import EnergyMeter, energy_of, meter_facts
 from dptrain.measure.environment import environment
+from dptrain.measure.explanations import algorithms
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.nvtx import Ranges, annotate, load_ranges, waiting
 from dptrain.measure.profile import Profile, Roofs, SumTime
 from dptrain.measure.profile_files import FLAG, TRACE, claim, write_profile
 from dptrain.measure.recorder import Moments, timing_cost_ms
-from dptrain.measure.roofs import measure_roofs
+from dptrain.measure.roofs import highest_roofs, measure_roofs
 from dptrain.measure.tensorboard import FOLDER, TensorBoard, import_tensorboard
 from dptrain.measure.trace import RankClock, clock_facts, rank_events, write_trace
 from dptrain.plan.buckets import Bucket
@@ -131,8 +132,8 @@ def profile(
             skip=options.skip, most=options.steps,
         )  # fmt: skip
         sums = _time_sums(job)
+        facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
         roofs = measure_job_roofs(job) if options.roofs else None
-        facts = rank_facts(job, meter, counter)
         record = None
         if measured is not None:
             record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
@@ -348,13 +349,14 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
     return tuple(found)
 
 
-def measure_job_roofs(job: Job) -> Roofs | None:
-    """Measure the limits of the roofline model on rank 0 while the other ranks wait."""
-    roofs = None
-    if job.world.is_rank_zero:
-        roofs = measure_roofs(job.backend, job.plan, job.replica.memory)
+def measure_job_roofs(job: Job) -> Roofs:
+    """Measure the limits of the roofline model on all ranks at the same time.
+
+    Ranks share the memory and the last cache of a node, as in a step.
+    """
     job.world.barrier()
-    return roofs
+    own = measure_roofs(job.backend, job.plan, job.replica.memory, job.world.local_size)
+    return highest_roofs([Roofs.of(values) for values in job.world.all_gather_json(asdict(own))])
 
 
 def rank_facts(
@@ -402,6 +404,7 @@ def profile_record(
     memory["total"] = sum(memory.values())
     memory["peak"] = max(rank["peak"] for rank in ranks)
     samples = min(job.spec.batch_size, len(job.dataset.train))
+    notes = {**algorithms(plan), **replica.notes}
     return Profile(
         job={**describe_job(job, facts), "task": "training" if plan.training else "inference"},
         steps=measured.steps.shape[1],
@@ -411,8 +414,8 @@ def profile_record(
         timing_ms=0.0 if replica.memory.asynchronous else timing_cost_ms(plan.stages),
         parts=measured.parts,
         step_parts=measured.step_parts,
-        stages=stage_profiles(plan, measured, roofs, replica.notes),
-        kinds=kind_profiles(plan, measured, roofs),
+        stages=stage_profiles(plan, measured, roofs, notes),
+        kinds=kind_profiles(plan, measured, roofs, notes),
         ranks=rank_profiles(
             measured, [rank["host"] for rank in ranks], [rank["device"] for rank in ranks]
         ),

@@ -112,7 +112,7 @@ def test_stages_and_kinds_hold_the_same_time_and_work() -> None:
     measured = random_times(plan, 3, 10)
     roofs = Roofs(100.0, 10.0, "made up", ((1000, 50.0), (10**6, 20.0)))
     stages = stage_profiles(plan, measured, roofs, {plan.stages[2].name: "by hand"})
-    kinds = kind_profiles(plan, measured, roofs)
+    kinds = kind_profiles(plan, measured, roofs, {})
     assert [stage.name for stage in stages] == [stage.name for stage in plan.stages]
     assert stages[2].note == "by hand"
     for found in (stages, kinds):
@@ -132,10 +132,12 @@ def test_stages_and_kinds_hold_the_same_time_and_work() -> None:
     assert stages[3].time_ms.median == pytest.approx(np.median(column.mean(axis=0)))
 
 
-def test_the_roof_is_arithmetic_or_copying_in_the_cache_that_has_room() -> None:
-    roofs = Roofs(100.0, 10.0, "made up", ((1000, 50.0), (10**6, 20.0)))
-    assert roofs.bandwidth(800) == 50
-    assert roofs.bandwidth(5000) == 20
+def test_the_roof_is_arithmetic_or_the_fastest_copy_from_a_cache_that_is_not_too_large() -> None:
+    copies = (1000, 50.0), (2000, 60.0), (10**6, 20.0), (10**7, 10.0)
+    roofs = Roofs(100.0, 10.0, "made up", copies)
+    assert roofs.bandwidth(800) == 60
+    assert roofs.bandwidth(5000) == 60
+    assert roofs.bandwidth(2 * 10**6) == 20
     assert roofs.bandwidth(10**7) == 10
     assert roofs.least_ms(2e8, 800) == pytest.approx(2.0)
     assert roofs.least_ms(0, 10**7) == pytest.approx(1.0)
@@ -296,14 +298,17 @@ def test_work_is_what_the_shapes_say(name: str, backend: str) -> None:
                 # What is above is memory of the backend's own, an arg-max or scratch; and, where
                 # a stage differentiates the ReLU on its way, what that let through.
                 passed = 2 * y if phase != "forward" and len(members) > 1 else 0
+                planned_stage = next(s for s in plan.stages if s.name == stage.name)
+                in_place = {*planned_stage.reads} & {*planned_stage.writes}
+                least -= sum(plan.buffers[buffer].nbytes for buffer in in_place)
                 assert least <= stage.bytes_moved <= least + own + passed
                 checked += 1
     assert checked >= 2 * sum(1 for layer in layers.values() if layer.weights)
-    # Parameters read and written, gradients read; slots are padded to 64 bytes.
+    # Parameters, which are updated in place, and gradients; slots are padded to 64 bytes.
     parameters = sum(layer.weights + layer.biases for layer in layers.values())
     assert parameters == plan.network.num_parameters
     padding = 64 * 2 * len(layers)
-    assert 0 <= stages["update"].bytes_moved - 3 * itemsize * parameters <= 3 * padding
+    assert 0 <= stages["update"].bytes_moved - 2 * itemsize * parameters <= 2 * padding
 
 
 def test_data_wait_is_a_part_of_its_own() -> None:

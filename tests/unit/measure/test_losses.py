@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.measure import losses
 from dptrain.measure.analysis import Measured
-from dptrain.measure.recorder import SPANS
+from dptrain.measure.recorder import EXPOSED, SPANS, STEP
 
 ROUNDS = 10
 
@@ -42,7 +42,8 @@ def measured(busy: NDArray[np.float64], transfer: float) -> Measured:
     """Steps of ranks that wait for the slowest, and then communicate."""
     names = ("compute", *SPANS)
     step = np.broadcast_to(busy.max(axis=0) + transfer, busy.shape)
-    table = np.stack([busy, 0 * busy, step - busy, 0 * busy, step], axis=2)
+    columns = {"compute": busy, EXPOSED: step - busy, STEP: step}
+    table = np.stack([columns.get(name, 0 * busy) for name in names], axis=2)
     return Measured(names, table, table, (1.0,) * len(busy))
 
 

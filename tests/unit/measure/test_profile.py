@@ -17,6 +17,7 @@ from dptrain.files import parse_json
 from dptrain.measure import profile_tables
 from dptrain.measure.profile import Profile, RankProfile, StageProfile
 from dptrain.measure.profile_files import claim, csv_text
+from dptrain.measure.profile_tables import profile_report
 from dptrain.measure.vocabulary import SECTIONS, find_term, vocabulary_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.profiling import ProfileOptions, profile
@@ -87,6 +88,16 @@ def test_roofs_are_what_a_processor_may_do(measured: Profile) -> None:
     assert 0.5 < roofs.gb_per_s < 1000
     assert [size for size, _ in roofs.copies] == sorted(size for size, _ in roofs.copies)
     assert all(stage.roofline_share for stage in measured.stages if stage.flops)
+
+
+def test_only_algorithms_that_save_operations_exceed_the_roof(measured: Profile) -> None:
+    shares = {s.name: (s.roofline_share, s.note) for s in (*measured.stages, *measured.kinds)}
+    above = {name for name, (share, note) in shares.items() if (share or 0.0) > 1.0}
+    assert all("Winograd" in shares[name][1] for name in above), shares
+    text = "\n".join(map(str, profile_report(measured, 120)))
+    assert ("Winograd algorithms need fewer operations" in text) == any(
+        "Winograd" in note for _, note in shares.values()
+    )
 
 
 def test_json_gives_back_the_same_profile(measured: Profile, tmp_path: Path) -> None:
