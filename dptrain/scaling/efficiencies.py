@@ -7,6 +7,7 @@ divided by that at this point. Source: see `dptrain.measure.pop`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,8 +38,8 @@ def find_efficiencies(
     def median(name: str) -> Estimate:
         found = median_of_launches([getattr(pop, name).value for pop in known])
         # These are at most 1 by definition; the interval of a logarithm does not know that.
-        high = found.high if name == "transfer" or found.value > 1 else min(found.high, 1.0)
-        return replace(found, high=high)
+        is_bounded = name != "transfer" and math.isfinite(found.high)
+        return replace(found, high=max(min(found.high, 1.0), found.value)) if is_bounded else found
 
     return Efficiencies(
         parallel=median("parallel"),
