@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dptrain.measure.pop import Pop
 from dptrain.measure.profile import Profile, RankProfile
 from dptrain.scaling.report.canvas import (
     BOTTOM,
@@ -32,6 +34,8 @@ GROUPS, RANKS = 12, 24
 ROW_PT = 30.0
 """Height of a group of layers in points: its name, a forward bar, a backward bar."""
 RANK_PT = 11.0
+MOST_SHOWN = 1.2
+"""End of the axis of efficiencies; intervals that end beyond it are cut."""
 
 
 def profile_plots(
@@ -50,6 +54,8 @@ def profile_plots(
         plots.append(roofline(profile, profile.roofs, suffix, where))
     if len(profile.ranks) > 1:
         plots.append(_ranks(profile, suffix, where))
+    if profile.pop is not None:
+        plots.append(_efficiencies(profile.pop, suffix, where))
     if step is not None:
         plots.append(timeline(step, suffix, where))
     return plots
@@ -128,6 +134,42 @@ def _layers(profile: Profile, suffix: str, where: str) -> Plot:
         height=TOP + bottom + ROW_PT * max(len(rows), 1), left=8.0, bottom=bottom,
         caption="Time of each group of layers, mean of typical steps and ranks.",
         alt=f"Milliseconds by layer: {values}.",
+    )  # fmt: skip
+
+
+def _efficiencies(pop: Pop, suffix: str, where: str) -> Plot:
+    """Draw the parallel efficiency and its factors with their intervals."""
+    bars = {
+        "parallel efficiency": pop.parallel,
+        "load balance": pop.load_balance,
+        "serialisation": pop.serialisation,
+        "transfer": pop.transfer,
+    }
+
+    def draw(axes: Axes) -> None:
+        for y, (name, value) in enumerate(bars.items()):
+            axes.text(0, y - 0.33, name, fontsize=SMALL_PT, va="center")
+            role = "ink" if y == 0 else "blue"
+            axes.barh(y + 0.1, value.value, 0.3, color=colour(role))
+            # An interval without ends has no line.
+            low, high = (value.low, value.high) if math.isfinite(value.high) else (value.value,) * 2
+            axes.plot([low, min(high, MOST_SHOWN)], [y + 0.1] * 2, color=colour("orange"))
+            axes.annotate(fixed(value.value, 3), (min(high, MOST_SHOWN), y + 0.1), xytext=(4, 0),
+                          textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        axes.set_ylim(len(bars) - 0.5, -0.55)
+        axes.set_xlim(0, MOST_SHOWN * 1.12)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+        axes.set_yticks([])
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel("efficiency", labelpad=2)
+
+    values = ", ".join(f"{name} {fixed(value.value, 3)}" for name, value in bars.items())
+    return plot(
+        f"pop{suffix}", f"Parallel efficiency{where}", "bars, and 95% intervals as lines", draw,
+        height=TOP + BOTTOM + ROW_PT * len(bars), left=8.0,
+        caption="Parallel efficiency is the product of load balance, serialisation and transfer.",
+        alt=f"Efficiencies: {values}.",
     )  # fmt: skip
 
 

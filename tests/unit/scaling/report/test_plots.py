@@ -18,6 +18,7 @@ from dptrain.scaling.report.profile_plots import profile_plots
 from dptrain.scaling.report.study_plots import study_plots
 from dptrain.scaling.study import Study
 from tests.unit.scaling.synthetic import Law, write_study
+from tests.unit.scaling.test_efficiencies import with_pop
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -28,14 +29,14 @@ def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
     write_study(folder, Law(cores=12, noise=0.01), (1, 2, 4, 8, 16))
     study = Study.read(folder / "study.json")
     profile = MeasuredProfile.read(folder / study.profiles["weak-r8-t1"]).profile
-    return [*study_plots(study), *profile_plots(profile)]
+    return [*study_plots(study), *profile_plots(with_pop(profile))]
 
 
 def test_all_kinds_are_drawn(plots: list[Plot]) -> None:
     names = {plot.name for plot in plots}
     for kind in ("efficiency", "speed-up", "parts", "forecast"):
         assert {f"{kind}-weak", f"{kind}-strong"} <= names
-    assert {"layers", "roofline", "ranks"} <= names
+    assert {"layers", "roofline", "ranks", "pop"} <= names
     assert len(names) == len(plots)
 
 
