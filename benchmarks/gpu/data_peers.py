@@ -83,7 +83,7 @@ class AugmentedSteps:
         return (x - mean) * (1.0 + CONTRAST * draws[0]) + mean + BRIGHTNESS * draws[1]
 
     def epochs_us(self) -> tuple[float, ...]:
-        """Return the mean time of a step in µs for each epoch but the first."""
+        """Return the mean time of a step in µs for the epochs that count."""
         times = []
         for _ in range(EPOCHS):
             torch.cuda.synchronize()
@@ -93,4 +93,4 @@ class AugmentedSteps:
                 self.start()
             torch.cuda.synchronize()
             times.append(1e6 * (time.perf_counter() - begin) / self._count)
-        return tuple(times[1:])
+        return tuple(times[1:-1])

@@ -26,7 +26,7 @@ DEVICE_CACHE = 0.001
 """Share of free GPU memory that the cache may take: less than a tenth of the images on GPUs with up
 to 150 GB."""
 
-EPOCHS = 3
+EPOCHS = 4
 READ_STEPS = 400
 """Minibatches of the measurement of reading alone."""
 
@@ -37,7 +37,7 @@ class StreamResult:
 
     Attributes:
         network, batch_size, precision, backend: the case.
-        us: µs of a step of training, a mean over an epoch, for each epoch but the first.
+        us: µs of a step of training, a mean over an epoch, for the epochs that count.
         bare_us: µs of a step that repeats one batch in GPU memory.
         link_us: µs of the copy of a minibatch of images from pinned memory to the GPU.
         reading_us: µs in which the loader alone reads a minibatch.

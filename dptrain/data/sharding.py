@@ -36,7 +36,13 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """
     key = np.array([seed & _MASK_64, epoch & _MASK_64], dtype=np.uint64)
     numbers = np.random.Philox(key=key).random_raw(num_samples)
-    return np.argsort(numbers, kind="stable").astype(np.int64, copy=False)
+    # This takes a quarter of the time of a stable sort. The results differ only if some of these
+    # 64-bit numbers are equal.
+    order = np.argsort(numbers)
+    ordered = numbers[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.argsort(numbers, kind="stable")
+    return order.astype(np.int64, copy=False)
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:

@@ -136,3 +136,11 @@ def test_an_empty_batch_is_no_trouble():
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(UserError, match=words):
         Augmentation(**settings)
+
+
+def test_draws_of_many_samples_are_those_of_each():
+    change, samples = Augmentation(crop=1, brightness=0.1), np.arange(10_000)[::-1]
+    draws = change.draw(1, 2, samples)
+    assert draws.shape == (8, 10_000)
+    for i in (0, 4095, 4096, 9_999):
+        np.testing.assert_array_equal(draws[:, i], change.draw(1, 2, samples[i : i + 1])[:, 0])

@@ -61,3 +61,17 @@ def test_the_order_is_the_documented_one_for_ever():
     # The words of Philox are fixed by its paper: sorting them needs no NumPy generator.
     words = np.random.Philox(key=np.array([3, 5], np.uint64)).random_raw(6)
     assert list(epoch_order(6, 3, 5)) == sorted(range(6), key=lambda i: words[i])
+
+
+def test_equal_random_numbers_keep_the_order_of_the_samples(monkeypatch):
+    words = np.arange(500, dtype=np.uint64) % 3
+
+    class Equal:
+        def __init__(self, key):
+            pass
+
+        def random_raw(self, count):
+            return words[:count]
+
+    monkeypatch.setattr(np.random, "Philox", Equal)
+    assert list(epoch_order(500, 0, 0)) == sorted(range(500), key=lambda i: words[i])
