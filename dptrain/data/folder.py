@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptrain.backends.pixels import PixelFormat
 from dptrain.data.assembly import preprocessing_for, split_rows, targets_of
 from dptrain.data.base import Dataset, Samples
+from dptrain.data.images import Adapter
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.spec import Request
 from dptrain.errors import UserError
@@ -49,8 +51,29 @@ class FolderSamples(Samples):
 
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         for row, index in enumerate(indices):
-            read_image(self.paths[index], self.preprocessing, x[row : row + 1])
+            self.read_input(index, x[row : row + 1])
         y[...] = self.targets[indices]
+
+    @property
+    def kept_pixels(self) -> PixelFormat:
+        """Conversion of what `read_pixels` returns to inputs."""
+        adapter = _adapter(self.preprocessing, self.preprocessing.input_shape)
+        return adapter.kept_as(np.dtype(np.uint8))
+
+    def read_input(self, index: int, x: NDArray[np.float32]) -> None:
+        """Decode one image and convert it to the network's input, (1, C, H, W)."""
+        read_image(self.paths[index], self.preprocessing, x)
+
+    def read_pixels(self, index: int, x: NDArray[np.uint8]) -> bool:
+        """Decode one image to 8-bit pixels (1, C, H, W); return False if it must be resized."""
+        path = self.paths[index]
+        image = decode(path, grey=self.preprocessing.is_grey)
+        adapter = _adapter(self.preprocessing, image.shape[1:])
+        adapter.check(str(path))
+        if adapter.kept_as(image.dtype) != self.kept_pixels:
+            return False
+        adapter.keep(image, x)
+        return True
 
     def content(
         self, indices: NDArray[np.int64], input_shape: Shape, target_shape: Shape
@@ -71,10 +94,15 @@ class FolderSamples(Samples):
 def read_image(path: Path, preprocessing: Preprocessing, x: NDArray[np.float32]) -> None:
     """Decode an image file and convert it to the network's input, (1, C, H, W)."""
     image = decode(path, grey=preprocessing.is_grey)
-    # 255 is white in a file, even if it was another value in the training data.
-    adapter = preprocessing.adapter(image.shape[1:], image.dtype, white=255)
+    adapter = _adapter(preprocessing, image.shape[1:])
     adapter.check(str(path))
     adapter(image, x)
+
+
+def _adapter(preprocessing: Preprocessing, shape: Shape) -> Adapter:
+    """Return what converts an image of a file, uint8 of `shape`, to the network's input."""
+    # 255 is white in a file, even if it was another value in the training data.
+    return preprocessing.adapter(shape, np.dtype(np.uint8), white=255)
 
 
 def decode(path: Path, *, grey: bool) -> NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dptrain import __version__
@@ -16,6 +17,7 @@ from dptrain.comm.world import World
 from dptrain.data import Dataset, open_data
 from dptrain.data.augmentation import Augmentation
 from dptrain.data.base import Samples
+from dptrain.data.decoding import keep_decoded
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.sharding import steps_per_epoch
 from dptrain.data.stored import CachedSamples, StoredSamples
@@ -50,6 +52,7 @@ from dptrain.training.settings import Settings
 from dptrain.training.spec import JobSpec, RunSpec, digest, job_settings, resolve_job
 from dptrain.training.tuning import select_kernels
 
+DECODING = "decoding images, which then stay in memory"
 COMPILING = "compiling kernels; the first run of a network on a machine takes longer"
 
 
@@ -156,7 +159,7 @@ def assemble(
         UserError: a mistake of the user, or a difference between the ranks; on every rank.
     """
     agree(world, job_settings(chosen))
-    inputs = _open_inputs(chosen, world, network, dataset)
+    inputs = _open_inputs(chosen, world, network, dataset, quiet=quiet)
     network, dataset, plan = inputs.network, inputs.dataset, inputs.plan
     run = None
     if keeps_run:
@@ -206,7 +209,7 @@ def assemble(
 
 
 def _open_inputs(
-    chosen: Settings, world: World, network: Network | None, dataset: Dataset | None
+    chosen: Settings, world: World, network: Network | None, dataset: Dataset | None, *, quiet: bool
 ) -> _Inputs:
     """Open network and data, agree on them, and plan."""
     backend = open_backend(chosen, world)
@@ -217,6 +220,9 @@ def _open_inputs(
     fingerprint = call_on_all_ranks(world, lambda: data_fingerprint(data))
     named = {f"data {name}": value for name, value in fingerprint.items()}
     agree(world, {"network": digest(network_to_dict(graph)), **named})
+    if _reads_again(chosen, len(data.train)):
+        with notice_if_slow("" if quiet or not world.is_rank_zero else DECODING):
+            data = call_on_all_ranks(world, partial(keep_decoded, data, world.local_size))
     data = with_workers(data, chosen.workers)
     threads = compute_threads(chosen, world)
     shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
@@ -237,6 +243,12 @@ def _open_inputs(
     epoch_steps = steps_per_epoch(len(data.train), chosen.batch_size)
     schedule = call_on_all_ranks(world, lambda: make_schedule(chosen, epoch_steps))
     return _Inputs(backend, graph, data, fingerprint, plan, augmentation, schedule, epoch_steps)
+
+
+def _reads_again(chosen: Settings, count: int) -> bool:
+    """Return True if a run reads some of `count` training samples more than once."""
+    steps = chosen.steps or (chosen.epochs or 0) * steps_per_epoch(count, chosen.batch_size)
+    return steps > steps_per_epoch(count, chosen.batch_size)
 
 
 def _micro_shards(chosen: Settings, world: World) -> MicroShards | None:
