@@ -490,12 +490,16 @@ class Replica:
             return np.asarray(0.5 * (1.0 + np.tanh(0.5 * z)))
         return z
 
-    def evaluate(self, x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
+    def evaluate(
+        self, x: ArrayLike, y: ArrayLike, *, crop_windows: NDArray[np.int64] | None = None
+    ) -> tuple[float, int]:
         """Compute the sum of the losses and the number of correct predictions.
 
         Args:
-            x: (N, C, H, W) or (N, F), any number of samples.
+            x: (N, C, H, W) or (N, F), any number of samples; with `crop_windows`, images of which
+                the inputs are parts, at most the plan's batch size.
             y: targets, as for `forward_backward`.
+            crop_windows: int64 (N, 4), see `CropWindowReplica`.
 
         Returns:
             (loss sum, correct predictions).
@@ -505,7 +509,10 @@ class Replica:
         loss, correct = 0.0, 0
         for start in range(0, len(array), self.plan.batch_size):
             span = slice(start, start + self.plan.batch_size)
-            self.load(array[span], targets[span], global_count=1, training=False)
+            self.load(
+                array[span], targets[span], crop_windows=crop_windows, global_count=1,
+                training=False,
+            )  # fmt: skip
             self.run_forward(loss=True)
             sums = self.loss_sums()
             loss += sums[0]
@@ -611,6 +618,21 @@ class CropWindowReplica(Replica, ABC):
         """
         self.cache_images(np.zeros((0, *shape), pixels.dtype), pixels)
         return True
+
+    @property
+    @abstractmethod
+    def image_format(self) -> tuple[Shape, PixelFormat] | None:
+        """Shape and type of the images that can be loaded; None if nothing was prepared."""
+
+    def accepts_images(self, shape: Shape, pixels: PixelFormat) -> bool:
+        """Return True if minibatches can consist of such images and crop windows.
+
+        Args:
+            shape, pixels: as for `prepare_images`, which is called if nothing was prepared.
+        """
+        if self.image_format is None:
+            return self.prepare_images(shape, pixels)
+        return self.image_format == (shape, pixels)
 
     @abstractmethod
     def share_cached_images(self, other: Replica) -> None:

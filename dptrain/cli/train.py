@@ -12,6 +12,10 @@ import click
 from dptrain.cli.common import CHECKPOINT, CONFIG, EXISTING, JSON, STOPPED, examples, guarded
 from dptrain.cli.options import RUN_DIR, GroupedCommand, set_flags, setting_flags
 
+WORKERS = click.option("--workers", type=click.IntRange(0, 1024), default=0, metavar="N",
+                       help="Processes of each rank that decode image files.  [default: 0, the "
+                       "rank itself]")  # fmt: skip
+
 
 @click.command(
     cls=GroupedCommand,
@@ -76,8 +80,11 @@ def train(file: Path | None, dry: bool, **flags: Any) -> int:
 @click.argument("run_dir", type=EXISTING)
 @click.option("--data", metavar="NAME", help="Data set, as in train.  [default: that of the run]")
 @CHECKPOINT
+@WORKERS
 @JSON
-def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: bool) -> int:
+def evaluate(
+    run_dir: Path, data: str | None, checkpoint: int | None, workers: int, as_json: bool
+) -> int:
     """Evaluate a trained network on test data."""
 
     def action() -> int:
@@ -88,7 +95,7 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
 
         world = World.of_launch(command="evaluate")
         model = load_on_all_ranks(run_dir, world, checkpoint)
-        result = evaluate_model(model, data, world)
+        result = evaluate_model(model, data, world, workers=workers)
         if world.is_rank_zero:
             print_warning(model.warning)
             print_values(result, as_json=as_json)
@@ -106,7 +113,8 @@ def evaluate(run_dir: Path, data: str | None, checkpoint: int | None, as_json: b
 @click.option("-o", "--output", type=EXISTING, required=True, metavar="FILE",
               help="CSV file to write, with one line per sample.")  # fmt: skip
 @CHECKPOINT
-def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -> int:
+@WORKERS
+def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None, workers: int) -> int:
     """Write the predictions of a trained network for new samples."""
 
     def action() -> int:
@@ -116,7 +124,7 @@ def predict(run_dir: Path, source: Path, output: Path, checkpoint: int | None) -
 
         world = World.of_launch(command="predict")
         model = load_on_all_ranks(run_dir, world, checkpoint)
-        count = predict_to_file(model, source, output, world)
+        count = predict_to_file(model, source, output, world, workers=workers)
         if world.is_rank_zero:
             print_warning(model.warning)
             click.echo(f"{count} predictions by the model of step {model.step} in {output}")

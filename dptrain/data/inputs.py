@@ -68,6 +68,10 @@ class ImageInputs(Samples):
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def decodes(self) -> bool:
+        return True
+
     def read(self, indices: NDArray[np.int64], x: NDArray[np.float32], y: NDArray[Any]) -> None:
         for row, index in enumerate(indices):
             read_image(self.paths[index], self.preprocessing, x[row : row + 1])

@@ -240,6 +240,28 @@ def with_workers(dataset: Dataset, count: int) -> Dataset:
     )
 
 
+@contextmanager
+def read_by_workers(
+    samples: Samples, count: int, input_shape: Shape, target_shape: Shape = ()
+) -> Iterator[Samples]:
+    """Yield samples that `count` processes read, if they are decoded; the processes then end.
+
+    Args:
+        samples: one split of a data set, or inputs without targets.
+        count: number of processes; 0 yields `samples`.
+        input_shape, target_shape: of a sample; see `Dataset`.
+    """
+    if not count or not samples.decodes:
+        yield samples
+        return
+    numbers = math.prod(samples.readable_shape or input_shape) + math.prod(target_shape)
+    workers = Workers((samples, samples), count, 4 * numbers)
+    try:
+        yield WorkerSamples(samples, workers, 1)
+    finally:
+        workers.close()
+
+
 class _Descriptor:
     """A file descriptor that a new process inherits: it arrives there as its number."""
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptrain.backends.replica import Replica
+from dptrain.backends.replica import CropWindowReplica, Replica
 from dptrain.comm.agreement import agree
 from dptrain.comm.collective import call_on_all_ranks
 from dptrain.comm.world import World
 from dptrain.data import Preprocessing
+from dptrain.data.augmentation import centred_windows
 from dptrain.data.base import Dataset, Samples
 from dptrain.data.fingerprint import data_fingerprint
 from dptrain.data.objects import dataset_from
 from dptrain.data.sharding import shard
 from dptrain.data.spec import absolute
+from dptrain.data.workers import read_by_workers
 from dptrain.network.network import Network
 
 if TYPE_CHECKING:
@@ -51,14 +53,46 @@ def batches_of(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[Any]]]:
     """Yield samples in batches of at most the replica's batch size, in arrays that are reused."""
     network, size = replica.plan.network, replica.plan.batch_size
-    classes = network.loss.targets == "classes"
-    x = np.zeros((size, *network.input_shape), np.float32)
-    y = np.zeros(size, np.int32) if classes else np.zeros((size, network.num_outputs), np.float32)
+    x, y = np.zeros((size, *network.input_shape), np.float32), _targets(network, size)
     for start in range(0, len(indices), size):
         chosen = indices[start : start + size]
         n = len(chosen)
         samples.read(chosen, x[:n], y[:n])
         yield chosen, x[:n], y[:n]
+
+
+def pixel_batches_of(
+    replica: Replica, samples: Samples, indices: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]] | None:
+    """Return batches of 8-bit images, targets and crop windows, in arrays that are reused.
+
+    Returns:
+        None if the samples have no such images, or the replica cannot load them.
+    """
+    shape, pixels = samples.readable_shape, samples.pixels
+    if shape is None or pixels.dtype != "uint8" or not isinstance(replica, CropWindowReplica):
+        return None
+    if not replica.accepts_images(shape, pixels):
+        return None
+    network, size = replica.plan.network, replica.plan.batch_size
+    x, y = np.zeros((size, *shape), pixels.dtype), _targets(network, size)
+    windows = centred_windows(network.input_shape, shape, np.arange(size))
+
+    def batches() -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]]:
+        for start in range(0, len(indices), size):
+            chosen = indices[start : start + size]
+            n = len(chosen)
+            samples.read_kept(chosen, x[:n], y[:n])
+            yield x[:n], y[:n], windows[:n]
+
+    return batches()
+
+
+def _targets(network: Network, count: int) -> NDArray[Any]:
+    """Return memory for the targets of samples."""
+    if network.loss.targets == "classes":
+        return np.zeros(count, np.int32)
+    return np.zeros((count, network.num_outputs), np.float32)
 
 
 def score(replica: Replica, samples: Samples, world: World) -> Score:
@@ -69,10 +103,14 @@ def score(replica: Replica, samples: Samples, world: World) -> Score:
     mine = shard(len(samples), world.rank, world.size)
     if replica.plan.setting.shards:
         return _exact_score(replica, samples, world, mine)
-    totals = np.zeros(2)
-    for _, x, y in batches_of(replica, samples, np.arange(len(samples), dtype=np.int64)[mine]):
-        loss, correct = replica.evaluate(x, y)
-        totals += loss, correct
+    totals, indices = np.zeros(2), np.arange(len(samples), dtype=np.int64)[mine]
+    pixel_batches = pixel_batches_of(replica, samples, indices)
+    if pixel_batches is not None:
+        for images, y, windows in pixel_batches:
+            totals += replica.evaluate(images, y, crop_windows=windows)
+    else:
+        for _, x, y in batches_of(replica, samples, indices):
+            totals += replica.evaluate(x, y)
     world.all_reduce(totals)
     count = len(samples)
     has_labels = replica.plan.network.loss.targets != "values"
@@ -161,7 +199,9 @@ def describe_scored(dataset: Dataset, spec: str, *, whole: bool) -> str:
     return f"the test split of {name}, {count:,} samples"
 
 
-def evaluate_model(model: TrainedModel, data: Any, world: World) -> dict[str, Any]:
+def evaluate_model(
+    model: TrainedModel, data: Any, world: World, *, workers: int = 0
+) -> dict[str, Any]:
     """Evaluate a trained model on a data set; every rank calls this function.
 
     The data is preprocessed as the model's saved preprocessing requires. Its classes and columns
@@ -172,6 +212,7 @@ def evaluate_model(model: TrainedModel, data: Any, world: World) -> dict[str, An
         data: None for the test split of the data that the model was trained on; else a data spec or
             an object, see `dptrain.data.objects`.
         world: the ranks.
+        workers: processes of each rank that decode samples; 0 decodes in the rank itself.
 
     Returns:
         The same on every rank: network, data, step, scored (a description of the samples), samples,
@@ -184,7 +225,10 @@ def evaluate_model(model: TrainedModel, data: Any, world: World) -> dict[str, An
     samples, scored = open_test_data(
         data, trained_on, model.network, model.preprocessing, world, seed=model.facts.seed
     )
-    result = score(model.replica, samples, world)
+    network = model.network
+    target_shape = () if network.loss.targets == "classes" else (network.num_outputs,)
+    with read_by_workers(samples, workers, network.input_shape, target_shape) as read:
+        result = score(model.replica, read, world)
     accuracy = {} if result.accuracy is None else {"accuracy": result.accuracy}
     return {
         "network": model.network.name,

@@ -14,6 +14,7 @@ from dptrain.comm.collective import call_on_all_ranks, call_on_rank_zero
 from dptrain.comm.world import World
 from dptrain.data.inputs import UnlabelledInputs, open_inputs
 from dptrain.data.sharding import shard
+from dptrain.data.workers import read_by_workers
 from dptrain.errors import UserError
 from dptrain.files import write_whole
 from dptrain.training.evaluation import batches_of
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from dptrain.training.model import TrainedModel
 
 
-def predict_to_file(model: TrainedModel, source: Path, output: Path, world: World) -> int:
+def predict_to_file(
+    model: TrainedModel, source: Path, output: Path, world: World, *, workers: int = 0
+) -> int:
     """Write predictions for new samples to a CSV file, one line for each sample.
 
     The training data is not needed.
@@ -33,6 +36,7 @@ def predict_to_file(model: TrainedModel, source: Path, output: Path, world: Worl
         output: file to write; an existing file is not overwritten.
         world: the ranks; every rank calls this function. Each one predicts its shard, and rank 0
             writes.
+        workers: processes of each rank that decode images; 0 decodes in the rank itself.
 
     Returns:
         Number of samples.
@@ -45,8 +49,9 @@ def predict_to_file(model: TrainedModel, source: Path, output: Path, world: Worl
     predictions = np.zeros((len(inputs.samples), model.network.num_outputs))
     mine = shard(len(predictions), world.rank, world.size)
     indices = np.arange(len(predictions), dtype=np.int64)[mine]
-    for chosen, x, _ in batches_of(model.replica, inputs.samples, indices):
-        predictions[chosen] = model.preprocessing.to_values(model.replica.predict(x))
+    with read_by_workers(inputs.samples, workers, model.network.input_shape) as samples:
+        for chosen, x, _ in batches_of(model.replica, samples, indices):
+            predictions[chosen] = model.preprocessing.to_values(model.replica.predict(x))
     # Every row was written by one rank and is zero on the others.
     world.all_reduce(predictions)
     call_on_rank_zero(world, lambda: _write_predictions(output, inputs, predictions, model))

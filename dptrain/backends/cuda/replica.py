@@ -256,11 +256,23 @@ class CudaReplica(DeviceReplica):
         self._load_window_function()
 
     def prepare_images(self, shape: Shape, pixels: PixelFormat) -> bool:
+        return self._can_stage(shape, pixels) and super().prepare_images(shape, pixels)
+
+    def accepts_images(self, shape: Shape, pixels: PixelFormat) -> bool:
+        return self._can_stage(shape, pixels) and super().accepts_images(shape, pixels)
+
+    def _can_stage(self, shape: Shape, pixels: PixelFormat) -> bool:
+        """Return True if a message can contain a minibatch of images."""
         entries = 4 * (WINDOW + RECOLOURING) + pixels.itemsize * math.prod(shape)
         capacity = self._message.nbytes - self._message.batch
-        if pixels.dtype != "uint8" or self.plan.batch_size * entries > capacity:
-            return False
-        return super().prepare_images(shape, pixels)
+        return pixels.dtype == "uint8" and self.plan.batch_size * entries <= capacity
+
+    @property
+    def image_format(self) -> tuple[Shape, PixelFormat] | None:
+        if self.cached_images is None:
+            return None
+        shape = tuple(self.cached_images.shape[1:])
+        return shape[2:] if self._caches_vectors else shape, self.pixels
 
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, CudaReplica)

@@ -46,6 +46,7 @@ from dptrain.network.layers import (
     MaxPool2d,
     Parameter,
     ReLU,
+    Shape,
     Sigmoid,
     SumPool2d,
 )
@@ -229,6 +230,7 @@ class NumbaReplica(CropWindowReplica):
         self, backend: Backend, plan: Plan, *, seed: int, arrays: FlatArrays | None = None
     ) -> None:
         self.thread_pool = ThreadPool(plan.setting.threads)
+        self._image_format: tuple[Shape, PixelFormat] | None = None
         super().__init__(backend, plan, seed=seed, arrays=arrays)
         target = self._views[plan.resolve(INPUT)]
         n, height, width, channels = target.shape
@@ -310,11 +312,17 @@ class NumbaReplica(CropWindowReplica):
     def cache_images(self, images: Any, pixels: PixelFormat = INPUTS) -> None:
         shape = images.shape if images.ndim == 4 else (*images.shape, 1, 1)
         conversion = np.array([pixels.scale, pixels.offset], np.float32)
+        self._image_format = tuple(images.shape[1:]), pixels
         self._keep(images.reshape(shape), conversion)
 
     def share_cached_images(self, other: Replica) -> None:
         assert isinstance(other, NumbaReplica)
         self._keep(other._images, other._conversion)
+        self._image_format = other._image_format
+
+    @property
+    def image_format(self) -> tuple[Shape, PixelFormat] | None:
+        return self._image_format
 
     def _keep(self, images: NDArray[Any], conversion: NDArray[np.float32]) -> None:
         """Keep images, and bind the kernel that loads parts of them, which needs memory."""

@@ -190,12 +190,12 @@ def test_train_hands_over_the_configuration(
 def test_evaluate_prints_names_and_values(
     calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["evaluate", "here", "--checkpoint", "40", "--data", "digits"]
+    arguments = ["evaluate", "here", "--checkpoint", "40", "--data", "digits", "--workers", "3"]
     assert run(arguments, is_rank_zero=True) == 0
     [load, evaluate] = calls
     assert load == ("model.load_on_all_ranks", Path("here"), 40, {})
     assert evaluate[0] == "evaluation.evaluate_model"
-    assert evaluate[2] == "digits"
+    assert evaluate[2:] == ("digits", {"workers": 3})
     assert capsys.readouterr().out.splitlines() == [
         "samples   360",
         "loss      0.123457",
@@ -211,7 +211,7 @@ def test_predict_reports_the_file_and_the_step(
     assert run(["predict", "here", "-i", "x.npy", "-o", "y.csv"], is_rank_zero=True) == 0
     [load, predict] = calls
     assert load == ("model.load_on_all_ranks", Path("here"), None, {})
-    assert predict[2:] == (Path("x.npy"), Path("y.csv"), {})
+    assert predict[2:] == (Path("x.npy"), Path("y.csv"), {"workers": 0})
     assert capsys.readouterr().out == "7 predictions by the model of step 40 in y.csv\n"
 
 

@@ -172,6 +172,7 @@ class FakeDeviceReplica(DeviceReplica):
     now = 0
     staging_slot = 0
     cache_images = share_cached_images = upload_hyperparameters = Mock()
+    image_format = None
 
     def __init__(self, max_steps_in_flight: int) -> None:
         plan = api.make_replica(get_network("mlp-5"), "reference", 2).plan
