@@ -4,18 +4,16 @@ Weak scaling keeps the work per rank: E = T(1) / T(p), where T(1) is the time in
 processes its own shard of the minibatch. Strong scaling keeps the minibatch: E = T(1) / (p · T(p)),
 where T(1) is the time in which rank 0 alone processes all of it. The other ranks idle meanwhile.
 Both times are whole training steps on the same clock: data wait, computation, communication and
-update.
+update. They are measured in turns, in blocks of steps.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dptrain.measure.statistics import Estimate, ratio_of_medians
+from dptrain.measure.statistics import Estimate, ratio_of_blocks
 from dptrain.measure.tables import plain_table
 
 if TYPE_CHECKING:
@@ -23,16 +21,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """Time in ns of each step of rank 0 alone; the arrays are empty if nothing was measured.
+class Pair:
+    """A block of steps of rank 0 alone, and the steps of the job before it.
 
     Attributes:
-        weak: int64, of steps with the shard of one rank.
-        strong: int64, of steps with the whole minibatch.
+        weak, weak_together: median in ns of steps of rank 0 alone with the shard of one rank, and
+            of the steps of the job.
+        strong, strong_together: the same for steps with the whole minibatch.
     """
 
-    weak: NDArray[np.int64]
-    strong: NDArray[np.int64]
+    weak: float
+    weak_together: float
+    strong: float
+    strong_together: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Steps of rank 0 alone, in blocks between the steps of the job.
+
+    Attributes:
+        pairs: the blocks in the order of time.
+        steps_alone, steps_together: number of steps in all blocks of `Pair.weak` and of
+            `Pair.weak_together`.
+        cost: share of the run that the blocks took.
+        why: reason why there are none, as a sentence; empty if they were not requested.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    steps_alone: int = 0
+    steps_together: int = 0
+    cost: float = 0.0
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,52 +61,59 @@ class Efficiency:
 
     Attributes:
         weak, strong: with 95% intervals; None if no baseline was measured.
-        alone: number of steps of rank 0 alone, with the shard of one rank.
+        baseline: what they were computed from.
         possible: upper bound of the weak efficiency if ranks share cores: cores / compute threads
             on the node with the most threads per core, at most 1.
+        other_cores: mean number of cores that other programs used on the node of rank 0; None if
+            the system does not report it.
     """
 
     weak: Estimate | None
     strong: Estimate | None
-    alone: int
+    baseline: Baseline
     possible: float
+    other_cores: float | None = None
 
 
 def efficiency(
-    baseline: Baseline, step_times: NDArray[np.float64], size: int, *, possible: float
+    baseline: Baseline, size: int, *, possible: float, other_cores: float | None = None
 ) -> Efficiency:
-    """Return the efficiencies of `size` ranks whose steps took `step_times` ns each."""
+    """Return the efficiencies of a job with `size` ranks."""
+    weak = strong = None
+    if pairs := baseline.pairs:
+        weak = ratio_of_blocks([p.weak for p in pairs], [p.weak_together for p in pairs])
+        strong = ratio_of_blocks(
+            [p.strong for p in pairs], [size * p.strong_together for p in pairs]
+        )
+    return Efficiency(weak, strong, baseline, possible, other_cores)
 
-    def ratio(alone: NDArray[np.int64], factor: float) -> Estimate | None:
-        if not len(alone) or not len(step_times):
-            return None
-        return ratio_of_medians(alone, step_times, factor=factor)
 
-    weak, strong = ratio(baseline.weak, 1.0), ratio(baseline.strong, 1.0 / size)
-    return Efficiency(weak, strong, len(baseline.weak), possible)
-
-
-def efficiency_table(efficiency: Efficiency, *, size: int, steps: int) -> Table:
+def efficiency_table(efficiency: Efficiency, *, size: int) -> Table:
     """Return a table of weak and strong efficiency with their intervals."""
+    baseline = efficiency.baseline
     table = plain_table(f"Scaling efficiency at {size} ranks (measured)")
     table.add_column("scaling")
     table.add_column("E", justify="right")
     table.add_column("95% interval", justify="right")
     table.add_column("definition")
-    table.add_column("steps on 1 rank / all", justify="right")
+    table.add_column("blocks", justify="right")
 
     def row(name: str, value: Estimate | None, definition: str) -> None:
         if value is not None:
-            interval = f"{value.low:.3f} – {value.high:.3f}"
-            counts = f"{efficiency.alone} / {steps}"
-            table.add_row(name, f"{value.value:.3f}", interval, definition, counts)
+            interval = f"{value.low:.3f} – {value.high:.3f}" if math.isfinite(value.high) else ""
+            table.add_row(name, f"{value.value:.3f}", interval, definition, str(value.n))
 
     row("weak", efficiency.weak, "T(1) / T(p), same work per rank")
     row("strong", efficiency.strong, "T(1) / (p T(p)), same global minibatch")
+    lines = [
+        "The steps of rank 0 alone alternate with those of the job and take "
+        f"{baseline.cost:.1%} of the run. A single launch cannot show how much launches differ "
+        "(other cores and memory pages); dptrain scale can."
+    ]
     if efficiency.possible < 1:
-        table.caption = (
+        lines.append(
             f"The ranks share cores, so the efficiency is at most {efficiency.possible:.2f} on "
             "this machine."
         )
-        table.caption_justify = "left"
+    table.caption, table.caption_justify = " ".join(lines), "left"
     return table

@@ -307,8 +307,18 @@ TRAINING = (
     Term("strong", "1", "T(1) / (p · T(p)), T(1) with the whole minibatch."),
     Term("weak_interval", "1", "95% interval of weak."),
     Term("strong_interval", "1", "95% interval of strong."),
-    Term("steps_alone", "1", "Number of steps whose median is T(1)."),
-    Term("steps_together", "1", "Number of steps whose median is T(p)."),
+    Term("blocks", "1", "Number of blocks of steps of rank 0 alone. E is the geometric mean of the "
+         "ratios of medians of each block and of the steps before it; below three blocks there is "
+         "no interval, and if none fits into 2% of the run, no efficiency."),
+    Term("steps_alone", "1", "Number of steps of all blocks for T(1), weak scaling."),
+    Term("steps_together", "1", "Number of steps of the job that they are compared with."),
+    Term("cost", "1", "Share of the run that the blocks took."),
+    Term("evaluation_s", "s", "Time of all evaluations on rank 0, with the one after the last "
+         "step."),
+    Term("checkpoint_s", "s", "Time of all checkpoints on rank 0, with the one after the last "
+         "step."),
+    Term("other_cores", "1", "Mean number of cores that other programs used on the node of rank 0 "
+         "during training; null if the system does not report it."),
 )  # fmt: skip
 
 SECTIONS = {

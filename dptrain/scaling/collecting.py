@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import UserError
+from dptrain.measure.load import is_busy
 from dptrain.measure.profile import Profile
 from dptrain.scaling.design import (
     DESIGN,
@@ -19,7 +20,6 @@ from dptrain.scaling.design import (
     launch_facts,
     unfinished,
 )
-from dptrain.scaling.load import is_busy
 from dptrain.scaling.points import Measured
 
 

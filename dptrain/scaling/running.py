@@ -21,6 +21,7 @@ from dptrain.comm.signals import StopRequest
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
 from dptrain.machine import available_cores
+from dptrain.measure.load import Clock, cores_of_others, is_busy
 from dptrain.measure.profile import Profile
 from dptrain.scaling.design import (
     LAUNCHED,
@@ -34,7 +35,6 @@ from dptrain.scaling.design import (
 )
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.launching import Child, Launcher, cause
-from dptrain.scaling.load import Clock, cores_of_others, is_busy
 from dptrain.scaling.points import refuse_small_data
 from dptrain.training.settings import settings
 

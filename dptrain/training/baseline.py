@@ -1,6 +1,12 @@
-"""Training steps of rank 0 alone, on the same code path and clock as those of the job."""
+"""Training steps of rank 0 alone, on the same code path and clock as those of the job.
+
+They are made in blocks between the steps of the job, see `InterleavedBaseline`.
+"""
 
 from __future__ import annotations
+
+from functools import partial
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,9 +15,10 @@ from dptrain.backends.replica import CropWindowReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
-from dptrain.measure.efficiency import Baseline
+from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes
-from dptrain.measure.recorder import STEP, StepRecorder
+from dptrain.measure.recorder import CHECKPOINT, EVALUATION, EXPOSED, STEP, StepRecorder
+from dptrain.measure.statistics import FEWEST
 from dptrain.plan.buckets import make_buckets
 from dptrain.plan.plan import make_plan
 from dptrain.plan.shards import MicroShards
@@ -21,7 +28,18 @@ from dptrain.training.job import Job
 WARM_UP, WARM_UP_ASYNCHRONOUS = 3, 20
 """Steps before the clock counts. The first ones touch memory and load code for the first time. On a
 GPU they are also captured, and its clock rises from its idle rate."""
-NO_BASELINE = Baseline(np.zeros(0, np.int64), np.zeros(0, np.int64))
+MAX_COST = 0.02
+"""Largest share of a run that the blocks take."""
+SETUP_S = 0.1
+"""Time to make the two replicas of a small network. Large ones take longer, as do their steps."""
+FIRST_BLOCK = 50
+"""Number of steps before the first block, from which the duration of the run is estimated."""
+GOOD_BLOCKS, MAX_BLOCKS = 8, 16
+"""Blocks get shorter until so many fit in, and there are never more than so many."""
+TOO_SHORT = (
+    "no scaling efficiency: the steps of rank 0 alone would take more than 2% of this run; a "
+    "longer run measures it, and so does dptrain scale"
+)
 
 
 def open_loader(
@@ -59,68 +77,185 @@ def open_loader(
     )
 
 
-def measure_baseline(job: Job) -> Baseline:
-    """Time rank 0 alone, with the shard of one rank and with the whole minibatch.
+class RankAlone:
+    """Rank 0 alone: makes training steps on a replica with parameters of its own.
 
-    The other ranks wait. A separate replica makes the steps, so the parameters of the job stay as
-    they are. One rank has nothing to compare with, so nothing is measured then.
+    Args:
+        job: the job; its replica, its engine and its parameters stay as they are.
+        batch_size: number of samples of each step.
+        shards: number of micro-shards; 0 for none.
     """
-    weak, strong = NO_BASELINE.weak, NO_BASELINE.strong
-    if not job.spec.baseline_steps or job.world.size == 1:
-        return NO_BASELINE
-    if job.world.is_rank_zero:
-        weak = time_alone(job, job.local_batch, job.plan.setting.shards)
-        same = job.local_batch == job.spec.batch_size
-        strong = weak if same else time_alone(job, job.spec.batch_size, job.spec.shards)
-    job.world.barrier()
-    return Baseline(weak, strong)
+
+    def __init__(self, job: Job, batch_size: int, shards: int = 0) -> None:
+        micro_shards = MicroShards.of_rank(shards) if shards else None
+        plan = make_plan(
+            job.network,
+            job.backend,
+            batch_size,
+            precision=job.plan.precision,
+            optimizer=job.plan.optimizer,
+            threads=job.plan.setting.threads,
+            micro_shards=micro_shards,
+            # Measured kernels are for one batch size.
+            selection=job.plan.setting.selection if batch_size == job.local_batch else None,
+        )
+        replica = job.backend.make_replica(plan, seed=job.spec.seed)
+        buckets = make_buckets(plan, None)
+        self._recorder = StepRecorder(plan.stages)
+        gradient_sum = make_gradient_sum(job.spec.strategy, World.single(), replica, buckets)
+        self._engine = make_engine(replica, gradient_sum, buckets, self._recorder)
+        self._first_warm_up = WARM_UP
+        if self._engine.max_steps_in_flight:
+            self._first_warm_up = WARM_UP_ASYNCHRONOUS
+            # Timing by stage slows a step of a device down. On a host all steps are timed so, and
+            # those of the job too.
+            self._engine.time_stages(None)
+        if job.cached_samples is not None or job.streams_pixels:
+            assert isinstance(replica, CropWindowReplica)
+            replica.share_cached_images(job.replica)
+        self._open_loader = partial(
+            open_loader, job, batch_size=batch_size, rank=0, size=1, micro_shards=micro_shards
+        )
+
+    def time_steps(self, steps: int) -> NDArray[np.int64]:
+        """Make steps; return the time in ns of each one with a whole minibatch after the warm-up.
+
+        The first call has a longer warm-up.
+        """
+        recorder = self._recorder
+        warm_up = WARM_UP if recorder.steps else self._first_warm_up
+        first, last = recorder.steps, recorder.steps + warm_up + steps
+        recorder.restart()
+        with self._open_loader(first=first, last=last) as loader:
+            for _ in range(first, last):
+                self._engine.step(loader, 0.0)
+                self._engine.results()
+            self._engine.results(wait=True)
+        rows, counts, _ = recorder.all_rows()
+        numbers = np.arange(last - len(rows), last)
+        counted = (numbers >= first + warm_up) & (counts == counts.max())
+        times: NDArray[np.int64] = rows[counted, recorder.names.index(STEP)]
+        return times
 
 
-def time_alone(job: Job, batch_size: int, shards: int = 0) -> NDArray[np.int64]:
-    """Return the time in ns of each timed step with `batch_size` samples in `shards` micro-shards;
-    0 for none.
+class InterleavedBaseline:
+    """Blocks of steps of rank 0 alone between the steps of the job.
+
+    T(1) and T(p) are measured in turns, because the load of a machine changes. The other ranks wait
+    meanwhile. All blocks, and the replicas that they need, take at most `MAX_COST` of the run; if
+    fewer than three blocks fit in, nothing is measured.
+
+    Args:
+        job: the job.
+        first_step: number of steps that were complete at the start.
     """
-    micro_shards = MicroShards.of_rank(shards) if shards else None
-    plan = make_plan(
-        job.network,
-        job.backend,
-        batch_size,
-        precision=job.plan.precision,
-        optimizer=job.plan.optimizer,
-        threads=job.plan.setting.threads,
-        micro_shards=micro_shards,
-        # Measured kernels are for one batch size.
-        selection=job.plan.setting.selection if batch_size == job.local_batch else None,
-    )
-    replica = job.backend.make_replica(plan, seed=job.spec.seed)
-    buckets = make_buckets(plan, None)
-    recorder = StepRecorder(plan.stages)
-    gradient_sum = make_gradient_sum(job.spec.strategy, World.single(), replica, buckets)
-    engine = make_engine(replica, gradient_sum, buckets, recorder)
-    warm_up = WARM_UP
-    if engine.max_steps_in_flight:
-        warm_up = WARM_UP_ASYNCHRONOUS
-        # Timing by stage slows a step of a device down. On a host all steps are timed so, and
-        # those of the job too.
-        engine.time_stages(None)
-    if job.cached_samples is not None or job.streams_pixels:
-        assert isinstance(replica, CropWindowReplica)
-        replica.share_cached_images(job.replica)
-    steps = warm_up + job.spec.baseline_steps
-    with open_loader(
-        job,
-        batch_size=batch_size,
-        rank=0,
-        size=1,
-        first=0,
-        last=steps,
-        micro_shards=micro_shards,
-    ) as loader:
-        for _ in range(steps):
-            engine.step(loader, 0.0)
-            engine.results()
-    engine.results(wait=True)
-    rows, counts, _ = recorder.all_rows()
-    counted = (np.arange(steps)[-len(rows) :] >= warm_up) & (counts == counts.max())
+
+    def __init__(self, job: Job, first_step: int) -> None:
+        self._job, self._begin = job, monotonic()
+        self._due: int | None = None
+        self._alone: tuple[RankAlone, RankAlone] | None = None
+        self._pairs = list[Pair]()
+        self._num_blocks = self._num_steps = 0
+        self._steps_alone = self._steps_together = 0
+        self._spent_s = self._block_s = 0.0
+        self._why = ""
+        if job.spec.baseline_steps and job.world.size > 1:
+            self._due, self._why = first_step + FIRST_BLOCK, TOO_SHORT
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a block follows after `step` complete steps; the same on all ranks."""
+        return step == self._due and step < self._job.spec.steps
+
+    def run_block(self, step: int) -> None:
+        """Time a block on rank 0 while the other ranks wait; all ranks call this.
+
+        Args:
+            step: number of complete steps.
+        """
+        world = self._job.world
+        if world.is_rank_zero:
+            begin = monotonic()
+            self._due = self._run_block(step)
+            self._spent_s += monotonic() - begin
+        world.barrier()
+        self._due = world.broadcast_json(self._due)
+        self._job.recorder.restart()
+
+    def result(self) -> Baseline:
+        """Return the blocks that were measured."""
+        share = self._spent_s / max(monotonic() - self._begin, 1e-9)
+        return Baseline(
+            tuple(self._pairs), self._steps_alone, self._steps_together, share, self._why
+        )
+
+    def _run_block(self, step: int) -> int | None:
+        """Time a block; return the step after which the next one is due."""
+        begin = monotonic()
+        job, times = self._job, step_times(self._job)
+        left = job.spec.steps - step
+        run_s = begin - self._begin + left * float(np.median(times)) / 1e9
+        if self._alone is None:
+            self._choose(MAX_COST * run_s - SETUP_S)
+            if not self._num_blocks:
+                return None
+            self._alone = (
+                RankAlone(job, job.local_batch, job.plan.setting.shards),
+                RankAlone(job, job.spec.batch_size, job.spec.shards),
+            )
+        steps, size = self._num_steps, job.world.size
+        weak, strong = (alone.time_steps(steps) for alone in self._alone)
+        # Blocks of about the same duration are disturbed alike.
+        near, far = times[-steps:], times[-steps * size :]
+        self._pairs.append(Pair(*(float(np.median(t)) for t in (weak, near, strong, far))))
+        self._steps_alone += len(weak)
+        self._steps_together += len(near)
+        self._why = ""
+        spent_s = monotonic() - begin
+        if len(self._pairs) > 1:
+            self._block_s = max(self._block_s, spent_s)
+        else:
+            # The first block is longer than the others; the set-up is not repeated.
+            self._block_s = spent_s / 2
+        affordable = (MAX_COST * run_s - self._spent_s - spent_s) / self._block_s
+        following = min(self._num_blocks - len(self._pairs), int(affordable))
+        return step + max(left // (following + 1), 1) if following > 0 else None
+
+    def _choose(self, budget_s: float) -> None:
+        """Choose the number of blocks and of steps in each that a budget in seconds allows."""
+        job = self._job
+        # With the whole minibatch a step takes about as long as one for each rank.
+        pair_s = (1 + job.world.size) * _busy_s(job)
+        for steps in range(job.spec.baseline_steps, 1, -1):
+            blocks = int(budget_s / (pair_s * (WARM_UP + steps)))
+            if blocks >= GOOD_BLOCKS or steps == 2:
+                break
+        else:
+            steps, blocks = 1, int(budget_s / (pair_s * (WARM_UP + 1)))
+        self._num_steps, self._num_blocks = steps, 0 if blocks < FEWEST else min(blocks, MAX_BLOCKS)
+
+
+def step_times(job: Job) -> NDArray[np.int64]:
+    """Return the durations in ns of the job's last steps on this rank, oldest first.
+
+    Only steps with a whole minibatch count, without evaluation and checkpoint before them, and on a
+    device without timing by stage.
+    """
+    recorder = job.recorder
+    rows, counts, timed = recorder.all_rows()
+    between = [recorder.names.index(name) for name in (EVALUATION, CHECKPOINT)]
+    counted = (counts == counts.max()) & (rows[:, between].sum(axis=1) == 0)
+    if job.replica.memory.asynchronous:
+        counted &= ~timed
+    counted = counted if counted.any() else counts == counts.max()
     times: NDArray[np.int64] = rows[counted, recorder.names.index(STEP)]
     return times
+
+
+def _busy_s(job: Job) -> float:
+    """Return the duration of a step of this rank in seconds, on a host without communication."""
+    recorder = job.recorder
+    rows, counts, _ = recorder.all_rows()
+    busy = rows[:, recorder.names.index(STEP)]
+    if not job.replica.memory.asynchronous:
+        busy = busy - rows[:, recorder.names.index(EXPOSED)]
+    return float(np.median(busy[counts == counts.max()])) / 1e9

@@ -254,8 +254,8 @@ class Settings:
         "end only.", at_least=0,
     )  # fmt: skip
     baseline_steps: int = _setting(
-        "measurement", 10, "Steps that rank 0 makes alone before training, to measure the scaling "
-        "efficiency; 0 makes none.", at_least=0,
+        "measurement", 10, "Most steps in a block of steps that rank 0 makes alone, to measure the "
+        "scaling efficiency; all blocks take at most 2% of the run. 0 makes none.", at_least=0,
     )  # fmt: skip
 
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain import __version__
-from dptrain.measure.analysis import MS, Measured, spread, stage_profiles
+from dptrain.comm.world import World
+from dptrain.measure.analysis import Measured, spread, stage_profiles
 from dptrain.measure.efficiency import Baseline, Efficiency, efficiency, efficiency_table
 from dptrain.measure.energy import energy_lines, energy_of, meter_facts
 from dptrain.measure.gathering import gather_measured
 from dptrain.measure.input_times import MIN_STEPS, InputLimit
+from dptrain.measure.load import Clock, is_busy
 from dptrain.measure.recorder import CHECKPOINT, DATA_WAIT, EVALUATION, HIDDEN
+from dptrain.measure.statistics import Estimate
 from dptrain.measure.tables import layers_table, notes_table, parts_table
 from dptrain.plan.lowering import Phase
 from dptrain.training.display import Display
@@ -91,8 +95,17 @@ def _advice_to_continue(job: Job) -> str:
     return "continue with more --epochs or --steps"
 
 
-def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
-    """Combine the measurements of all ranks; every rank calls this function."""
+def conclude(
+    job: Job, progress: Progress, baseline: Baseline, load: Clock | None = None
+) -> Conclusion:
+    """Combine the measurements of all ranks; every rank calls this function.
+
+    Args:
+        job: the job.
+        progress: its state.
+        baseline: steps of rank 0 alone.
+        load: CPU time of all programs when training began; None if it is unknown.
+    """
     world = job.world
     possible = possible_efficiency(world, job.plan.setting.threads)
     measured, in_flight, skip = None, job.engine.max_steps_in_flight, 0
@@ -103,9 +116,9 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
         measured = gather_measured(world, job.recorder, ahead=in_flight, skip=skip)
     summary, tables = None, tuple[Any, ...]()
     limit = _input_limit(job, in_flight, skip) if job.recorder.steps else None
+    others = _cores_of_others(world, load)
     if world.is_rank_zero:
-        step_times = np.zeros(0) if measured is None else measured.step_times / MS
-        scaling = efficiency(baseline, step_times, world.size, possible=possible)
+        scaling = efficiency(baseline, world.size, possible=possible, other_cores=others)
         summary = _summary(job, progress, measured, scaling)
         summary["input_limit"] = None if limit is None else limit.to_dict()
         tables = _tables(job, measured, scaling)
@@ -119,6 +132,21 @@ def conclude(job: Job, progress: Progress, baseline: Baseline) -> Conclusion:
     if limit is not None:
         lines = (str(limit), *lines)
     return Conclusion(dict(world.broadcast_json(summary)), tables, lines)
+
+
+def _cores_of_others(world: World, before: Clock | None) -> float | None:
+    """Return the mean number of cores that other programs used on the node of this rank.
+
+    Every rank calls this function.
+    """
+    after = Clock.now()
+    known = before is not None and after is not None
+    own = after.ours_s - before.ours_s if before is not None and after is not None else 0.0
+    used = world.node_all_gather_json([known, own])
+    if before is None or after is None or not all(found for found, _ in used):
+        return None
+    of_ranks = sum(seconds for _, seconds in used)
+    return replace(after, ours_s=before.ours_s + of_ranks).others_since(before)
 
 
 def _input_limit(job: Job, in_flight: int, skip: int) -> InputLimit | None:
@@ -169,8 +197,15 @@ def _tables(job: Job, measured: Measured | None, scaling: Efficiency) -> tuple[s
             f"no step was timed stage by stage: step {FIRST_TIMED + 1} of a process is the first; "
             "dptrain profile times as many steps as you request"
         )
-    if size > 1 and scaling.weak is not None:
-        found.append(efficiency_table(scaling, size=size, steps=measured.steps.shape[1]))
+    if scaling.weak is not None:
+        found.append(efficiency_table(scaling, size=size))
+    elif scaling.baseline.why:
+        found.append(scaling.baseline.why)
+    if is_busy(scaling.other_cores):
+        found.append(
+            f"other programs used {scaling.other_cores:.1f} cores of this node during training, "
+            "which lengthens steps and intervals"
+        )
     return tuple(found)
 
 
@@ -212,23 +247,34 @@ def _summary(
         "test_accuracy": None if score is None else score.accuracy,
         "samples_per_s": progress.samples_per_s,
         "first_step_s": progress.first_step_s,
-        "scaling": _scaling(job, measured, scaling),
+        "evaluation_s": job.recorder.totals_ns[EVALUATION] / 1e9,
+        "checkpoint_s": job.recorder.totals_ns[CHECKPOINT] / 1e9,
+        "other_cores": scaling.other_cores,
+        "scaling": _scaling(scaling),
         "memory": job.memory_bytes,
         **_times(job, measured),
     }
 
 
-def _scaling(job: Job, measured: Measured | None, scaling: Efficiency) -> dict[str, Any]:
-    weak, strong = (scaling.weak, scaling.strong) if job.world.size > 1 else (None, None)
+def _scaling(scaling: Efficiency) -> dict[str, Any]:
+    weak, strong, baseline = scaling.weak, scaling.strong, scaling.baseline
     return {
         "weak": None if weak is None else weak.value,
         "strong": None if strong is None else strong.value,
         "possible": scaling.possible,
-        "weak_interval": None if weak is None else [weak.low, weak.high],
-        "strong_interval": None if strong is None else [strong.low, strong.high],
-        "steps_alone": scaling.alone,
-        "steps_together": 0 if measured is None else measured.steps.shape[1],
+        "weak_interval": _interval(weak),
+        "strong_interval": _interval(strong),
+        "blocks": len(baseline.pairs),
+        "steps_alone": baseline.steps_alone,
+        "steps_together": baseline.steps_together,
+        "cost": baseline.cost,
     }
+
+
+def _interval(found: Estimate | None) -> list[float] | None:
+    if found is None or math.isinf(found.high):
+        return None
+    return [found.low, found.high]
 
 
 def _times(job: Job, measured: Measured | None) -> dict[str, Any]:

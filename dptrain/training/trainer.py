@@ -35,10 +35,11 @@ from dptrain.data.objects import dataset_from
 from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure.efficiency import Baseline
+from dptrain.measure.load import Clock
 from dptrain.measure.recorder import EVALUATION
 from dptrain.network.files import get_network
 from dptrain.network.network import Network
-from dptrain.training.baseline import NO_BASELINE, measure_baseline, open_loader
+from dptrain.training.baseline import InterleavedBaseline, open_loader
 from dptrain.training.callbacks import Callback, Checkpoints, MetricsLog, Progress
 from dptrain.training.checkpoints import (
     CheckpointStore,
@@ -244,10 +245,11 @@ class Trainer:
             for callback in self.callbacks:
                 stack.callback(callback.close)
                 callback.on_fit_begin(self)
-            baseline = measure_baseline(self.job) if self._has_steps_left() else NO_BASELINE
+            self._baseline = InterleavedBaseline(self.job, self.step)
+            load = Clock.now()
             with self._open_loader() as batches:
                 self._make_steps(batches, request)
-            self._finish(self._conclude(baseline))
+            self._finish(self._conclude(self._baseline.result(), load))
         return self.history
 
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
@@ -266,6 +268,8 @@ class Trainer:
                 self._after_step(result)
             if self.progress.stopped:
                 return
+            if self._baseline.is_due(self.step):
+                self._baseline.run_block(self.step)
         if job.spec.steps in blocks:
             job.meter.read((job.spec.steps - first) * samples)
 
@@ -287,6 +291,7 @@ class Trainer:
         """Return True if anything reads the parameters after step number `step`."""
         return (
             step == self.job.spec.steps
+            or self._baseline.is_due(step)
             or self._evaluates_after(step)
             or any(callback.needs_parameters(self, step) for callback in self.callbacks)
         )
@@ -336,7 +341,7 @@ class Trainer:
         ) as batches:
             yield batches
 
-    def _conclude(self, baseline: Baseline) -> Conclusion:
+    def _conclude(self, baseline: Baseline, load: Clock | None) -> Conclusion:
         job = self.job
         if not job.recorder.steps:
             # No step was left. The run keeps its summary, if it wrote one before it ended.
@@ -345,7 +350,7 @@ class Trainer:
             if written is not None:
                 return Conclusion(dict(written), (), ())
             self._evaluate_test_data()
-        return conclude(job, self.progress, baseline)
+        return conclude(job, self.progress, baseline, load)
 
     def _finish(self, conclusion: Conclusion) -> None:
         self.summary = conclusion.summary

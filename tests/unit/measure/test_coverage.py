@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps
+from dptrain.measure.statistics import FEWEST_STEPS, median_of_steps, ratio_of_blocks
 
 SERIES = 1000
 Series = NDArray[np.float64]
@@ -63,3 +63,32 @@ def test_few_steps_have_no_interval() -> None:
     assert (found.low, found.value, found.high) == (-math.inf, 1.0, math.inf)
     found = median_of_steps(np.ones(FEWEST_STEPS))
     assert (found.low, found.high) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("blocks", "steps"), [(3, 2), (8, 3), (16, 10)])
+@pytest.mark.parametrize("case", ["independent", "rho 0.5", "rho 0.9", "bursts"])
+def test_the_interval_of_an_efficiency_contains_it(case: str, blocks: int, steps: int) -> None:
+    """Blocks of all ranks and of rank 0 alone take turns, as in `dptrain train`.
+
+    T(1) is 0.8 T(p). Steps vary with the state of the machine, and on their own.
+    """
+    random = np.random.default_rng(11)
+    length, apart = 2 * steps + 3, 60
+    shape = SERIES, blocks * (length + apart)
+    if case == "bursts":
+        machine = bursts(random, *shape)
+    else:
+        rho = float(case.removeprefix("rho ")) if case.startswith("rho") else 0.0
+        machine = autocorrelated(random, *shape, rho)
+    times = machine * np.exp(0.03 * random.standard_normal(shape))
+    times = times.reshape(SERIES, blocks, -1)[:, :, :length]
+    together = np.median(times[:, :, :steps], axis=2)
+    alone = 0.8 * np.median(times[:, :, -steps:], axis=2)
+    found = [ratio_of_blocks(*series) for series in zip(alone, together, strict=True)]
+    covered = sum(f.low <= 0.8 <= f.high for f in found) / SERIES
+    assert 0.92 <= covered <= 0.99, covered
+
+
+def test_two_blocks_have_no_interval() -> None:
+    found = ratio_of_blocks([2.0, 8.0], [4.0, 4.0])
+    assert (found.low, found.value, found.high) == pytest.approx((0.0, 1.0, math.inf))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.measure.load import Clock
 from dptrain.scaling.launching import Child, Launcher, cause, child_environment, find_launcher
-from dptrain.scaling.load import Clock
 
 PROGRAM = ["python", "-m", "dptrain", "profile"]
 

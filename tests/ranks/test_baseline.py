@@ -1,0 +1,60 @@
+"""Blocks of steps of rank 0 alone, between the steps of the job."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain import Trainer
+from dptrain.comm.world import World
+from dptrain.measure.recorder import STEP
+from dptrain.training import baseline
+
+
+def fit(world: World, **settings: Any) -> Trainer:
+    trainer = Trainer(
+        "mlp-5", "irradiance?samples=800", batch_size=8 * world.size, steps=400, threads=1, seed=3,
+        backend="reference", evaluate_every=0, progress=False, world=world, **settings,
+    )  # fmt: skip
+    trainer.fit()
+    return trainer
+
+
+def test_blocks_alternate_with_the_job_and_change_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = fit(world, baseline_steps=0)
+    assert plain.summary is not None
+    assert plain.summary["scaling"]["weak"] is None
+    monkeypatch.setattr(baseline, "MAX_COST", 0.5)
+    monkeypatch.setattr(baseline, "SETUP_S", 0.0)
+    begin = monotonic()
+    trainer = fit(world, baseline_steps=4)
+    wall_s = monotonic() - begin
+    for name, values in trainer.parameters.items():
+        np.testing.assert_array_equal(values, plain.parameters[name])
+    assert trainer.summary is not None
+    found = trainer.summary["scaling"]
+    if world.size == 1:
+        assert found["blocks"] == 0
+        return
+    assert found["blocks"] >= 3
+    assert found["cost"] > 0
+    for kind in ("weak", "strong"):
+        low, high = found[f"{kind}_interval"]
+        assert 0 < low <= found[kind] <= high
+    if world.is_rank_zero:
+        # The blocks are no part of the steps.
+        recorder = trainer.job.recorder
+        steps_s = recorder.rows()[:, recorder.names.index(STEP)].sum() / 1e9
+        assert steps_s <= (1 - found["cost"]) * wall_s
+
+
+def test_a_short_run_has_no_blocks(world: World) -> None:
+    trainer = fit(world)
+    assert trainer.summary is not None
+    found = trainer.summary["scaling"]
+    assert (found["blocks"], found["weak"], found["steps_alone"]) == (0, None, 0)
