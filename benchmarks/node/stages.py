@@ -47,7 +47,7 @@ def stages_runner(spec: dict[str, Any]) -> Runner:
         loaded = clock()
         ends = replica.run_timed()
         replica.update(LEARNING_RATE)
-        steps.append([begin, loaded, *ends, clock()])
+        steps.append([begin, loaded, *ends(), clock()])
 
     def details() -> dict[str, Any]:
         found = {"stages": names, "ns": np.diff(np.array(steps), axis=1).tolist()}

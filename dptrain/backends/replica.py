@@ -344,17 +344,18 @@ class Replica:
             if listener is not None:
                 listener(stage.index)
 
-    def run_timed(self) -> list[int]:
+    def run_timed(self) -> Callable[[], list[int]]:
         """Run forward, loss and backward for the loaded minibatch.
 
         Returns:
-            The times at which the stages ended, in nanoseconds of `time.perf_counter_ns`.
+            A function that returns the times at which the stages ended, in nanoseconds of
+            `time.perf_counter_ns`. It may be called after later steps.
         """
         context, ends = self.context, []
         for _, kernel in self.stages:
             kernel(context)
             ends.append(perf_counter_ns())
-        return ends
+        return lambda: ends
 
     def run_forward(self, *, loss: bool) -> None:
         """Run the forward stages and, if `loss`, the loss; gradients remain unchanged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -270,7 +270,7 @@ class NumbaReplica(CropWindowReplica):
         else:
             self.programs["step"].run(self.context)
 
-    def run_timed(self) -> list[int]:
+    def run_timed(self) -> Callable[[], list[int]]:
         if self._are_annotated() or not has_native_clock():
             return super().run_timed()
         return self.programs["step"].run_timed(self.context)

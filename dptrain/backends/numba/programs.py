@@ -7,6 +7,7 @@ launch: 17 of the 46 µs in which model0 predicts one sample (Intel Xeon, AVX-51
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -94,11 +95,20 @@ class Program:
         self._prepare(context)
         self._run(0)
 
-    def run_timed(self, context: Context) -> list[int]:
-        """Run the stages, and return when each ended, in nanoseconds of the monotonic clock."""
+    def run_timed(self, context: Context) -> Callable[[], list[int]]:
+        """Run the stages.
+
+        Returns:
+            A function that returns when each ended, in nanoseconds of the monotonic clock. A copy
+            of bytes is the cheapest: to index the array takes 9 µs after the kernels of model0
+            have filled the caches.
+        """
         self._prepare(context)
         self._run(self._addresses[1])
-        ends: list[int] = self.times[self._last_launches].tolist()
+        return partial(self._stage_ends, self.times.tobytes())
+
+    def _stage_ends(self, times: bytes) -> list[int]:
+        ends: list[int] = np.frombuffer(times, np.int64)[self._last_launches].tolist()
         return ends
 
     def _prepare(self, context: Context) -> None:

@@ -65,7 +65,7 @@ def test_the_ends_of_stages_are_on_the_clock_of_the_recorder() -> None:
     replica = make()
     replica.load(*batch(9))
     begin = time.perf_counter_ns()
-    ends = replica.run_timed()
+    ends = replica.run_timed()()
     end = time.perf_counter_ns()
     assert len(ends) == len(replica.stages)
     assert [begin, *ends, end] == sorted([begin, *ends, end])
@@ -87,7 +87,7 @@ def test_replaced_stages_are_run_one_by_one() -> None:
     replica.run()
     names = [stage.name for stage, _ in replica.stages]
     assert ran == names
-    assert len(replica.run_timed()) == len(names)
+    assert len(replica.run_timed()()) == len(names)
     assert ran == 2 * names
 
 
