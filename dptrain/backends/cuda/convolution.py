@@ -19,6 +19,11 @@ from dptrain.backends.cuda.few_channel_tiles import (
     few_channel_candidates,
     select_few_channel_tile,
 )
+from dptrain.backends.cuda.few_channel_wgrad_tiles import (
+    FewChannelWgradTile,
+    rank_few_channel_wgrad_tiles,
+    select_few_channel_wgrad_tile,
+)
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
 from dptrain.backends.cuda.geometry import geometry, geometry_defines
 from dptrain.backends.cuda.halo_tiles import InputView
@@ -74,11 +79,23 @@ class GatherConvolution(WeightedOperation):
         return super().wgrad_pixels(group, setting)
 
     @classmethod
-    def wgrad_tile(cls, group: Group, setting: Setting) -> WgradTile | None:
-        """Return the halo tile of the weight gradient; None if operands are gathered."""
+    def wgrad_tile(cls, group: Group, setting: Setting) -> WgradTile | FewChannelWgradTile | None:
+        """Return the tile of the weight gradient; None if operands are gathered."""
         layer = group.head.layer
         assert isinstance(layer, Conv2d)
         written = separate_epilogue(group) is not None or cls.unpools_separately(group, setting)
+        stage = stage_name(group.name, Phase.BACKWARD_WEIGHT)
+        if pools_in_kernel(group) and not written and layer.strides == (1, 1):
+            pooled = (
+                InputView.forward(group.head), setting.precision, setting.batch_size,
+                limits_of(setting),
+            )  # fmt: skip
+            few = select_few_channel_wgrad_tile(*pooled)
+            if few is not None:
+                tiles = rank_few_channel_wgrad_tiles(*pooled)
+                return setting.selection.pick(
+                    stage, few, lambda: ((1.0 + (tile != few) / 10, tile) for tile in tiles)
+                )
         product = (
             InputView.forward(group.head), setting.precision, layer.strides,
             NO_EPILOGUE if written else fused_epilogue(group), setting.batch_size,
@@ -87,7 +104,6 @@ class GatherConvolution(WeightedOperation):
         best = select_wgrad_tile(*product)
         if best is None:
             return None
-        stage = stage_name(group.name, Phase.BACKWARD_WEIGHT)
         return setting.selection.pick(stage, best, lambda: rank_wgrad_tiles(*product))
 
     @classmethod
@@ -222,8 +238,8 @@ class GatherConvolution(WeightedOperation):
             return np.int32(samples), np.int32(part), *numbers
 
         config = self.wgrad_config(self.group, self.setting)
-        if isinstance(config.tile, WgradTile):
-            name, terms = "conv2d_backward_weight_halo", config.tile.strips_per_sample
+        if isinstance(config.tile, WgradTile | FewChannelWgradTile):
+            name, terms = config.tile.KERNEL, config.tile.strips_per_sample
         else:
             name, terms = "conv2d_backward_weight", self.wgrad_pixels(self.group, self.setting)
         return self.wgrad_product(f"{name}.cu", name, config, terms, inputs, trailing)

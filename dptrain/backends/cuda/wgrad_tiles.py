@@ -141,6 +141,7 @@ class WgradTile:
     limits: DeviceLimits = DEFAULT_LIMITS
 
     ALGORITHM: ClassVar[str] = "halo-tile weight gradient"
+    KERNEL: ClassVar[str] = "conv2d_backward_weight_halo"
 
     @property
     def columns(self) -> int:
