@@ -27,6 +27,7 @@ import numpy as np
 from dptrain.backends.cuda import convolution, weighted
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.cuda.dense import SkinnyDenseGemm
+from dptrain.backends.cuda.dense_wgmma import WgmmaDenseGemm
 from dptrain.backends.cuda.device import Array, Device, Function
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, GemmTile, SplitK, gemm_tiles, split_terms
 from dptrain.backends.cuda.halo_convolution import HaloConvolution
@@ -132,7 +133,7 @@ def bound(replica: Any, group: Group, tile: GemmTile | None) -> Mapping[Phase, K
         chosen: Mapping[Phase, Kernel] = backend.bind(group, replica._group_arrays(group), replica)
         return chosen
     with ExitStack() as stack:
-        for special in (HaloConvolution, SkinnyDenseGemm):
+        for special in (HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm):
             stack.enter_context(mock.patch.object(special, "supports", return_value=False))
         stack.enter_context(
             mock.patch.object(convolution, "select_few_channel_tile", return_value=None)

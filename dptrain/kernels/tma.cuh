@@ -54,16 +54,20 @@ struct MBarrier {
 #if WGMMA
     __device__ unsigned at() const { return unsigned(__cvta_generic_to_shared(&state)); }
 
-    // Initialise the barrier for one arriving thread, which also states the number of bytes to
-    // expect. The block must synchronise before the barrier is used.
-    __device__ void init() {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at()) : "memory");
+    // Initialise the barrier for so many arriving threads; one of them may also state the number of
+    // bytes to expect. The block must synchronise before the barrier is used.
+    __device__ void init(int arrivals = 1) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at()), "r"(arrivals)
+                     : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __device__ void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at()),
                      "r"(bytes)
                      : "memory");
+    }
+    __device__ void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at()) : "memory");
     }
     // Wait until the phase completes. Only its parity matters, because at most one phase is
     // outstanding.
@@ -99,6 +103,16 @@ __device__ inline void tma_copy_box(void* to, const TensorMap* map, int c, int x
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(unsigned(__cvta_generic_to_shared(to))),
         "l"(map), "r"(barrier->at()), "r"(c), "r"(x), "r"(y), "r"(n)
+        : "memory");
+}
+
+// Start the copy of a box of a matrix. The box begins at a column of a row.
+__device__ inline void tma_copy_box(void* to, const TensorMap* map, int column, int row,
+                                    MBarrier* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4}], [%2];" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+        "l"(map), "r"(barrier->at()), "r"(column), "r"(row)
         : "memory");
 }
 #endif

@@ -55,12 +55,14 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_TERMS "k8.f32.tf32.tf32"
 #define WGMMA_TRANSPOSED(number) ""
 #define WGMMA_FLAG(transposed)  // tf32 operands cannot be transposed.
-#define WGMMA_NOT_TRANSPOSED ""
+#define WGMMA_BOTH_TRANSPOSED(a, b) ""
+#define WGMMA_FLAGS(a, b)
 #else
 #define WGMMA_TERMS "k16.f32.bf16.bf16"
 #define WGMMA_TRANSPOSED(number) ", " #number
 #define WGMMA_FLAG(transposed) , "n"(int(transposed))
-#define WGMMA_NOT_TRANSPOSED ", 0, 0"
+#define WGMMA_BOTH_TRANSPOSED(a, b) ", %" #a ", %" #b
+#define WGMMA_FLAGS(a, b) , "n"(int(a)), "n"(int(b))
 #endif
 
 // Operand lists for c[0] to c[N8_TILES − 1]: their names in the assembly text and their
@@ -131,9 +133,9 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_NAMES_32 WGMMA_NAMES_31 ", %124, %125, %126, %127"
 #define WGMMA_SUMS_32 WGMMA_SUMS_31, WGMMA_SUMS(31)
 
-// C += A B for 8 · N8_TILES columns; c[j] holds columns 8 j to 8 j + 7. A is in registers, or in
-// shared memory without transposing. Reading A from shared memory saved about 27 cycles per
-// instruction in the main loop (one H200).
+// C += A B for 8 · N8_TILES columns; c[j] holds columns 8 j to 8 j + 7. A is in registers or in
+// shared memory. Reading A from shared memory saved about 27 cycles per instruction in the main
+// loop (one H200).
 #define WGMMA_WIDTH(N8_TILES, COLUMNS, A0, A1, A2, A3, B, T)                                      \
     template <bool TRANSPOSED>                                                                    \
     __device__ inline void mma(float (&c)[N8_TILES][4], const unsigned (&a)[4],                   \
@@ -145,13 +147,14 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),                                \
                        "l"(b) WGMMA_FLAG(TRANSPOSED));                                            \
     }                                                                                             \
+    template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false>                               \
     __device__ inline void mma(float (&c)[N8_TILES][4], unsigned long long a,                     \
                                unsigned long long b) {                                            \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
                      " {" WGMMA_NAMES_##N8_TILES "}, %" #A0 ", %" #A1                             \
-                     ", 1, 1, 1" WGMMA_NOT_TRANSPOSED ";"                                         \
+                     ", 1, 1, 1" WGMMA_BOTH_TRANSPOSED(A2, A3) ";"                                \
                      : WGMMA_SUMS_##N8_TILES                                                      \
-                     : "l"(a), "l"(b));                                                           \
+                     : "l"(a), "l"(b)WGMMA_FLAGS(A_TRANSPOSED, B_TRANSPOSED));                    \
     }
 WGMMA_WIDTH(1, 8, 4, 5, 6, 7, 8, 9)
 WGMMA_WIDTH(2, 16, 8, 9, 10, 11, 12, 13)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dptrain.backends.base import Backend
 from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.dense import DenseGemm, SkinnyDenseGemm
+from dptrain.backends.cuda.dense_wgmma import WgmmaDenseGemm
 from dptrain.backends.cuda.device import Array, Device
 from dptrain.backends.cuda.dropout import DropoutOperation
 from dptrain.backends.cuda.epilogues import EPILOGUES
@@ -82,7 +83,7 @@ OPERATIONS: Mapping[type[Layer], type[Operation]] = {
 }
 """Operations by the first layer of a group, unless a faster one supports the group."""
 
-FASTER_OPERATIONS = HaloConvolution, SkinnyDenseGemm
+FASTER_OPERATIONS = HaloConvolution, SkinnyDenseGemm, WgmmaDenseGemm
 """Operations that are preferred if they support a group."""
 
 CONVOLUTIONS: Sequence[tuple[type[Layer], ...]] = [

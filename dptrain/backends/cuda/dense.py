@@ -34,7 +34,7 @@ class DenseGemm(WeightedOperation):
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the forward product."""
-        inputs, outputs = _shape(group)
+        inputs, outputs = dense_shape(group)
         return cls.gemm_config(
             group, setting, Phase.FORWARD, setting.batch_size, outputs, inputs, split=True
         )
@@ -42,7 +42,7 @@ class DenseGemm(WeightedOperation):
     @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
         """Return the configuration of the backward-input product."""
-        inputs, outputs = _shape(group)
+        inputs, outputs = dense_shape(group)
         n = setting.batch_size
         return cls.gemm_config(group, setting, Phase.BACKWARD_INPUT, n, inputs, outputs)
 
@@ -66,7 +66,7 @@ class DenseGemm(WeightedOperation):
     @property
     def shape(self) -> tuple[np.int32, np.int32]:
         """Numbers of inputs and outputs."""
-        inputs, outputs = _shape(self.group)
+        inputs, outputs = dense_shape(self.group)
         return np.int32(inputs), np.int32(outputs)
 
     def forward(self) -> Kernel:
@@ -87,19 +87,32 @@ class DenseGemm(WeightedOperation):
             (a["x"], a["weight"], a["forward_partial"]),
             (inputs, outputs, np.int32(split_k.terms)), epilogue=self.undone_epilogue,
         )  # fmt: skip
+        reduce = self.reduce_forward(config)
+
+        def run(context: Context) -> None:
+            multiply(context)
+            reduce(context)
+
+        return run
+
+    def reduce_forward(self, config: GemmConfig) -> Kernel:
+        """Return the split-K reduction of the forward product, with the epilogue."""
+        a, outputs = self.arrays, self.shape[1]
         defines = {
             **self.defines,
             "EPILOGUE": self.undone_epilogue,
             "EPILOGUE_DROPOUT": int(self.fuses_dropout),
         }
         reduce = self.device.function("dense.cu", "dense_forward_reduce", **defines)
-        args = a["forward_partial"], np.int32(split_k.count), a["bias"], a["y"], outputs
+        parts = np.int32(config.split_k.count)
         last = {training: self.dropout_arguments(training=training) for training in (False, True)}
 
         def run(context: Context) -> None:
-            multiply(context)
             size = context.n * int(outputs)
-            launch_reduction(reduce, size, *args, np.int32(size), *last[context.training])
+            launch_reduction(
+                reduce, size, a["forward_partial"], parts, a["bias"], a["y"], outputs,
+                np.int32(size), *last[context.training],
+            )  # fmt: skip
 
         return run
 
@@ -139,12 +152,12 @@ class SkinnyDenseGemm(DenseGemm):
     def supports(cls, group: Group, setting: Setting) -> bool:
         """Return whether the kernels exist for a group and are faster."""
         return isinstance(group.head.layer, Dense) and skinny_gemm.is_worthwhile(
-            setting.precision, setting.batch_size, math.prod(_shape(group))
+            setting.precision, setting.batch_size, math.prod(dense_shape(group))
         )
 
     @classmethod
     def forward_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        inputs, outputs = _shape(group)
+        inputs, outputs = dense_shape(group)
         product = setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
         return setting.selection.pick(
             stage_name(group.name, Phase.FORWARD),
@@ -159,7 +172,7 @@ class SkinnyDenseGemm(DenseGemm):
 
     @classmethod
     def backward_input_config(cls, group: Group, setting: Setting) -> GemmConfig:
-        inputs, outputs = _shape(group)
+        inputs, outputs = dense_shape(group)
         tile = skinny_gemm.select_backward_input_tile(
             setting.precision, setting.batch_size, inputs, outputs, limits_of(setting)
         )
@@ -185,6 +198,6 @@ class SkinnyDenseGemm(DenseGemm):
         )  # fmt: skip
 
 
-def _shape(group: Group) -> tuple[int, int]:
+def dense_shape(group: Group) -> tuple[int, int]:
     """Return the numbers of inputs and outputs."""
     return math.prod(group.head.input_shape), group.head.output_shape[0]

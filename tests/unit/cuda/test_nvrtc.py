@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from dptrain.backends.cuda import nvrtc, skinny_gemm, tensor_maps
+from dptrain.backends.cuda import nvrtc, skinny_gemm, tensor_maps, wgmma_gemm_tiles
 from dptrain.backends.cuda.cupy_runtime import best_architecture
 from dptrain.backends.cuda.device import KERNELS
 from dptrain.backends.cuda.few_channel_tiles import few_channel_candidates
+from dptrain.backends.cuda.few_channel_wgrad_tiles import rank_few_channel_wgrad_tiles
 from dptrain.backends.cuda.gemm_tiles import TENSOR_TILES, THREAD_TILES, GemmTile
 from dptrain.backends.cuda.geometry import GEOMETRY_MACROS
 from dptrain.backends.cuda.gpu import GPU
@@ -31,6 +32,7 @@ from dptrain.backends.cuda.nvrtc import (
     compile_cached,
     find_compiler,
 )
+from dptrain.backends.cuda.wgmma_gemm_tiles import WgmmaTile
 from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.errors import UserError
 
@@ -226,6 +228,33 @@ def test_wgmma_instructions_are_not_serialized(precision: int, layer: tuple[int,
     path = KERNELS / "conv2d_backward_weight_halo.cu"
     compiler.compile(path, 90, {**tile.defines, **common, **layer_defines})
     assert SERIALIZED not in compiler.log
+
+
+@pytest.mark.parametrize("shape", wgmma_gemm_tiles.TILES, ids=str)
+@pytest.mark.parametrize("precision", [1, 2])
+def test_large_dense_kernels_compile_without_serialized_instructions(
+    precision: int, shape: tuple[int, int, int, int]
+) -> None:
+    tile, step = WgmmaTile(*shape, transposed=precision == 1), 4 * precision
+    common = {"PRECISION": precision, "EPILOGUE": 1, "IN_VECTOR": step, "OUT_VECTOR": step}
+    defines = {**tile.defines, **common, "EPILOGUE_DROPOUT": 1, "TENSOR_MAPS": 2}
+    compiler = find_compiler([13])
+    assert compiler.compile(KERNELS / "dense_wgmma.cu", 90, defines).startswith(b"\x7fELF")
+    assert "serialized" not in compiler.log
+
+
+@pytest.mark.parametrize(("precision", "architecture"), [(1, 90), (2, 90), (2, 80), (1, 70)])
+def test_the_weight_gradient_of_a_first_layer_compiles(
+    precision: int, architecture: int, compiler: Compiler
+) -> None:
+    name, layer = "tf32" if precision == 1 else "bf16", NARROW[1]
+    height, width, channels, out_height, out_width, filters, r, s, *_, top, left = layer
+    view = InputView(height, width, channels, top, left, out_height, out_width, filters, r, s)
+    tile = rank_few_channel_wgrad_tiles(view, name, 2048, DEFAULT_LIMITS)[0]
+    common = {"PRECISION": precision, "EPILOGUE": 2, "IN_VECTOR": 1, "OUT_VECTOR": 4 * precision}
+    defines = {**tile.defines, **common, **dict(zip(GEOMETRY_MACROS, layer, strict=True))}
+    path = KERNELS / f"{tile.KERNEL}.cu"
+    assert compiler.compile(path, architecture, defines).startswith(b"\x7fELF")
 
 
 def test_a_serialized_kernel_is_compiled_with_a_scheduling_barrier(

@@ -1,0 +1,254 @@
+// GEMM of plain matrices by TMA and wgmma (Hopper), C = A B: large dense layers.
+//
+// A block computes a tile of TILE_M × TILE_N elements of C. Its last warp is the producer: one
+// thread copies slices of both operands by TMA into a ring buffer of STAGES stages. The other warps
+// are consumers, a warp group for each 64 rows of the tile. Barriers `full` and `empty` of each
+// stage connect them. A slice has TILE_K terms, which are 128 bytes of a row, and is stored with
+// the swizzle of 128 bytes, from which wgmma reads it:
+//
+//     K-major      extent rows of TILE_K terms
+//     otherwise    blocks of TILE_K terms (rows) × TILE_K rows of A or columns of B
+//
+// tf32 operands in shared memory must be K-major. If A is not, its fragments are read into
+// registers; then the rows of a warp are permuted such that lanes read different banks.
+//
+// Accumulators are exchanged through shared memory, so that a thread stores 16 bytes of adjacent
+// elements of C, or of its transpose if C_TRANSPOSED.
+//
+// Without tensor maps (the emulator), scalar instructions multiply elements from global memory.
+//
+// Source: the warp-specialised kernels of CUTLASS
+// (cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized.hpp).
+
+#pragma once
+
+#include "epilogue.cuh"
+#include "tma.cuh"
+
+constexpr int PRODUCER_THREADS = 32, ROW_BYTES = 128;
+constexpr int STAGE_BYTES = (TILE_M + TILE_N) * ROW_BYTES, N8_TILES = TILE_N / 8;
+static_assert(WARP_M == 16 && WARP_N == TILE_N && TILE_K * sizeof(Number) == ROW_BYTES,
+              "a warp has 16 rows of the tile, a slice 128 bytes of each");
+
+// A matrix (count, terms) with adjacent terms (K_MAJOR), or (terms, count), in rows of `pitch`
+// elements. `map` is its tensor map.
+template <bool K_MAJOR_> struct TiledMatrix {
+    static constexpr bool K_MAJOR = K_MAJOR_;
+
+    const TensorMap* map;
+    const Number* data;
+    int count, pitch;
+
+    __device__ float element(int i, int k) const {
+        Pack<Number> pack = {};
+        if (i < count) pack.at[0] = data[K_MAJOR ? i * pitch + k : k * pitch + i];
+        return to_float(round_operands(pack).at[0]);
+    }
+#if TENSOR_MAPS
+    // Start the copies of a slice, EXTENT rows of A or columns of B.
+    template <int EXTENT>
+    __device__ void copy(char* to, int first, int k, MBarrier* barrier) const {
+        if (K_MAJOR) {
+            tma_copy_box(to, map, k, first, barrier);
+        } else {
+#pragma unroll
+            for (int i = 0; i < EXTENT; i += TILE_K)
+                tma_copy_box(to + i * ROW_BYTES, map, first + i, k, barrier);
+        }
+    }
+    // Descriptor of rows of a slice, and its distance to the next instruction's terms.
+    static __device__ unsigned long long descriptor(const char* slice) {
+        return K_MAJOR ? wgmma::swizzled_descriptor<8>(slice, 8 * ROW_BYTES)
+                       : wgmma::descriptor(slice, TILE_K * ROW_BYTES, 8 * ROW_BYTES) | 1ull << 62;
+    }
+    static constexpr int NEXT_TERMS = (K_MAJOR ? 32 : STEP_K * ROW_BYTES) / 16;
+#endif
+};
+
+template <bool C_TRANSPOSED, class A, class B> struct WgmmaGemm {
+    // Whether A is read into registers, and the fragments that are read at once. With two blocks of
+    // large tiles, more fragments would exceed the registers, and wgmma would be serialized.
+    static constexpr bool REGISTER_A = PRECISION == 1 && !A::K_MAJOR;
+    static constexpr int FRAGMENTS = MIN_BLOCKS > 1 && TILE_N > 64 ? 1 : 2;
+
+    const A& a;
+    const B& b;
+    char* memory;
+    int top = blockIdx.x * TILE_M, left = blockIdx.y * TILE_N;
+    float c[N8_TILES][4] = {};
+
+    // Row of the tile of fragment row r, 0 to 15, of this warp.
+    static __device__ int tile_row(int r) {
+        const int warp = threadIdx.x / 32;
+        if (!REGISTER_A) return warp * 16 + r;
+        return warp / 2 * 32 + 4 * (warp % 2 * 2 + r / 8 + r % 8 / 4 * 4) + r % 4;
+    }
+
+#if TENSOR_MAPS
+    struct Barriers {
+        MBarrier full[STAGES], empty[STAGES];
+    };
+    __device__ Barriers& barriers() const {
+        return *reinterpret_cast<Barriers*>(memory + BARRIERS_OFFSET);
+    }
+
+    // One thread initialises the barriers; the block must synchronise afterwards.
+    __device__ void init() const {
+        for (int i = 0; i < STAGES; ++i) {
+            barriers().full[i].init();
+            barriers().empty[i].init(THREADS / 32);
+        }
+    }
+
+    // Copy all slices of the sum. Only one thread calls this.
+    __device__ void produce(int first, int steps) const {
+        for (int step = 0; step < steps; ++step) {
+            const int slot = step % STAGES, k = first + step * TILE_K;
+            MBarrier& full = barriers().full[slot];
+            if (step >= STAGES) barriers().empty[slot].wait(step / STAGES - 1);
+            full.arrive_expect_tx(STAGE_BYTES);
+            char* const stage = memory + slot * STAGE_BYTES;
+            a.template copy<TILE_M>(stage, top, k, &full);
+            b.template copy<TILE_N>(stage + TILE_M * ROW_BYTES, left, k, &full);
+        }
+    }
+
+    // Multiply all slices.
+    __device__ void consume(int steps) {
+        const int rows = threadIdx.x / 128 * 64 * ROW_BYTES;
+        const unsigned long long first_a = A::descriptor(memory + rows),
+                                 first_b = B::descriptor(memory + TILE_M * ROW_BYTES);
+#pragma unroll 1
+        for (int step = 0; step < steps; ++step) {
+            const int slot = step % STAGES;
+            barriers().full[slot].wait(step / STAGES);
+            const int at = slot * (STAGE_BYTES / 16);
+            if constexpr (REGISTER_A) {
+#pragma unroll
+                for (int i = 0; i < TILE_K / STEP_K; i += FRAGMENTS) {
+                    unsigned words[FRAGMENTS][4];
+                    load_fragments(words, memory + slot * STAGE_BYTES, i);
+                    wgmma::fence();
+#pragma unroll
+                    for (int n = 0; n < FRAGMENTS; ++n)
+                        wgmma::mma<false>(c, words[n], first_b + at + (i + n) * B::NEXT_TERMS);
+                    wgmma::commit_group();
+                    wgmma::wait_group<0>();
+                }
+                release(step);
+            } else {
+                wgmma::fence();
+#pragma unroll
+                for (int i = 0; i < TILE_K / STEP_K; ++i)
+                    wgmma::mma<!A::K_MAJOR, !B::K_MAJOR>(c, first_a + at + i * A::NEXT_TERMS,
+                                                         first_b + at + i * B::NEXT_TERMS);
+                wgmma::commit_group();
+                wgmma::wait_group<1>();
+                if (step > 0) release(step - 1);
+            }
+        }
+        wgmma::wait_group<0>();
+#pragma unroll
+        for (int j = 0; j < N8_TILES; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(c[j][e])::"memory");
+    }
+
+    // This warp no longer reads the slices of a step.
+    __device__ void release(int step) const {
+        if (threadIdx.x % 32 == 0) barriers().empty[step % STAGES].arrive();
+    }
+
+    // Read the fragments of A of FRAGMENTS instructions. The slice has TILE_K terms × 32 rows in
+    // each block.
+    static __device__ void load_fragments(unsigned (&words)[FRAGMENTS][4], const char* slice,
+                                          int first) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < FRAGMENTS; ++i)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                const int row = tile_row(q % 2 * 8 + lane / 4), k = q / 2 * 4 + lane % 4;
+                const int at = row / 32 * (TILE_K * ROW_BYTES) + k * ROW_BYTES +
+                               (row % 32 / 4 ^ k) * 16 + row % 4 * 4;
+                words[i][q] = *reinterpret_cast<const unsigned*>(slice + at +
+                                                                 (first + i) * 8 * ROW_BYTES);
+            }
+    }
+#else
+    __device__ void multiply_scalar(int first, int stop) {
+        const int lane = threadIdx.x % 32;
+        for (int j = 0; j < N8_TILES; ++j)
+            for (int e = 0; e < 4; ++e) {
+                const int row = top + tile_row(e / 2 * 8 + lane / 4);
+                const int column = left + j * 8 + lane % 4 * 2 + e % 2;
+                for (int k = first; k < stop; ++k)
+                    c[j][e] += a.element(row, k) * b.element(column, k);
+            }
+    }
+#endif
+
+    // Pass the tile to store.pixel(row, column, values) in vectors of 16 bytes of adjacent columns.
+    // Each warp exchanges its 16 rows through memory of its own.
+    template <class Store> __device__ void store_tile(const Store& store) const {
+        constexpr int WIDTH = 16 / sizeof(*store.y), PITCH = C_TRANSPOSED ? 20 : TILE_N + 8,
+                      WARP_FLOATS = C_TRANSPOSED ? TILE_N * PITCH : 16 * PITCH,
+                      ROW_VECTORS = (C_TRANSPOSED ? 16 : TILE_N) / WIDTH;
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float* const own = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * WARP_FLOATS;
+#pragma unroll
+        for (int j = 0; j < N8_TILES; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = g + h * 8, column = j * 8 + t * 2;
+                if (C_TRANSPOSED) {
+                    own[column * PITCH + row] = c[j][h * 2];
+                    own[(column + 1) * PITCH + row] = c[j][h * 2 + 1];
+                } else {
+                    *reinterpret_cast<Pack<float, 2>*>(own + row * PITCH + column) = {
+                        c[j][h * 2], c[j][h * 2 + 1]};
+                }
+            }
+        __syncwarp();
+#pragma unroll 4
+        for (int i = lane; i < 16 * TILE_N / WIDTH; i += 32) {
+            const int line = i / ROW_VECTORS, first = i % ROW_VECTORS * WIDTH;
+            float values[WIDTH];
+#pragma unroll
+            for (int v = 0; v < WIDTH; v += 4) {
+                const Pack<float, 4> part =
+                    *reinterpret_cast<const Pack<float, 4>*>(own + line * PITCH + first + v);
+#pragma unroll
+                for (int n = 0; n < 4; ++n) values[v + n] = part.at[n];
+            }
+            const int row = C_TRANSPOSED ? left + line : top + tile_row(line);
+            const int column = C_TRANSPOSED ? top + tile_row(first) : left + first;
+            if (row < store.rows && column < store.columns) store.pixel(row, column, values);
+        }
+    }
+};
+
+// Compute the tile (blockIdx.x, blockIdx.y) of Σ over k in [first, stop) of A[i, k] B[k, j] and
+// store it. `first` is a multiple of TILE_K; the operands end at `stop` or it is a multiple too.
+template <bool C_TRANSPOSED, class A, class B, class Store>
+__device__ void wgmma_gemm(const A& a, const B& b, int first, int stop, const Store& store) {
+    extern __shared__ __align__(1024) char memory[];
+    WgmmaGemm<C_TRANSPOSED, A, B> gemm{a, b, memory};
+#if TENSOR_MAPS
+    if (threadIdx.x == 0) gemm.init();
+    __syncthreads();
+    wait_for_previous_kernel();
+    const int steps = max(stop - first + TILE_K - 1, 0) / TILE_K;
+    if (threadIdx.x >= THREADS) {
+        if (threadIdx.x == THREADS) gemm.produce(first, steps);
+        __syncwarp();
+    } else {
+        gemm.consume(steps);
+    }
+#else
+    wait_for_previous_kernel();
+    if (threadIdx.x < THREADS) gemm.multiply_scalar(first, stop);
+#endif
+    __syncthreads();
+    if (threadIdx.x < THREADS) gemm.store_tile(store);
+}
