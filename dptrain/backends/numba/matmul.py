@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.backends.numba.dense_blocks import (
+    LINE,
     STEPS,
     Blocks,
     backward_input_blocks,
@@ -334,7 +335,9 @@ def dense_backward_weight(  # type: ignore[no-untyped-def]
         dw[start:stop] = 0
     mine = scratch[thread]
     if outputs < _FEW_OUTPUTS and outputs % _PANEL and 0 < samples * inputs <= _DIRECT:
-        _weight_gradient_of_few_outputs(x, dy, dw, mine, start, stop, samples)
+        # Chunks begin at whole cache lines of inputs, so that no register is filled in part.
+        first, last = min(-(-start // LINE) * LINE, inputs), min(-(-stop // LINE) * LINE, inputs)
+        _weight_gradient_of_few_outputs(x, dy, dw, mine, first, last, samples)
         return
     panels, block = mine[: samples * outputs], mine[samples * outputs :]
     # dy is read once for every 48 inputs: directly for small layers, else from packed panels.
