@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dptrain.measure.losses import ALONE, DELAYED_RANK, DURING, SAVED, Delay, Losses
@@ -79,7 +80,7 @@ def _factors_table(losses: Losses) -> Table:
             FACTOR_NAMES[factor.name],
             *_ratio_cells(factor.by_experiment),
             *_ratio_cells(factor.by_busy_times),
-            "yes" if factor.agree else "no",
+            {True: "yes", False: "no", None: ""}[factor.agree],
         )
         for factor in losses.efficiencies
     ]
@@ -103,7 +104,7 @@ def _disagreement(losses: Losses) -> list[str]:
     """Return a line that explains a difference between serialisation and transfer, if any."""
     agree = {factor.name: factor.agree for factor in losses.efficiencies}
     if not agree["parallel"] or (agree["serialisation"] and agree["transfer"]):
-        return []
+        return []  # Nothing differs, the whole differs, or there are no intervals.
     return [
         "ranks that are interrupted while they communicate delay the others: the experiment counts "
         "this as serialisation, and busy times, which end before, as transfer"
@@ -113,7 +114,7 @@ def _disagreement(losses: Losses) -> list[str]:
 def _delays_table(losses: Losses) -> Table:
     rows = [
         (
-            _delayed(delay),
+            delayed_ranks(delay),
             ms_cell(delay.delay_ms),
             ms_cell(delay.waiting_ms.value),
             _interval(delay.waiting_ms),
@@ -129,7 +130,8 @@ def _delays_table(losses: Losses) -> Table:
     return fitted_table(title, columns, rows, text=("delay of",))
 
 
-def _delayed(delay: Delay) -> str:
+def delayed_ranks(delay: Delay) -> str:
+    """Return which ranks are delayed."""
     return "one rank" if delay.name == DELAYED_RANK else "ranks in turn"
 
 
@@ -142,5 +144,7 @@ def _ratio_cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def _interval(estimate: Estimate) -> str:
+    if not math.isfinite(estimate.high):
+        return ""
     low, high = (f"{value:.3f}".replace("-", "−") for value in (estimate.low, estimate.high))
     return f"{low} – {high}"

@@ -24,6 +24,7 @@ Two more experiments inject a delay into the job: into one rank, and into the ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,13 +80,13 @@ class Comparison:
         name: the efficiency.
         by_experiment: from the times of the experiments.
         by_busy_times: of the POP hierarchy, from the steps of the experiment `AFTER`.
-        agree: True if the intervals overlap.
+        agree: True if the intervals overlap; None if there are too few steps for an interval.
     """
 
     name: str
     by_experiment: Estimate
     by_busy_times: Estimate
-    agree: bool
+    agree: bool | None
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,36 @@ class Losses:
     def text(self) -> str:
         """Return the losses as JSON."""
         return FORM.text(self)
+
+    @classmethod
+    def read(cls, path: Path) -> Losses:
+        """Read a file that `write` has written.
+
+        Raises:
+            UserError: it does not exist, or is not of this version.
+        """
+        return FORM.read(path, cls._from)
+
+    @classmethod
+    def _from(cls, values: Mapping[str, Any]) -> Losses:
+        def estimates(record: Mapping[str, Any]) -> dict[str, Any]:
+            """Return the record with its estimates."""
+            return {
+                name: Estimate(**value) if isinstance(value, Mapping) else value
+                for name, value in record.items()
+            }
+
+        return cls(
+            **{
+                **values,
+                "step_ms": estimates(values["step_ms"]),
+                "losses": tuple(Loss(**estimates(loss)) for loss in values["losses"]),
+                "computation_scaling": Estimate(**values["computation_scaling"]),
+                "computation_factors": estimates(values["computation_factors"]),
+                "efficiencies": tuple(Comparison(**estimates(e)) for e in values["efficiencies"]),
+                "delays": tuple(Delay(**estimates(delay)) for delay in values["delays"]),
+            }
+        )
 
 
 def over_rounds(function: Callable[[Times], float], times: Times) -> Estimate:
@@ -263,7 +294,8 @@ def compare_efficiencies(times: Times, after: Measured) -> tuple[Comparison, ...
     found = []
     for name, function in _FACTORS.items():
         by_experiment, by_busy_times = over_rounds(function, times), getattr(pop, name)
-        agree = by_experiment.meets(by_busy_times)
+        known = math.isfinite(by_busy_times.high)
+        agree = by_experiment.meets(by_busy_times) if known else None
         found.append(Comparison(name, by_experiment, by_busy_times, agree))
     return tuple(found)
 

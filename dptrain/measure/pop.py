@@ -31,8 +31,8 @@ from dptrain.measure.statistics import Estimate, student
 
 Table = NDArray[np.float64]
 
-FEWEST_STEPS = 8
-"""Smallest number of steps with an interval; the autocorrelation of fewer steps is unknown."""
+FEWEST_STEPS = 40
+"""Smallest number of steps with an interval; the correlation of fewer steps is hardly known."""
 
 
 BLOCKS = 4

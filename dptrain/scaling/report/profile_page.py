@@ -10,11 +10,13 @@ from typing import Any
 
 from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
+from dptrain.measure.losses import Losses
 from dptrain.measure.profile import Profile
-from dptrain.measure.profile_files import PROFILE, TRACE
+from dptrain.measure.profile_files import LOSSES, PROFILE, TRACE
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.scaling.report.canvas import part_name
 from dptrain.scaling.report.definitions import definitions
+from dptrain.scaling.report.loss_tables import loss_tables
 from dptrain.scaling.report.numbers import fixed, flop_rate, percent, scaled_bytes, short
 from dptrain.scaling.report.page import Key, Page, Section
 from dptrain.scaling.report.profile_plots import profile_plots
@@ -27,10 +29,11 @@ FILE = PROFILE
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """A profile, and a step of its trace if there is one."""
+    """A profile; a step of its trace, and losses by experiment, if there are any."""
 
     profile: Profile
     step: StepSpans | None = None
+    losses: Losses | None = None
 
     @classmethod
     def read(cls, folder: Path, traced: Path | None = None) -> MeasuredProfile:
@@ -43,7 +46,8 @@ class MeasuredProfile:
         Raises:
             UserError: there is no profile, or it cannot be read.
         """
-        return cls(Profile.read(folder / PROFILE), read_step((traced or folder) / TRACE))
+        losses = Losses.read(folder / LOSSES) if (folder / LOSSES).exists() else None
+        return cls(Profile.read(folder / PROFILE), read_step((traced or folder) / TRACE), losses)
 
 
 def profile_page(measured: MeasuredProfile) -> Page:
@@ -61,12 +65,20 @@ def profile_page(measured: MeasuredProfile) -> Page:
         notes=(),
         sections=(
             step_section(measured, "", "Profile of a step", FILE),
+            *_losses(measured.losses),
             environment_section(profile.environment, []),
             definitions_section(study=False),
         ),
         closing="Written by dptrain from profile.json, which contains each number in full "
         "precision.",
     )
+
+
+def _losses(losses: Losses | None) -> list[Section]:
+    if losses is None:
+        return []
+    tables = tuple(loss_tables(losses, LOSSES))
+    return [Section("losses", "Losses by experiment", tables=tables)]
 
 
 def job_line(job: Mapping[str, Any]) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dptrain.files import parse_json
 from dptrain.measure import losses
 from dptrain.measure.analysis import Measured
+from dptrain.measure.loss_tables import losses_report
+from dptrain.measure.profile_files import LOSSES
 from dptrain.measure.recorder import EXPOSED, SPANS, STEP
+from dptrain.scaling.report.loss_tables import loss_tables
+from dptrain.scaling.report.tables import Number
 
 ROUNDS = 10
 
@@ -141,3 +147,54 @@ def test_factors_of_the_computation_scaling_multiply_to_it() -> None:
     assert factors["instructions_per_cycle"].value == pytest.approx(1.5 / 2, rel=1e-2)
     product = np.prod([factor.value for factor in factors.values()])
     assert product == pytest.approx(losses.computation_scaling(times).value)
+
+
+def record(times: losses.Times) -> losses.Losses:
+    busy = np.full((2, 100), 5.0)
+    steps = measured(busy, 1.0)
+    return losses.Losses(
+        job={"ranks": 2, "transport": "mpi"},
+        rounds=ROUNDS,
+        steps=10,
+        step_ms=losses.mean_steps(times),
+        losses=losses.find_losses(times),
+        computation_scaling=losses.computation_scaling(times),
+        computation_factors={},
+        counters_missing="no counters",
+        efficiencies=losses.compare_efficiencies(times, steps),
+        delays=tuple(
+            losses.find_delay(name, 3.0, times, steps, steps)
+            for name in (losses.DELAYED_RANK, losses.DELAYED_IN_TURN)
+        ),
+        overlaps=True,
+        environment={},
+    )
+
+
+def test_the_file_and_the_tables_of_a_report_have_the_same_numbers(tmp_path: Path) -> None:
+    found = record(known(noise=0.1))
+    found.write(tmp_path / LOSSES)
+    assert losses.Losses.read(tmp_path / LOSSES) == found
+    values = parse_json((tmp_path / LOSSES).read_text())
+    tables = loss_tables(found, LOSSES)
+    assert [len(table.rows) for table in tables] == [8, 4, 2]
+    for table in tables:
+        for part in (part for row in table.rows for cell in row for part in cell):
+            if isinstance(part, Number):
+                value = values
+                for key in part.source.split("."):
+                    value = value[int(key)] if isinstance(value, list) else value[key]
+                assert value == part.value
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_printed_tables_name_every_loss(overlaps: bool) -> None:
+    parts = losses_report(replace(record(known()), overlaps=overlaps))
+    lines = [part for part in parts if isinstance(part, str)]
+    assert any("no counters" in line for line in lines)
+    assert any("saved by overlap: nothing" in line for line in lines) != overlaps
+    names = [name for table in parts if not isinstance(table, str)
+             for name in table.columns[0].cells]  # fmt: skip
+    for name in ("contention", "load imbalance", "serialisation", "latency", "sums", "transfer"):
+        assert name in names
+    assert ("saved by overlap" in names) == overlaps

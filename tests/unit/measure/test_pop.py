@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dptrain.measure.pop import FEWEST_STEPS, Pop, half_width_of_mean, pop_efficiencies
 
-STEPS = 40
+STEPS = 100
 Table = NDArray[np.float64]
 
 
