@@ -128,7 +128,7 @@ class StepRecorder:
         self.moments: list[Moments] | None = None
         self._spans = len(stages)
         self.totals_ns = {EVALUATION: 0, CHECKPOINT: 0}
-        self._between = [0, 0]
+        self._between: list[int] | None = None
         self._request = self._last = 0
         self._began = self._ended = self._completed = 0
 
@@ -141,7 +141,7 @@ class StepRecorder:
 
     def restart(self) -> None:
         """Let the next step begin with `begin`: what happened since the last belongs to no step."""
-        self._completed, self._between = 0, [0, 0]
+        self._completed, self._between = 0, None
 
     @contextmanager
     def between(self, name: str) -> Iterator[None]:
@@ -149,6 +149,7 @@ class StepRecorder:
         begin = perf_counter_ns()
         yield
         duration = perf_counter_ns() - begin
+        self._between = self._between or [0, 0]
         self._between[(EVALUATION, CHECKPOINT).index(name)] += duration
         self.totals_ns[name] += duration
 
@@ -198,7 +199,9 @@ class StepRecorder:
 
     def waited(self) -> None:
         """Assign the time since the last lap or skip to waiting for data."""
-        self.lap(self._spans)
+        now = perf_counter_ns()
+        self._row[self._spans] = now - self._last
+        self._ends[self._spans] = self._last = now
 
     def end(
         self,
@@ -221,19 +224,21 @@ class StepRecorder:
         Returns:
             The record of the step.
         """
-        times = self._row
-        times[self._spans + 1 :] = exposed_ns, hidden_ns, *self._between, 0
-        if any(self._between):
-            self._between = [0, 0]
+        # Few operations: after the kernels of a step their code and data are in no cache.
+        now, times, first = perf_counter_ns(), self._row, self._spans
+        times[first + 1], times[first + 2] = exposed_ns, hidden_ns
+        if self._between is not None:
+            times[first + 3], times[first + 4] = self._between
+            self._between = None
+        self._ended = now
+        if enqueued:
+            self._began = self._request
+        else:
+            self._began, self._completed = self._completed, now
+            times[-1] = now - self._began
         row = Row(times, samples, global_count, self.timed, self._laps)
         self._rows.append(row)
         self.steps += 1
-        if enqueued:
-            self._began, self._ended = self._request, perf_counter_ns()
-        else:
-            self._began = self._completed
-            self.complete(row)
-            self._ended = self._completed
         return row
 
     def complete(self, row: Row) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 from llvmlite import ir
 from numba import types
@@ -16,6 +17,7 @@ CLOCK_MONOTONIC = 1
 """The number of this clock on Linux."""
 
 
+@cache
 def has_native_clock() -> bool:
     """Return whether `monotonic_ns` is the clock of `time.perf_counter_ns`; else it returns 0."""
     return time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
