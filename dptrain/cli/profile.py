@@ -40,7 +40,7 @@ OMITTED = (
     ),
 )
 @CONFIG
-@click.option("--steps", type=int, default=50, show_default=True, metavar="N",
+@click.option("--steps", type=int, default=100, show_default=True, metavar="N",
               help="Steps that are timed.")  # fmt: skip
 @click.option("--skip", type=int, default=5, show_default=True, metavar="N",
               help="Steps made before, untimed; at least 10 on a GPU.")  # fmt: skip

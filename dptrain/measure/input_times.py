@@ -71,6 +71,12 @@ class InputLimit:
         return min((self.wait_ms + self.copy_ms) / self.step_ms, 1.0) if self.step_ms else 0.0
 
     @property
+    def ahead(self) -> float:
+        """Share of the time in which minibatches were read and assembled during other steps."""
+        ahead_ms = self.reading_ms + self.assembling_ms - self.wait_ms
+        return min(max(ahead_ms / self.step_ms, 0.0), 1.0) if self.step_ms else 0.0
+
+    @property
     def limits(self) -> bool:
         """True if input limited training."""
         return self.share > NEGLIGIBLE
@@ -102,7 +108,13 @@ class InputLimit:
             f"{self.wait_ms:.3g} ms of waiting"
         )
         if not self.limits:
-            return f"input did not limit training: it took {self.share:.1%} of a step ({times})"
+            line = f"input did not limit training: it took {self.share:.1%} of a step ({times})"
+            if self.ahead > NEGLIGIBLE:
+                line += (
+                    f"; minibatches were read ahead for {self.ahead:.0%} of the time, which slows "
+                    "computation and communication unless the reader has a core of its own"
+                )
+            return line
         names = {
             "reading": "reading and decoding samples",
             "assembling": "assembling minibatches on the host",

@@ -75,7 +75,7 @@ class ProfileOptions:
             without measurement.
     """
 
-    steps: int = 50
+    steps: int = 100
     skip: int = 5
     output: Path | None = None
     roofs: bool = True

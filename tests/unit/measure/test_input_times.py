@@ -27,6 +27,7 @@ from dptrain.training.trainer import Trainer
         ((10.0, 4.0, 0.1, 8.0, 2.0), "reading", "41% of a step, mostly reading and decoding"),
         ((10.0, 4.0, 0.1, 2.0, 8.0), "assembling", "mostly assembling minibatches on the host"),
         ((10.0, 0.1, 4.0, 8.0, 2.0), "copying", "mostly copying minibatches to the network"),
+        ((10.0, 0.1, 0.2, 7.0, 1.1), None, "minibatches were read ahead for 80% of the time"),
         ((0.0, 0.0, 0.0, 0.0, 0.0), None, "did not limit"),
     ],
 )
