@@ -8,6 +8,10 @@ from dptrain.training.job import Job
 BLOCKS = 10
 """Number of blocks of steps; the interval of the energy is over blocks."""
 
+START_UP = 9
+"""Steps of a longer training before the energy is read. NVML takes time to start, which would delay
+the first step; these steps do not count for the time per step either."""
+
 
 def open_job_meter(job: Job) -> EnergyMeter:
     """Return the meter of this rank: of its GPU, and on one rank of each node of processors."""
@@ -18,3 +22,14 @@ def open_job_meter(job: Job) -> EnergyMeter:
 def block_bounds(first: int, last: int) -> range:
     """Return the steps between which energy is measured, `BLOCKS` blocks or a few more."""
     return range(first, last + 1, max((last - first) // BLOCKS, 1))
+
+
+def training_blocks(first: int, last: int) -> range:
+    """Return the bounds of the blocks of a training from step `first` to `last`, start-up excluded.
+
+    Example:
+        >>> list(training_blocks(0, 30))[:3], list(training_blocks(5, 8))
+        ([9, 11, 13], [5, 6, 7, 8])
+    """
+    start = first + START_UP if last - first > 2 * START_UP else first
+    return block_bounds(start, last)
