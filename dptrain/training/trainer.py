@@ -171,6 +171,7 @@ class Trainer:
         self.progress = RunningState(job.first_step, job.network.loss.targets != "values")
         self.summary: Mapping[str, Any] | None = None
         self._engine_is_open = False
+        self._baseline = InterleavedBaseline(job, job.first_step)
 
     # What a user reads.
 
