@@ -1,0 +1,178 @@
+"""Measure what loading a minibatch of cached images adds to a training step on a GPU.
+
+    python3 -m benchmarks.gpu_load [--batch N ...] [--precision P ...] [network ...]
+
+Requires a GPU and CuPy. The images have 8-bit pixels and are cropped, mirrored and recoloured. The
+kernel reads its message of crop windows from host memory if the message is short, else from a copy
+on the GPU. Both are measured for each batch size: the kernel alone; a step without the kernel,
+after it, and next to it; a step whose update runs next to it, each in a CUDA graph; and whole
+steps, for which the host writes a message each time. A kernel that runs next to a step writes to
+another array, so this is what two input buffers would make possible.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import click
+import numpy as np
+
+from benchmarks.gpu.data import BRIGHTNESS, CONTRAST, CROP
+from benchmarks.outside import find_network
+from dptrain.backends.cuda import device as device_module
+from dptrain.backends.cuda.backend import CudaBackend
+from dptrain.backends.cuda.replica import CudaReplica
+from dptrain.backends.pixels import PixelFormat
+from dptrain.data.augmentation import Augmentation
+from dptrain.network.network import Network
+from dptrain.plan import SGD
+from dptrain.plan.plan import make_plan
+
+IMAGES, BORDER = 5000, 8
+"""Number of images, and pixels by which they are higher and wider than the network's input."""
+
+LEARNING_RATE = 1e-12
+LOADS, STEPS, REPEATS = 10, 200, 5
+"""Loads in a graph, steps in a row, and repeats of them."""
+
+MESSAGES = {"from host": 1 << 30, "copied": 0}
+"""Largest message that the kernel reads from host memory, by the name of the column."""
+
+
+class Load:
+    """A replica with cached images and a staged minibatch."""
+
+    def __init__(self, network: Network, n: int, precision: str, backend: CudaBackend) -> None:
+        plan = make_plan(network, backend, n, precision=precision, optimizer=SGD(0.0))
+        replica = backend.make_replica(plan, seed=0)
+        assert isinstance(replica, CudaReplica)
+        random, (channels, height, width) = np.random.default_rng(0), network.input_shape
+        canvas = channels, height + BORDER, width + BORDER
+        images = random.integers(0, 256, (IMAGES, *canvas), np.uint8)
+        replica.cache_images(images, PixelFormat("uint8", 2 / 255, -1.0))
+        self.replica, self._samples = replica, random.integers(0, IMAGES, n)
+        self._y = random.integers(0, network.num_outputs, n).astype(np.int32)
+        change = Augmentation(CROP, True, BRIGHTNESS, CONTRAST)
+        draws = change.draw(0, 0, self._samples)
+        self._windows = change.crop_windows(network.input_shape, draws, canvas, self._samples)
+        self._recolourings = change.recolourings(draws)
+        self._other = replica.device.zeros(replica._input.shape, replica._input.dtype)
+        self.stage()
+
+    def stage(self) -> None:
+        """Write the minibatch to the next staging slot."""
+        self.replica.stage_batch(
+            None, self._y, crop_windows=self._windows, recolourings=self._recolourings,
+            samples=self._samples, learning_rate=LEARNING_RATE,
+        )  # fmt: skip
+
+    def alone(self) -> None:
+        """Load the minibatch several times."""
+        for _ in range(LOADS):
+            self.replica.unpack_staged_batch()
+
+    def without(self) -> None:
+        """Enqueue a step of the minibatch in memory."""
+        self.replica.run(early=True)
+        self.replica.enqueue_sums_copy()
+        self.replica.enqueue_update(rest=True)
+
+    def before(self) -> None:
+        """Enqueue a step after the load."""
+        self.replica.unpack_staged_batch()
+        self.without()
+
+    def during(self) -> None:
+        """Enqueue a step next to the load."""
+        self._load_aside()
+        self.without()
+
+    def at_end(self) -> None:
+        """Enqueue a step whose update runs next to the load."""
+        self.replica.run(early=True)
+        self._load_aside()
+        self.replica.enqueue_sums_copy()
+        self.replica.enqueue_update(rest=True)
+
+    def _load_aside(self) -> None:
+        replica, own = self.replica, self.replica._input
+        replica._input = self._other
+        with replica.device.side_stream():
+            replica.unpack_staged_batch()
+        replica._input = own
+
+    def steps_us(self) -> float:
+        """Return the time of a step if the host writes each message; one program per slot."""
+        replica, programs = self.replica, dict[int, Callable[[], None]]()
+        in_flight = list[Callable[[float], list[float]]]()
+
+        def step() -> None:
+            while len(in_flight) >= replica.max_steps_in_flight:
+                in_flight.pop(0)(10.0)
+            self.stage()
+            slot = replica.staging_slot
+            if slot not in programs:
+                programs[slot] = replica.memory.program(self.before)
+            programs[slot]()
+            in_flight.append(replica.sums_future())
+
+        times = []
+        for _ in range(REPEATS + 1):
+            replica.memory.synchronize()
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                step()
+            replica.memory.synchronize()
+            times.append(1e6 * (time.perf_counter() - begin) / STEPS)
+        return statistics.median(times[1:])
+
+    def times_us(self) -> dict[str, float]:
+        """Return the times in µs by what was measured."""
+        graphs = {
+            "load alone": self.alone, "step without load": self.without, "load, then step":
+            self.before, "load next to step": self.during, "load next to update": self.at_end,
+        }  # fmt: skip
+        found = {
+            name: 1e3 * statistics.median(self.replica.device.times_ms(start))
+            for name, start in graphs.items()
+        }
+        found["load alone"] /= LOADS
+        return {**found, "steps from the host": self.steps_us()}
+
+
+def report(network: Network, n: int, precision: str, backend: CudaBackend) -> Iterator[str]:
+    """Yield the lines of a case."""
+    columns = []
+    for limit in MESSAGES.values():
+        with mock.patch.object(device_module, "DIRECT_READ_BYTES", limit):
+            columns.append(Load(network, n, precision, backend).times_us())
+    title = f"{network.name}, batch {n}, {precision}: µs"
+    yield f"\n{title:<32}" + "".join(f"{name:>12}" for name in MESSAGES)
+    for name in columns[0]:
+        yield f"{name:<32}" + "".join(f"{column[name]:>12.1f}" for column in columns)
+
+
+@click.command()
+@click.option("--batch", "batches", multiple=True, type=int, default=(32, 128, 1024),
+              show_default=True, help="Batch size; repeat for several.")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, type=click.Choice(["tf32", "bf16"]),
+              default=("tf32", "bf16"), show_default=True)  # fmt: skip
+@click.argument("names", nargs=-1)
+def main(batches: Sequence[int], precisions: Sequence[str], names: Sequence[str]) -> None:
+    """Measure what loading a minibatch adds to a step."""
+    from dptrain.backends.cuda.gpu import GPU
+
+    backend = CudaBackend(GPU(0))
+    for name in names or ("cifar",):
+        for n in batches:
+            for precision in precisions:
+                for line in report(find_network(name), n, precision, backend):
+                    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
