@@ -85,7 +85,7 @@ def _factors_table(losses: Losses) -> Table:
         for factor in losses.efficiencies
     ]
     columns = ("efficiency", "experiment", "95%", "busy times", "95% ", "agree")
-    title = "Efficiencies with sums after the backward pass: by experiment, and by busy times (POP)"
+    title = "Efficiencies by experiment and by busy times (POP)"
     return fitted_table(title, columns, rows, text=("efficiency",))
 
 

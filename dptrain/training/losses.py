@@ -277,7 +277,10 @@ class _Experiments:
         if name == measure.DELAYED_RANK:
             return _late(self._batches, self.delay_ns, lambda _: world.rank == world.size - 1)
         if name == measure.DELAYED_IN_TURN:
-            return _late(self._batches, self.delay_ns, lambda i: i % world.size == world.rank)
+            # Blocks may be shorter than a turn of all ranks, so the turn continues between blocks.
+            first = len(self._times[name]) * self._options.block
+            own = (world.rank - first) % world.size
+            return _late(self._batches, self.delay_ns, lambda i: i % world.size == own)
         return self._batches
 
 
