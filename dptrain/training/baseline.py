@@ -15,12 +15,14 @@ from dptrain.backends.replica import CropWindowReplica
 from dptrain.comm import make_gradient_sum
 from dptrain.comm.world import World
 from dptrain.data import BatchSource, CropWindowLoader, Loader, Sampler
+from dptrain.errors import UserError
 from dptrain.measure.efficiency import Baseline, Pair
 from dptrain.measure.input_times import InputTimes
 from dptrain.measure.recorder import CHECKPOINT, EVALUATION, EXPOSED, STEP, StepRecorder
 from dptrain.measure.statistics import FEWEST
+from dptrain.memory import require_memory
 from dptrain.plan.buckets import make_buckets
-from dptrain.plan.plan import make_plan
+from dptrain.plan.plan import Plan, make_plan
 from dptrain.plan.shards import MicroShards
 from dptrain.training.engines import make_engine
 from dptrain.training.job import Job
@@ -84,6 +86,9 @@ class RankAlone:
         job: the job; its replica, its engine and its parameters stay as they are.
         batch_size: number of samples of each step.
         shards: number of micro-shards; 0 for none.
+
+    Raises:
+        MemoryError, UserError: the replica does not fit into memory.
     """
 
     def __init__(self, job: Job, batch_size: int, shards: int = 0) -> None:
@@ -99,6 +104,7 @@ class RankAlone:
             # Measured kernels are for one batch size.
             selection=job.plan.setting.selection if batch_size == job.local_batch else None,
         )
+        _require_memory(job, plan)
         replica = job.backend.make_replica(plan, seed=job.spec.seed)
         buckets = make_buckets(plan, None)
         self._recorder = StepRecorder(plan.stages)
@@ -181,6 +187,10 @@ class InterleavedBaseline:
         self._due = world.broadcast_json(self._due)
         self._job.recorder.restart()
 
+    def close(self) -> None:
+        """Release the replicas."""
+        self._alone = None
+
     def result(self) -> Baseline:
         """Return the blocks that were measured."""
         share = self._spent_s / max(monotonic() - self._begin, 1e-9)
@@ -198,10 +208,14 @@ class InterleavedBaseline:
             self._choose(MAX_COST * run_s - SETUP_S)
             if not self._num_blocks:
                 return None
-            self._alone = (
-                RankAlone(job, job.local_batch, job.plan.setting.shards),
-                RankAlone(job, job.spec.batch_size, job.spec.shards),
-            )
+            try:
+                self._alone = (
+                    RankAlone(job, job.local_batch, job.plan.setting.shards),
+                    RankAlone(job, job.spec.batch_size, job.spec.shards),
+                )
+            except (MemoryError, UserError) as error:
+                self._why = f"no scaling efficiency: {error}"
+                return None
         steps, size = self._num_steps, job.world.size
         weak, strong = (alone.time_steps(steps) for alone in self._alone)
         # Blocks of about the same duration are disturbed alike.
@@ -232,6 +246,15 @@ class InterleavedBaseline:
         else:
             steps, blocks = 1, int(budget_s / (pair_s * (WARM_UP + 1)))
         self._num_steps, self._num_blocks = steps, 0 if blocks < FEWEST else min(blocks, MAX_BLOCKS)
+
+
+def _require_memory(job: Job, plan: Plan) -> None:
+    """Raise an error if there is no memory for another replica."""
+    require_memory(
+        sum(plan.memory.values()),
+        f"{job.network.name} on rank 0 alone with {plan.batch_size:,} samples",
+        available_bytes=job.backend.free_bytes(),
+    )
 
 
 def step_times(job: Job) -> NDArray[np.int64]:

@@ -247,6 +247,7 @@ class Trainer:
                 stack.callback(callback.close)
                 callback.on_fit_begin(self)
             self._baseline = InterleavedBaseline(self.job, self.step)
+            stack.callback(self._baseline.close)
             load = Clock.now()
             with self._open_loader() as batches:
                 self._make_steps(batches, request)

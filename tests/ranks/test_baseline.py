@@ -10,6 +10,7 @@ import pytest
 
 from dptrain import Trainer
 from dptrain.comm.world import World
+from dptrain.errors import UserError
 from dptrain.measure.recorder import STEP
 from dptrain.training import baseline
 
@@ -58,3 +59,17 @@ def test_a_short_run_has_no_blocks(world: World) -> None:
     assert trainer.summary is not None
     found = trainer.summary["scaling"]
     assert (found["blocks"], found["weak"], found["steps_alone"]) == (0, None, 0)
+
+
+def test_without_memory_for_another_replica_training_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise UserError("no memory is left")
+
+    monkeypatch.setattr(baseline, "MAX_COST", 0.5)
+    monkeypatch.setattr(baseline, "SETUP_S", 0.0)
+    monkeypatch.setattr(baseline, "require_memory", refuse)
+    trainer = fit(world, baseline_steps=4)
+    assert trainer.summary is not None
+    assert (trainer.step, trainer.summary["scaling"]["blocks"]) == (400, 0)

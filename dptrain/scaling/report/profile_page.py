@@ -11,7 +11,7 @@ from typing import Any
 from dptrain.measure.counters import processor_line
 from dptrain.measure.energy import energy_lines
 from dptrain.measure.losses import Losses
-from dptrain.measure.profile import Profile
+from dptrain.measure.profile import Profile, Spread
 from dptrain.measure.profile_files import LOSSES, PROFILE, TRACE
 from dptrain.measure.profile_tables import straggler_line
 from dptrain.scaling.report.canvas import part_name
@@ -179,6 +179,19 @@ def _conclusion(profile: Profile) -> tuple[str, ...]:
     )
 
 
+def _step_interval(step: Spread) -> tuple[str | Number, ...]:
+    """Return the interval of the median and the 99th percentile; quartiles if there are none."""
+    if step.low is None or step.high is None or step.p99 is None:
+        low, high = (Number(short(step.q1), step.q1, "step_ms.q1"),
+                     Number(short(step.q3), step.q3, "step_ms.q3"))  # fmt: skip
+        return "quartiles ", low, "–", high
+    return (
+        "95% interval ", Number(short(step.low), step.low, "step_ms.low"), "–",
+        Number(short(step.high), step.high, "step_ms.high"),
+        "; p99 ", Number(short(step.p99), step.p99, "step_ms.p99"),
+    )  # fmt: skip
+
+
 def _keys(profile: Profile) -> tuple[Key, ...]:
     step = profile.step_ms
     parts = asdict(profile.parts)
@@ -186,8 +199,7 @@ def _keys(profile: Profile) -> tuple[Key, ...]:
     exposed = parts["transfer"] + parts["imbalance"]
     keys = [
         Key("Step time", (Number(short(step.median), step.median, "step_ms.median"), " ms"),
-            ("quartiles ", Number(short(step.q1), step.q1, "step_ms.q1"), "–",
-             Number(short(step.q3), step.q3, "step_ms.q3"))),
+            _step_interval(step)),
         Key("Throughput", (Number(fixed(profile.samples_per_s, 0), profile.samples_per_s,
                             "samples_per_s"),), ("samples/s",)),
         Key("Computation", (percent(parts["compute"] / whole),), ("of the step",)),
