@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULTS: dict[str, Any] = {
     "ranks": "1,2,4", "threads": "1", "scaling": "weak,strong", "launches": 5, "steps": 50,
-    "launcher": "auto",
+    "launcher": "auto", "until": 0.0, "most_launches": 30,
 }  # fmt: skip
 """Defaults of a new study; a study that continues has its own values."""
 
@@ -51,6 +51,12 @@ DEFAULTS: dict[str, Any] = {
               "stays.  [default: weak,strong]")  # fmt: skip
 @click.option("--launches", type=click.IntRange(1), metavar="N",
               help="Independent launches of each point.  [default: 5]")  # fmt: skip
+@click.option("--until", type=click.FloatRange(0, 1), metavar="WIDTH",
+              help="Launch more rounds after the first --launches, until the 95% interval of every "
+              "efficiency is at most ±WIDTH, such as 0.02.  [default: no more rounds]")  # fmt: skip
+@click.option("--most-launches", type=click.IntRange(1), metavar="N",
+              help="Largest number of launches of each point with --until.  "
+              "[default: 30]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), metavar="N",
               help="Steps that are timed in each launch.  [default: 50]")  # fmt: skip
 @click.option("--launcher", metavar="COMMAND",
@@ -111,7 +117,7 @@ def _launch(folder: Path, design: Design, chosen: Selection, *, as_json: bool) -
     display = StudyDisplay(errors=as_json)
     again = f"dptrain scale --output {shlex.quote(str(folder))}"
     try:
-        done = launch_study(folder, design, chosen, display)
+        done, design = launch_study(folder, design, chosen, display)
     except LaunchError as error:
         click.echo(f"dptrain: {error}", err=True)
         click.echo(f"finished launches are kept; continue with: {again}", err=True)
@@ -141,6 +147,7 @@ def _design(
 ) -> tuple[Path, Design]:
     """Return the folder of the study, and its design: the stored one, or that of the flags."""
     from dptrain.scaling.design import Design, new_folder, refuse_difference
+    from dptrain.scaling.running import common_prefetch
     from dptrain.training.settings import load_settings
 
     stored = None if output is None else Design.read(output)
@@ -161,8 +168,14 @@ def _design(
         launcher=_parse_launcher(chosen["launcher"]),
         batch_size=int(values.pop("batch_size")),
         settings=values,
+        until=chosen["until"],
+        most_launches=chosen["most_launches"],
     )
     design.points()
+    if stored is None:
+        values.setdefault("prefetch", common_prefetch(design))
+    elif "prefetch" in stored.settings:
+        values.setdefault("prefetch", stored.settings["prefetch"])
     if stored is None:
         return output or new_folder(config.network), design
     fields = {"scaling": "scalings"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dptrain.machine import available_cores, available_memory, cpu_model
+from dptrain.measure.cpu_configuration import cpu_configuration
 
 PACKAGES = (
     "dptrain",
@@ -84,6 +85,7 @@ def environment(world: World | None = None) -> dict[str, Any]:
         "size": 1 if world is None else world.size,
         "os": platform.platform(),
         "cpu": cpu_model(),
+        "cpu_configuration": cpu_configuration(),
         "cores": available_cores(),
         "memory_bytes": available_memory(),
         "python": platform.python_version(),

@@ -213,7 +213,10 @@ class Roofs:
 
 @dataclass(frozen=True)
 class SumTime:
-    """Time of a gradient sum alone, between barriers, for the buckets of one size."""
+    """Time of a gradient sum alone, between barriers, for the buckets of one size.
+
+    In a sweep, `buckets` is 0: no bucket of the job has this size.
+    """
 
     bucket_bytes: int
     buckets: int
@@ -227,7 +230,7 @@ class Profile:
     Attributes:
         job: network, data, backend, precision, strategy, transport, ranks, nodes, threads,
             batch_size (of all ranks), local_batch (of the largest share), optimizer, parameters,
-            seed, bucket_kib, cores (that a rank may use), possible (efficiency that the
+            seed, bucket_kib, prefetch, cores (that a rank may use), possible (efficiency that the
             cores allow).
         steps: number of timed steps.
         step_ms: wall time from one completion of the updated parameters to the next.
@@ -247,6 +250,7 @@ class Profile:
         energy: of the measured steps; None in profiles of older versions.
         processor: instructions and frequency of the measured steps; None if the ranks compute on
             GPUs, and in profiles of older versions.
+        sweep: times of all-reduces of other sizes by MPI, alone; empty for one rank and on GPUs.
     """
 
     job: dict[str, Any]
@@ -267,6 +271,7 @@ class Profile:
     pop: Pop | None = None
     energy: Energy | None = None
     processor: Processor | None = None
+    sweep: tuple[SumTime, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write ``profile.json``.
@@ -310,6 +315,7 @@ class Profile:
                 "ranks": tuple(RankProfile(**r) for r in values["ranks"]),
                 "sums": tuple(SumTime(**spread(s)) for s in values["sums"]),
                 "roofs": None if roofs is None else Roofs.of(roofs),
+                "sweep": tuple(SumTime(**spread(s)) for s in values.get("sweep", ())),
                 "pop": None if pop is None else Pop.from_record(pop),
                 "energy": None if energy is None else Energy.from_record(energy),
                 "processor": None if processor is None else Processor(**processor),

@@ -22,10 +22,10 @@ from dptrain.scaling.points import (
 from dptrain.scaling.study import Point, Study
 
 SAME = (
-    "network", "data", "backend", "precision", "strategy", "optimizer", "parameters",
+    "network", "data", "backend", "precision", "strategy", "optimizer", "parameters", "prefetch",
 )  # fmt: skip
 """Job entries that must be equal; a difference would be mistaken for an effect of scaling."""
-MACHINE = ("cpu", "os", "python", "versions", "mpi", "host")
+MACHINE = ("cpu", "cpu_configuration", "os", "python", "versions", "mpi", "host")
 """Keys of ``env.json`` that should be equal. Cores are not compared: launchers bind some jobs to
 fewer cores."""
 
@@ -55,7 +55,7 @@ def analyse(
     for series in make_series(groups, base):
         judged, impossible = judge(series)
         fits += [as_fit(found, series) for found in judged]
-        forecasts.append(make_forecast(series, judged))
+        forecasts.append(make_forecast(series))
         reasons += impossible
     profiles = {
         f"{scaling}-r{group.ranks}-t{group.threads}": group.median_launch.folder
@@ -173,7 +173,8 @@ def _differences(launches: Sequence[Measured]) -> list[str]:
 
 def _brief(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
+        # Launchers bind ranks to different cores, depending on the number of ranks.
+        return ", ".join(f"{key} {item}" for key, item in value.items() if key != "binding")
     return str(value)
 
 

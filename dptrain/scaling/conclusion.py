@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dptrain.measure.statistics import FEWEST
-from dptrain.scaling.forecast import UNMEASURED_NETWORK
 from dptrain.scaling.points import PARTS
 from dptrain.scaling.study import Forecast, Point
 
@@ -17,12 +16,6 @@ CAUSES = {
     "transfer": "communication that is not overlapped",
     "imbalance": "waiting for slower ranks",
     "other": "time between stages",
-}
-MODELS = {
-    "amdahl": "Amdahl's law",
-    "gustafson": "Gustafson's law",
-    "usl": "the universal scalability law",
-    "alpha-beta": "the α–β model",
 }
 
 
@@ -42,8 +35,7 @@ def conclude(points: Sequence[Point], forecasts: Iterable[Forecast]) -> tuple[st
 
 def withheld_sentence(forecast: Forecast) -> str:
     """Return why there is no forecast, as a sentence."""
-    reason = forecast.withheld or "the minibatch has no samples for more ranks"
-    return f"No forecast of {series_name(forecast)}: {reason.rstrip('.')}."
+    return f"No forecast of {series_name(forecast)}: {forecast.withheld.rstrip('.')}."
 
 
 def _about(scaling: str, points: Sequence[Point]) -> list[str]:
@@ -127,19 +119,13 @@ def _why(part: str, point: Point) -> str:
 
 
 def _of_forecast(forecast: Forecast) -> str:
-    what = series_name(forecast)
-    ranks, _, efficiency = forecast.points[-1]
-    ends = sorted(found[-1] for found in forecast.efficiencies.values())
-    span = f" ({ends[0]:.0%} to {ends[-1]:.0%} by the accepted models)" * (len(ends) > 1)
-    good = [r for r, _, e in forecast.points if e >= GOOD]
+    (ranks, _, efficiency), (low, high) = forecast.points[-1], forecast.intervals[-1]
+    pairs = zip(forecast.points, forecast.intervals, strict=True)
+    good = [r for (r, *_), (lower, _) in pairs if lower >= GOOD]
     reach = f", at least {GOOD:.0%} up to {good[-1]:,}" if good and good[-1] != ranks else ""
-    one_node = " Only one node was measured, so the cost of a network is not included."
     return (
-        f"Forecast of {what}: {efficiency:.0%} at {ranks:,} ranks{span}{reach}, by "
-        f"{MODELS[forecast.model]}, whose error was {forecast.hindcast_error:.1%} when it "
-        "predicted the largest point from the others."
-        + one_node
-        * (UNMEASURED_NETWORK in forecast.assumptions)
+        f"Forecast of {series_name(forecast)}: {efficiency:.0%} at {ranks:,} ranks (95% interval "
+        f"{low:.0%} to {high:.0%}){reach}; {forecast.unknown}."
     )
 
 

@@ -78,6 +78,9 @@ class Design:
             `dptrain.scaling.launching`.
         batch_size: global minibatch size of the point with the fewest compute threads.
         settings: settings of the job, as returned by `Settings.to_toml_values`.
+        until: half-width that the 95% interval of every efficiency shall have; 0 makes exactly
+            `launches` launches.
+        most_launches: largest number of launches per point with `until`.
     """
 
     ranks: tuple[int, ...]
@@ -89,6 +92,8 @@ class Design:
     launcher: tuple[str, ...]
     batch_size: int
     settings: dict[str, Any]
+    until: float = 0.0
+    most_launches: int = 0
 
     def points(self) -> tuple[PlannedPoint, ...]:
         """Return each point once, the base first.

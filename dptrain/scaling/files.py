@@ -41,12 +41,14 @@ def write_study(study: Study, folder: Path) -> None:
         ],
         FORECASTS: [
             {
-                "scaling": forecast.scaling, "threads": forecast.threads, "model": forecast.model,
+                "scaling": forecast.scaling, "threads": forecast.threads,
                 "hindcast_error": forecast.hindcast_error, "ranks": ranks, "step_ms": step_ms,
-                "efficiency": efficiency,
+                "efficiency": efficiency, "low": low, "high": high,
             }
             for forecast in study.forecasts
-            for ranks, step_ms, efficiency in forecast.points
+            for (ranks, step_ms, efficiency), (low, high) in zip(
+                forecast.points, forecast.intervals, strict=True
+            )
         ],
     }  # fmt: skip
     study.write(folder / STUDY)

@@ -1,7 +1,7 @@
-"""Rank models by predicting the largest point from the others, and extrapolate the best one.
+"""Fit models to the points of a study, and forecast the efficiency of more ranks.
 
-The error of that prediction is the hindcast error. If it is above `TRUSTED` for the best model, the
-forecast is withheld.
+Each model is judged by its hindcast error: it predicts the largest point from the others. Forecasts
+come from an ensemble (`dptrain.scaling.ensemble`) and not from one of these models.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dptrain.measure.profile import Profile
+from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.alpha_beta import Calibration, fit_alpha_beta
+from dptrain.scaling.ensemble import (
+    FARTHEST,
+    WIDEST,
+    Ensemble,
+    Figures,
+    Hindcast,
+    Observed,
+    Predicted,
+    fitted_network,
+    hindcasts,
+    obstacle,
+)
 from dptrain.scaling.models import LAWS, Model, Setting, Timed, TooFewPointsError
 from dptrain.scaling.points import Group, scalings_of
 from dptrain.scaling.study import STRONG, WEAK, Fit, Forecast
 
 TRUSTED = 0.15
-"""Largest hindcast error of an accepted model."""
-FARTHEST = 4096
-"""Largest number of ranks of a forecast."""
-UNMEASURED_NETWORK = "all measured ranks were on one node, so the cost of a network is not included"
+"""Largest hindcast error of the ensemble with which a forecast is given."""
 
 
 @dataclass(frozen=True)
@@ -182,57 +193,122 @@ def _between(first: int, last: int, measured: Collection[int]) -> list[int]:
     return sorted({*measured, *spaced, *every})
 
 
-def make_forecast(series: Series, judged: Sequence[Judged]) -> Forecast:
-    """Return the prediction of the best model for the next powers of two, up to `FARTHEST`."""
-    empty = Forecast(series.scaling, series.threads, "", None, "", (), ())
-    if not judged:
-        reason = "no model could predict the largest point from the others; measure more numbers "
-        return replace(empty, withheld=reason + "of ranks")
-    at_once = [series.setting(group).n for group in series.groups]
-    if at_once[-1] <= max(at_once[:-1]):
-        reason = "the largest point uses no more cores than a smaller one, so no prediction was "
-        return replace(empty, withheld=reason + "tested; measure more ranks with own cores")
-    best, error = judged[0].model, judged[0].hindcast_error
-    named = replace(empty, model=best.name, hindcast_error=error)
-    if error > TRUSTED:
-        return replace(
-            named,
-            withheld=f"the best model, {best.name}, predicts the largest point with an error of "
-            f"{error:.0%}, which is more than {TRUSTED:.0%}",
-        )
-    trusted = [found.model for found in judged if found.hindcast_error <= TRUSTED]
+def make_forecast(series: Series) -> Forecast:
+    """Return the forecast of the ensemble for the next powers of two of the number of ranks.
+
+    It ends where the answer becomes unknown: the interval is too wide, or the number of nodes is
+    more than `FARTHEST` times the measured one.
+    """
+    forecast = Forecast(series.scaling, series.threads)
+    points = [_observed(group) for group in series.groups if group.possible == 1]
+    reason = _obstacle(series, points)
+    if reason:
+        return replace(forecast, withheld=reason)
+    earlier = hindcasts(points)
+    network = fitted_network(points)
+    forecast = replace(
+        forecast,
+        hindcasts=tuple((h.ranks, h.predicted_ms, h.measured_ms) for h in earlier),
+        algorithm=network.algorithm,
+        alpha_us=1e3 * network.alpha_ms,
+        beta_gb_per_s=1e-6 / network.beta_ms if network.beta_ms else None,
+    )
+    if earlier and abs(math.expm1(earlier[-1].error)) > TRUSTED:
+        return replace(forecast, withheld=_wrong(earlier[-1]))
+    known, unknown = _predictions(series, points)
+    if not known:
+        return replace(forecast, withheld=unknown)
+    scale = _of_study_base(series)
     return replace(
-        named,
-        assumptions=_assumptions(series, best),
-        points=_points(series, best),
-        efficiencies={
-            model.name: tuple(efficiency for _, _, efficiency in _points(series, model))
-            for model in trusted
-        },
+        forecast,
+        assumptions=_assumptions(series, points[-1]),
+        points=tuple((p.ranks, p.step_ms, scale * p.efficiency) for p in known),
+        intervals=tuple((scale * p.low, scale * p.high) for p in known),
+        unknown=unknown,
     )
 
 
-def _assumptions(series: Series, model: Model) -> tuple[str, ...]:
-    free = [group for group in series.groups if group.possible == 1] or series.groups[:1]
-    ranks = max(map(_ranks_per_node, free))
-    nodes = f"additional ranks run on additional nodes like the measured ones, {ranks} per node"
-    most = max(group.ranks for group in series.groups)
-    far = f"effects that appear only beyond the measured {most} ranks are not included"
-    one = max(int(group.first.job["nodes"]) for group in series.groups) == 1
-    network = (UNMEASURED_NETWORK,) if one else ()
-    limit = ("each rank has at least one sample",) if series.scaling == STRONG else ()
-    return (nodes, *network, *model.assumptions, *limit, far)
+def _obstacle(series: Series, points: Sequence[Observed]) -> str:
+    """Return why there can be no forecast, or ""."""
+    if len(points) < 3:
+        return "it needs three numbers of ranks with own cores"
+    if series.groups[-1].possible < 1:
+        return "the ranks of the largest point share cores"
+    if min(len(point.launches) for point in points) < FEWEST:
+        return f"it needs {FEWEST} launches of each point"
+    return obstacle(points)
 
 
-def _points(series: Series, model: Model) -> tuple[tuple[int, float, float], ...]:
-    base = series.base
-    found = []
-    ranks = 2 ** math.ceil(math.log2(series.groups[-1].ranks + 1))
-    while ranks <= FARTHEST and (series.scaling == WEAK or ranks <= base.batch_size):
-        at = series.setting_at(ranks, on_measured_nodes=False)
-        step_ms = model.step_ms(at)
-        ratio = ranks * series.threads / base.total_threads
-        speed_up = (at.batch_size / step_ms) / (base.batch_size / base.step_ms)
-        found.append((ranks, step_ms, speed_up / ratio))
+def _wrong(found: Hindcast) -> str:
+    return (
+        f"the step of {found.ranks} ranks takes {found.measured_ms:.3g} ms, and the smaller points "
+        f"predict {found.predicted_ms:.3g} ms; an error above {TRUSTED:.0%} is not extrapolated"
+    )
+
+
+def _predictions(series: Series, points: Sequence[Observed]) -> tuple[list[Predicted], str]:
+    """Return the known predictions, and why the next one is unknown."""
+    ensemble, largest = Ensemble(points), points[-1]
+    known: list[Predicted] = []
+    ranks = 2 ** math.ceil(math.log2(largest.ranks + 1))
+    while math.ceil(ranks / largest.per_node) <= FARTHEST * largest.nodes:
+        if series.scaling == STRONG and ranks > series.base.batch_size:
+            return known, f"for {ranks:,} ranks the minibatch has too few samples"
+        found = ensemble.predict(ranks)
+        if not found.is_known:
+            return known, (
+                f"for {ranks:,} ranks and more the efficiency is unknown: the interval would be "
+                f"{found.low:.0%} to {found.high:.0%}, and a forecast is given if its upper limit "
+                f"is at most {WIDEST} times its lower limit"
+            )
+        known.append(found)
         ranks *= 2
-    return tuple(found)
+    return known, (
+        f"for {ranks:,} ranks and more the efficiency is unknown: forecasts are tested up to "
+        f"{FARTHEST} times the measured nodes"
+    )
+
+
+def _of_study_base(series: Series) -> float:
+    """Return the efficiency of the smallest point of the series over the base of the study."""
+    first, base = series.groups[0], series.base
+    faster = (first.batch_size / first.step_ms) / (base.batch_size / base.step_ms)
+    return faster * base.total_threads / first.total_threads
+
+
+def _assumptions(series: Series, largest: Observed) -> tuple[str, ...]:
+    return (
+        f"additional ranks run on additional nodes like the measured ones, {largest.per_node} per "
+        "node, in the same network",
+        "the all-reduce continues with a fitted algorithm, unless the MPI library is known to "
+        "change it; congestion on d times the nodes slows it by d^0 to d^(1/3)",
+        "delays of ranks are independent, with a normal, exponential or Pareto distribution",
+        *["each rank has at least one sample"] * (series.scaling == STRONG),
+        f"effects that appear only beyond the measured {largest.ranks} ranks are not included",
+    )
+
+
+def _observed(group: Group) -> Observed:
+    """Return the figures of a point that a forecast uses."""
+    job, sums = group.first.job, group.first.sums
+    return Observed(
+        group.ranks,
+        int(job["nodes"]),
+        group.batch_size,
+        float(job["local_batch"]),
+        tuple((s.bucket_bytes, s.buckets) for s in sums),
+        tuple(_figures(measured.profile) for measured in group.launches),
+        str((group.first.environment.get("mpi") or {}).get("library", "")),
+    )
+
+
+def _figures(profile: Profile) -> Figures:
+    parts = profile.parts
+    return Figures(
+        profile.step_ms.median,
+        parts.compute + parts.data_wait + parts.other,
+        parts.transfer,
+        parts.imbalance,
+        sum(s.buckets * s.time_ms.median for s in profile.sums),
+        tuple((s.bucket_bytes, s.time_ms.median) for s in profile.sweep or profile.sums),
+    )

@@ -17,6 +17,7 @@ from typing import IO
 
 import numpy as np
 
+from dptrain.backends import load_backend
 from dptrain.comm.signals import StopRequest
 from dptrain.errors import UserError
 from dptrain.files import dump_json, write_whole, writing
@@ -217,6 +218,21 @@ def _launch(
     write_whole(work / LAUNCHED, dump_json(facts, indent=1) + "\n", "--output")
     refuse_small_data(task.folder, Profile.read(work / PROFILE))
     return wall_s
+
+
+def common_prefetch(design: Design) -> int:
+    """Return how many minibatches all launches read ahead, so that T(1) is comparable with T(p).
+
+    By default a job reads ahead if a core is idle, which is so on one rank, but not if all cores
+    compute. The largest point decides for all, unless the data are image files. Slurm fills nodes,
+    so nothing is read ahead there.
+    """
+    reads_files = str(design.settings.get("data", "")).startswith("folder:")
+    if reads_files or not load_backend(str(design.settings["backend"])).threaded:
+        return 2
+    most = max(point.ranks * point.threads for point in design.points())
+    slurm = "srun" in design.launcher or "SLURM_JOB_ID" in os.environ
+    return 2 if most < available_cores() and not slurm else 0
 
 
 def command_of(design: Design, task: Task, launcher: Launcher, output: Path) -> list[str]:

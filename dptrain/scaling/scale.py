@@ -15,6 +15,7 @@ from dptrain.scaling.design import Design, Task, unfinished
 from dptrain.scaling.display import StudyDisplay
 from dptrain.scaling.files import refuse_foreign, write_study
 from dptrain.scaling.launching import find_launcher
+from dptrain.scaling.points import make_groups, make_points
 from dptrain.scaling.report.files import write_report
 from dptrain.scaling.running import run_tasks
 from dptrain.scaling.study import Study
@@ -59,16 +60,21 @@ class Selection:
         return tasks[begin:end]
 
 
-def launch_study(folder: Path, design: Design, chosen: Selection, display: StudyDisplay) -> bool:
-    """Run the selected launches that are not complete.
+def launch_study(
+    folder: Path, design: Design, chosen: Selection, display: StudyDisplay
+) -> tuple[bool, Design]:
+    """Run the selected launches that are not complete, and with `Design.until` more rounds.
 
     Returns:
-        False if a signal requested a stop before all were complete.
+        False if a signal requested a stop before all were complete; and the design, with the
+        number of rounds that were made.
 
     Raises:
         UserError: no launcher starts ranks, or the folder cannot be written.
         LaunchError: a launch failed.
     """
+    if design.until and not chosen.is_all:
+        raise UserError("--until decides after each round, so it excludes --only and --part")
     tasks = chosen.of(design)
     refuse_foreign(folder)
     computes_itself = load_backend(str(design.settings["backend"])).threaded
@@ -77,7 +83,34 @@ def launch_study(folder: Path, design: Design, chosen: Selection, display: Study
     launcher.try_out()
     design.write(folder)
     display.print(f"study: {folder}")
-    return run_tasks(folder, design, tasks, launcher, display)
+    done = run_tasks(folder, design, tasks, launcher, display)
+    while done and design.until and design.launches < design.most_launches:
+        wide = _widest(folder, design)
+        if not wide:
+            break
+        display.print(f"round {design.launches + 1}, because {wide}")
+        design = replace(design, launches=design.launches + 1)
+        design.write(folder)
+        done = run_tasks(folder, design, design.tasks(), launcher, display)
+    return done, design
+
+
+def _widest(folder: Path, design: Design) -> str:
+    """Return which efficiency is not known well enough; "" if all are.
+
+    All must be, also without the last round. Otherwise studies would stop at intervals that are
+    small by chance: from five launches on, 93 to 95% of intervals then contain the truth, compared
+    with 91 to 95% (simulated).
+    """
+    launches = collect([folder], folder).launches
+    last = {task.folder for task in design.tasks() if task.round == design.launches}
+    earlier = [launch for launch in launches if launch.folder not in last]
+    for considered in (launches, earlier):
+        for point in make_points(make_groups(considered)):
+            half = (point.efficiency.high - point.efficiency.low) / 2
+            if half > design.until:
+                return f"the efficiency of {point.name} is known to ±{half:.3f}"
+    return ""
 
 
 def missing(folder: Path, design: Design) -> int:

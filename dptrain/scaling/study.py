@@ -7,7 +7,7 @@ every value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ FORM = Form(
     noun="study",
     otherwise="expected a file of `dptrain scale`",
     anew="collect the study again with `dptrain scale --collect`",
-    version=2,
+    version=3,
 )
 
 
@@ -140,7 +140,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model of the step time.
+    """A model of the step time, for the measured points.
 
     Attributes:
         model: ``amdahl``, ``gustafson``, ``usl``, ``alpha-beta``.
@@ -165,27 +165,42 @@ class Fit:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Step times at more ranks by the best fit; withheld if its hindcast error is above 15%.
+    """Efficiencies at more ranks by an ensemble of models, as far as they are known.
 
     Attributes:
         scaling, threads: the points that the forecast extrapolates.
-        model: name of the model with the smallest hindcast error.
-        hindcast_error: hindcast error of that model.
+        hindcasts: (ranks, predicted_ms, measured_ms) of each point that the ensemble predicts from
+            the smaller ones.
+        algorithm: the all-reduce algorithm that fits the timed all-reduces best; "" if none was
+            fitted.
+        alpha_us, beta_gb_per_s: latency of a message and bandwidth, from the same fit; None if they
+            are not determined.
         withheld: the reason if there is no forecast, else "".
         assumptions: assumptions of the forecast in sentences.
         points: (ranks, step_ms, efficiency).
-        efficiencies: efficiencies at the same ranks by every model with a hindcast error of at most
-            15%; their range shows the uncertainty of the choice.
+        intervals: (low, high) of each efficiency; they hold 95% of the weight of the ensemble.
+        unknown: from which number of ranks on the efficiency is unknown, and why.
     """
 
     scaling: str
     threads: int
-    model: str
-    hindcast_error: float | None
-    withheld: str
-    assumptions: tuple[str, ...]
-    points: tuple[tuple[int, float, float], ...]
-    efficiencies: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    hindcasts: tuple[tuple[int, float, float], ...] = ()
+    algorithm: str = ""
+    alpha_us: float | None = None
+    beta_gb_per_s: float | None = None
+    withheld: str = ""
+    assumptions: tuple[str, ...] = ()
+    points: tuple[tuple[int, float, float], ...] = ()
+    intervals: tuple[tuple[float, float], ...] = ()
+    unknown: str = ""
+
+    @property
+    def hindcast_error(self) -> float | None:
+        """|predicted − measured| / measured of the largest point that was predicted."""
+        if not self.hindcasts:
+            return None
+        _, predicted, measured = self.hindcasts[-1]
+        return abs(predicted / measured - 1)
 
 
 @dataclass(frozen=True)
@@ -278,7 +293,6 @@ def _point(values: Mapping[str, Any]) -> Point:
 
 
 def _forecast(values: Mapping[str, Any]) -> Forecast:
-    points = tuple(tuple(point) for point in values["points"])
-    efficiencies = {name: tuple(found) for name, found in values["efficiencies"].items()}
-    own = {"assumptions": tuple(values["assumptions"]), "points": points}
-    return Forecast(**{**values, **own, "efficiencies": efficiencies})
+    lists = ("hindcasts", "points", "intervals")
+    own = {name: tuple(map(tuple, values[name])) for name in lists}
+    return Forecast(**{**values, **own, "assumptions": tuple(values["assumptions"])})

@@ -179,15 +179,31 @@ def _fits_table(fits: Sequence[Fit]) -> Table:
 
 
 def _forecast_table(forecast: Forecast) -> Table:
-    """Return the table of the forecast: the best model, and the efficiencies of the others."""
-    others = [name for name in forecast.efficiencies if name != forecast.model]
+    """Return the table of the forecast with its intervals."""
     rows = [
-        [f"{ranks:,}", _number(step_ms), f"{efficiency:.1%}",
-         *(f"{forecast.efficiencies[name][index]:.1%}" for name in others)]
-        for index, (ranks, step_ms, efficiency) in enumerate(forecast.points)
-    ]  # fmt: skip
-    columns = ["ranks", "step ms", f"efficiency, {forecast.model}", *others]
-    return fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
+        [f"{ranks:,}", _number(step_ms), f"{efficiency:.0%}", f"{low:.0%} – {high:.0%}"]
+        for (ranks, step_ms, efficiency), (low, high) in zip(
+            forecast.points, forecast.intervals, strict=True
+        )
+    ]
+    columns = ["ranks", "step ms", "efficiency", "95% interval"]
+    table = fitted_table(f"Forecast of {series_name(forecast)}", columns, rows, text=())
+    table.caption = _basis(forecast)
+    table.caption_justify = "left"
+    return table
+
+
+def _basis(forecast: Forecast) -> str:
+    """Return what the forecast is based on: the network, and how it predicted measured points."""
+    rate = forecast.beta_gb_per_s
+    network = f"{forecast.algorithm}, α {_number(forecast.alpha_us or 0.0)} µs" + (
+        f", 1/β {_number(rate)} GB/s" if rate else ""
+    )
+    past = ", ".join(
+        f"{ranks} ranks {predicted / measured - 1:+.1%}"
+        for ranks, predicted, measured in forecast.hindcasts
+    )
+    return f"all-reduce: {network}" + (f"; errors of hindcasts: {past}" if past else "")
 
 
 def _interval(value: Estimate, text: Callable[[float], str]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ from dptrain.training.trainer import raise_not_finite
 
 SUM_REPEATS, SUM_WARM_UP = 20, 3
 """Timed and untimed repetitions of a gradient sum outside a step."""
+
+SWEEP, LARGEST_SWEPT, SWEEP_REPEATS = range(-6, 3), 2**26, 8
+"""Powers of two of the swept sizes over that of the largest bucket; largest size in bytes; timed
+repetitions."""
 
 MOST_TRACE_BYTES = 2_000_000_000
 """No viewer opens a larger trace, and MPI counts bytes in 32 bits."""
@@ -133,10 +138,12 @@ def profile(
         )  # fmt: skip
         sums = _time_sums(job)
         facts = rank_facts(job, meter, counter)  # Before the copies of the roofs need memory.
+        sweep = _time_sweep(job)
         roofs = measure_job_roofs(job) if options.roofs else None
         record = None
         if measured is not None:
             record = profile_record(job, job.replica, job.plan, measured, sums, roofs, facts)
+            record = replace(record, sweep=sweep)
             if board is not None:
                 _fill_board(board, job, measured)
         if output is not None:
@@ -349,6 +356,31 @@ def _time_sums(job: Job) -> tuple[SumTime, ...]:
     return tuple(found)
 
 
+def _time_sweep(job: Job) -> tuple[SumTime, ...]:
+    """Time all-reduces of nine sizes by MPI, which determine latency, bandwidth and algorithm."""
+    world = job.world
+    if world.size == 1 or job.replica.memory.asynchronous:
+        return ()
+    largest = max(bucket.stop - bucket.start for bucket in job.engine.gradient_sum.buckets)
+    counts = {max(int(largest * 2.0**power), 1) for power in SWEEP}
+    found = []
+    for count in sorted(counts):
+        array = np.zeros(count, np.float32)
+        if array.nbytes > LARGEST_SWEPT:
+            break
+        laps = []
+        for _ in range(SUM_WARM_UP + SWEEP_REPEATS):
+            world.barrier()
+            # Ranks leave the barrier at different times, a small all-reduce almost at once.
+            world.all_reduce(np.zeros(1, np.float32))
+            begin = perf_counter_ns()
+            world.all_reduce(array)
+            laps.append(perf_counter_ns() - begin)
+        slowest = np.max(world.all_gather_json(laps[SUM_WARM_UP:]), axis=0)
+        found.append(SumTime(array.nbytes, 0, spread(MS * slowest)))
+    return tuple(found)
+
+
 def measure_job_roofs(job: Job) -> Roofs:
     """Measure the limits of the roofline model on all ranks at the same time.
 
@@ -451,6 +483,7 @@ def describe_job(job: Job, facts: dict[str, Any]) -> dict[str, Any]:
         "seed": spec.seed,
         "bucket_kib": spec.bucket_kib or None,
         "buckets": len(sums.buckets),
+        "prefetch": spec.prefetch,
         "cores": min(rank["cores"] for rank in facts["ranks"]),
         "possible": facts["possible"],
     }

@@ -41,8 +41,8 @@ STUDY = (
          "smaller batch of a rank."),
     Term("hindcast_error", "1", "Relative error of a model that is fitted to all other points and "
          "predicts the largest one."),
-    Term("forecast", "", "Step times at more ranks by the model with the smallest hindcast error; "
-         "withheld if that error is above 15%."),
+    Term("forecast", "", "Efficiencies at more ranks by an ensemble of models, with intervals; "
+         "unknown if the upper limit is more than 1.3 times the lower one."),
     Term("outlier", "", "A launch whose distance from the median of its point is more than 3 "
          "scaled median absolute deviations. It is not removed."),
 )  # fmt: skip

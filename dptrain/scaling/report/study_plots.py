@@ -270,48 +270,41 @@ def _parts(study: Study, scaling: str, points: Sequence[Point]) -> Plot:
 def _forecast(study: Study, forecast: Forecast) -> Plot:
     points = [p for p in study.points
               if p.scaling == forecast.scaling and p.threads == forecast.threads]  # fmt: skip
-    largest = max(points, key=lambda point: point.total_threads)
-    error = forecast.hindcast_error or 0.0
     xs = [ranks * forecast.threads for ranks, _, _ in forecast.points]
     ys = [efficiency for _, _, efficiency in forecast.points]
-    fit = next((f for f in study.fits if (f.scaling, f.threads, f.model)
-                == (forecast.scaling, forecast.threads, forecast.model)), None)  # fmt: skip
+    by_ranks = {point.ranks: point for point in points}
+    past = [(by_ranks[ranks], predicted) for ranks, predicted, _ in forecast.hindcasts]
 
     def draw(axes: Axes) -> None:
         set_ranks_axis(axes, [*(p.total_threads for p in points), *xs], _axis_label(points))
         axes.axhline(1, color=colour("faint"), linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.fill_between(xs, [y / (1 + error) for y in ys], [y / (1 - error) for y in ys],
-                          color=colour("mint"), linewidth=0, label="± hindcast error")  # fmt: skip
+        lows, highs = zip(*forecast.intervals, strict=True)
+        axes.fill_between(xs, lows, highs, color=colour("mint"), linewidth=0,
+                          label="95% interval")  # fmt: skip
         axes.plot(xs, ys, "D--", color=colour("green"), markerfacecolor=colour("paper"),
-                  linewidth=1.2, label=f"forecast, {forecast.model}", zorder=3)  # fmt: skip
-        for model, found in forecast.efficiencies.items():
-            if model != forecast.model:
-                role, dashes = FITS.get(model, ("ink", (0, (3, 1))))
-                axes.plot(xs, found, color=colour(role), linestyle=dashes, linewidth=1.2,
-                          label=f"by {model}", zorder=2)  # fmt: skip
+                  linewidth=1.2, label="forecast", zorder=3)  # fmt: skip
         _measured(axes, points, "efficiency")
-        if fit is not None and fit.hindcast_ms:
-            predicted = largest.efficiency.value * largest.step_ms.value / fit.hindcast_ms
-            axes.plot(largest.total_threads, predicted, "s", color=colour("orange"), markersize=7,
-                      markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
+        if past:
+            predicted = [p.efficiency.value * p.step_ms.value / ms for p, ms in past]
+            axes.plot([p.total_threads for p, _ in past], predicted, "s", color=colour("orange"),
+                      markersize=7, markerfacecolor="none", label="hindcast", zorder=6)  # fmt: skip
         axes.annotate(f"{ys[-1]:.2f}", (xs[-1], ys[-1]), xytext=(0, 6), ha="center", va="bottom",
                       textcoords="offset points", weight="bold", fontsize=SMALL_PT)  # fmt: skip
         axes.set_ylim(0, 1.12)
         legend_below(axes, 2, lines=True)
 
-    legend = legend_height(4 + max(len(forecast.efficiencies) - 1, 0), 2)
-    others = (
-        " Other lines: models whose error is at most 15%, too."
-        if len(forecast.efficiencies) > 1
-        else ""
+    legend = legend_height(4, 2)
+    values = "; ".join(
+        f"{ranks} ranks {e:.2f} ({low:.2f} to {high:.2f})"
+        for (ranks, _, e), (low, high) in zip(forecast.points, forecast.intervals, strict=True)
     )
-    values = "; ".join(f"{ranks} ranks {e:.2f}" for ranks, _, e in forecast.points)
     suffix = "" if len({f.threads for f in study.forecasts}) == 1 else f"-t{forecast.threads}"
     return plot(
         f"forecast-{forecast.scaling}{suffix}",
         f"{forecast.scaling.capitalize()} scaling: forecast", "parallel efficiency", draw,
         height=HEIGHT + legend, bottom=BOTTOM + legend,
-        caption="Hollow points are predictions. Hindcast: the largest point as predicted from the "
-        f"others, with an error of {percent(error)} of the step time.{others}",
+        caption="Hollow diamonds are predictions by an ensemble of models. Squares are hindcasts: "
+        f"measured points as predicted from the smaller ones. The forecast ends: "
+        f"{forecast.unknown}.",
         alt=f"Forecast of the efficiency of {forecast.scaling} scaling: {values}.",
     )  # fmt: skip

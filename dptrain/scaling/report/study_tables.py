@@ -138,22 +138,18 @@ def forecast_table(study: Study) -> Table | None:
     forecasts = [study.forecasts[i] for i, _ in found]
     points = [study.forecasts[i].points[k] for i, k in found]
     at = [f"forecasts.{i}.points.{k}" for i, k in found]
+    intervals = [study.forecasts[i].intervals[k] for i, k in found]
+    limits = [f"forecasts.{i}.intervals.{k}" for i, k in found]
     columns = [
         texts("scaling", [f.scaling for f in forecasts]),
-        texts("model", [f.model for f in forecasts]),
         counts("ranks", [p[0] for p in points], [f"{a}.0" for a in at]),
         values("step", "ms", [p[1] for p in points], [f"{a}.1" for a in at]),
         values("efficiency", "", [p[2] for p in points], [f"{a}.2" for a in at], decimals=2),
-    ]
-    models = list(dict.fromkeys(m for f in study.forecasts for m in f.efficiencies))
-    if any(len(f.efficiencies) > 1 for f in study.forecasts):
-        columns += [
-            values(f"by {model}", "efficiency",
-                   [f.efficiencies[model][k] if model in f.efficiencies else None
-                    for f, (_, k) in zip(forecasts, found, strict=True)],
-                   [f"forecasts.{i}.efficiencies.{model}.{k}" for i, k in found], decimals=2)
-            for model in models
-        ]  # fmt: skip
+        values("lower limit", "(95%)", [i[0] for i in intervals], [f"{a}.0" for a in limits],
+               decimals=2),
+        values("upper limit", "(95%)", [i[1] for i in intervals], [f"{a}.1" for a in limits],
+               decimals=2),
+    ]  # fmt: skip
     if len({f.threads for f in forecasts}) > 1:
         columns.insert(1, texts("threads", [f.threads for f in forecasts]))
     return Table("forecast", "Forecast", FILE, tuple(columns), "Predictions, not measurements.")

@@ -57,6 +57,7 @@ class Law:
         overlap: share of a sum that is hidden.
         imbalance: times √(2 ln p).
         cores: of the one node; None: ranks never share.
+        per_node: ranks per node; None: all ranks are on one node.
         noise: relative standard deviation between launches.
     """
 
@@ -71,15 +72,20 @@ class Law:
     cores: int | None = None
     noise: float = 0.0
     size: int = 800_000
+    per_node: int | None = None
 
     def possible(self, workers: int) -> float:
         """Share of the workers that have a core."""
         return 1.0 if self.cores is None else min(self.cores / workers, 1.0)
 
-    def sum_ms(self, ranks: int) -> float:
-        """A sum of all gradients, by a tree."""
+    def sum_ms(self, ranks: int, size: float | None = None) -> float:
+        """A sum of all gradients, or of so many bytes, by Rabenseifner's algorithm."""
         latency = 2 * self.alpha * math.log2(ranks)
-        return latency + 2 * self.beta * self.size * (ranks - 1) / ranks
+        return latency + 2 * self.beta * (size or self.size) * (ranks - 1) / ranks
+
+    def nodes(self, ranks: int) -> int:
+        """Number of nodes of so many ranks."""
+        return 1 if self.per_node is None else math.ceil(ranks / self.per_node)
 
     def parts(self, ranks: int, threads: int, local: float) -> Parts:
         """Of a step without noise."""
@@ -127,7 +133,8 @@ def make_profile(
     return Profile(
         job={
             "network": "model0", "data": "synthetic", "backend": "numba", "precision": "fp32",
-            "strategy": "mirrored", "transport": "auto", "ranks": ranks, "nodes": 1,
+            "strategy": "mirrored", "transport": "auto", "ranks": ranks,
+            "nodes": law.nodes(ranks),
             "threads": threads, "batch_size": batch_size, "local_batch": local,
             "optimizer": "sgd", "parameters": 199_882, "seed": 0, "bucket_kib": None,
             "cores": law.cores or 64, "possible": law.possible(ranks * threads),
@@ -159,6 +166,10 @@ def make_profile(
             "versions": {"dptrain": "0.1.0", "numpy": "2.0.0"}, "mpi": {"library": "MPICH 5"},
             **facts,
         },
+        sweep=() if ranks == 1 else tuple(
+            SumTime(size, 0, _spread(factor * law.sum_ms(ranks, size), steps))
+            for size in (law.size * 2**k // 64 for k in range(9))
+        ),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.cli.main import run
+from dptrain.scaling.design import Design
 from dptrain.scaling.display import time_text
 from dptrain.scaling.report.files import REPORT, write_report
 from dptrain.scaling.study import Study
@@ -98,6 +99,49 @@ def test_ranks_that_slurm_starts_are_no_other_programs(monkeypatch: pytest.Monke
     assert others("weak-r1-t1") == 2.0
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert others("weak-r2-t1") is None
+
+
+def test_rounds_are_added_until_efficiencies_are_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def widest(folder: Path, design: Design) -> str:
+        return "" if design.launches == 4 else "the efficiency of weak-r2-t1 is known to ±0.030"
+
+    assert scale("--until", "0.02", "--only", "weak-r2-t1") == 2
+    monkeypatch.setattr("dptrain.scaling.scale._widest", widest)
+    assert scale("--until", "0.02") == 0
+    assert "round 4, because the efficiency of weak-r2-t1 is known to ±0.030" in (
+        capsys.readouterr().out
+    )
+    study = Study.read(Path("study/study.json"))
+    assert {len(point.launches) for point in study.points} == {4}
+    stored = Design.read(Path("study"))
+    assert stored is not None
+    assert (stored.launches, stored.until, stored.most_launches) == (4, 0.02, 30)
+
+
+def test_equal_launches_need_no_more_rounds() -> None:
+    assert scale("--launches", "4", "--until", "0.02") == 0
+    assert len(Study.read(Path("study/study.json")).points[0].launches) == 4
+
+
+def test_rounds_end_at_the_limit() -> None:
+    # Two launches have no interval.
+    assert scale("--until", "0.02", "--most-launches", "3") == 0
+    assert len(Study.read(Path("study/study.json")).points[0].launches) == 3
+
+
+def test_all_launches_read_ahead_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((2, 0), (3, 2)):
+        monkeypatch.setattr("dptrain.scaling.running.available_cores", lambda n=cores: n)
+        shutil.rmtree("study", ignore_errors=True)
+        assert scale("--launches", "1") == 0
+        stored = Design.read(Path("study"))
+        assert stored is not None
+        assert stored.settings["prefetch"] == expected
+        commands = Study.read(Path("study/study.json")).commands.values()
+        # The default of the setting is to choose, so a number is always part of the command.
+        assert all(f"--prefetch {expected}" in command for command in commands)
 
 
 def test_json_is_the_record_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

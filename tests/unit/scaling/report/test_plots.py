@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def plots(tmp_path_factory: pytest.TempPathFactory) -> list[Plot]:
     folder = tmp_path_factory.mktemp("study")
-    write_study(folder, Law(cores=12, noise=0.01), (1, 2, 4, 8, 16))
+    write_study(folder, Law(per_node=1, sample=2.0, noise=0.005), (1, 2, 4, 8, 16))
     study = Study.read(folder / "study.json")
     profile = MeasuredProfile.read(folder / study.profiles["weak-r8-t1"]).profile
     return [*study_plots(study), *profile_plots(with_pop(profile))]

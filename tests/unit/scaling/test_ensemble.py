@@ -1,0 +1,125 @@
+"""Forecasts: what the ensemble fits, how it is tested, and when the answer is unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from dptrain.scaling.allreduce import (
+    ALGORITHMS,
+    DOUBLING,
+    RABENSEIFNER,
+    Network,
+    fit_networks,
+    selected,
+)
+from dptrain.scaling.ensemble import FARTHEST, LATENESS, WIDEST
+from dptrain.scaling.forecast import make_forecast, make_series
+from dptrain.scaling.points import Measured, base_of, make_groups
+from dptrain.scaling.study import Forecast
+from tests.unit.scaling.synthetic import Law, make_launches, make_profile
+
+LAW = Law(per_node=1, noise=0.005, sample=0.8, overlap=0.0)
+
+
+def forecast_of(launches: list[Measured], scaling: str = "weak") -> Forecast:
+    groups = make_groups(launches)
+    series = make_series(groups, base_of(groups))
+    return make_forecast(next(found for found in series if found.scaling == scaling))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_sweep_determines_latency_bandwidth_and_algorithm(algorithm: str) -> None:
+    true = Network(algorithm, 0.02, 1e-6, 0.0)
+    rows = [
+        (nodes, size, true.sum_ms(nodes, size))
+        for nodes in (2, 4, 8)
+        for size in (2**k for k in range(12, 21))
+    ]
+    found = fit_networks(rows, 2**16)[0]
+    assert found.algorithm == algorithm
+    assert found.alpha_ms == pytest.approx(0.02)
+    assert found.beta_ms == pytest.approx(1e-6)
+    assert found.error < 1e-9
+
+
+def test_costs_of_algorithms_grow_with_the_nodes() -> None:
+    doubling, halving = Network(DOUBLING, 0.1, 1e-6, 0.0), Network(RABENSEIFNER, 0.1, 1e-6, 0.0)
+    assert doubling.sum_ms(64, 1e6) == pytest.approx(6 * 1.1)
+    assert halving.sum_ms(64, 1e6) == pytest.approx(2 * 6 * 0.1 + 2 * 63 / 64)
+
+
+def test_libraries_select_algorithms() -> None:
+    assert selected("MPICH Version: 4.2", 64, 2**20) == selected("MPICH", 2, 2**20)
+    assert selected("Open MPI v5.0.7", 32, 2**17) == (RABENSEIFNER,)
+    assert selected("Open MPI v5.0.7", 64, 2**17) == (DOUBLING,)
+    assert selected("Open MPI v5.0.7", 64, 2**18) == (RABENSEIFNER,)
+    assert selected("another", 8, 2**20) is None
+
+
+def test_waiting_grows_with_the_tail_of_lateness() -> None:
+    growth = {name: f(64) / f(8) for name, f in LATENESS.items()}
+    assert 1 < growth["normal"] < growth["exponential"] < growth["Pareto"]
+    # The expected maximum of 8 normal and of 8 exponential variables, less their mean.
+    assert LATENESS["normal"](8) == pytest.approx(1.4236, rel=0.01)
+    assert LATENESS["exponential"](8) == pytest.approx(2.7179 - 1, rel=1e-3)
+
+
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_the_interval_contains_what_the_law_gives(scaling: str) -> None:
+    forecast = forecast_of(make_launches(LAW, (1, 2, 4, 8), batch_size=64), scaling)
+    assert [ranks for ranks, _, _ in forecast.points] == [16, 32, 64][: len(forecast.points)]
+    assert len(forecast.points) >= (3 if scaling == "weak" else 1)
+    assert forecast.algorithm == RABENSEIFNER
+    assert forecast.alpha_us == pytest.approx(1e3 * LAW.alpha, rel=0.02)
+    for (ranks, step_ms, efficiency), (low, high) in zip(
+        forecast.points, forecast.intervals, strict=True
+    ):
+        local = 64 if scaling == "weak" else 64 / ranks
+        ideal = LAW.parts(1, 1, 64).total / (1 if scaling == "weak" else ranks)
+        truth = ideal / LAW.parts(ranks, 1, local).total
+        assert low <= truth <= high <= WIDEST * low
+        assert low <= efficiency <= high
+        assert step_ms == pytest.approx(ideal / efficiency, rel=0.05)
+    assert "is unknown" in forecast.unknown or "too few samples" in forecast.unknown
+
+
+def test_forecasts_end_where_they_were_not_tested() -> None:
+    forecast = forecast_of(make_launches(Law(per_node=1, sample=5.0, noise=0.002), (1, 2, 4)))
+    assert forecast.points[-1][0] == FARTHEST * 4
+    assert f"for {2 * FARTHEST * 4} ranks and more" in forecast.unknown
+
+
+def test_hindcasts_see_only_smaller_points() -> None:
+    launches = make_launches(LAW, (1, 2, 4, 8))
+    errors = [ms / measured - 1 for _, ms, measured in forecast_of(launches).hindcasts]
+    assert [ranks for ranks, _, _ in forecast_of(launches).hindcasts] == [4, 8]
+    assert max(map(abs, errors)) < 0.05
+    slow = [
+        Measured(m.folder, m.order, make_profile(LAW, ranks=8, batch_size=256, step_ms=60.0))
+        if m.folder.startswith("launches/weak-r8") else m
+        for m in launches
+    ]  # fmt: skip
+    forecast = forecast_of(slow)
+    assert forecast.points == ()
+    assert forecast.hindcasts[-1][1] == pytest.approx(forecast_of(launches).hindcasts[-1][1])
+    assert "8 ranks takes 60 ms" in forecast.withheld
+
+
+@pytest.mark.parametrize(
+    ("law", "ranks", "launches", "words"),
+    [
+        (Law(), (1, 2, 4, 8), 5, "nothing is known about the network"),
+        (Law(per_node=4), (1, 2, 4, 8), 5, "only 2 nodes were measured"),
+        (LAW, (1, 2), 5, "three numbers of ranks"),
+        (LAW, (1, 2, 4), 2, "3 launches of each point"),
+        (Law(cores=2), (1, 2, 4), 5, "three numbers of ranks with own cores"),
+        (Law(per_node=1, sample=0.0, update=0.02), (1, 2, 4, 8), 5, "is not extrapolated"),
+        (Law(per_node=1, noise=0.2), (1, 2, 4, 8), 5, "is unknown: the interval"),
+    ],
+)
+def test_without_a_basis_the_answer_is_unknown(
+    law: Law, ranks: tuple[int, ...], launches: int, words: str
+) -> None:
+    forecast = forecast_of(make_launches(law, ranks, launches=launches))
+    assert forecast.points == forecast.intervals == ()
+    assert words in forecast.withheld
