@@ -218,10 +218,17 @@ def _ranks_table(profile: Profile, wide: bool) -> Table:
     ranks = sorted(profile.ranks, key=lambda rank: -rank.delay_ms)
     left = f", the {MAX_RANKS} with the largest delay" if len(ranks) > MAX_RANKS else ""
     columns = ["rank", "host", "samples", "busy", "delay", "computation", "data wait",
-               "communication", "waiting"]  # fmt: skip
+               "communication", "waiting", "busy share"]  # fmt: skip
     if not wide:
         columns.remove("samples")
-    rows = [[_rank_cells(rank)[column] for column in columns] for rank in ranks[:MAX_RANKS]]
+    if not wide or profile.pop is None:
+        columns.remove("busy share")
+    shares = () if profile.pop is None else profile.pop.ranks
+    rows = []
+    for rank in ranks[:MAX_RANKS]:
+        share = f"{shares[rank.rank].value:.0%}" if shares else ""
+        cells = {**_rank_cells(rank), "busy share": share}
+        rows.append([cells[column] for column in columns])
     return fitted_table(f"Ranks, mean ms of typical steps{left}", columns, rows, text=("host",))
 
 
