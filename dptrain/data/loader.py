@@ -143,6 +143,7 @@ class Loader(BatchSource):
         self._samples, self._sampler, self._steps = samples, sampler, steps
         self._augmentation, self._depth = augmentation, depth
         self._times = InputTimes() if times is None else times
+        self._counts_at_start: tuple[int, int, int] | None = self._times.counts()
         self._input_shape, self._keeps_pixels = input_shape, keeps_pixels
         rows, x_shape, dtype = sampler.largest_shard, input_shape, "float32"
         if keeps_pixels:
@@ -260,6 +261,10 @@ class Loader(BatchSource):
                     changes = windows[span], None if recolourings is None else recolourings[span]
                 else:
                     self._read(samples, x, y, None if draws is None else draws[:, span])
+                if self._counts_at_start is not None:
+                    # The first minibatch opens files, and it may compile a kernel.
+                    self._times.reset(self._counts_at_start)
+                    self._counts_at_start = None
                 yield Batch(step, epoch, x, y, samples, global_count, *changes), buffers
 
     def _window_changes(

@@ -17,6 +17,8 @@ MIN_STEPS = 10
 class InputTimes:
     """Times that a loader takes, on whichever thread, for the minibatches of a run.
 
+    A loader that reads minibatches one by one leaves out its first one.
+
     Attributes:
         reading_ns: reading samples from memory or files, with decoding.
         assembling_ns: drawing random numbers, and changing images or computing crop windows.
@@ -41,6 +43,14 @@ class InputTimes:
         now = perf_counter_ns()
         self.assembling_ns += now - begin_ns
         return now
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the times and the number of minibatches, for `reset`."""
+        return self.reading_ns, self.assembling_ns, self.batches
+
+    def reset(self, counts: tuple[int, int, int]) -> None:
+        """Forget what was added since `counts` were returned."""
+        self.reading_ns, self.assembling_ns, self.batches = counts
 
     def mean_ms(self) -> tuple[float, float]:
         """Return reading and assembling per minibatch in milliseconds."""

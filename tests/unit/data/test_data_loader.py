@@ -52,7 +52,9 @@ def loader(samples, *, windows=False, **changes):
 
 
 def threads():
-    return [t for t in threading.enumerate() if t.name.startswith("dptrain-")]
+    """Threads of loaders; compute threads of other tests have numbers."""
+    kinds = ("dptrain-loader", "dptrain-order", "dptrain-windows")
+    return [t for t in threading.enumerate() if t.name.startswith(kinds)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

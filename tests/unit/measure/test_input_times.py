@@ -57,7 +57,7 @@ def test_a_loader_counts_reading_and_batches(depth: int) -> None:
     sampler = Sampler(20, 4, seed=0)
     with Loader(SlowSamples(), sampler, range(10), (2,), depth=depth, times=times) as batches:
         assert len(list(batches)) == 10
-    assert times.batches == 10
+    assert times.batches == 9  # Without the first, which may compile a kernel.
     reading_ms, assembling_ms = times.mean_ms()
     assert reading_ms >= 3 > assembling_ms
 
