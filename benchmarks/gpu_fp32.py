@@ -2,8 +2,8 @@
 
     python3 -m benchmarks.gpu_fp32 [--batch N ...] [network ...]
 
-Requires a GPU and CuPy. Each network runs with fused multiply-adds only (FMA), with 3xTF32 in every
-stage that supports it, and as selected with a margin of 1.15. Errors are ‖g − g'‖ / ‖g'‖ of outputs
+Requires a GPU and CuPy. Each network runs with fused multiply-adds only (FMA), and with 3xTF32 as
+selected, by ``mma.sync`` and, for convolutions, by ``wgmma``. Errors are ‖g − g'‖ / ‖g'‖ of outputs
 and gradients against float64, at the smallest batch size.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import dptrain.api
 from benchmarks.gpu_products import LAUNCHES, PHASES, Planned, _compile, products, timed
 from benchmarks.outside import OUTSIDE
-from dptrain.backends.cuda import hardware, implicit_gemm_cost
+from dptrain.backends.cuda import hardware, implicit_gemm_cost, wgrad_tiles
 from dptrain.backends.cuda.backend import CudaBackend
 from dptrain.backends.replica import Replica
 from dptrain.network import get_network
@@ -34,8 +34,8 @@ from dptrain.plan.lowering import Phase
 from dptrain.plan.plan import make_plan
 
 NETWORKS = ("model0", "cifar", "solar", "vgg")
-MARGINS = {"FMA": math.inf, "3xTF32": 1e-9, "selected": 1.15}
-"""`hardware.TF32X3_MARGIN` by variant."""
+VARIANTS = {"FMA": (math.inf, False), "mma.sync": (1.15, False), "wgmma": (1.15, True)}
+"""`hardware.TF32X3_MARGIN` and `hardware.TF32X3_WGMMA` by variant."""
 
 STEPS = 15
 """Timed steps, after five that are not timed."""
@@ -58,14 +58,17 @@ def random_batch(network: Network, n: int) -> tuple[Any, Any]:
 @contextmanager
 def variant(name: str) -> Iterator[None]:
     """Select kernels as the variant does."""
-    before = hardware.TF32X3_MARGIN
-    hardware.TF32X3_MARGIN = MARGINS[name]
-    implicit_gemm_cost.select_implicit_gemm_tile.cache_clear()
+    before = hardware.TF32X3_MARGIN, hardware.TF32X3_WGMMA
+    selections = implicit_gemm_cost.select_implicit_gemm_tile, wgrad_tiles.select_wgrad_tile
     try:
+        hardware.TF32X3_MARGIN, hardware.TF32X3_WGMMA = VARIANTS[name]
+        for selection in selections:
+            selection.cache_clear()
         yield
     finally:
-        hardware.TF32X3_MARGIN = before
-        implicit_gemm_cost.select_implicit_gemm_tile.cache_clear()
+        hardware.TF32X3_MARGIN, hardware.TF32X3_WGMMA = before
+        for selection in selections:
+            selection.cache_clear()
 
 
 def make(network: Network, n: int, backend: CudaBackend) -> Replica:
@@ -78,7 +81,7 @@ def compile_all(cases: Sequence[tuple[Network, int]]) -> None:
     """Compile the kernels of all cases and variants in parallel."""
     planned = Planned()
     for network, n in cases:
-        for name in MARGINS:
+        for name in VARIANTS:
             with variant(name):
                 make(network, n, CudaBackend(planned))
     print(f"{len(planned.units)} kernels to compile", flush=True)
@@ -123,18 +126,18 @@ def report(network: Network, n: int, backend: CudaBackend, errors: bool) -> None
     """Print the times of a case, and with `errors` the errors against float64."""
     x, y = random_batch(network, n)
     steps, stages, found = {}, {}, {}
-    for name in MARGINS:
+    for name in VARIANTS:
         with variant(name):
             replica = make(network, n, backend)
             found[name] = results(replica, x, y)
             steps[name] = step_us(replica, x, y)
             stages[name] = stage_us(replica, backend)
-    print(f"\n{network.name}, batch {n}: µs" + "".join(f"{name:>10}" for name in MARGINS))
+    print(f"\n{network.name}, batch {n}: µs" + "".join(f"{name:>10}" for name in VARIANTS))
     for key in stages["FMA"]:
-        row = "".join(f"{stages[name].get(key, math.nan):>10.1f}" for name in MARGINS)
+        row = "".join(f"{stages[name].get(key, math.nan):>10.1f}" for name in VARIANTS)
         print(f"{key[0] + ' ' + key[1].value:<28}{row}")
-    row = "".join(f"{steps[name]:>10.1f}" for name in MARGINS)
-    print(f"{'step':<28}{row}   FMA / selected {steps['FMA'] / steps['selected']:.2f}", flush=True)
+    row = "".join(f"{steps[name]:>10.1f}" for name in VARIANTS)
+    print(f"{'step':<28}{row}   FMA / wgmma {steps['FMA'] / steps['wgmma']:.2f}", flush=True)
     if errors:
         exact = results(
             dptrain.api.make_replica(network, "reference", n, precision="fp64"), x, y
@@ -142,7 +145,7 @@ def report(network: Network, n: int, backend: CudaBackend, errors: bool) -> None
         for what, value in exact.items():
             row = "".join(
                 f"{np.linalg.norm(found[name][what] - value) / np.linalg.norm(value):>10.1e}"
-                for name in MARGINS
+                for name in VARIANTS
             )
             print(f"{'error of ' + what:<28}{row}", flush=True)
 

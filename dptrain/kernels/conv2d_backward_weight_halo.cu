@@ -1,5 +1,5 @@
 // Gradient of a convolution of stride 1 with respect to its weights and bias, on halo tiles in
-// shared memory; tf32 and bf16 only:
+// shared memory; tf32, bf16, and fp32 by 3xTF32 (mma.cuh, on sm_90):
 //
 //     dw[r, s, c, k] = Σ over (n, p, q) of x[n, h, w, c] dz[n, p, q, k]
 //     db[k]          = Σ over (n, p, q) of dz[n, p, q, k]
@@ -13,7 +13,8 @@
 // pixels. These need not be adjacent: they are QUAD_COLUMNS_APART columns or QUAD_ROWS_APART rows
 // apart, and the four form one *position*, which a tap shifts as if it were a pixel. Tiles are
 // copied by cp.async with double buffering (wgrad_tile.cuh) and multiplied by wgmma on sm_90 or
-// mma.sync from sm_80 on.
+// mma.sync from sm_80 on. With 3xTF32, x is split when it is stored to shared memory and dz in
+// registers.
 //
 // Split-K over blockIdx.z: each block sums `split_strips` strips, and split_k_reduce.cu adds the
 // splits in a fixed order. Within a block, K_GROUPS groups of warps divide the steps (intra-block
@@ -67,7 +68,7 @@ struct GradientRows {
 #endif
     }
 
-#if __CUDA_ARCH__ >= 800
+#if TENSOR_CORES
     // Loads of dz and of the saved tensor that a lane needs for a pair of steps.
     static constexpr int READS = EPILOGUE == 2 ? (PIXEL_QUADS ? 1 : 2) : PIXEL_QUADS ? 4 : 8;
     // The saved values of two filters; two bytes are separated only when they are used.
@@ -100,22 +101,22 @@ struct GradientRows {
     // Compute the lane's fragments of A for both steps of a pair, for filters first() and first() +
     // 1.
     __device__ void words(unsigned (&words)[2][4], const Raw& raw) {
-#if PRECISION == 1 && EPILOGUE == 2
+#if PRECISION < 2 && EPILOGUE == 2
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            const float rounded = to_tf32(raw.dz[0].at[n]);
+            const float rounded = round_operand(raw.dz[0].at[n]);
             const unsigned chosen = raw.saved[0] >> n * 8 & 0xFFu;
             totals[n] += chosen < 4 ? rounded : 0.0f;
 #pragma unroll
             for (int m = 0; m < 4; ++m)
                 words[m / 2][m % 2 * 2 + n] = chosen == m ? __float_as_uint(rounded) : 0u;
         }
-#elif PRECISION == 1
+#elif PRECISION < 2
 #pragma unroll
         for (int h = 0; h < 4; ++h)
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
-                float rounded = to_tf32(raw.dz[h].at[n]);
+                float rounded = round_operand(raw.dz[h].at[n]);
 #if EPILOGUE
                 if (!(raw.saved[h].at[n] > 0.0f)) rounded = 0.0f;
 #endif
@@ -217,12 +218,12 @@ struct HaloColumns {
         return numbers[(half + own + c / PACK * PLANE_STRIDE) * PACK + c % PACK];
     }
 #if WGMMA
-    // Descriptors differ only in their lower 32 bits.
-    __device__ unsigned long long descriptor(int tap) const {
+    // Descriptors differ only in their lower 32 bits. `plane` 1 has the low parts (3xTF32).
+    __device__ unsigned long long descriptor(int tap, int plane = 0) const {
         const auto all = wgmma::descriptor(numbers, 0, PIXEL_QUADS ? 8 * 16 : PLANE_STRIDE * 16);
-        return all >> 32 << 32 | (unsigned(all) + offset + tap);
+        return all >> 32 << 32 | (unsigned(all) + offset + tap + plane * HALO_PACKS);
     }
-#elif __CUDA_ARCH__ >= 800
+#elif TENSOR_CORES
     // Fragments of channels [c, c + 16) of a tap, in the order of `load_fragment`.
     __device__ void words(unsigned (&words)[4], int tap, int c) const {
         const int lane = threadIdx.x % 32, piece = at(lane / 16) + tap;
@@ -236,18 +237,47 @@ struct HaloColumns {
 #endif
 };
 
+#if TF32X3_WGMMA
+// acc += A B for a pair of steps by 3xTF32. The products with a column of taps are summed from 0
+// and promoted.
+__device__ inline void multiply_pair(Accumulators& acc, float (&sums)[N8_TILES][4],
+                                     const SplitFragment (&rows)[2],
+                                     const HaloColumns (&columns)[2]) {
+#pragma unroll
+    for (int s = 0; s < TAP_COLUMNS; ++s)
+#pragma unroll
+        for (int r = 0; r < TAP_ROWS; r += TAP_ROWS_PER_MMA) {
+            const int tap = HaloColumns::tap(r, s);
+            wgmma::fence();
+            wgmma::mma_overwriting(sums, rows[0].low, columns[0].descriptor(tap));
+            wgmma::mma<false>(sums, rows[1].low, columns[1].descriptor(tap));
+#pragma unroll
+            for (int z = 0; z < 2; ++z)
+                wgmma::mma<false>(sums, rows[z].high, columns[z].descriptor(tap, 1));
+#pragma unroll
+            for (int z = 0; z < 2; ++z)
+                wgmma::mma<false>(sums, rows[z].high, columns[z].descriptor(tap));
+            wgmma::commit_group();
+            wgmma::wait_group<0>();
+#pragma unroll
+            for (int j = 0; j < N8_TILES; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    wgmma::fence_accumulator(sums[j][e]);
+                    acc.c[0][(s * TAP_ROWS + r) * TILE_CHANNELS / 8 + j][e] += sums[j][e];
+                }
+        }
+}
+#elif TENSOR_CORES
 // acc += A B for one step.
-#if __CUDA_ARCH__ >= 800
 __device__ inline void multiply_step(Accumulators& acc, const unsigned (&words)[4],
                                      const HaloColumns& columns) {
 #if WGMMA
-    constexpr int TAP_ROWS_PER_MMA = ROWS_AT_ONCE ? TAP_ROWS : 1,
-                  EIGHTS = TAP_ROWS_PER_MMA * TILE_CHANNELS / 8;
 #pragma unroll
     for (int s = 0; s < TAP_COLUMNS; ++s)
 #pragma unroll
         for (int r = 0; r < TAP_ROWS; r += TAP_ROWS_PER_MMA)
-            wgmma::mma<!PIXEL_QUADS>(reinterpret_cast<float (&)[EIGHTS][4]>(
+            wgmma::mma<!PIXEL_QUADS>(reinterpret_cast<float (&)[N8_TILES][4]>(
                                          acc.c[0][(s * TAP_ROWS + r) * TILE_CHANNELS / 8]),
                                      words, columns.descriptor(HaloColumns::tap(r, s)));
 #else
@@ -276,7 +306,7 @@ struct StepPairs {
     GradientRows& rows;
     const Number* halo;
     const unsigned* offsets;
-#if __CUDA_ARCH__ >= 800
+#if TENSOR_CORES
     // Prefetch the operands of the next pair while the current one is multiplied. With few channels
     // in bf16 this was slower, because each product needs twice as many loads.
     static constexpr bool READS_AHEAD = !FEW_CHANNELS || PIXEL_QUADS;
@@ -284,6 +314,11 @@ struct StepPairs {
     Pack<unsigned, 2> offset;  // Offsets of both steps.
     // Fragments of two pairs, because wgmma may still read those of the previous pair.
     unsigned words[2][2][4];
+#if TF32X3_WGMMA
+    // Overwritten by the first product of each tap. One array for all taps, because the compiler
+    // keeps registers for each that it sees.
+    float sums[N8_TILES][4] = {};
+#endif
 
     __device__ void begin(int pair) {
         if (READS_AHEAD) load(pair);
@@ -304,10 +339,16 @@ struct StepPairs {
         if (SCHEDULING_BARRIER) scheduling_barrier(own);
         wgmma::fence();
 #endif
+#if TF32X3_WGMMA
+        SplitFragment split[2];
+        split[0].split(own[0]), split[1].split(own[1]);
+        multiply_pair(acc, sums, split, {{halo, begins[0]}, {halo, begins[1]}});
+#else
 #pragma unroll
         for (int z = 0; z < 2; ++z) multiply_step(acc, own[z], {halo, begins[z]});
 #if WGMMA
         wgmma::commit_group();
+#endif
 #endif
     }
 
@@ -352,9 +393,49 @@ __device__ inline void wait_for_mma(Accumulators& acc) {
 #pragma unroll
     for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(acc.c[0][j][e])::"memory");
+        for (int e = 0; e < 4; ++e) wgmma::fence_accumulator(acc.c[0][j][e]);
 #endif
 }
+
+#if TF32X3
+// Return the sums of a column for the lane's two filters over the strips [begin, end), computed
+// with scalar instructions from global memory. Splits of operands that are not finite are NaN, and
+// large operands can overflow; float32 treats them correctly.
+__device__ inline Pack<float, 2> scalar_sums(int column, const Strip& block, const Number* x,
+                                             const Number* dy, const Saved* saved, int strips,
+                                             int begin, int end) {
+    const Geometry& g = block.g;
+    const int height = g.out_height / POOL, width = g.out_width / POOL;
+    const int tap = column / TILE_CHANNELS, c = column % TILE_CHANNELS;
+    const int r = block.tap_row + tap % TAP_ROWS;
+    const int s = FEW_CHANNELS ? c / g.channels : tap / TAP_ROWS;
+    const int channel = block.channel + (FEW_CHANNELS ? c % g.channels : c);
+    Pack<float, 2> sums = {};
+    for (int i = begin; i < end; ++i)
+        for (int at = 0; at < STRIP_HEIGHT * width * POOL; ++at) {
+            const int p = i % strips * STRIP_HEIGHT + at / (width * POOL), q = at % (width * POOL);
+            const int h = p + r - g.pad_top, w = q + s - g.pad_left, sample = i / strips;
+            if (p >= height * POOL) continue;
+            // Padding counts, because zero times infinity is NaN.
+            const bool inside = unsigned(h) < unsigned(g.height) && unsigned(w) < unsigned(g.width);
+            const int pixel = inside ? (sample * g.height + h) * g.width + w : 0;
+            const float value = inside ? x[pixel * g.channels + channel] : 0.0f;
+            const int first = ((sample * height + p / POOL) * width + q / POOL) * g.filters +
+                              block.filter + GradientRows::first();
+            for (int n = 0; n < 2; ++n) {
+#if EPILOGUE == 0
+                const bool counts = true;
+#elif EPILOGUE == 1
+                const bool counts = saved[first + n] > 0.0f;
+#else
+                const bool counts = saved[first + n] == p % 2 * 2 + q % 2;
+#endif
+                sums.at[n] += value * (counts ? dy[first + n] : 0.0f);
+            }
+        }
+    return sums;
+}
+#endif
 
 // Add the totals of the other groups to those of the first group, in a fixed order.
 __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
@@ -390,9 +471,10 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     const auto buffers = [&](int i) {
         Number* const halo = reinterpret_cast<Number*>(memory + STEP_OFFSETS_BYTES);
         char* const dz =
-            reinterpret_cast<char*>(halo + (HALO_BUFFERS * HALO_PACKS + STAGING_PACKS) * PACK) +
+            reinterpret_cast<char*>(halo + (ALL_HALO_PACKS + STAGING_PACKS) * PACK) +
             i % BUFFERS * DZ_BUFFER;
-        return Buffers{halo + i % HALO_BUFFERS * HALO_PACKS * PACK, halo + HALO_PACKS * PACK,
+        return Buffers{halo + i % HALO_BUFFERS * PLANES * HALO_PACKS * PACK,
+                       halo + PLANES * HALO_PACKS * PACK,
                        reinterpret_cast<Number*>(dz), reinterpret_cast<Saved*>(dz + DZ)};
     };
     const auto strip = [&](int i) {
@@ -448,6 +530,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
             load_strip(i + 1, warp_index(), BLOCK_WARPS);
         }
     }
+#if TF32X3
+    const bool finite = !__syncthreads_or(!acc.all_finite());
+#endif
     if (K_GROUPS > 1) {
         reduce_k_groups(acc, reinterpret_cast<float*>(memory));
         reduce_bias_totals(rows.totals, reinterpret_cast<float*>(memory));
@@ -467,15 +552,29 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     if (own >= g.filters || GradientRows::first() >= TILE_FILTERS) return;
     if (blockIdx.x == 0 && threadIdx.x % 4 == 0)
         store_pair(db + size, rows.totals[0], rows.totals[1]);
+    const auto store_column = [&](int column, float one, float other) {
+        const int tap = column / TILE_CHANNELS, c = column % TILE_CHANNELS;
+        const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS;
+        if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) return;
+        const int row =
+            FEW_CHANNELS ? r * g.s * g.channels + c : (r * g.s + s) * g.channels + channel + c;
+        store_pair(dw + size + row * g.filters, one, other);
+    };
+#if TF32X3
+    if (!finite) {
+#pragma unroll 1
+        for (int i = 0; i < TILE_N / 4; ++i) {
+            const int column = i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            const Pack<float, 2> sums =
+                scalar_sums(column, strip(begin), x, dy, saved, strips, begin, end);
+            store_column(column, sums.at[0], sums.at[1]);
+        }
+        return;
+    }
+#endif
 #pragma unroll
     for (int j = 0; j < Accumulators::N_MMAS; ++j)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + threadIdx.x % 4 * 2 + e, tap = column / TILE_CHANNELS;
-            const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS, c = column % TILE_CHANNELS;
-            if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) continue;
-            const int row =
-                FEW_CHANNELS ? r * g.s * g.channels + c : (r * g.s + s) * g.channels + channel + c;
-            store_pair(dw + size + row * g.filters, acc.c[0][j][e], acc.c[0][j][e + 2]);
-        }
+        for (int e = 0; e < 2; ++e)
+            store_column(j * 8 + threadIdx.x % 4 * 2 + e, acc.c[0][j][e], acc.c[0][j][e + 2]);
 }

@@ -45,6 +45,10 @@
 #ifndef TF32X3
 #define TF32X3 0
 #endif
+// True if they are multiplied by wgmma (wgmma.cuh), from operands that are split in shared memory.
+#ifndef TF32X3_WGMMA
+#define TF32X3_WGMMA 0
+#endif
 
 constexpr int PACK = 16 / sizeof(Number);
 

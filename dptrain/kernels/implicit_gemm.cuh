@@ -231,7 +231,7 @@ template <class Source, class Store> struct Convolution {
             const HaloTile halo = this->halo(first, chunk, memory);
             __syncthreads();
             source.start_copy(halo, nullptr, nullptr);
-            finish_copy(halo, nullptr, barriers().halo[0][0], chunk);
+            finish_copy<false>(halo, nullptr, barriers().halo[0][0], chunk);
             int offsets[PIXEL_TILES];
             find_offsets(offsets, tile, halo);
             const int step = chunk * steps() + k_group * own;
@@ -318,7 +318,8 @@ template <class Source, class Store> struct Convolution {
 #endif
     }
 
-    // Wait until a halo tile has been copied, then convert it.
+    // Wait until a halo tile has been copied, then convert it. If SPLIT, wgmma multiplies it.
+    template <bool SPLIT = true>
     __device__ void finish_copy(const HaloTile& halo, const Number* raw, const MBarrier& full,
                                 int phase) const {
 #if TENSOR_MAPS
@@ -332,9 +333,35 @@ template <class Source, class Store> struct Convolution {
             cp_async_wait_all();
 #endif
         source.convert(halo, raw);
+#if TF32X3_WGMMA
+        if (SPLIT) {
+            sync_group();
+            split_planes(halo);
+        }
+#endif
         fence_async_proxy();
         sync_group();
     }
+
+#if TF32X3_WGMMA
+    // Replace a halo tile of float32 by the high parts, and store the low parts in a second plane.
+    static __device__ void split_planes(const HaloTile& halo) {
+        const int all = halo.each * SLAB_PIXELS, pixels = halo.pixels();
+        Pack<Number>* const packs = reinterpret_cast<Pack<Number>*>(halo.numbers);
+        const auto read = [&](int i) {
+            // The last columns can begin beyond the tile. Their results are not used.
+            return i / SLAB_PACKS % SLAB_PIXELS < pixels ? packs[i] : Pack<Number>{};
+        };
+        for_each_batched<Pack<Number>, 4>(
+            all, read,
+            [&](int i, const Pack<Number>& pack) {
+                SplitFragment parts;
+                parts.split(as<Pack<unsigned, 4>>(pack).at);
+                packs[i] = as<Pack<Number>>(parts.high);
+                packs[all + i] = as<Pack<Number>>(parts.low);
+            });
+    }
+#endif
 
     // Synchronise the threads that share a halo tile.
     static __device__ void sync_group() {

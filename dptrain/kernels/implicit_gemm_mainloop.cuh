@@ -111,12 +111,12 @@ struct PixelAccumulators {
     __device__ bool all_finite() const {
         bool finite = true;
 #pragma unroll
-        for (int i = 0; i < N8_TILES * 4; ++i) finite &= is_finite(c[i / 4][i % 4]);
+        for (int i = 0; i < N8_TILES * 4; ++i) finite &= has_not_overflowed(c[i / 4][i % 4]);
         return finite;
     }
 #endif
 
-#if TF32X3 && TENSOR_CORES
+#if TF32X3 && TENSOR_CORES && !WGMMA
     // Multiply one step, whose pixels begin at pack `b` of the halo tile.
     __device__ void add(const Pack<Number>& a, const Number* numbers, int b, int n8_stride) {
         constexpr int WIDTH = N8_TILES < 4 ? N8_TILES : 4, REST = N8_TILES % WIDTH;
@@ -163,7 +163,7 @@ struct PixelAccumulators {
         }
     }
 #endif
-#if !WGMMA && (TF32X3 || !TENSOR_CORES)
+#if TF32X3 || !TENSOR_CORES
     // Scalar version of a step for GPUs before sm_80, for the emulator, and to recompute sums that
     // are not finite (TF32X3). The latter leave out the products with the zeros that complete the
     // taps of two output lines, because infinity times zero is NaN.
@@ -198,15 +198,17 @@ struct PixelAccumulators {
 };
 
 // Keep the compiler from reading accumulators before wgmma has finished.
-__device__ inline void fence_accumulators(PixelAccumulators (&acc)[PIXEL_TILES]) {
+__device__ inline void fence_accumulators(float (&c)[N8_TILES][4]) {
 #if WGMMA
 #pragma unroll
-    for (int i = 0; i < PIXEL_TILES; ++i)
+    for (int g = 0; g < N8_TILES; ++g)
 #pragma unroll
-        for (int g = 0; g < N8_TILES; ++g)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(acc[i].c[g][e])::"memory");
+        for (int e = 0; e < 4; ++e) wgmma::fence_accumulator(c[g][e]);
 #endif
+}
+__device__ inline void fence_accumulators(PixelAccumulators (&acc)[PIXEL_TILES]) {
+#pragma unroll
+    for (int i = 0; i < PIXEL_TILES; ++i) fence_accumulators(acc[i].c);
 }
 
 #if WGMMA
@@ -225,7 +227,54 @@ struct ColumnDescriptors {
 };
 #endif
 
-#if !WGMMA && (TF32X3 || !TENSOR_CORES)
+#if TF32X3_WGMMA
+// acc[i] += A B_i for the steps of a stage by 3xTF32. The halo tile has two planes of TF32 numbers,
+// the high and the low parts, and weights are split in registers. The products of a stage are
+// summed from 0 and promoted, one pixel tile while the others are multiplied.
+__device__ inline void multiply_stage(PixelAccumulators (&acc)[PIXEL_TILES],
+                                      float (&sums)[PIXEL_TILES][N8_TILES][4],
+                                      const Pack<Number> (&weights)[STAGE_STEPS],
+                                      const ColumnDescriptors& columns,
+                                      const int (&offsets)[PIXEL_TILES], KIterator& k_iter,
+                                      int plane) {
+    SplitFragment rows[STAGE_STEPS];
+    int steps[STAGE_STEPS];  // Offsets of the steps.
+#pragma unroll
+    for (int d = 0; d < STAGE_STEPS; ++d, k_iter.next()) {
+        rows[d].split(as<Pack<unsigned, 4>>(weights[d]).at);
+        steps[d] = k_iter.offset;
+    }
+    wgmma::fence();
+#pragma unroll
+    for (int i = 0; i < PIXEL_TILES; ++i) {
+        wgmma::mma_overwriting(sums[i], rows[0].low, columns.at(offsets[i] + steps[0]));
+#pragma unroll
+        for (int d = 1; d < STAGE_STEPS; ++d)
+            wgmma::mma<false>(sums[i], rows[d].low, columns.at(offsets[i] + steps[d]));
+#pragma unroll
+        for (int d = 0; d < STAGE_STEPS; ++d)
+            wgmma::mma<false>(sums[i], rows[d].high, columns.at(offsets[i] + steps[d] + plane));
+#pragma unroll
+        for (int d = 0; d < STAGE_STEPS; ++d)
+            wgmma::mma<false>(sums[i], rows[d].high, columns.at(offsets[i] + steps[d]));
+        wgmma::commit_group();
+    }
+#pragma unroll
+    for (int i = 0; i < PIXEL_TILES; ++i) {
+        if (i + 1 < PIXEL_TILES)
+            wgmma::wait_group<(PIXEL_TILES > 1 ? 1 : 0)>();
+        else
+            wgmma::wait_group<0>();
+        fence_accumulators(sums[i]);
+#pragma unroll
+        for (int g = 0; g < N8_TILES; ++g)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i].c[g][e] += sums[i][g][e];
+    }
+}
+#endif
+
+#if TF32X3 || !TENSOR_CORES
 // Scalar version of `multiply_steps`.
 __device__ inline void multiply_steps_scalar(PixelAccumulators (&acc)[PIXEL_TILES],
                                              const Number* weights, const HaloTile& halo,
@@ -251,6 +300,9 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
     KIterator k_iter(halo.view, first);
 #if WGMMA
     const ColumnDescriptors columns(halo);
+#if TF32X3
+    float sums[PIXEL_TILES][N8_TILES][4] = {};
+#endif
 #else
     const int n8_stride = n8_pixel_stride(halo.view);
 #endif
@@ -261,8 +313,16 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
     // into `next`. The load after the last step is not used: from global memory it reads whatever
     // follows; from shared memory, where the next data may be a halo tile that other threads write,
     // it reads the same weights again.
+    const auto load_next = [&](Pack<Number>(&next)[STAGE_STEPS], bool last) {
+        if (!PERSISTENT_GROUPS || !last) weights += STAGE_STEPS * WARP_GROUP_THREADS * PACK;
+        load_weight_fragments(next, weights);
+    };
     const auto multiply = [&](const Pack<Number>(&now)[STAGE_STEPS],
                               Pack<Number>(&next)[STAGE_STEPS], bool last) {
+#if TF32X3_WGMMA
+        load_next(next, last);
+        multiply_stage(acc, sums, now, columns, offsets, k_iter, halo.each * SLAB_PIXELS);
+#else
 #if WGMMA
         wgmma::fence();
 #endif
@@ -282,8 +342,8 @@ __device__ inline void multiply_steps(PixelAccumulators (&acc)[PIXEL_TILES], con
         // The previous group has finished, so its registers can be overwritten.
         wgmma::wait_group<1>();
 #endif
-        if (!PERSISTENT_GROUPS || !last) weights += STAGE_STEPS * WARP_GROUP_THREADS * PACK;
-        load_weight_fragments(next, weights);
+        load_next(next, last);
+#endif
         return last;
     };
     // Not unrolled, because compilation would take minutes.

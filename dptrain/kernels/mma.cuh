@@ -6,16 +6,16 @@
 // / 4 and t = lane % 4, a lane provides words t and t + 4 of rows g and g + 8 of A and of column g
 // of B, and holds columns 2t and 2t + 1 of rows g and g + 8 of C.
 //
-// TF32X3 (PRECISION 0, "3xTF32"): a float32 operand is the sum of two TF32 numbers, a = a1 + a2, up to 2^-24 of
-// a. A product is a2 b1 + a1 b2 + a1 b1; the missing a2 b2 is below 2^-24 of it. Tensor cores align
-// the terms of a sum and truncate them, so an instruction's results are promoted: the three products
-// of 8 terms are summed from 0, and the result is added to float32 registers, rounded to nearest.
-// Simulated with the alignment of sm_80, the RMS error of sums of 144 to 2304 normally distributed
-// terms is 0.6 to 0.4 of that of a chain of fused multiply-adds; with truncated splits, or
-// promotion after 64 terms, it is larger than that of the chain at 144 terms. Operands that are not finite, or that
-// overflow when they are rounded, make a result that is not finite; gemm.cuh then recomputes the
-// tile with scalar instructions. Low parts below 2^-126 can lose all bits, so an operand below 2^-102
-// can have an error of 2^-126 instead of 2^-24 of its size.
+// TF32X3 (PRECISION 0, "3xTF32"): a float32 operand is the sum of two TF32 numbers, a = a1 + a2, up
+// to 2^-24 of a. A product is a2 b1 + a1 b2 + a1 b1; the missing a2 b2 is below 2^-24 of it. Tensor
+// cores align the terms of a sum and truncate them, so an instruction's results are promoted: the
+// three products of 8 terms are summed from 0, and the result is added to float32 registers, rounded
+// to nearest. Simulated with the alignment of sm_80, the RMS error of sums of 144 to 2304 normally
+// distributed terms is 0.6 to 0.4 of that of a chain of fused multiply-adds; with truncated splits,
+// or promotion after 64 terms, it is larger than that of the chain at 144 terms. Operands that are
+// not finite, or that overflow when they are rounded, make a result that is not finite; gemm.cuh
+// then recomputes the tile with scalar instructions. Low parts below 2^-126 can lose all bits, so an
+// operand below 2^-102 can have an error of 2^-126 instead of 2^-24 of its size.
 //
 // Before sm_80 and on the emulator each thread computes its elements of C with scalar instructions,
 // from operands that are rounded equally. With TF32X3, the emulator emulates the instructions.
@@ -25,6 +25,12 @@
 // promotion.
 
 #pragma once
+
+#if TF32X3
+// True if a sum is finite and so small that no term overflowed. Truncation can turn an overflow
+// into the largest number instead of infinity.
+__device__ inline bool has_not_overflowed(float sum) { return fabsf(sum) < 1.7e38f; }
+#endif
 
 // Each warp computes WARP_M × WARP_N elements of C.
 #ifndef TILE_M
@@ -281,7 +287,7 @@ struct Accumulators {
         bool finite = true;
 #pragma unroll
         for (int i = 0; i < M_MMAS * N_MMAS * 4; ++i)
-            finite &= is_finite(c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4]);
+            finite &= has_not_overflowed(c[i / 4 / N_MMAS][i / 4 % N_MMAS][i % 4]);
         return finite;
     }
 #endif

@@ -16,11 +16,16 @@
 
 #pragma once
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && PRECISION > 0
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && (PRECISION > 0 || TF32X3_WGMMA)
 #define WGMMA 1
+#elif defined(EMULATED_TENSOR_CORES) && TF32X3_WGMMA
+#define WGMMA 1
+#endif
 
+#if WGMMA
 namespace wgmma {
 
+#ifdef __CUDA_ARCH__
 __device__ inline void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -33,6 +38,17 @@ template <int N> __device__ inline void wait_group() {
 __device__ inline void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+
+// Keep the compiler from reading an accumulator before wgmma has finished.
+__device__ inline void fence_accumulator(float& c) { asm volatile("" : "+f"(c)::"memory"); }
+#else
+// On the emulator, instructions finish at once.
+inline void fence() {}
+inline void commit_group() {}
+template <int N> void wait_group() {}
+inline void fence_async_proxy() {}
+inline void fence_accumulator(float&) {}
+#endif
 
 // Descriptor of an operand without swizzle. Core matrices are `along` bytes apart in the direction
 // of a pack and `across` bytes apart in the other direction.
@@ -51,18 +67,30 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
     return descriptor(first, 16, across) | MODE << 62;
 }
 
-#if PRECISION == 1
+#ifndef __CUDA_ARCH__
+template <bool TRANSPOSED, int N>
+void mma(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+    emulator::wgmma_tf32(c, a, b, true);
+}
+template <int N>
+void mma_overwriting(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+    emulator::wgmma_tf32(c, a, b, false);
+}
+#else
+#if PRECISION < 2
 #define WGMMA_TERMS "k8.f32.tf32.tf32"
 #define WGMMA_TRANSPOSED(number) ""
 #define WGMMA_FLAG(transposed)  // tf32 operands cannot be transposed.
 #define WGMMA_BOTH_TRANSPOSED(a, b) ""
 #define WGMMA_FLAGS(a, b)
+#define WGMMA_B_NOT_TRANSPOSED ""
 #else
 #define WGMMA_TERMS "k16.f32.bf16.bf16"
 #define WGMMA_TRANSPOSED(number) ", " #number
 #define WGMMA_FLAG(transposed) , "n"(int(transposed))
 #define WGMMA_BOTH_TRANSPOSED(a, b) ", %" #a ", %" #b
 #define WGMMA_FLAGS(a, b) , "n"(int(a)), "n"(int(b))
+#define WGMMA_B_NOT_TRANSPOSED ", 0"
 #endif
 
 // Operand lists for c[0] to c[N8_TILES − 1]: their names in the assembly text and their
@@ -133,9 +161,9 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
 #define WGMMA_NAMES_32 WGMMA_NAMES_31 ", %124, %125, %126, %127"
 #define WGMMA_SUMS_32 WGMMA_SUMS_31, WGMMA_SUMS(31)
 
-// C += A B for 8 · N8_TILES columns; c[j] holds columns 8 j to 8 j + 7. A is in registers or in
-// shared memory. Reading A from shared memory saved about 27 cycles per instruction in the main
-// loop (one H200).
+// C += A B, or C = A B (`mma_overwriting`), for 8 · N8_TILES columns; c[j] holds columns 8 j to
+// 8 j + 7. A is in registers or in shared memory. Reading A from shared memory saved about 27 cycles
+// per instruction in the main loop (one H200).
 #define WGMMA_WIDTH(N8_TILES, COLUMNS, A0, A1, A2, A3, B, T)                                      \
     template <bool TRANSPOSED>                                                                    \
     __device__ inline void mma(float (&c)[N8_TILES][4], const unsigned (&a)[4],                   \
@@ -146,6 +174,14 @@ __device__ inline unsigned long long swizzled_descriptor(const void* first, int 
                      : WGMMA_SUMS_##N8_TILES                                                      \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),                                \
                        "l"(b) WGMMA_FLAG(TRANSPOSED));                                            \
+    }                                                                                             \
+    __device__ inline void mma_overwriting(float (&c)[N8_TILES][4], const unsigned (&a)[4],       \
+                                           unsigned long long b) {                                \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS WGMMA_TERMS                     \
+                     " {" WGMMA_NAMES_##N8_TILES "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3        \
+                     "}, %" #B ", 0, 1, 1" WGMMA_B_NOT_TRANSPOSED ";"                             \
+                     : WGMMA_SUMS_##N8_TILES                                                      \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                       \
     }                                                                                             \
     template <bool A_TRANSPOSED = false, bool B_TRANSPOSED = false>                               \
     __device__ inline void mma(float (&c)[N8_TILES][4], unsigned long long a,                     \
@@ -181,6 +217,7 @@ WGMMA_WIDTH(26, 208, 104, 105, 106, 107, 108, 109)
 WGMMA_WIDTH(28, 224, 112, 113, 114, 115, 116, 117)
 WGMMA_WIDTH(30, 240, 120, 121, 122, 123, 124, 125)
 WGMMA_WIDTH(32, 256, 128, 129, 130, 131, 132, 133)
+#endif
 
 }  // namespace wgmma
 

@@ -36,7 +36,7 @@
 
 #include "halo_tile.cuh"
 
-constexpr bool PIXEL_QUADS = PRECISION == 1;
+constexpr bool PIXEL_QUADS = PRECISION < 2;
 constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;  // Pixels of a position.
 // Positions of half an MMA instruction.
 constexpr int HALF_POSITIONS = STEP_K / 2 / POSITION_PIXELS;
@@ -75,7 +75,10 @@ constexpr int HALO_COLUMNS = CONTIGUOUS_LINES > 1 ? LINE_PITCH
 // Strides in packs: from a position to the next, from a line to the next and, in bf16, from a pack
 // of channels to the next. If no half crosses a line end, the rows of taps have the same stride as
 // packs of channels, so that one instruction covers all of them.
-constexpr bool ROWS_AT_ONCE = CONTIGUOUS_LINES == 1 && TAP_ROWS * TILE_CHANNELS <= 256;
+constexpr int MAX_MMA_COLUMNS = TF32X3 ? 64 : 256;  // Sums that are promoted take registers.
+constexpr bool ROWS_AT_ONCE = CONTIGUOUS_LINES == 1 && TAP_ROWS * TILE_CHANNELS <= MAX_MMA_COLUMNS;
+constexpr int TAP_ROWS_PER_MMA = ROWS_AT_ONCE ? TAP_ROWS : 1,
+              N8_TILES = TAP_ROWS_PER_MMA * TILE_CHANNELS / 8;
 constexpr int POSITION_STRIDE = PIXEL_QUADS ? HALO_ROWS * TILE_CHANNELS + 1 : 1;
 constexpr int LINE_STRIDE = PIXEL_QUADS             ? TILE_CHANNELS
                             : CONTIGUOUS_LINES == 1 ? PIXEL_PACKS * HALO_COLUMNS
@@ -109,6 +112,13 @@ constexpr int STAGING_PIXEL_PITCH = PIXEL_PACKS + 2;
 constexpr int STAGING_PACKS =
     STAGED_TRANSPOSE ? STAGING_ROWS * STAGING_COLUMNS * STAGING_PIXEL_PITCH : 0;
 constexpr int HALO_BUFFERS = STAGED_TRANSPOSE ? 1 : BUFFERS;
+// With 3xTF32, a halo tile has two planes: the high and the low parts of float32.
+#if TF32X3_WGMMA
+constexpr int PLANES = 2;
+#else
+constexpr int PLANES = 1;
+#endif
+constexpr int ALL_HALO_PACKS = HALO_BUFFERS * PLANES * HALO_PACKS;
 constexpr int DZ = DZ_ROWS * DZ_PITCH * sizeof(Number);
 constexpr int DZ_BUFFER = DZ + DZ_ROWS * SAVED_PITCH * sizeof(Saved);
 
@@ -225,9 +235,19 @@ struct Strip {
 #pragma unroll
                 for (int quarter = 0; quarter < POSITION_PIXELS; ++quarter)
                     piece.at[quarter] = packs[quarter].at[n];
-                *reinterpret_cast<Pack<Number>*>(own + n * PACK) = round_operands(piece);
+                store_position(own + n * PACK, piece);
             }
         }
+    }
+    static __device__ void store_position(Number* to, const Pack<Number>& piece) {
+#if TF32X3_WGMMA
+        SplitFragment parts;
+        parts.split(as<Pack<unsigned, 4>>(piece).at);
+        *reinterpret_cast<Pack<Number>*>(to) = as<Pack<Number>>(parts.high);
+        *reinterpret_cast<Pack<Number>*>(to + HALO_PACKS * PACK) = as<Pack<Number>>(parts.low);
+#else
+        *reinterpret_cast<Pack<Number>*>(to) = round_operands(piece);
+#endif
     }
     __device__ void load_quads(const Number* x, int warp, int warps, const Buffers& to) const {
 #pragma unroll 4

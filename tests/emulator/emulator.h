@@ -185,6 +185,51 @@ inline void ldmatrix_x4(unsigned (&words)[4], const void* row) {
 }
 // mma.m16n8k8 of tf32, with the alignment and truncation of sm_80 (`runtime.cpp`).
 void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+// c + the sum of eight products of tf32, with the same alignment and truncation.
+float add_tf32_products(float c, const unsigned* a, const unsigned* b);
+}  // namespace emulator
+
+// Address in shared memory.
+inline size_t __cvta_generic_to_shared(const void* at) {
+    return static_cast<const char*>(at) - static_cast<const char*>(emulator::dynamic_shared());
+}
+
+namespace emulator {
+// 32-bit word k of a column of operand B of wgmma, which a matrix descriptor describes. Source: PTX
+// ISA, "Matrix descriptor format" and "Strides" of wgmma, K-major.
+inline unsigned described_word(unsigned long long descriptor, int column, int k) {
+    const auto field = [&](int bit) { return unsigned(descriptor >> bit & 0x3FFF) * 16; };
+    const unsigned first = field(0), along = field(16), across = field(32);
+    const unsigned mode = unsigned(descriptor >> 62);
+    unsigned at = first + column / 8 * across;
+    if (mode == 0) {
+        at += k / 4 * along + column % 8 * 16 + k % 4 * 4;
+    } else {
+        const unsigned row_bytes = 256 >> mode;  // 1: 128-byte swizzle, 2: 64, 3: 32.
+        at += column % 8 * row_bytes + k * 4;
+        at ^= at >> 3 & (row_bytes - 16);
+    }
+    return *reinterpret_cast<const unsigned*>(static_cast<const char*>(dynamic_shared()) + at);
+}
+
+// wgmma.m64nNk8 of tf32 with A in registers: c += A B, or c = A B without `adds`.
+template <int N>
+void wgmma_tf32(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
+    const int g = lane() / 4, t = lane() % 4;
+    unsigned rows[2][8];
+    for (int k = 0; k < 4; ++k)
+        for (int q = 0; q < 4; ++q)
+            rows[q % 2][q / 2 * 4 + k] = shuffle(~0u, a[q], g * 4 + k);
+    for (int j = 0; j < N; ++j)
+        for (int n = 0; n < 2; ++n) {
+            unsigned words[8];
+            for (int k = 0; k < 8; ++k) words[k] = described_word(b, j * 8 + t * 2 + n, k);
+            for (int m = 0; m < 2; ++m) {
+                float& sum = c[j][m * 2 + n];
+                sum = add_tf32_products(adds ? sum : 0.0f, rows[m], words);
+            }
+        }
+}
 }  // namespace emulator
 
 // Atomics.

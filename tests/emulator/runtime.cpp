@@ -63,7 +63,7 @@ uint32_t phase, block_start;
 uint64_t random_state;
 bool random_order;
 char message[400];
-alignas(256) char dynamic[largest_shared];
+alignas(1024) char dynamic[largest_shared];
 
 uint64_t draw() {  // splitmix64
     uint64_t z = random_state += 0x9e3779b97f4a7c15u;
@@ -375,6 +375,15 @@ void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
             c[e] = add_four_products(c[e], as, bs);
         }
     warp_barrier(~0u, false);
+}
+
+float add_tf32_products(float c, const unsigned* a, const unsigned* b) {
+    for (int half = 0; half < 2; half++) {
+        float as[4], bs[4];
+        for (int k = 0; k < 4; k++) as[k] = tf32(a[half * 4 + k]), bs[k] = tf32(b[half * 4 + k]);
+        c = add_four_products(c, as, bs);
+    }
+    return c;
 }
 
 void* dynamic_shared() { return dynamic; }

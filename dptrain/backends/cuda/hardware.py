@@ -18,6 +18,9 @@ WARP_SIZE = 32
 WARP_GROUP_SIZE = 128
 """Threads of a warp group: the four warps that issue ``wgmma`` together."""
 
+WGMMA_CAPABILITY = 90
+"""The compute capability whose GPUs have ``wgmma``."""
+
 DEFAULT_SHARED_BYTES = 48 << 10
 """Shared memory that a block can have on every GPU without an opt-in, in bytes."""
 
@@ -40,6 +43,11 @@ TF32X3_CAPABILITIES = frozenset({80, 90})
 CUDA cores multiply float32, so that three products of parts are faster than one. On consumer GPUs
 the ratio is 1 to 2; newer data-centre GPUs have other instructions. Source: NVIDIA's white papers
 of the architectures."""
+
+TF32X3_WGMMA = False
+"""Whether 3xTF32 of convolutions uses ``wgmma``, and weight gradients halo tiles, on GPUs that have
+them. Tested on the emulator, but never measured, so it is off; ``benchmarks.gpu_fp32`` measures
+both."""
 
 MIN_TF32X3_TERMS = 64
 """Terms of a sum from which 3xTF32 has smaller errors than fused multiply-adds (by simulation)."""
@@ -72,6 +80,12 @@ def allows_tf32x3(precision: str, limits: DeviceLimits) -> bool:
     """Return whether products in `precision` may be computed by 3xTF32 on a GPU."""
     fast = limits.capability in TF32X3_CAPABILITIES
     return precision == "fp32" and fast and math.isfinite(TF32X3_MARGIN)
+
+
+def splits_in_shared_memory(precision: str, limits: DeviceLimits) -> bool:
+    """Return whether 3xTF32 of convolutions uses ``wgmma``, which reads split operands."""
+    fast = limits.capability == WGMMA_CAPABILITY
+    return allows_tf32x3(precision, limits) and fast and TF32X3_WGMMA
 
 
 def limits_of(setting: Setting) -> DeviceLimits:

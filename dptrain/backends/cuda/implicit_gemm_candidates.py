@@ -8,7 +8,11 @@ from functools import cache
 
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import ELEMENT_BYTES, VECTOR_BYTES
+from dptrain.backends.cuda.hardware import (
+    ELEMENT_BYTES,
+    VECTOR_BYTES,
+    splits_in_shared_memory,
+)
 from dptrain.backends.cuda.implicit_gemm_tiles import (
     MAX_COLUMNS,
     MMA_OCTETS,
@@ -90,7 +94,7 @@ def implicit_gemm_candidates(
                 tile = ImplicitGemmTile(
                     aligned, element_bytes, pooled, pixel_tile, count, warp_groups, k_warp_groups,
                     channel_chunks, persistent_groups, weight_stages, epilogue,
-                    limits, tf32x3,
+                    limits, tf32x3, splits_in_shared_memory(precision, limits),
                 )  # fmt: skip
                 if tile.feasible:
                     yield tile

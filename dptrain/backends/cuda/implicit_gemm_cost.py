@@ -52,6 +52,10 @@ TF32X3_MULTIPLY = 4.2
 """Factor of the time of products with 3xTF32: three ``mma.sync``, at 62% of the peak of tensor
 cores, and splitting. An estimate, not yet measured."""
 
+SPLIT_MULTIPLY, PROMOTE = 3.0, 2.5
+"""The same with ``wgmma``: three products, and the promotion of sums, which the products of other
+warp groups of the multiprocessor hide. Estimates, not yet measured."""
+
 WEIGHT_RING_SLOWDOWN = 1.2
 """Factor if weights are reloaded through a ring buffer."""
 
@@ -140,6 +144,9 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
 
 
 def _products(tile: ImplicitGemmTile) -> float:
+    if tile.tf32x3_wgmma:
+        groups = tile.blocks_per_sm * tile.warp_groups * tile.k_warp_groups
+        return SPLIT_MULTIPLY + PROMOTE / groups
     return TF32X3_MULTIPLY if tile.tf32x3 else 1.0
 
 

@@ -60,6 +60,10 @@ TF32X3_COLUMNS, TF32X3_STAGE_STEPS = 128, 1
 has so many instructions that it hides the latency of the next weights."""
 
 
+SPLIT_WEIGHT_REGISTERS = 8
+"""Registers of the two parts of the weights of a step, if ``wgmma`` multiplies them."""
+
+
 @dataclass(frozen=True)
 class PixelTile:
     """Output pixels that are the columns of one tensor-core instruction.
@@ -97,6 +101,8 @@ class ImplicitGemmTile:
             ``epilogue.cuh``.
         limits: of the GPU.
         tf32x3: whether products of float32 are computed from TF32 parts (3xTF32).
+        tf32x3_wgmma: whether ``wgmma`` multiplies them, which reads the parts of pixels from two
+            planes of the halo tile.
     """
 
     view: InputView
@@ -112,6 +118,7 @@ class ImplicitGemmTile:
     epilogue: int = 0
     limits: DeviceLimits = DEFAULT_LIMITS
     tf32x3: bool = False
+    tf32x3_wgmma: bool = False
 
     ALGORITHM: ClassVar[str] = "halo-tile implicit GEMM"
 
@@ -219,12 +226,17 @@ class ImplicitGemmTile:
         if self.persistent:
             return max(d for d in range(1, MAX_STAGE_STEPS + 1) if own % d == 0)
         if self.tf32x3:
-            return TF32X3_STAGE_STEPS
+            return self._tf32x3_stage_steps
         # Weights are double-buffered in registers.
         threads = max(self.blocks_per_sm * self.threads, WARP_GROUP_SIZE * 2)
         most = (REGISTERS // threads - self.accumulators - OTHER_REGISTERS) // 8
         steps = range(2, min(max(most, MIN_PREFETCH_STEPS), MAX_PREFETCH_STEPS, own // 2) + 1)
         return max((step for step in steps if own % step == 0), default=0)
+
+    @property
+    def _tf32x3_stage_steps(self) -> int:
+        own = self.k_steps // (self.channel_chunks * self.k_warp_groups)
+        return 2 if self.tf32x3_wgmma and own % 2 == 0 else 1
 
     @property
     def halo_rows(self) -> int:
@@ -264,6 +276,7 @@ class ImplicitGemmTile:
     def halo_bytes(self) -> int:
         """Halo tile in bytes; with a persistent kernel also the buffer for the next one."""
         halo = self.chunk_packs * self.slab_pixels * VECTOR_BYTES
+        halo *= 2 if self.tf32x3_wgmma else 1
         if not self.persistent:
             return halo
         if not self.unpools:
@@ -312,10 +325,13 @@ class ImplicitGemmTile:
     @cached_property
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
-        steps = TF32X3_STAGE_STEPS if self.tf32x3 else MIN_PREFETCH_STEPS
+        steps = self._tf32x3_stage_steps if self.tf32x3 else MIN_PREFETCH_STEPS
         weights = 0 if self.persistent else 8 * steps
         registers = self.accumulators + MIN_OTHER_REGISTERS + weights
-        registers += TF32X3_REGISTERS * self.tf32x3
+        if self.tf32x3_wgmma:
+            registers += self.accumulators + SPLIT_WEIGHT_REGISTERS * steps
+        elif self.tf32x3:
+            registers += TF32X3_REGISTERS
         return self.limits.blocks_per_sm(self.threads, registers, self.shared_bytes)
 
     @property
@@ -349,6 +365,7 @@ class ImplicitGemmTile:
             "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
             "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
             **({"TF32X3": 1} if self.tf32x3 else {}),
+            **({"TF32X3_WGMMA": 1} if self.tf32x3_wgmma else {}),
         }  # fmt: skip
 
     def __str__(self) -> str:

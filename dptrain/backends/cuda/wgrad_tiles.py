@@ -24,6 +24,7 @@ from dptrain.backends.cuda.hardware import (
     VECTOR_BYTES,
     WARP_GROUP_SIZE,
     WARP_SIZE,
+    splits_in_shared_memory,
 )
 from dptrain.plan.limits import DeviceLimits
 
@@ -37,7 +38,7 @@ MIN_COLUMNS = 160
 """Tiles of a single row of taps are also tried if they have fewer columns than this."""
 
 QUAD_ROWS_WIDTH = 16
-"""Only if lines are shorter, the four pixels of a tf32 position can come from different lines."""
+"""Only if lines are shorter, the four pixels of a position can come from different lines."""
 
 MAX_FEW_CHANNELS = 32
 """Largest number of channels that the pixels of a row of taps have together if the input has few
@@ -47,6 +48,16 @@ MIN_PIXELS = 1 << 17
 """With pooling, few channels and tf32, the gathering kernel is faster below this number of output
 pixels of all samples (H200, 32 samples: 6.3 µs for model0 and 9.1 µs for model1, against 7.3 µs and
 9.9 µs)."""
+
+
+MAX_PROMOTED_COLUMNS = 64
+"""Columns whose sums are promoted together with 3xTF32, unless one row of taps has more."""
+
+TF32X3_REGISTERS = 72
+"""Registers of a thread in addition to accumulators and promoted sums with 3xTF32."""
+
+PROMOTE = 100
+"""Estimated cycles to wait for sums and to start promoting them; not measured."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +111,10 @@ estimate from one layer of 448 weights: 12.4 µs with 640 parts, 9.9 µs with 22
 class WgradTile:
     """Tile configuration of a block.
 
-    A position is the unit of the sum: a pixel in bf16, four pixels in tf32 (a quad).
+    A position is the unit of the sum: a pixel in bf16, four pixels (a quad) otherwise.
 
     Attributes:
-        precision: ``tf32`` or ``bf16``.
+        precision: ``tf32``, ``bf16``, or ``fp32`` by 3xTF32.
         epilogue: fused layers that are undone while dz is read, ``EPILOGUE`` of ``epilogue.cuh``.
         few_channels: whether the pixels of a row of taps count as one tap with S · C channels.
         channels, tap_rows, tap_columns: of the columns of the tile.
@@ -149,9 +160,30 @@ class WgradTile:
         return self.tap_rows * self.tap_columns * self.channels
 
     @property
+    def quads(self) -> bool:
+        """Whether a position is four pixels."""
+        return self.precision != "bf16"
+
+    @property
+    def tf32x3(self) -> bool:
+        """Whether products of float32 are computed from TF32 parts (3xTF32)."""
+        return self.precision == "fp32"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES["tf32" if self.quads else "bf16"]
+
+    @property
     def pack_elements(self) -> int:
         """Elements of a pack of 16 bytes."""
-        return VECTOR_BYTES // ELEMENT_BYTES[self.precision]
+        return VECTOR_BYTES // self.element_bytes
+
+    @property
+    def promoted_columns(self) -> int:
+        """Columns whose sums are promoted together (3xTF32); 0 if sums are not promoted."""
+        columns = self.tap_rows * self.channels
+        return (columns if columns <= MAX_PROMOTED_COLUMNS else self.channels) * self.tf32x3
 
     @property
     def double_steps(self) -> int:
@@ -160,7 +192,7 @@ class WgradTile:
 
     @property
     def _half_step_positions(self) -> int:
-        return 1 if self.precision == "tf32" else 8
+        return 1 if self.quads else 8
 
     @property
     def _segment_half_steps(self) -> int:
@@ -185,7 +217,7 @@ class WgradTile:
     def _halo_packs(self) -> int:
         """Packs of the halo tile, padded against bank conflicts."""
         rows, columns = self._halo_extent
-        if self.precision == "tf32":
+        if self.quads:
             return columns * (rows * self.channels + 1)
         channel_packs = self.channels // self.pack_elements
         remainder = max(8 // channel_packs, 1)
@@ -202,11 +234,10 @@ class WgradTile:
 
     @property
     def _dz_bytes(self) -> int:
-        tf32, size, pooled = (
-            self.precision == "tf32", ELEMENT_BYTES[self.precision], self.epilogue == 2
-        )  # fmt: skip
-        rows = self.double_steps * ((4 if tf32 else 8) if pooled else 4 * VECTOR_BYTES // size)
-        padding = 2 if tf32 else 1 if not pooled else 2 if self.filters > 16 else 0
+        size, pooled = self.element_bytes, self.epilogue == 2
+        pooled_rows = 4 if self.quads else 8
+        rows = self.double_steps * (pooled_rows if pooled else 4 * VECTOR_BYTES // size)
+        padding = 2 if self.quads else 1 if not pooled else 2 if self.filters > 16 else 0
         pitch = (self.filters + padding * self.pack_elements) * size
         mask = self.filters + 16 if pooled else pitch if self.epilogue else 0
         return rows * (pitch + mask)
@@ -214,8 +245,9 @@ class WgradTile:
     @property
     def shared_bytes(self) -> int:
         """Halo tiles and dz, or the partial sums that warp groups exchange, in bytes."""
-        assembled = self.precision == "tf32" and not self.few_channels and self.buffers == 2
-        halo = self._halo_packs
+        assembled = self.quads and not self.few_channels and self.buffers == 2
+        # The high and the low parts of 3xTF32 are two planes.
+        halo = self._halo_packs * (2 if self.tf32x3 else 1)
         packs = halo + self._raw_packs if assembled else self.buffers * halo
         exchanged = (
             4 * WARP_GROUP_SIZE * max((self.k_groups - 1) * self.columns // 2, 2 * self.k_groups)
@@ -237,7 +269,12 @@ class WgradTile:
     @property
     def blocks_per_sm(self) -> int:
         """Resident blocks of a multiprocessor (occupancy)."""
-        registers = min(self.columns // 2 + 72, MAX_THREAD_REGISTERS)
+        registers = self.columns // 2 + 72
+        if self.tf32x3:
+            registers = (self.columns + self.promoted_columns) // 2 + TF32X3_REGISTERS
+            if registers > MAX_THREAD_REGISTERS:
+                return 0
+        registers = min(registers, MAX_THREAD_REGISTERS)
         threads = math.prod(self.block)
         return min(self.limits.blocks_per_sm(threads, registers, self.shared_bytes), 16)
 
@@ -254,6 +291,7 @@ class WgradTile:
             "LINE_POSITIONS": self.line_positions, "LINE_PITCH": self.line_pitch,
             "QUAD_ROWS_APART": self.quad_rows_apart,
             "QUAD_COLUMNS_APART": self.quad_columns_apart, "BUFFERS": self.buffers,
+            **({"TF32X3": 1, "TF32X3_WGMMA": 1} if self.tf32x3 else {}),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -282,13 +320,19 @@ def _congruent_mod_8(least: int, remainder: int) -> int:
     return (least + 7 - remainder) // 8 * 8 + remainder
 
 
-def supports_wgrad_tiles(view: InputView, precision: str, strides: tuple[int, int]) -> bool:
-    """Return whether the kernel exists for a layer."""
-    return precision in ELEMENT_BYTES and strides == (1, 1) and any(True for _ in _columns(view))
+def supports_wgrad_tiles(
+    view: InputView, precision: str, strides: tuple[int, int], limits: DeviceLimits
+) -> bool:
+    """Return whether the kernel exists for a layer. fp32 requires ``wgmma``."""
+    exists = precision in ELEMENT_BYTES or splits_in_shared_memory(precision, limits)
+    return exists and strides == (1, 1) and any(True for _ in _columns(view))
 
 
-def _columns(view: InputView) -> Iterator[tuple[bool, int, int, int]]:
-    """Yield columns of a tile: few_channels, channels, tap rows, tap columns."""
+def _columns(view: InputView, *, tf32x3: bool = False) -> Iterator[tuple[bool, int, int, int]]:
+    """Yield columns of a tile: few_channels, channels, tap rows, tap columns.
+
+    With `tf32x3`, promoted sums take registers, so smaller tiles are tried as well.
+    """
     if view.filters % 16:
         return
     if view.channels % 16:
@@ -296,13 +340,14 @@ def _columns(view: InputView) -> Iterator[tuple[bool, int, int, int]]:
         if row_channels <= MAX_FEW_CHANNELS:
             yield True, 16 if row_channels <= 16 else 32, view.r, 1
         return
-    for channels in (16,) if view.channels % 32 else (32, 64):
+    choices = (16,) if view.channels % 32 else (16, 32, 64) if tf32x3 else (32, 64)
+    for channels in choices:
         if view.channels % channels == 0 and view.s * channels <= MAX_COLUMNS:
             # As many tap rows as fit, divided evenly.
             tiles = ceil_div(view.r, MAX_COLUMNS // (view.s * channels))
             for count in (tiles, view.r):
                 yield False, channels, ceil_div(view.r, count), view.s
-                if tiles == view.r or channels * view.s < MIN_COLUMNS:
+                if tiles == view.r or (channels * view.s < MIN_COLUMNS and not tf32x3):
                     break
 
 
@@ -313,14 +358,14 @@ def wgrad_candidates(
 
     Args:
         view: the input.
-        precision: ``tf32`` or ``bf16``.
+        precision: ``tf32``, ``bf16``, or ``fp32`` by 3xTF32.
         epilogue: fused layers that are undone while dz is read.
         limits: of the GPU.
     """
     unit = 2 if epilogue == 2 else 1
     height = view.out_height // unit * unit
     filters = next(n for n in (16, 32, TILE_M) if n >= min(view.filters, TILE_M))
-    for few_channels, channels, tap_rows, tap_columns in _columns(view):
+    for few_channels, channels, tap_rows, tap_columns in _columns(view, tf32x3=precision == "fp32"):
         for lines, contiguous, positions, pitch, rows_apart, columns_apart in _strips(
             view, precision, unit
         ):
@@ -368,8 +413,12 @@ def estimate_cycles(tile: WgradTile, view: InputView, samples: int) -> float:
     resident = min(tile.blocks_per_sm, ceil_div(blocks, multiprocessors))
     waves = ceil_div(blocks, multiprocessors * tile.blocks_per_sm)
     costs = FEW_CHANNELS if tile.few_channels else MANY_CHANNELS
-    multiply = tile.double_steps * tile.columns
+    multiply = tile.double_steps * tile.columns * (3 if tile.tf32x3 else 1)
     own = max(multiply, costs.step * tile.double_steps / tile.k_groups)
+    if tile.tf32x3:
+        promotions = tile.columns // tile.promoted_columns
+        promote = promotions * (tile.promoted_columns // 2 + PROMOTE)
+        own = max(multiply, (multiply + tile.double_steps * promote) / tile.k_groups)
     prefetched = tile.buffers == 2
     wait, rate = (
         (costs.prefetched_wait, costs.prefetch_rate)
@@ -413,7 +462,7 @@ def rank_wgrad_tiles(
     few_channels = view.channels % 16 > 0
     if precision == "tf32" and epilogue == 2 and few_channels and pixels < MIN_PIXELS:
         return []
-    if not supports_wgrad_tiles(view, precision, strides):
+    if not supports_wgrad_tiles(view, precision, strides, limits):
         return []
     tiles = wgrad_candidates(view, precision, epilogue, limits)
     return [(estimate_cycles(tile, view, samples), tile) for tile in tiles]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dptrain.backends.cuda import hardware
 from dptrain.backends.cuda.gemm_tiles import ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
 from dptrain.backends.cuda.wgrad_tiles import (
     MIN_PIXELS,
     WgradTile,
@@ -24,6 +25,8 @@ from tests.unit.cuda.launching import BF16, FP32, ints
 
 NO_EPILOGUE, RELU, POOLING = range(3)
 SAMPLES, FACTOR = 2, 1.25
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""Values of the macro PRECISION."""
 
 ODD = InputView(9, 11, 32, 0, 0, 7, 9, 64, 3, 3)
 """No padding; pooling drops a row and a column."""
@@ -58,6 +61,10 @@ CASES: list[tuple[InputView, int, str, tuple[int, int, int, int, bool, int, int]
     (GREY, RELU, "tf32", (16, 3, 1, 1, True, 1, 2)),
     (PIXEL, NO_EPILOGUE, "bf16", (32, 3, 1, 1, False, 1, 2)),
     (PIXEL, NO_EPILOGUE, "tf32", (32, 3, 1, 1, False, 2, 1)),
+    (ODD, RELU, "fp32", (16, 3, 3, 1, False, 1, 2)),
+    (WIDE_TAPS, NO_EPILOGUE, "fp32", (32, 1, 2, 1, True, 2, 1)),
+    (PARTLY, POOLING, "fp32", (32, 1, 2, 1, True, 1, 2)),
+    (COLOURS, POOLING, "fp32", (16, 5, 4, 1, False, 1, 1)),
 ]
 
 
@@ -77,8 +84,8 @@ def test_weight_gradients_equal_float64(
 ) -> None:
     """With one strip per part and with one part; blocks and threads in random order.
 
-    Factors are rounded like operands of tensor cores. What remains is the rounding of float32 sums
-    of at most 2 · 9 · 13 terms, far below 2e-6.
+    Factors are rounded like operands of tensor cores; fp32 uses 3xTF32. What remains is the
+    rounding of float32 sums of at most 2 · 9 · 13 terms, far below 2e-6.
     """
     tile = next(
         tile
@@ -105,6 +112,8 @@ def factors(x: NDArray[Any], precision: str) -> NDArray[np.float64]:
     """Round operands like tensor cores."""
     if precision == "bf16":
         return BF16.round(x).astype(np.float64)
+    if precision == "fp32":
+        return np.asarray(x, np.float64)
     bits = np.asarray(x, np.float32).view(np.uint32)
     rounded = bits + 0xFFF + (bits >> 13 & 1) & 0xFFFFE000
     return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
@@ -157,7 +166,7 @@ def launch(
     flat = gradients.reshape(-1)
     function = device.function(
         "conv2d_backward_weight_halo.cu", "conv2d_backward_weight_halo", **tile.defines,
-        EPILOGUE=epilogue, PRECISION=2 if precision == "bf16" else 1, IN_VECTOR=1, OUT_VECTOR=1,
+        EPILOGUE=epilogue, PRECISION=PRECISIONS.index(precision), IN_VECTOR=1, OUT_VECTOR=1,
     )  # fmt: skip
     geometry = ints(
         view.height, view.width, view.channels, view.out_height, view.out_width, view.filters,
@@ -221,7 +230,28 @@ def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
 def test_supported_layers(
     view: InputView, precision: str, strides: tuple[int, int], expected: bool
 ) -> None:
-    assert supports_wgrad_tiles(view, precision, strides) == expected
+    assert supports_wgrad_tiles(view, precision, strides, DEFAULT_LIMITS) == expected
+
+
+def test_fp32_requires_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "TF32X3_WGMMA", True)
+    for name in ("A100", "H100"):
+        assert supports_wgrad_tiles(ODD, "fp32", (1, 1), DEVICES[name]) == (name == "H100")
+
+
+def test_operands_that_are_not_finite_have_the_results_of_float32() -> None:
+    """Sums without such operands stay finite; products with 0 are not left out."""
+    view, rng = FEW, np.random.default_rng(3)
+    outputs = SAMPLES, view.out_height, view.out_width, view.filters
+    x = rng.standard_normal((SAMPLES, view.height, view.width, view.channels), np.float32)
+    x[0, 0, 7, 3], x[1, 5, 2, 9] = np.inf, np.nan
+    dy = rng.standard_normal(outputs, np.float32)
+    y = np.maximum(rng.standard_normal(outputs, np.float32), 0.0)
+    with np.errstate(invalid="ignore"):
+        dw, _ = sums(view, x.astype(np.float64), FACTOR * dy * (y > 0))
+        tile = next(wgrad_candidates(view, "fp32", RELU, DEFAULT_LIMITS))
+        got = launch(tile, view, "fp32", RELU, (x, dy, y), SAMPLES * tile.strips_per_sample)
+    np.testing.assert_allclose(got[:-1], dw, rtol=1e-4, atol=1e-4)
 
 
 def test_inputs_that_exceed_shared_memory_are_gathered() -> None:
