@@ -52,6 +52,15 @@ TF32X3_MULTIPLY = 4.2
 """Factor of the time of products with 3xTF32: three ``mma.sync``, at 62% of the peak of tensor
 cores, and splitting. An estimate, not yet measured."""
 
+TF32X3_STEP_COLUMNS = 1
+"""`INSTRUCTION_COLUMNS` with 3xTF32 by ``mma.sync``, whose instructions have eight columns for any
+pixel tile: four pixel tiles took 0.95 to 1.04 of the time of two of twice the size (as below)."""
+
+TF32X3_SINGLE_BLOCK = 1.05
+"""Factor with 3xTF32 by ``mma.sync`` if only one block fits on a multiprocessor: two blocks of one
+warp group took 0.91 to 1.0 of the time of one block of two (H100, 14 pairs of tiles of a VGG-like
+network, 256 samples)."""
+
 SPLIT_MULTIPLY, PROMOTE = 3.0, 2.5
 """The same with ``wgmma``: three products, and the promotion of sums, which the products of other
 warp groups of the multiprocessor hide. Estimates, not yet measured."""
@@ -132,7 +141,7 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     """
     if tile.persistent:
         return _persistent_cycles(tile, samples)
-    columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
+    columns = tile.warp_groups * tile.pixel_tiles * _columns(tile)
     packs = tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
     cycles = STEADY_MULTIPLY * columns * tile.k_steps * _products(tile)
     cycles += (STEADY_UNPOOL if tile.unpools else STEADY_LOAD_HALO) * packs
@@ -141,6 +150,13 @@ def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     # The last of many waves is half full on average.
     num_waves = num_waves + 0.5 if num_waves > 3.0 else float(math.ceil(num_waves))
     return num_waves * (tile.tiles_in_flight * cycles + latency)
+
+
+def _columns(tile: ImplicitGemmTile) -> int:
+    """Return the columns of a pixel tile that take as long as its products of one step."""
+    mma_sync = tile.tf32x3 and not tile.tf32x3_wgmma
+    fixed = TF32X3_STEP_COLUMNS if mma_sync else INSTRUCTION_COLUMNS
+    return tile.pixel_tile.columns + fixed
 
 
 def _products(tile: ImplicitGemmTile) -> float:
@@ -173,7 +189,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     Resident blocks start together, so they load, multiply and store at the same time, and the times
     of these phases add up.
     """
-    columns = tile.warp_groups * tile.pixel_tiles * (tile.pixel_tile.columns + INSTRUCTION_COLUMNS)
+    columns = tile.warp_groups * tile.pixel_tiles * _columns(tile)
     multiply = MULTIPLY * columns * tile.k_steps * _products(tile)
     multiply += LOAD_WEIGHTS * tile.warp_groups * WARP_GROUP_SIZE * tile.k_steps
     load = LOAD_HALO * tile.channel_chunks * tile.chunk_packs * tile.slab_pixels
@@ -188,4 +204,7 @@ def one_wave_cycles(tile: ImplicitGemmTile, samples: int) -> float:
     num_waves = blocks / tile.blocks_per_sm
     # The last of many waves is half full on average.
     num_waves = float(math.ceil(num_waves)) if num_waves <= 3.0 else num_waves + 0.5
-    return max(num_waves, 1.0) * max(alone, resident * (multiply + load + store) + latency)
+    cycles = max(num_waves, 1.0) * max(alone, resident * (multiply + load + store) + latency)
+    mma_sync = tile.tf32x3 and not tile.tf32x3_wgmma
+    single = tile.blocks_per_sm == 1 and blocks > 1.0
+    return cycles * TF32X3_SINGLE_BLOCK if mma_sync and single else cycles
