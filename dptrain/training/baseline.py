@@ -32,6 +32,9 @@ WARM_UP, WARM_UP_ASYNCHRONOUS = 3, 20
 GPU they are also captured, and its clock rises from its idle rate."""
 MAX_COST = 0.02
 """Largest share of a run that the blocks take."""
+PLANNED = 0.85
+"""Share of that cost which is planned, because blocks and the rest of the run may take longer or
+shorter than expected."""
 SETUP_S = 0.1
 """Time to make the two replicas of a small network. Large ones take longer, as do their steps."""
 FIRST_BLOCK = 50
@@ -163,7 +166,7 @@ class InterleavedBaseline:
         self._pairs = list[Pair]()
         self._num_blocks = self._num_steps = 0
         self._steps_alone = self._steps_together = 0
-        self._spent_s = self._block_s = 0.0
+        self._spent_s = 0.0
         self._why = ""
         if job.spec.baseline_steps and job.world.size > 1:
             self._due, self._why = first_step + FIRST_BLOCK, TOO_SHORT
@@ -205,7 +208,7 @@ class InterleavedBaseline:
         left = job.spec.steps - step
         run_s = begin - self._begin + left * float(np.median(times)) / 1e9
         if self._alone is None:
-            self._choose(MAX_COST * run_s - SETUP_S)
+            self._choose(PLANNED * MAX_COST * run_s - SETUP_S)
             if not self._num_blocks:
                 return None
             try:
@@ -216,7 +219,7 @@ class InterleavedBaseline:
             except (MemoryError, UserError) as error:
                 self._why = f"no scaling efficiency: {error}"
                 return None
-        steps, size = self._num_steps, job.world.size
+        steps, size, block_begin = self._num_steps, job.world.size, monotonic()
         weak, strong = (alone.time_steps(steps) for alone in self._alone)
         # Blocks of about the same duration are disturbed alike.
         near, far = times[-steps:], times[-steps * size :]
@@ -224,13 +227,9 @@ class InterleavedBaseline:
         self._steps_alone += len(weak)
         self._steps_together += len(near)
         self._why = ""
-        spent_s = monotonic() - begin
-        if len(self._pairs) > 1:
-            self._block_s = max(self._block_s, spent_s)
-        else:
-            # The first block is longer than the others; the set-up is not repeated.
-            self._block_s = spent_s / 2
-        affordable = (MAX_COST * run_s - self._spent_s - spent_s) / self._block_s
+        end = monotonic()
+        left_s = PLANNED * MAX_COST * run_s - self._spent_s - (end - begin)
+        affordable = left_s / (end - block_begin)
         following = min(self._num_blocks - len(self._pairs), int(affordable))
         return step + max(left // (following + 1), 1) if following > 0 else None
 
