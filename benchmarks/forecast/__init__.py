@@ -1,0 +1,1 @@
+"""Forecasts of scaling, compared with simulations of SimGrid that contain other assumptions."""
