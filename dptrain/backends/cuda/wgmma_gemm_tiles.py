@@ -20,9 +20,10 @@ ROW_BYTES = 128
 WARP_ROWS = 16
 """Rows of the tile that a warp computes."""
 
-MIN_PRODUCTS = 8 * 10**8
-"""Multiply-adds of a layer's product from which the kernels are used. Smaller products were not
-measured against the other kernels; at 512 · 784 · 2048 these are faster in every phase (H100)."""
+MIN_PRODUCTS = math.inf
+"""Multiply-adds of a layer's product from which the kernels are used. From 512 · 784 · 2048 =
+8·10⁸ they were faster in every phase (H100). Their results on a GPU have not been compared with
+float64 yet, so the default is infinity; ``benchmarks.gpu_switches`` compares them."""
 
 MIN_EXTENT = 64
 """The least samples, inputs and outputs of such a layer."""
