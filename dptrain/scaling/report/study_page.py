@@ -122,9 +122,9 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
     for point in largest:
         scaling = f"{point.scaling.capitalize()} scaling"
         at = f"points.{study.points.index(point)}"
-        value, detail = _estimate(point.efficiency, f"{at}.efficiency", 2)
+        value, detail = _estimate(point, "efficiency", at, 2)
         keys.append(Key(f"{scaling}: efficiency at {point_name(point)}", value, detail))
-        value, detail = _estimate(point.speed_up, f"{at}.speed_up", 2)
+        value, detail = _estimate(point, "speed_up", at, 2)
         keys.append(Key(f"{scaling}: speed-up at {point_name(point)}", value, detail))
         lost = {name: ms for name, ms in asdict(point.loss).items() if ms > 0}
         if lost and point.efficiency.value < 1:
@@ -138,13 +138,17 @@ def _keys(study: Study, largest: Sequence[Point]) -> list[Key]:
     return keys
 
 
-def _estimate(estimate: Estimate, source: str, decimals: int) -> tuple[Cell, Cell]:
+def _estimate(point: Point, name: str, at: str, decimals: int) -> tuple[Cell, Cell]:
+    """Return an estimate of a point, and its interval or the range of its launches."""
+    estimate: Estimate = getattr(point, name)
+    source = f"{at}.{name}"
     value = Number(fixed(estimate.value, decimals), estimate.value, f"{source}.value")
     if not math.isfinite(estimate.high):
         return (value,), ("too few launches for an interval",)
     low = Number(fixed(estimate.low, decimals), estimate.low, f"{source}.low")
     high = Number(fixed(estimate.high, decimals), estimate.high, f"{source}.high")
-    return (value,), ("95% interval ", low, "–", high)
+    kind = "range of the launches" if point.two_groups else "95% interval"
+    return (value,), (f"{kind} ", low, "–", high)
 
 
 def _models(study: Study, plots: tuple[Plot, ...]) -> Section | None:
