@@ -103,8 +103,9 @@ def _walls(folder: Path, tasks: Sequence[Task]) -> dict[str, list[float]]:
 
 
 def run_tasks(
-    folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher, display: StudyDisplay
-) -> bool:
+    folder: Path, design: Design, tasks: Sequence[Task], launcher: Launcher, display: StudyDisplay,
+    *, prepared: bool = False,
+) -> bool:  # fmt: skip
     """Run the launches that have no profile yet.
 
     Short jobs, one for each batch size of a rank, compile the kernels first. Their durations serve
@@ -116,6 +117,7 @@ def run_tasks(
         tasks: the launches, in this order.
         launcher: the program that starts ranks.
         display: shows the progress.
+        prepared: True if this process has compiled the kernels already.
 
     Returns:
         True if all are complete; False if a signal requested a stop.
@@ -135,7 +137,8 @@ def run_tasks(
         if oversubscription := _oversubscription(left, launcher):
             display.print(f"warning: {oversubscription}")
         try:
-            _prepare(folder, design, left, launcher, display, stop, times)
+            if not prepared:
+                _prepare(folder, design, left, launcher, display, stop, times)
             display.begin(done=len(tasks) - len(left), total=len(tasks), left_s=times.total(left))
             while left:
                 display.now(left[0], times.total(left))

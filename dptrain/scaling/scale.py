@@ -91,7 +91,7 @@ def launch_study(
         display.print(f"round {design.launches + 1}, because {wide}")
         design = replace(design, launches=design.launches + 1)
         design.write(folder)
-        done = run_tasks(folder, design, design.tasks(), launcher, display)
+        done = run_tasks(folder, design, design.tasks(), launcher, display, prepared=True)
     return done, design
 
 
