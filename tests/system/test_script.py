@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.system.launch import launch
+from tests.system.launch import ROOT, launch
 
 FIVE_LINES = """
 from sklearn.datasets import load_digits
@@ -38,7 +38,8 @@ def run(script: str, tmp_path: Path, ranks: int = 0) -> subprocess.CompletedProc
     """Run a script, on several ranks if `ranks` is not 0."""
     file = tmp_path / "script.py"
     file.write_text(script)
-    return launch(ranks=ranks, program=(str(file),), cwd=tmp_path)
+    # Scikit-learn needs SciPy.
+    return launch(ranks=ranks, program=(str(file),), cwd=tmp_path, PYTHONPATH=str(ROOT))
 
 
 def test_a_short_script_reaches_97_percent_on_the_digits(tmp_path: Path) -> None:
