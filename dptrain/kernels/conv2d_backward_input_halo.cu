@@ -1,10 +1,11 @@
-// Gradient of a convolution of stride 1 with respect to its input, on halo tiles in shared memory:
+// Gradient of a convolution with respect to its input, on halo tiles in shared memory:
 //
 //     dx[n, h, w, c] = Σ over (r, s, k) of dz[n, p, q, k] w[r, s, c, k]
-//     with p = h − r + pad_top and q = w − s + pad_left
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
 //
 // This is a convolution of dz with the filters rotated by 180 degrees and with input and output
-// channels exchanged. dz is computed from dy while halo tiles are loaded (`GradientSource` of
+// channels exchanged. With strides, the gradient of the folded input is computed (`StoredMap` of
+// halo_tile.cuh). dz is computed from dy while halo tiles are loaded (`GradientSource` of
 // halo_tile.cuh).
 //
 // Algorithm and launch: as in conv2d_forward_halo.cu, with channels in place of filters.
@@ -26,8 +27,11 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
-    const int pixels = samples * g.height * g.width;
-    implicit_gemm(backward_view(g),
-                  GradientSource<PERSISTENT>{{dy, saved, factor}, TENSOR_MAPS_ARGUMENT}, samples,
-                  weights, StorePlain<Number, IN_VECTOR>{dx, pixels, g.channels});
+    const GradientSource<PERSISTENT> source{{dy, saved, factor}, TENSOR_MAPS_ARGUMENT};
+#if FOLDED
+    const StoreFolded store{dx, stored_input(g)};
+#else
+    const StorePlain<Number, IN_VECTOR> store{dx, samples * g.height * g.width, g.channels};
+#endif
+    implicit_gemm(backward_view(g), source, samples, weights, store);
 }

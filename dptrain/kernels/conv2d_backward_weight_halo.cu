@@ -1,9 +1,11 @@
-// Gradient of a convolution of stride 1 with respect to its weights and bias, on halo tiles in
-// shared memory; tf32, bf16, and fp32 by 3xTF32 (mma.cuh, on sm_90):
+// Gradient of a convolution with respect to its weights and bias, on halo tiles in shared memory;
+// tf32, bf16, and fp32 by 3xTF32 (mma.cuh, on sm_90); an even number of filters:
 //
 //     dw[r, s, c, k] = Σ over (n, p, q) of x[n, h, w, c] dz[n, p, q, k]
 //     db[k]          = Σ over (n, p, q) of dz[n, p, q, k]
-//     with h = p + r − pad_top and w = q + s − pad_left
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
+//
+// With strides, it is computed as a convolution of stride 1 on the folded map (`StoredMap`).
 //
 // Algorithm: implicit GEMM whose sum runs over output pixels. Operand A: dz, with filters as rows;
 // it is loaded into registers once for all taps of the block, and the epilogue of the forward pass
@@ -447,6 +449,16 @@ __device__ inline void reduce_bias_totals(float (&totals)[2], float* memory) {
             totals[n] += memory[(group * 2 + n) * THREADS + threadIdx.x];
 }
 
+// Row of dw for a tap and a channel of the convolution of stride 1, or -1 if the filter has none.
+__device__ inline int weight_row(const Geometry& layer, int r, int s, int channel) {
+    if (!Strip::SCATTERED) return (r * layer.s + s) * layer.channels + channel;
+    const int part = channel / layer.channels;
+    if (part >= layer.stride_h * layer.stride_w) return -1;
+    r = r * layer.stride_h + part / layer.stride_w, s = s * layer.stride_w + part % layer.stride_w;
+    if (r >= layer.r || s >= layer.s) return -1;
+    return (r * layer.s + s) * layer.channels + channel % layer.channels;
+}
+
 // Split z = blockIdx.z sums the strips [z · split_strips, (z + 1) · split_strips). x (samples, H,
 // W, C); dy (samples, Ho, Wo, K), or pooled (samples, Ho / 2, Wo / 2, K); saved in the shape of dy:
 // y for a ReLU epilogue, the argmax (uint8) for a pooling epilogue; factor: scale of the kept
@@ -456,11 +468,13 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     conv2d_backward_weight_halo(const Number* x, const Number* dy, const Saved* saved, float factor,
                                 float* dw, float* db, int samples, int split_strips,
                                 GEOMETRY_PARAMETERS) {
-    const Geometry g = GEOMETRY_ARGUMENTS;
+    const Geometry layer = GEOMETRY_ARGUMENTS, g = folded(layer);
+    const StoredMap stored = stored_input(layer);
     const int lines = EPILOGUE == 2 ? g.out_height / 2 * 2 : g.out_height;
     const int strips = (lines + STRIP_HEIGHT - 1) / STRIP_HEIGHT;
     const int begin = blockIdx.z * split_strips, end = min(begin + split_strips, samples * strips);
-    const int tiles = FEW_CHANNELS ? 1 : g.channels / TILE_CHANNELS;  // Channel tiles.
+    // Channel tiles.
+    const int tiles = FEW_CHANNELS ? 1 : (g.channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
     const int tap_row = blockIdx.x / tiles * TAP_ROWS, channel = blockIdx.x % tiles * TILE_CHANNELS;
     const int filter = blockIdx.y * TILE_M;
 
@@ -478,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
                        reinterpret_cast<Number*>(dz), reinterpret_cast<Saved*>(dz + DZ)};
     };
     const auto strip = [&](int i) {
-        return Strip{g, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
+        return Strip{g, stored, i / strips, i % strips * STRIP_HEIGHT, tap_row, channel, filter};
     };
     // Load the units of strip i from `unit` on, divided among `warps` warps.
     const auto load_strip = [&](int i, int unit, int warps) {
@@ -539,7 +553,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
         if (threadIdx.y > 0) return;
     }
 
-    const int all = g.r * g.s * g.channels, own = filter + GradientRows::first();
+    const int all = layer.r * layer.s * layer.channels, own = filter + GradientRows::first();
     const int size = blockIdx.z * (all + 1) * g.filters;
     const auto store_pair = [&](float* to, float one, float other) {
         *reinterpret_cast<Pack<float, 2>*>(to + own) = {one * factor, other * factor};
@@ -557,7 +571,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
         const int r = tap_row + tap % TAP_ROWS, s = tap / TAP_ROWS;
         if (r >= g.r || FEW_CHANNELS && c >= g.s * g.channels) return;
         const int row =
-            FEW_CHANNELS ? r * g.s * g.channels + c : (r * g.s + s) * g.channels + channel + c;
+            FEW_CHANNELS ? r * g.s * g.channels + c : weight_row(layer, r, s, channel + c);
+        if (Strip::SCATTERED && row < 0) return;
         store_pair(dw + size + row * g.filters, one, other);
     };
 #if TF32X3

@@ -1,12 +1,12 @@
-// Convolution forward, stride 1, with bias and epilogue, on halo tiles in shared memory:
+// Convolution forward with bias and epilogue, on halo tiles in shared memory:
 //
 //     y[n, p, q, k] = epilogue(b[k] + Σ over (r, s, c) of x[n, h, w, c] w[r, s, c, k])
-//     with h = p + r − pad_top and w = q + s − pad_left
+//     with h = p · stride_h + r − pad_top and w = q · stride_w + s − pad_left
 //
 // Algorithm: implicit GEMM with halo tiles. On sm_90, halo tiles are copied by TMA and multiplied
 // by wgmma; from sm_80 on, they are copied by cp.async and multiplied by mma.sync. See
-// implicit_gemm.cuh, halo_tile.cuh and implicit_gemm_tile.cuh. Precisions tf32 and bf16; channels
-// and filters in multiples of 32.
+// implicit_gemm.cuh, halo_tile.cuh and implicit_gemm_tile.cuh.
+// Precisions tf32 and bf16; multiples of 32 channels and filters are computed without zeros.
 //
 // Launch: grid (blocks of work tiles, ceil(K / filters of a work tile)), block (THREADS,
 // max(PERSISTENT_GROUPS, 1)); a persistent kernel has about one block per multiprocessor.
@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, MIN_BLOCKS)
     prefetch_tensor_maps(TENSOR_MAPS_ARGUMENT);
     wait_for_previous_kernel();
     const Geometry g = GEOMETRY_ARGUMENTS;
-    implicit_gemm(forward_view(g), InputSource{x, TENSOR_MAPS_ARGUMENT}, samples, weights,
+    implicit_gemm(forward_view(g), InputSource<IN_VECTOR>{x, TENSOR_MAPS_ARGUMENT}, samples, weights,
                   StoreOutput{y, saved, b, output_rows(g, samples), g.filters, output_rows(g, 1),
                               EPILOGUE_ARGUMENTS});
 }

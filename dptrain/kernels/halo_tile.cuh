@@ -1,5 +1,5 @@
-// Halo tiles: input tiles in shared memory for convolutions of stride 1, so that overlapping
-// patches are loaded once.
+// Halo tiles: input tiles in shared memory for convolutions, so that overlapping patches are loaded
+// once. Convolutions with strides are computed as those of stride 1 on a folded map (`StoredMap`).
 //
 // gemm.cuh gathers each patch from global memory and therefore loads a pixel R · S times. Here a
 // block keeps the rows of the map that its output pixels need in shared memory, including the zero
@@ -36,12 +36,44 @@
 #ifndef CROPPED_WIDTH
 #define CROPPED_WIDTH 0  // Width of halo tiles that are cropped to what is read, or 0.
 #endif
+// 1 if the channels of the map in memory do not fill whole steps of the sum, or if it is folded.
+#ifndef PADDED_CHANNELS
+#define PADDED_CHANNELS 0
+#endif
+#ifndef FOLDED
+#define FOLDED 0  // 1 if the convolution has strides other than 1.
+#endif
+
+// True if a pack of channels is contiguous in memory and lies in one pixel.
+constexpr bool WHOLE_PACKS = !PADDED_CHANNELS && !FOLDED;
+
+// Channels that whole steps of the sum cover; further channels are zero.
+__device__ inline int whole_steps(int channels) { return (channels + STEP_K - 1) / STEP_K * STEP_K; }
+
+// The map in memory from which a View is read. A convolution with strides is computed as one of
+// stride 1 on the *folded* map (space to depth): a pixel of it consists of fold_h × fold_w pixels
+// in memory, with channels in the order (row, column, channel). The first folded pixel begins `top`
+// rows above the map in memory and `left` columns to the left of it.
+struct StoredMap {
+    int height, width, channels, fold_h, fold_w, top, left;
+
+    // Offset of channel c of the folded pixel (y, x) of a sample, or -1 in the padding.
+    __device__ int offset(int sample, int y, int x, int c) const {
+        const int part = WHOLE_PACKS ? 0 : c / channels;
+        if (part >= fold_h * fold_w) return -1;
+        y = y * fold_h + part / fold_w - top, x = x * fold_w + part % fold_w - left;
+        const bool inside = unsigned(y) < unsigned(height) && unsigned(x) < unsigned(width);
+        const int pixels = (sample * height + y) * width + x;
+        return inside ? pixels * channels + c - part * channels : -1;
+    }
+};
 
 // A map as a convolution of stride 1 reads it: out_height × out_width patches of r × s pixels. The
 // first patch begins pad_top rows above the map and pad_left columns to the left of it.
 struct View {
     int height, width, channels, pad_top, pad_left, out_height, out_width, r, s;
     int row_pitch;  // Pixels between consecutive rows in shared memory.
+    StoredMap stored;
 
     // Rows between consecutive samples, including the padding that they share.
     __device__ int rows_per_sample() const {
@@ -50,23 +82,52 @@ struct View {
 };
 
 __device__ inline View make_view(int height, int width, int channels, int top, int left,
-                                 int out_height, int out_width, int r, int s) {
+                                 int out_height, int out_width, int r, int s,
+                                 const StoredMap& stored) {
     // The pitch keeps the right padding of a row clear of the next row's map. Rows begin at
     // multiples of 128 bytes.
     constexpr int WHOLE = 8 / SLAB_PACKS;
     const int padded = width + max(left, out_width + s - 1 - width - left);
     const int pitch = CROPPED_WIDTH ? CROPPED_WIDTH : (padded + WHOLE - 1) / WHOLE * WHOLE;
-    return {height, width, channels, top, left, out_height, out_width, r, s, pitch};
+    return {height,     width, whole_steps(channels), top,   left, out_height,
+            out_width, r,     s,                     pitch, stored};
+}
+
+// The convolution of stride 1 on the folded input. The folded map includes the padding.
+__device__ inline Geometry folded(const Geometry& g) {
+    if (!FOLDED) return g;
+    const int r = (g.r + g.stride_h - 1) / g.stride_h, s = (g.s + g.stride_w - 1) / g.stride_w;
+    const int rows = (g.height + g.pad_top + g.stride_h - 1) / g.stride_h;
+    const int columns = (g.width + g.pad_left + g.stride_w - 1) / g.stride_w;
+    return {max(rows, g.out_height + r - 1),
+            max(columns, g.out_width + s - 1),
+            g.stride_h * g.stride_w * g.channels,
+            g.out_height,
+            g.out_width,
+            g.filters,
+            r,
+            s,
+            1,
+            1,
+            0,
+            0};
+}
+__device__ inline StoredMap stored_input(const Geometry& g) {
+    if (!FOLDED) return {g.height, g.width, g.channels, 1, 1, 0, 0};
+    return {g.height, g.width, g.channels, g.stride_h, g.stride_w, g.pad_top, g.pad_left};
 }
 
 // Forward reads x to compute z. Backward with respect to the input reads dz to compute dx.
-__device__ inline View forward_view(const Geometry& g) {
+__device__ inline View forward_view(const Geometry& layer) {
+    const Geometry g = folded(layer);
     return make_view(g.height, g.width, g.channels, g.pad_top, g.pad_left, g.out_height,
-                     g.out_width, g.r, g.s);
+                     g.out_width, g.r, g.s, stored_input(layer));
 }
-__device__ inline View backward_view(const Geometry& g) {
+__device__ inline View backward_view(const Geometry& layer) {
+    const Geometry g = folded(layer);
     return make_view(g.out_height, g.out_width, g.filters, g.r - 1 - g.pad_top,
-                     g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s);
+                     g.s - 1 - g.pad_left, g.height, g.width, g.r, g.s,
+                     {g.out_height, g.out_width, g.filters, 1, 1, 0, 0});
 }
 
 // Start the asynchronous copy of 16 bytes, or write zeros.
@@ -108,8 +169,11 @@ struct HaloTile {
         return ((row(p) - first) * view.row_pitch + p.column - column) * SLAB_PACKS;
     }
 
-    // Number of pixels and of packs, and the address of a pack.
-    __device__ int pixels() const { return (stop - first) * view.row_pitch + view.s - 1; }
+    // Number of pixels and of packs, and the address of a pack. The patches of the last row reach
+    // beyond it, unless the tile is cropped to whole patches.
+    __device__ int pixels() const {
+        return (stop - first) * view.row_pitch + (CROPPED_WIDTH ? 0 : view.s - 1);
+    }
     __device__ int packs() const { return pixels() * each; }
     __device__ Pack<Number>* pack(int at, int q) const {
         const int index = swizzled(at * SLAB_PACKS + q % SLAB_PACKS) +
@@ -126,23 +190,21 @@ struct HaloTile {
                unsigned(at % view.row_pitch + column - view.pad_left) < unsigned(columns);
     }
 
-    // Offset of pack i in the map, or -1 if it lies in the padding.
-    __device__ int source(int i) const {
+    // Offset of element v of pack i in memory, or -1 if it lies in the padding.
+    __device__ int source(int i, int v = 0) const {
         const int at = i / each, y = first + at / view.row_pitch;
         const int sample = y / view.rows_per_sample(),
                   row = y % view.rows_per_sample() - view.pad_top;
         const int x = at % view.row_pitch + column - view.pad_left;
-        const bool inside = sample < samples && unsigned(row) < unsigned(view.height) &&
-                            unsigned(x) < unsigned(view.width);
-        const int pixels = (sample * view.height + row) * view.width + x;
-        return inside ? pixels * view.channels + (from + i % each) * PACK : -1;
+        const int offset = view.stored.offset(sample, row, x, (from + i % each) * PACK + v);
+        return sample < samples ? offset : -1;
     }
 };
 
 // Source of halo tiles that are copied from memory unchanged. `start_copy` starts the asynchronous
 // copies. After they have completed, `convert` rounds the elements to nearest, because tensor cores
-// would truncate them.
-struct InputSource {
+// would truncate them. An access covers STEP elements; STEP divides the channels in memory.
+template <int STEP> struct InputSource {
     // True if tiles need no conversion, so that the next tile can be copied while this one is read.
     static constexpr bool DOUBLE_BUFFERED = true;
 
@@ -173,10 +235,12 @@ struct InputSource {
     __device__ void start_copy(const HaloTile& halo, Number*, MBarrier*) const {
         // Unrolled, so that the address computations of several packs overlap.
 #pragma unroll 6
-        for (int i = threadIdx.x; i < halo.packs(); i += THREADS) {
-            const int at = halo.source(i);
-            cp_async_pack(halo.pack(i)->at, x + max(at, 0), at < 0);
-        }
+        for (int i = threadIdx.x; i < halo.packs(); i += THREADS)
+#pragma unroll
+            for (int v = 0; v < PACK; v += STEP) {
+                const int at = halo.source(i, v);
+                cp_async<STEP * sizeof(Number)>(halo.pack(i)->at + v, x + max(at, 0), at >= 0);
+            }
     }
 #endif
     __device__ void convert(const HaloTile& halo, const Number*) const {
@@ -197,6 +261,22 @@ struct PooledPack {
     __device__ static PooledPack read(const Number* dy, const Saved* saved) {
         return {*reinterpret_cast<const Pack<Number>*>(dy),
                 *reinterpret_cast<const Pack<unsigned, PACK / 4>*>(saved)};
+    }
+    // The same from parts of OUT_VECTOR elements: element v of the pack is at offset find(v), or
+    // zero if that is negative.
+    template <class Find>
+    __device__ static PooledPack read(const Number* dy, const Saved* saved, const Find& find) {
+        if constexpr (WHOLE_PACKS) return read(dy + find(0), saved + find(0));
+        Pack<Number> numbers = {};
+        Pack<Saved> marks = {};
+#pragma unroll
+        for (int v = 0; v < PACK; v += OUT_VECTOR) {
+            const int at = find(v);
+            if (at < 0) continue;
+            ::read<OUT_VECTOR>(numbers, v, dy + at);
+            ::read<OUT_VECTOR>(marks, v, saved + at);
+        }
+        return {numbers, as<Pack<unsigned, PACK / 4>>(marks)};
     }
 
     __device__ void scale(float factor) {
@@ -257,10 +337,11 @@ struct PooledLines {
         return y / view.rows_per_sample() * height + min(lines, height);
     }
 
-    // Offset of pack i in dy.
-    __device__ int source(int i) const {
-        const int pack = halo.from + i % halo.each;
-        return (first_line * width + i / halo.each) * halo.view.channels + pack * PACK;
+    // Offset of element v of pack i in dy, or -1 beyond the last channel.
+    __device__ int source(int i, int v) const {
+        const int channels = halo.view.stored.channels, c = (halo.from + i % halo.each) * PACK + v;
+        const int offset = (first_line * width + i / halo.each) * channels + c;
+        return WHOLE_PACKS || c < channels ? offset : -1;
     }
 
     // Write the gradients of the window's four pixels that lie in the tile.
@@ -300,16 +381,16 @@ struct PooledBox {
         return reinterpret_cast<Saved*>(raw) + (packs() * 16 + 127) / 128 * 128;
     }
 
-    // Offset of pack i in dy, or -1 outside the map.
-    __device__ int source(int i) const {
+    // Offset of element v of pack i in dy, or -1 outside the map.
+    __device__ int source(int i, int v) const {
         const View& view = halo.view;
         const int y = line + i / (columns * halo.each), x = column + i / halo.each % columns;
-        const int height = view.height / 2, width = view.width / 2;
+        const int height = view.height / 2, width = view.width / 2,
+                  channels = view.stored.channels, c = (halo.from + i % halo.each) * PACK + v;
         if (sample >= halo.samples || unsigned(y) >= unsigned(height) ||
-            unsigned(x) >= unsigned(width))
+            unsigned(x) >= unsigned(width) || !WHOLE_PACKS && c >= channels)
             return -1;
-        const int pack = halo.from + i % halo.each;
-        return ((sample * height + y) * width + x) * view.channels + pack * PACK;
+        return ((sample * height + y) * width + x) * channels + c;
     }
 
     // Write the gradients of the window's four pixels that lie in the tile.
@@ -340,7 +421,7 @@ template <bool RAW> struct GradientSource {
 
     __device__ void start_copy(const HaloTile& halo, Number* raw, MBarrier* barrier) const {
 #if EPILOGUE == 0
-        InputSource{dz.dy, maps}.start_copy(halo, raw, barrier);
+        InputSource<OUT_VECTOR>{dz.dy, maps}.start_copy(halo, raw, barrier);
 #elif EPILOGUE == 2
         if (!RAW) return;
         const PooledBox box(halo);
@@ -352,23 +433,29 @@ template <bool RAW> struct GradientSource {
         tma_copy_box(saved, maps + 1, halo.from * PACK, box.column, box.line, box.sample, barrier);
 #else
 #pragma unroll 4
-        for (int i = threadIdx.x; i < box.packs(); i += THREADS) {
-            const int at = box.source(i);
-            cp_async<16>(raw + i * PACK, dz.dy + max(at, 0), at >= 0);
-            cp_async<PACK>(saved + i * PACK, dz.saved + max(at, 0), at >= 0);
-        }
+        for (int i = threadIdx.x; i < box.packs(); i += THREADS)
+#pragma unroll
+            for (int v = 0; v < PACK; v += OUT_VECTOR) {
+                const int at = box.source(i, v);
+                cp_async<OUT_VECTOR * sizeof(Number)>(raw + i * PACK + v, dz.dy + max(at, 0),
+                                                      at >= 0);
+                cp_async<OUT_VECTOR>(saved + i * PACK + v, dz.saved + max(at, 0), at >= 0);
+            }
 #endif
 #endif
     }
 
     __device__ void convert(const HaloTile& halo, const Number* raw) const {
 #if EPILOGUE == 0
-        InputSource{dz.dy, maps}.convert(halo, raw);
+        InputSource<OUT_VECTOR>{dz.dy, maps}.convert(halo, raw);
 #elif EPILOGUE == 1
         const auto fetch = [&](int i) {
             Gradient::Raw raw = {};
-            const int at = halo.source(i);
-            if (at >= 0) dz.piece(raw, 0, at, 0);
+#pragma unroll
+            for (int v = 0; v < PACK; v += OUT_VECTOR) {
+                const int at = halo.source(i, v);
+                if (at >= 0) dz.piece(raw, v, at, 0);
+            }
             return raw;
         };
         for_each_batched<Gradient::Raw, 2>(
@@ -388,7 +475,8 @@ template <bool RAW> struct GradientSource {
                     for (int q = 0; q < halo.each; ++q) *halo.pack(at, q) = {};
             const PooledLines pooled(halo);
             scatter(pooled, pooled.packs, [&](int i) {
-                return PooledPack::read(dz.dy + pooled.source(i), dz.saved + pooled.source(i));
+                return PooledPack::read(dz.dy, dz.saved,
+                                        [&](int v) { return pooled.source(i, v); });
             });
         }
 #endif

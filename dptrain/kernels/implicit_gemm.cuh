@@ -46,6 +46,36 @@ template <class Block> __device__ inline unsigned draw_shared(const Block& block
 }
 #endif
 
+// Store the gradient of a folded input, whose columns are channels of folded pixels.
+struct StoreFolded {
+    Number* dx;
+    StoredMap map;
+
+    template <int N>
+    __device__ void pixel(const Pixel& p, int column, const float (&values)[N]) const {
+        constexpr int PIECE = IN_VECTOR < N ? IN_VECTOR : N;
+#pragma unroll
+        for (int v = 0; v < N; v += PIECE) {
+            const int at = map.offset(p.sample, p.row, p.column, column + v);
+            if (at >= 0)
+                *reinterpret_cast<Pack<Number, PIECE>*>(dx + at) =
+                    rounded<Number, PIECE>(values + v);
+        }
+    }
+};
+
+// Pass the values of a pixel to `store`.
+template <class Store, int N>
+__device__ inline void store_pixel(const Store& store, const View& view, const Pixel& p, int filter,
+                                   const float (&values)[N]) {
+    store.pixel((p.sample * view.out_height + p.row) * view.out_width + p.column, filter, values);
+}
+template <int N>
+__device__ inline void store_pixel(const StoreFolded& store, const View&, const Pixel& p,
+                                   int filter, const float (&values)[N]) {
+    store.pixel(p, filter, values);
+}
+
 // Epilogue of pixel tile i: call store.pixel(pixel, filter, values) for each pixel, or with POOLED
 // store.pooling_window(window, filter, values, kept) for each pooling window. Pixels and windows
 // are counted over all samples. If several warp groups share the accumulators (intra-block
@@ -83,8 +113,7 @@ __device__ void store_tile(const PixelAccumulators& acc, const PixelTileMap& pix
             const bool inside =
                 line < PIXEL_TILE_LINES && y < view.out_height && x < view.out_width;
             const float values[2] = {acc.c[u][e], acc.c[u][e + 2]};
-            if (inside)
-                store.pixel((at.sample * view.out_height + y) * view.out_width + x, filter, values);
+            if (inside) store_pixel(store, view, {at.sample, y, x}, filter, values);
         }
 #endif
     }

@@ -24,7 +24,7 @@
 #define K_WARP_GROUPS 1
 #define CHANNEL_CHUNKS 1
 #define POOLED 0      // 1 if the epilogue pools 2 × 2 windows; pixels in no window are left out.
-#define LINES_IN_M 1  // Output lines in the M dimension: 2 if there are only 32 filters, else 1.
+#define LINES_IN_M 1  // Output lines in the M dimension: several if there are few filters.
 #define PERSISTENT 0
 #define PERSISTENT_GROUPS 0
 #define WEIGHT_STAGES 0
@@ -73,18 +73,24 @@ struct PixelTileMap {
     }
 };
 
-// Maps a row of A to a filter and to one of LINES output lines. A lane holds rows g and g + 8 of
-// its warp's sixteen. These are two filters that are adjacent in memory, or, if two lines form a
-// pooling window (BOTH_LINES), both lines of one filter.
+// Maps a row of A to a filter and to one of LINES output lines (1, 2, 4 or 8). A lane holds rows g
+// and g + 8 of its warp's sixteen. These are two filters that are adjacent in memory, or, if two
+// lines form a pooling window (BOTH_LINES), both lines of one filter.
 template <int LINES, bool BOTH_LINES> struct Rows {
     static constexpr int FILTERS = MMA_M / LINES;            // Filters of a work tile.
     static constexpr int LANE_FILTERS = BOTH_LINES ? 1 : 2;  // Filters of a lane.
 
     static __device__ int filter(int row) {
-        const int warp = row / 16, g = row % 8, upper = row % 16 / 8;
-        return BOTH_LINES ? warp * 8 + g : (warp * 16 + g * 2 + upper) % FILTERS;
+        return BOTH_LINES ? row / 16 * 8 + row % 8 : paired(row) % FILTERS;
     }
-    static __device__ int line(int row) { return BOTH_LINES ? row % 16 / 8 : row / FILTERS; }
+    static __device__ int line(int row) {
+        // The order within sixteen rows matters only if they contain several lines.
+        return BOTH_LINES ? row % 16 / 8 : (FILTERS < 16 ? paired(row) : row) / FILTERS;
+    }
+
+   private:
+    // Rows g and g + 8 are adjacent in this order.
+    static __device__ int paired(int row) { return row / 16 * 16 + row % 8 * 2 + row % 16 / 8; }
 };
 using TileRows = Rows<LINES_IN_M, POOLED && LINES_IN_M == 2>;
 

@@ -17,17 +17,43 @@
 #define BACKWARD_LINES_IN_M 1
 #define BACKWARD_PERSISTENT 0  // PERSISTENT of the gradient with respect to the input.
 #endif
+// 1 if a step of one of the arrays has terms that do not exist, or if the map is folded.
+#ifndef PADDED_WEIGHTS
+#define PADDED_WEIGHTS 0
+#endif
+
+// The filters (height, width, channels, filters) of a convolution with strides, as filters of the
+// convolution of stride 1 on the folded map (`StoredMap`). Without strides, both folds are 1.
+struct FoldedFilter {
+    int height, width, channels, filters, fold_h, fold_w;
+
+    __device__ int r() const { return FOLDED ? (height + fold_h - 1) / fold_h : height; }
+    __device__ int s() const { return FOLDED ? (width + fold_w - 1) / fold_w : width; }
+    // Channels of the folded map.
+    __device__ int all_channels() const { return FOLDED ? fold_h * fold_w * channels : channels; }
+    // The weight of a tap and of a channel of the folded map; 0 if the filter has no such tap.
+    __device__ float at(const float* w, int tap, int channel, int filter) const {
+        if (FOLDED) {
+            const int part = channel / channels, row = tap / s() * fold_h + part / fold_w,
+                      column = tap % s() * fold_w + part % fold_w;
+            if (row >= height || column >= width) return 0.0f;
+            tap = row * width + column, channel %= channels;
+        }
+        return w[(tap * channels + channel) * filters + filter];
+    }
+};
 
 // Pack i of the packed weights: 64 rows at a time, step by step. Forward, rows are filters and
 // terms are channels. BACKWARD, rows are channels, terms are filters and the taps are rotated by
-// 180 degrees. Rows beyond the last are zero. If a work tile has two output lines, the taps of the
-// second line are shifted down by one line.
+// 180 degrees. Rows beyond the last are zero. If a work tile has several output lines, the taps of
+// each are shifted down by one line compared with the previous one.
 template <bool BACKWARD, int LINES, bool CORE_MATRICES, class Rows>
-__device__ inline Pack<Number> packed_weights(const float* w, int i, int r, int s, int channels,
-                                              int filters) {
+__device__ inline Pack<Number> packed_weights(const float* w, int i, const FoldedFilter& f) {
     constexpr int UNIT = PACK / 4;  // Elements of a 32-bit word.
-    const int terms = BACKWARD ? filters : channels, rows = BACKWARD ? channels : filters;
-    const int taps = (r + LINES - 1) * s, steps = terms / STEP_K * taps,
+    const int channels = f.all_channels();
+    const int terms = BACKWARD ? f.filters : channels, rows = BACKWARD ? channels : f.filters;
+    const int r = f.r(), s = f.s(), taps = (r + LINES - 1) * s,
+              steps = (PADDED_WEIGHTS ? whole_steps(terms) : terms) / STEP_K * taps,
               step = i / WARP_GROUP_THREADS % steps;
     Pack<float> pack = {};
 #pragma unroll
@@ -40,29 +66,30 @@ __device__ inline Pack<Number> packed_weights(const float* w, int i, int r, int 
         const int term = step / taps * STEP_K + index.word * UNIT + v % UNIT;
         const int down = step % taps / s - Rows::line(at), across = step % taps % s;
         if (row >= rows || unsigned(down) >= unsigned(r)) continue;
+        if (PADDED_WEIGHTS && term >= terms) continue;
         const int tap = down * s + across;
-        pack.at[v] = BACKWARD ? w[((r * s - 1 - tap) * channels + row) * filters + term]
-                              : w[(tap * channels + term) * filters + row];
+        pack.at[v] = BACKWARD ? f.at(w, r * s - 1 - tap, row, term) : f.at(w, tap, term, row);
     }
     return round_operands(pack);
 }
 
-// w (R · S, channels, filters); packed_forward has `forward_packs` packs; packed_backward has the
+// w (height, width, channels, filters); packed_forward has `forward_packs` packs; packed_backward has the
 // others of `all_packs`.
 extern "C" __global__ void pack_weights(const float* w, Number* packed_forward,
                                         Number* packed_backward, int forward_packs, int all_packs,
-                                        int r, int s, int channels, int filters) {
+                                        int height, int width, int channels, int filters,
+                                        int fold_h, int fold_w) {
     // The previous kernel may still read or write the target arrays; it does not write the weights.
     if (!PREFETCH_WEIGHTS) wait_for_previous_kernel();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const FoldedFilter filter{height, width, channels, filters, fold_h, fold_w};
     Pack<Number> packed = {};
     if (i < forward_packs)
-        packed =
-            packed_weights<false, LINES_IN_M, PERSISTENT, TileRows>(w, i, r, s, channels, filters);
+        packed = packed_weights<false, LINES_IN_M, PERSISTENT, TileRows>(w, i, filter);
     else if (i < all_packs)
-        packed = packed_weights<true, BACKWARD_LINES_IN_M, BACKWARD_PERSISTENT,
-                                Rows<BACKWARD_LINES_IN_M, false>>(w, i - forward_packs, r, s,
-                                                                  channels, filters);
+        packed =
+            packed_weights<true, BACKWARD_LINES_IN_M, BACKWARD_PERSISTENT,
+                           Rows<BACKWARD_LINES_IN_M, false>>(w, i - forward_packs, filter);
     if (PREFETCH_WEIGHTS) wait_for_previous_kernel();
     if (i < forward_packs)
         reinterpret_cast<Pack<Number>*>(packed_forward)[i] = packed;

@@ -36,6 +36,10 @@
 
 #include "halo_tile.cuh"
 
+#ifndef PADDED_FILTERS
+#define PADDED_FILTERS 0  // 1 if the filters are no multiple of 16.
+#endif
+
 constexpr bool PIXEL_QUADS = PRECISION < 2;
 constexpr int POSITION_PIXELS = PIXEL_QUADS ? 4 : 1;  // Pixels of a position.
 // Positions of half an MMA instruction.
@@ -147,7 +151,8 @@ struct Buffers {
 
 // The part of a strip that a block loads; `line` is its first output line.
 struct Strip {
-    const Geometry& g;
+    const Geometry& g;  // Of the convolution of stride 1.
+    const StoredMap& stored;
     int sample, line;
     int tap_row, channel, filter;  // First tap row, channel and filter of the block.
 
@@ -171,11 +176,28 @@ struct Strip {
     }
     static constexpr int MAP_COLUMNS = STAGED_TRANSPOSE ? STAGING_COLUMNS : HALO_COLUMNS;
 
+    // True if a pack of channels is not contiguous in memory.
+    static constexpr bool SCATTERED = !FEW_CHANNELS && !WHOLE_PACKS;
+
     // A warp loads a row. The padding to its left and right was cleared once.
     __device__ void load_row(const Number* x, int row, const Buffers& to) const {
-        const Row from = find(x, row);
         constexpr int PIXELS_AT_ONCE = 32 / PIXEL_PACKS;
         const int q = lane_index() % PIXEL_PACKS, first = lane_index() / PIXEL_PACKS;
+        if constexpr (SCATTERED) {
+            const int y = line + tap_row + row - g.pad_top;
+            const int stop = min(g.width, MAP_COLUMNS - g.pad_left);
+#pragma unroll
+            for (int v = 0; v < PACK; v += IN_VECTOR)
+#pragma unroll 4
+                for (int at = first; at < stop; at += PIXELS_AT_ONCE) {
+                    const int source = stored.offset(sample, y, at, channel + q * PACK + v);
+                    cp_async<IN_VECTOR * sizeof(Number)>(
+                        pack_address(to, row, g.pad_left + at, q) + v, x + max(source, 0),
+                        source >= 0);
+                }
+            return;
+        }
+        const Row from = find(x, row);
         if constexpr (FEW_CHANNELS) {
             for (int column = first; column < HALO_COLUMNS; column += PIXELS_AT_ONCE)
                 *reinterpret_cast<Pack<Number>*>(pack_address(to, row, column, q)) =
@@ -253,8 +275,18 @@ struct Strip {
 #pragma unroll 4
         for (int unit = warp; unit < HALO_ROWS * ROW_QUADS; unit += warps)
             store_quads(unit, to.halo, [&](int row, int column, int q, int quarter) {
-                const Row from = find(x, row + quarter * QUAD_ROWS_APART);
                 const int at = column + quarter * QUAD_COLUMNS_APART - g.pad_left;
+                if constexpr (SCATTERED) {
+                    const int y = line + tap_row + row + quarter * QUAD_ROWS_APART - g.pad_top;
+                    Pack<Number> pack = {};
+#pragma unroll
+                    for (int v = 0; v < PACK; v += IN_VECTOR) {
+                        const int source = stored.offset(sample, y, at, channel + q * PACK + v);
+                        if (source >= 0) read<IN_VECTOR>(pack, v, x + source);
+                    }
+                    return pack;
+                }
+                const Row from = find(x, row + quarter * QUAD_ROWS_APART);
                 if constexpr (FEW_CHANNELS) return gather_channels(from, at, q * PACK);
                 Pack<Number> pack = {};
                 if (unsigned(at) < unsigned(from.width))
@@ -306,8 +338,16 @@ struct Strip {
 #pragma unroll 8
         for (int column = first; column < LINE_POSITIONS / POOL; column += STEP, own += step) {
             const bool inside = exists && before + column < width;
-            cp_async_pack(reinterpret_cast<Number*>(own),
-                          reinterpret_cast<const Number*>(inside ? source : from), !inside);
+            if constexpr (PADDED_FILTERS) {
+#pragma unroll
+                for (int v = 0; v < PIECE; v += OUT_VECTOR) {
+                    const bool there = inside && filter + at + v < g.filters;
+                    cp_async<OUT_VECTOR * sizeof(T)>(own + v, there ? source + v : from, there);
+                }
+            } else {
+                cp_async_pack(reinterpret_cast<Number*>(own),
+                              reinterpret_cast<const Number*>(inside ? source : from), !inside);
+            }
             source += STEP * g.filters;
         }
     }

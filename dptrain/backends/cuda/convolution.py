@@ -187,7 +187,8 @@ class GatherConvolution(WeightedOperation):
 
     @property
     def defines(self) -> dict[str, int]:
-        return {**super().defines, **geometry_defines(self.device, self.geometry)}
+        folds = {"FOLDED": 1} if self.layer.strides != (1, 1) else {}
+        return {**super().defines, **folds, **geometry_defines(self.device, self.geometry)}
 
     @property
     def dz(self) -> tuple[Array, Array, np.float32]:

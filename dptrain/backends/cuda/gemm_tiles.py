@@ -279,6 +279,15 @@ def select_gemm_config(
     return min(estimates, key=lambda pair: pair[0])[1]
 
 
+def select_gemm_cost(
+    precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
+    split: bool = False,
+) -> float:  # fmt: skip
+    """Return the lowest estimate of `rank_gemm_configs`, in its unit."""
+    estimates = rank_gemm_configs(precision, rows, columns, terms, limits, split=split)
+    return min(cost for cost, _ in estimates)
+
+
 def rank_gemm_configs(
     precision: str, rows: int, columns: int, terms: int, limits: DeviceLimits, *,
     split: bool = False,

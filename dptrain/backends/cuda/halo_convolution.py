@@ -1,7 +1,8 @@
-"""Convolutions as implicit GEMMs over halo tiles in shared memory (stride 1, many channels)."""
+"""Convolutions as implicit GEMMs over halo tiles in shared memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,22 @@ import numpy as np
 
 from dptrain.backends.cuda.convolution import GatherConvolution
 from dptrain.backends.cuda.device import Array
+from dptrain.backends.cuda.few_channel_tiles import FewChannelTile
+from dptrain.backends.cuda.gather_cost import (
+    FEW_CHANNEL_GAIN,
+    GATHER_LAUNCH_US,
+    UNPOOL_BYTES_PER_US,
+    UNPOOL_IN_KERNEL,
+    compares_with_gathering,
+    gather_us,
+    halo_us,
+    is_faster,
+)
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK
-from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
-from dptrain.backends.cuda.hardware import limits_of
+from dptrain.backends.cuda.halo_tiles import InputView, fills_halo_tiles, supports_halo_tiles
+from dptrain.backends.cuda.hardware import ELEMENT_BYTES, limits_of
 from dptrain.backends.cuda.implicit_gemm_cost import (
+    estimated_cycles,
     rank_implicit_gemm_tiles,
     select_implicit_gemm_tile,
 )
@@ -21,12 +34,13 @@ from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
 from dptrain.backends.cuda.launching import launch
 from dptrain.backends.cuda.weighted import (
     NO_EPILOGUE,
+    computed_pixels,
     fused_epilogue,
     pools_in_kernel,
     separate_epilogue,
 )
 from dptrain.backends.replica import Context, Kernel
-from dptrain.network.layers import Conv2d
+from dptrain.network.layers import Conv2d, Dropout
 from dptrain.plan.lowering import (
     BufferSpec,
     Group,
@@ -41,10 +55,10 @@ PACKED: Mapping[Phase, str] = {Phase.FORWARD: "packed", Phase.BACKWARD_INPUT: "p
 
 
 class HaloConvolution(GatherConvolution):
-    """Conv2d of stride 1 with channels and filters in multiples of 32, with its epilogue.
+    """Conv2d with its epilogue, whose phases read halo tiles if that is faster.
 
-    Every phase loads each pixel once and unpools dy while it is loaded. If no tile fits into the
-    shared memory of a block, the kernel of `GatherConvolution` runs.
+    Phases with a halo tile load each pixel once and unpool dy while it is loaded. For the others,
+    the kernels of `GatherConvolution` run.
     """
 
     @classmethod
@@ -59,25 +73,62 @@ class HaloConvolution(GatherConvolution):
 
     @classmethod
     def unpools_separately(cls, group: Group, setting: Setting) -> bool:
-        return False
+        if cls.select_tile(group, setting, Phase.BACKWARD_INPUT) is not None:
+            return False
+        return super().unpools_separately(group, setting)
 
     @classmethod
     def select_tile(cls, group: Group, setting: Setting, phase: Phase) -> ImplicitGemmTile | None:
         """Return the tile configuration of a phase; None to gather."""
-        view, pooled, epilogue = InputView.forward(group.head), pools_in_kernel(group), NO_EPILOGUE
+        layer, pooled, epilogue = group.head.layer, pools_in_kernel(group), NO_EPILOGUE
+        assert isinstance(layer, Conv2d)
+        view = InputView.forward(group.head)
+        fills = fills_halo_tiles(view, layer.strides)
+        # Lanes share the random numbers of four filters.
+        drops = phase is Phase.FORWARD and group.kinds[-1] is Dropout
+        if not (fills or (compares_with_gathering() and not (drops and view.filters % 4))):
+            return None
+        view = view.folded(layer.strides)
         if phase is Phase.BACKWARD_INPUT:
             view, pooled = view.backward, False
             if separate_epilogue(group) is None:
                 epilogue = fused_epilogue(group)
+        view = view.padded(ELEMENT_BYTES.get(setting.precision, 4))
         product = view, setting.precision, setting.batch_size, limits_of(setting)
         best = select_implicit_gemm_tile(*product, pooled=pooled, epilogue=epilogue)
-        if best is None:
+        if best is None or not (fills or is_faster(*cls.estimated_us(best, group, setting, phase))):
             return None
         return setting.selection.pick(
             stage_name(group.name, phase),
             best,
             lambda: rank_implicit_gemm_tiles(*product, pooled=pooled, epilogue=epilogue),
         )
+
+    @classmethod
+    def estimated_us(
+        cls, tile: ImplicitGemmTile, group: Group, setting: Setting, phase: Phase
+    ) -> tuple[float, float]:
+        """Return the estimated µs of a phase with a halo tile and with gathering."""
+        n, (channels, height, width) = setting.batch_size, group.head.input_shape
+        filters = group.head.output_shape[0]
+        taps = group.head.parameters[0].size // (channels * filters)
+        halo = halo_us(estimated_cycles(tile, n))
+        limits = limits_of(setting)
+        if phase is Phase.FORWARD:
+            rows = n * computed_pixels(group)
+            gather = gather_us(setting.precision, rows, filters, taps * channels, limits)
+            if isinstance(super().forward_config(group, setting).tile, FewChannelTile):
+                gather *= FEW_CHANNEL_GAIN
+            return halo, gather
+        rows = n * height * width
+        gather = gather_us(setting.precision, rows, channels, taps * filters, limits)
+        if super().unpools_separately(group, setting):
+            elements = n * math.prod(group.head.output_shape)
+            size = 1.25 * ELEMENT_BYTES[setting.precision] + 0.25
+            gather += GATHER_LAUNCH_US + elements * size / UNPOOL_BYTES_PER_US
+        elif tile.unpools:
+            gather *= UNPOOL_IN_KERNEL
+        return halo, gather
 
     @classmethod
     def configs(cls, group: Group, setting: Setting) -> dict[Phase, GemmConfig]:
@@ -110,7 +161,7 @@ class HaloConvolution(GatherConvolution):
             product = partial(
                 self.product,
                 "conv2d_forward_halo.cu", "conv2d_forward_halo", GemmConfig(tile, SplitK(1, 1)),
-                tile.tiles_per_sample, self.group.head.output_maps[0],
+                tile.tiles_per_sample, tile.view.filters,
                 (self.arrays["x"], self.arrays["packed"], self.arrays["bias"], *self.outputs),
                 self.geometry, epilogue=fused_epilogue(self.group), fuses_dropout=True,
                 tensor_maps=self._tensor_maps(tile, self.arrays["x"]),
@@ -123,7 +174,7 @@ class HaloConvolution(GatherConvolution):
             return super().backward_input()
         return self.product(
             "conv2d_backward_input_halo.cu", "conv2d_backward_input_halo",
-            GemmConfig(tile, SplitK(1, 1)), tile.tiles_per_sample, self.group.head.input_maps[0],
+            GemmConfig(tile, SplitK(1, 1)), tile.tiles_per_sample, tile.view.filters,
             (*self.dz, self.arrays["packed_back"], self.arrays["dx"]), self.geometry,
             epilogue=self.undone_epilogue, tensor_maps=self._tensor_maps(tile, *self.dz[:2]),
         )  # fmt: skip
@@ -133,7 +184,7 @@ class HaloConvolution(GatherConvolution):
     ) -> Sequence[np.void]:
         """Return TMA descriptors of the arrays that the halo tile is loaded from, if any."""
         view, unit = tile.view, 2 if tile.unpools else 1
-        shape = self.batch_size, view.height // unit, view.width // unit, view.channels
+        shape = self.batch_size, view.height // unit, view.width // unit, view.memory_channels
         arrays = (values, self.precision), (argmax, "marks")
         found = [
             self.device.tensor_map(array, shape, tile.box, kind, as_factors=not tile.unpools)
@@ -157,6 +208,8 @@ class HaloConvolution(GatherConvolution):
         defines = {
             **first.defines, **self.defines, "PREFETCH_WEIGHTS": int(self.prefetches_weights),
         }  # fmt: skip
+        if any(tile.view.channels != tile.view.memory_channels for tile in tiles.values()):
+            defines["PADDED_WEIGHTS"] = 1
         if backward is not None:
             defines |= {
                 "BACKWARD_LINES_IN_M": backward.lines_in_m,
@@ -168,7 +221,8 @@ class HaloConvolution(GatherConvolution):
         packed = [self.arrays.get(name, unused) for name in PACKED.values()]
         vectors = forward.packed_vectors if forward is not None else 0
         all_vectors = vectors + (backward.packed_vectors if backward is not None else 0)
-        args = weight, *packed, *map(np.int32, (vectors, all_vectors, *weight.shape))
+        sizes = vectors, all_vectors, *weight.shape, *self.layer.strides
+        args = weight, *packed, *map(np.int32, sizes)
 
         def run(context: Context) -> None:
             if context.n:

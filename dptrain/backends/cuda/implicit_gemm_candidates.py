@@ -17,9 +17,9 @@ from dptrain.backends.cuda.implicit_gemm_tiles import (
     MAX_COLUMNS,
     MMA_OCTETS,
     SLAB_PACKS,
-    TILE_M,
     ImplicitGemmTile,
     PixelTile,
+    lines_in_m,
     slab_packs,
 )
 from dptrain.plan.limits import DeviceLimits
@@ -51,15 +51,15 @@ groups can drift further apart."""
 
 def pixel_tiles(view: InputView, *, pooled: bool) -> Iterator[PixelTile]:
     """Yield the pixel tiles that an output can be divided into."""
-    unit, lines_in_m = 2 if pooled else 1, 2 if view.filters <= TILE_M // 2 else 1
+    unit, in_m = 2 if pooled else 1, lines_in_m(view, pooled=pooled)
     height, width = view.out_height // unit * unit, view.out_width // unit * unit
-    step = unit // lines_in_m or 1
+    step = unit // in_m or 1
     pitch = view.row_pitch
-    for lines in range(step, min(ceil_div(height, lines_in_m), MAX_COLUMNS // 8) + 1, step):
+    for lines in range(step, min(ceil_div(height, in_m), MAX_COLUMNS // 8) + 1, step):
         yield PixelTile(8 * lines, lines, strip=True)
-        if lines == 1 or (lines_in_m == 1 and not pooled):
+        if lines == 1 or (in_m == 1 and not pooled):
             yield PixelTile(ceil_div((lines - 1) * pitch + width, 8) * 8, lines, strip=False)
-        elif lines_in_m == 1 and pitch % 8 == 0:
+        elif in_m == 1 and pitch % 8 == 0:
             # Both lines of a pooling window belong to the same thread.
             yield PixelTile(lines * pitch, lines, strip=False)
 

@@ -65,6 +65,9 @@ SPLIT_MULTIPLY, PROMOTE = 3.0, 2.5
 """The same with ``wgmma``: three products, and the promotion of sums, which the products of other
 warp groups of the multiprocessor hide. Estimates, not yet measured."""
 
+FEW_WAVES = 3.0
+"""Waves up to which `one_wave_cycles` is the better estimate of the time."""
+
 WEIGHT_RING_SLOWDOWN = 1.2
 """Factor if weights are reloaded through a ring buffer."""
 
@@ -131,6 +134,12 @@ def waves(tile: ImplicitGemmTile, samples: int) -> float:
     tiles = ceil_div(samples * tile.tiles_per_sample, tile.warp_groups * tile.pixel_tiles)
     tiles *= ceil_div(tile.view.filters * tile.lines_in_m, TILE_M)
     return tiles / (tile.limits.multiprocessors * tile.tiles_in_flight)
+
+
+def estimated_cycles(tile: ImplicitGemmTile, samples: int) -> float:
+    """Return the estimated cycles by the formula for the number of waves."""
+    few = not tile.persistent and waves(tile, samples) <= FEW_WAVES
+    return one_wave_cycles(tile, samples) if few else steady_cycles(tile, samples)
 
 
 def steady_cycles(tile: ImplicitGemmTile, samples: int) -> float:

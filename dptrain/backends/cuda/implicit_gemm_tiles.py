@@ -19,7 +19,11 @@ from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES, WARP_GR
 from dptrain.plan.limits import REGISTERS, DeviceLimits
 
 TILE_M = 64
-"""Rows of a tile: filters of one output line, or at most 32 filters of two lines."""
+"""Rows of a tile: filters of one output line, or fewer filters of several lines."""
+
+MAX_LINES_IN_M = 8
+"""Largest number of output lines in the rows of a tile: a lane has two filters of a line, and four
+lanes of a quad have eight."""
 
 MAX_COLUMNS = 256
 """Columns that the pixel tiles of a warp group have together."""
@@ -171,6 +175,10 @@ class ImplicitGemmTile:
         """Tensor maps of the kernel if the device has TMA."""
         if self.tf32x3:
             return 0
+        # The strides of a tensor that TMA copies are multiples of 16 bytes.
+        size = 1 if self.unpools else self.element_bytes
+        if self.view.fold > 1 or self.view.memory_channels * size % VECTOR_BYTES:
+            return 0
         if self.epilogue:
             return 2 if self.unpools and self.persistent else 0
         return int(self.box[2] <= MAX_BOX_EXTENT)
@@ -187,8 +195,8 @@ class ImplicitGemmTile:
 
     @property
     def lines_in_m(self) -> int:
-        """Output lines in the rows of a tile: 2 if the filters of one line would fill only half."""
-        return 2 if self.view.filters <= TILE_M // 2 else 1
+        """Output lines in the rows of a tile."""
+        return lines_in_m(self.view, pooled=self.pooled)
 
     @property
     def line_groups(self) -> int:
@@ -364,6 +372,7 @@ class ImplicitGemmTile:
             "HALO_BYTES": self.halo_bytes, "POOLED": int(self.pooled),
             "LINES_IN_M": self.lines_in_m, "STAGE_STEPS": self.stage_steps,
             "SLAB_PIXELS": self.slab_pixels, "MIN_BLOCKS": self.blocks_per_sm,
+            "PADDED_CHANNELS": int(self.view.channels != self.view.memory_channels),
             **({"TF32X3": 1} if self.tf32x3 else {}),
             **({"TF32X3_WGMMA": 1} if self.tf32x3_wgmma else {}),
         }  # fmt: skip
@@ -398,6 +407,17 @@ def _max_groups(count: int, size: int) -> int:
     if size % count == 0 or count % size == 0:
         return ceil_div(count, size)
     return (count - 2) // size + 2
+
+
+def lines_in_m(view: InputView, *, pooled: bool) -> int:
+    """Return the output lines in the rows of a tile: several if there are few filters.
+
+    If the epilogue pools, there are at most two, which a thread pools.
+    """
+    lines = 2 if view.filters <= TILE_M // 2 else 1
+    while not pooled and lines < MAX_LINES_IN_M and 2 * lines * view.filters <= TILE_M:
+        lines *= 2
+    return lines
 
 
 def slab_packs(packs: int) -> int:

@@ -1,4 +1,4 @@
-"""Tile configuration and cost model of the weight gradient of stride-1 convolutions.
+"""Tile configuration and cost model of the weight gradient of convolutions.
 
 See ``kernels/conv2d_backward_weight_halo.cu``: rows of the product are filters, columns are the
 channels of one or more rows of filter taps, and the sum runs over output pixels. A block sums over
@@ -15,6 +15,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dptrain.backends.cuda.device import Extent
+from dptrain.backends.cuda.gather_cost import (
+    CYCLES_PER_US,
+    compares_with_gathering,
+    gather_us,
+    is_faster,
+)
 from dptrain.backends.cuda.gemm_tiles import GemmConfig, SplitK, ceil_div
 from dptrain.backends.cuda.halo_tiles import InputView
 from dptrain.backends.cuda.hardware import (
@@ -129,6 +135,7 @@ class WgradTile:
         k_groups: warp groups that share a strip and split its positions between them.
         buffers: 2 if the next strip is prefetched.
         limits: of the GPU.
+        pads_filters: whether the filters are no multiple of 16.
     """
 
     precision: str
@@ -150,6 +157,7 @@ class WgradTile:
     k_groups: int = 1
     buffers: int = 1
     limits: DeviceLimits = DEFAULT_LIMITS
+    pads_filters: bool = False
 
     ALGORITHM: ClassVar[str] = "halo-tile weight gradient"
     KERNEL: ClassVar[str] = "conv2d_backward_weight_halo"
@@ -292,6 +300,8 @@ class WgradTile:
             "QUAD_ROWS_APART": self.quad_rows_apart,
             "QUAD_COLUMNS_APART": self.quad_columns_apart, "BUFFERS": self.buffers,
             **({"TF32X3": 1, "TF32X3_WGMMA": 1} if self.tf32x3 else {}),
+            "PADDED_CHANNELS": int(self.all_channels % self.channels > 0),
+            "PADDED_FILTERS": int(self.pads_filters),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -320,12 +330,25 @@ def _congruent_mod_8(least: int, remainder: int) -> int:
     return (least + 7 - remainder) // 8 * 8 + remainder
 
 
-def supports_wgrad_tiles(
-    view: InputView, precision: str, strides: tuple[int, int], limits: DeviceLimits
-) -> bool:
-    """Return whether the kernel exists for a layer. fp32 requires ``wgmma``."""
-    exists = precision in ELEMENT_BYTES or splits_in_shared_memory(precision, limits)
-    return exists and strides == (1, 1) and any(True for _ in _columns(view))
+def supports_wgrad_tiles(view: InputView, precision: str, limits: DeviceLimits) -> bool:
+    """Return whether the kernel exists for a layer. fp32 requires ``wgmma``.
+
+    Args:
+        view: the input, folded if the convolution has strides.
+        precision: of the product.
+        limits: of the GPU.
+    """
+    if precision not in ELEMENT_BYTES:
+        return splits_in_shared_memory(precision, limits) and fills_wgrad_tiles(view)
+    return any(True for _ in _columns(view))
+
+
+def fills_wgrad_tiles(view: InputView) -> bool:
+    """Return whether channels and filters fill tiles, or there are few channels; stride 1 only."""
+    fits = any(True for _ in _columns(view))
+    few = view.s * view.channels <= MAX_FEW_CHANNELS
+    whole = view.channels % 16 == 0 or few
+    return fits and view.fold == 1 and view.filters % 16 == 0 and whole
 
 
 def _columns(view: InputView, *, tf32x3: bool = False) -> Iterator[tuple[bool, int, int, int]]:
@@ -333,16 +356,18 @@ def _columns(view: InputView, *, tf32x3: bool = False) -> Iterator[tuple[bool, i
 
     With `tf32x3`, promoted sums take registers, so smaller tiles are tried as well.
     """
-    if view.filters % 16:
+    if view.filters % 2:
         return
-    if view.channels % 16:
-        row_channels = view.s * view.channels
-        if row_channels <= MAX_FEW_CHANNELS:
-            yield True, 16 if row_channels <= 16 else 32, view.r, 1
+    row_channels = view.s * view.channels
+    if view.fold == 1 and view.channels % 16 and row_channels <= MAX_FEW_CHANNELS:
+        yield True, 16 if row_channels <= 16 else 32, view.r, 1
         return
-    choices = (16,) if view.channels % 32 else (16, 32, 64) if tf32x3 else (32, 64)
-    for channels in choices:
-        if view.channels % channels == 0 and view.s * channels <= MAX_COLUMNS:
+    sizes = (16, 32, 64) if tf32x3 else (32, 64)
+    whole = [n for n in sizes if view.channels % n == 0] if view.channels % 32 == 0 else []
+    # Otherwise the last tile has further channels, which are zero.
+    rest = (16,) if view.channels % 16 == 0 else (16, 32, 64)
+    for channels in whole or rest:
+        if view.s * channels <= MAX_COLUMNS:
             # As many tap rows as fit, divided evenly.
             tiles = ceil_div(view.r, MAX_COLUMNS // (view.s * channels))
             for count in (tiles, view.r):
@@ -377,6 +402,7 @@ def wgrad_candidates(
                     channels if few_channels else view.channels, view.r, filters, lines,
                     contiguous, positions, pitch, rows_apart, columns_apart,
                     ceil_div(height, height_of_strip), k_groups, buffers, limits,
+                    view.filters % 16 > 0,
                 )  # fmt: skip
                 if tile.blocks_per_sm:
                     yield tile
@@ -458,11 +484,32 @@ def rank_wgrad_tiles(
     limits: DeviceLimits,
 ) -> list[tuple[float, WgradTile]]:  # fmt: skip
     """Return the tile configurations with their estimated times; none if gathering is faster."""
+    layer, view = view, view.folded(strides)
+    if not supports_wgrad_tiles(view, precision, limits):
+        return []
     pixels = samples * view.out_height * view.out_width
     few_channels = view.channels % 16 > 0
     if precision == "tf32" and epilogue == 2 and few_channels and pixels < MIN_PIXELS:
         return []
-    if not supports_wgrad_tiles(view, precision, strides, limits):
+    fills = fills_wgrad_tiles(view)
+    if not (fills or compares_with_gathering()):
         return []
     tiles = wgrad_candidates(view, precision, epilogue, limits)
-    return [(estimate_cycles(tile, view, samples), tile) for tile in tiles]
+    ranked = [(estimate_cycles(tile, view, samples), tile) for tile in tiles]
+    if fills or not ranked:
+        return ranked
+    best = min(ranked, key=lambda pair: pair[0])[1]
+    return (
+        ranked if is_faster(*estimated_us(best, layer, strides, precision, samples, limits)) else []
+    )
+
+
+def estimated_us(
+    tile: WgradTile, layer: InputView, strides: tuple[int, int], precision: str, samples: int,
+    limits: DeviceLimits,
+) -> tuple[float, float]:  # fmt: skip
+    """Return the estimated µs of the weight gradient with a halo tile and with gathering."""
+    # The estimate of the tile includes the launch.
+    halo = estimate_cycles(tile, layer.folded(strides), samples) / CYCLES_PER_US
+    rows, pixels = layer.r * layer.s * layer.channels + 1, layer.out_height * layer.out_width
+    return halo, gather_us(precision, rows, layer.filters, samples * pixels, limits, split=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from dptrain.api import make_replica
+from dptrain.backends import load_backend
 from dptrain.backends.cuda import (
     convolution,
+    gather_cost,
     halo_convolution,
     implicit_gemm_candidates,
 )
@@ -21,6 +23,7 @@ from dptrain.backends.cuda.halo_tiles import InputView, supports_halo_tiles
 from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, VECTOR_BYTES
 from dptrain.backends.cuda.implicit_gemm_cost import select_implicit_gemm_tile
 from dptrain.backends.cuda.implicit_gemm_tiles import ImplicitGemmTile
+from dptrain.backends.cuda.wgrad_tiles import select_wgrad_tile
 from dptrain.backends.replica import Replica
 from dptrain.network import (
     Conv2d,
@@ -33,6 +36,7 @@ from dptrain.network import (
     ReLU,
     get_network,
 )
+from dptrain.plan import make_plan
 from dptrain.plan.limits import DeviceLimits
 from dptrain.plan.random import dropout_keep
 from tests.emulator.emulator import Emulator
@@ -50,6 +54,26 @@ WIDE = Network(
         Dense(3),
     ],
     name="wide",
+)  # fmt: skip
+
+# Few filters, and channels that fill no whole step or pack of 16 bytes.
+NARROW = Network(
+    (3, 7, 6),
+    [
+        Conv2d(6, 4), ReLU(), Conv2d(16), ReLU(), MaxPool2d(2), Conv2d(20), ReLU(), MaxPool2d(2),
+        Flatten(), Dense(3),
+    ],
+    name="narrow",
+)  # fmt: skip
+
+# Strides, equal or not, that the filter's size is a multiple of, or not.
+STRIDED = Network(
+    (3, 13, 10),
+    [
+        Conv2d(16, 7, stride=2), ReLU(), Conv2d(20, 4, stride=(2, 1)), ReLU(), MaxPool2d(2),
+        Flatten(), Dense(3),
+    ],
+    name="strided",
 )  # fmt: skip
 
 
@@ -118,8 +142,54 @@ def test_every_tile_configuration_computes_the_same(
     )
     ours = make_replica(WIDE, "cuda", 5, precision=precision)
     assert sum(name.endswith("packed") for name in ours.plan.buffers) == 3
-    tolerance = rounding(WIDE, 5) + 4 * ROUNDOFFS[precision]
-    for n in (5, 2):
+    assert_same_steps(ours, gathered, (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("network", "number", "precision"),
+    [(NARROW, 2, "tf32"), (STRIDED, 5, "bf16")],
+    ids=["narrow", "strided"],
+)
+def test_any_channels_filters_and_strides(
+    network: Network,
+    number: int,
+    precision: str,
+    in_random_order: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compare with the gathering kernels; a persistent kernel and one that is not."""
+    gathered = gathering(3, precision, monkeypatch, network)
+    monkeypatch.setattr(gather_cost, "HALO_MARGIN", 0.0)
+    # Without its cache, which does not depend on the margin.
+    monkeypatch.setattr(convolution, "select_wgrad_tile", select_wgrad_tile.__wrapped__)
+    monkeypatch.setattr(
+        halo_convolution, "select_implicit_gemm_tile", nearest_tile(TILES[number], work_sharing)
+    )
+    ours = make_replica(network, "cuda", 3, precision=precision)
+    convolutions = sum(isinstance(node.layer, Conv2d) for node in network.nodes)
+    packed = [name for name in ours.plan.buffers if name.endswith(("packed", "packed_back"))]
+    assert len(packed) == 2 * convolutions - 1
+    assert_same_steps(ours, gathered, (3,))
+
+
+@pytest.mark.parametrize(
+    ("margin", "batch_size", "expected"), [(math.inf, 2048, 0), (1.0, 2048, 2), (1.0, 32, 1)]
+)
+def test_layers_that_do_not_fill_halo_tiles_use_them_if_that_is_estimated_to_be_faster(
+    margin: float, batch_size: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second convolution of model0 has 16 channels."""
+    monkeypatch.setattr(gather_cost, "HALO_MARGIN", margin)
+    plan = make_plan(get_network("model0"), load_backend("cuda"), batch_size, precision="bf16")
+    packed = [name for name in plan.buffers if name.endswith(("packed", "packed_back"))]
+    assert len(packed) == expected
+
+
+def assert_same_steps(ours: Replica, gathered: Replica, counts: Sequence[int]) -> None:
+    """Check losses and gradients of steps with these numbers of samples."""
+    plan = ours.plan
+    tolerance = rounding(plan.network, plan.batch_size) + 4 * ROUNDOFFS[plan.precision]
+    for n in counts:
         assert_close(whole.step(ours, n, 0), whole.step(gathered, n, 0), tolerance)
         for name, value in gathered.gradients.items():
             assert_close(ours.gradients[name], value, tolerance, name)
@@ -214,12 +284,14 @@ def test_boxes_have_the_size_that_kernels_expect(
     assert found >= {0, 1}
 
 
-def gathering(n: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
-    """Return a replica of `WIDE` with gathering kernels only."""
+def gathering(
+    n: int, precision: str, monkeypatch: pytest.MonkeyPatch, network: Network = WIDE
+) -> Replica:
+    """Return a replica with gathering kernels only."""
     with monkeypatch.context() as patch:
         patch.setattr(convolution, "select_wgrad_tile", lambda *_: None)
         patch.setattr(HaloConvolution, "supports", lambda group, setting: False)
-        return make_replica(WIDE, "cuda", n, precision=precision)
+        return make_replica(network, "cuda", n, precision=precision)
 
 
 def test_devices_with_little_shared_memory_use_smaller_tiles_or_gather(
@@ -254,12 +326,12 @@ VIEWS = [
 @pytest.mark.parametrize(
     ("layer", "precision", "expected"),
     [
-        (Conv2d(64, 5), "bf16", True), (Conv2d(64, 5), "fp32", False),
-        (Conv2d(64, stride=2), "tf32", False), (Conv2d(48), "tf32", False),
+        (Conv2d(64, 5), "bf16", True), (Conv2d(64, 5), "fp32", True),
+        (Conv2d(64, stride=2), "tf32", True), (Conv2d(6), "bf16", True), (Conv2d(6), "fp32", False),
         (Conv2d(32, padding="full"), "tf32", True), (Conv2d(32, 2, padding=2), "tf32", False),
     ],
 )  # fmt: skip
-def test_stride_one_layers_with_many_channels_have_halo_tiles(
+def test_layers_on_tensor_cores_have_halo_tiles(
     layer: Conv2d, precision: str, expected: bool
 ) -> None:
     node = Network((32, 8, 8), [layer, Flatten(), Dense(2)]).nodes[0]

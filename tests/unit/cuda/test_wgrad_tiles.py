@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from dptrain.backends.cuda import hardware
-from dptrain.backends.cuda.gemm_tiles import ceil_div
+from dptrain.backends.cuda.gemm_tiles import ceil_div, vector_elements
 from dptrain.backends.cuda.halo_tiles import InputView
-from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES
+from dptrain.backends.cuda.hardware import DEFAULT_LIMITS, DEVICES, ELEMENT_BYTES
 from dptrain.backends.cuda.wgrad_tiles import (
     MIN_PIXELS,
     WgradTile,
@@ -82,16 +82,40 @@ def test_weight_gradients_equal_float64(
     precision: str,
     wanted: tuple[int, int, int, int, bool, int, int],
 ) -> None:
-    """With one strip per part and with one part; blocks and threads in random order.
-
-    Factors are rounded like operands of tensor cores; fp32 uses 3xTF32. What remains is the
-    rounding of float32 sums of at most 2 · 9 · 13 terms, far below 2e-6.
-    """
     tile = next(
         tile
         for tile in wgrad_candidates(view, precision, epilogue, DEFAULT_LIMITS)
         if key(tile) == wanted
     )
+    check_gradients(tile, view, (1, 1), precision, epilogue)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, RELU, POOLING])
+@pytest.mark.parametrize(
+    ("view", "strides"),
+    [
+        (InputView(9, 11, 20, 1, 1, 9, 11, 44, 3, 3), (1, 1)),
+        (InputView(9, 12, 3, 2, 2, 5, 6, 32, 7, 7), (2, 2)),
+        (InputView(8, 9, 12, 0, 0, 4, 9, 6, 2, 1), (2, 1)),
+    ],
+    ids=str,
+)
+def test_any_channels_filters_and_strides(
+    view: InputView, strides: tuple[int, int], epilogue: int, precision: str
+) -> None:
+    found = list(wgrad_candidates(view.folded(strides), precision, epilogue, DEFAULT_LIMITS))
+    check_gradients(found[len(found) // 2], view, strides, precision, epilogue)
+
+
+def check_gradients(
+    tile: WgradTile, view: InputView, strides: tuple[int, int], precision: str, epilogue: int
+) -> None:
+    """Compute with one strip per part and with one part; blocks and threads in random order.
+
+    Factors are rounded like operands of tensor cores. What remains is the rounding of float32 sums
+    of at most 2 · 9 · 13 terms, far below 2e-6.
+    """
     rng = np.random.default_rng(3)
     n, k = SAMPLES, view.filters
     unit = 2 if epilogue == POOLING else 1
@@ -101,9 +125,10 @@ def test_weight_gradients_equal_float64(
     y = np.maximum(rng.standard_normal(outputs, np.float32), 0.0)
     marks = rng.choice(np.array([0, 1, 2, 3, 255], np.uint8), outputs)
     dz = FACTOR * spread_out(view, epilogue, factors(dy, precision), y, marks)
-    dw, db = sums(view, factors(x, precision), dz)
+    dw, db = sums(view, strides, factors(x, precision), dz)
     for part in (1, n * tile.strips_per_sample):
-        got = launch(tile, view, precision, epilogue, (x, dy, marks if unit == 2 else y), part)
+        inputs = x, dy, marks if unit == 2 else y
+        got = launch(tile, view, strides, precision, epilogue, inputs, part)
         assert np.linalg.norm(got[:-1] - dw) < 2e-6 * np.linalg.norm(dw)
         assert np.linalg.norm(got[-1] - db) < 2e-6 * np.linalg.norm(db)
 
@@ -132,13 +157,22 @@ def spread_out(
     return dz
 
 
-def sums(view: InputView, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def sums(
+    view: InputView, strides: tuple[int, int], x: NDArray[Any], dz: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the gradients of weights and bias, summed tap by tap."""
-    height, width = view.out_height, view.out_width
-    around = np.zeros((SAMPLES, height + view.r - 1, width + view.s - 1, view.channels))
+    down, across = strides
+    height, width = (view.out_height - 1) * down + 1, (view.out_width - 1) * across + 1
+    rows, columns = (
+        max(height + view.r - 1, view.height + view.top),
+        max(width + view.s - 1, view.width + view.left),
+    )
+    around = np.zeros((SAMPLES, rows, columns, view.channels))
     around[:, view.top :, view.left :][:, : view.height, : view.width] = x
     dw = [
-        np.tensordot(around[:, r : r + height, s : s + width], dz, ((0, 1, 2), (0, 1, 2)))
+        np.tensordot(
+            around[:, r : r + height : down, s : s + width : across], dz, ((0, 1, 2), (0, 1, 2))
+        )
         for r in range(view.r)
         for s in range(view.s)
     ]
@@ -148,6 +182,7 @@ def sums(view: InputView, x: NDArray[Any], dz: NDArray[Any]) -> tuple[NDArray[An
 def launch(
     tile: WgradTile,
     view: InputView,
+    strides: tuple[int, int],
     precision: str,
     epilogue: int,
     inputs: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
@@ -166,11 +201,14 @@ def launch(
     flat = gradients.reshape(-1)
     function = device.function(
         "conv2d_backward_weight_halo.cu", "conv2d_backward_weight_halo", **tile.defines,
-        EPILOGUE=epilogue, PRECISION=PRECISIONS.index(precision), IN_VECTOR=1, OUT_VECTOR=1,
+        EPILOGUE=epilogue, PRECISION=PRECISIONS.index(precision),
+        IN_VECTOR=vector_elements(view.channels, ELEMENT_BYTES.get(precision, 4)),
+        OUT_VECTOR=vector_elements(view.filters, ELEMENT_BYTES.get(precision, 4)),
+        FOLDED=int(strides != (1, 1)),
     )  # fmt: skip
     geometry = ints(
         view.height, view.width, view.channels, view.out_height, view.out_width, view.filters,
-        view.r, view.s, 1, 1, view.top, view.left,
+        view.r, view.s, *strides, view.top, view.left,
     )  # fmt: skip
     function(
         tile.grid(rows, view.filters, count), tile.block,
@@ -221,22 +259,23 @@ def test_split_k_covers_all_strips_once(samples: int, precision: str) -> None:
 @pytest.mark.parametrize(
     ("view", "precision", "strides", "expected"),
     [
-        (ODD, "bf16", (1, 1), True), (ODD, "fp32", (1, 1), False), (ODD, "tf32", (2, 1), False),
-        (InputView(8, 8, 24, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), False),
-        (InputView(8, 8, 10, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), True),
-        (InputView(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), False),
+        (ODD, "bf16", (1, 1), True), (ODD, "fp32", (1, 1), False), (ODD, "tf32", (2, 1), True),
+        (InputView(8, 8, 24, 1, 1, 8, 8, 64, 3, 3), "tf32", (1, 1), True),
+        (InputView(8, 8, 64, 1, 1, 8, 8, 24, 3, 3), "tf32", (1, 1), True),
+        (InputView(8, 8, 64, 1, 1, 8, 8, 9, 3, 3), "tf32", (1, 1), False),
+        (InputView(8, 8, 64, 1, 1, 8, 8, 32, 3, 21), "tf32", (1, 1), False),
     ],
 )  # fmt: skip
 def test_supported_layers(
     view: InputView, precision: str, strides: tuple[int, int], expected: bool
 ) -> None:
-    assert supports_wgrad_tiles(view, precision, strides, DEFAULT_LIMITS) == expected
+    assert supports_wgrad_tiles(view.folded(strides), precision, DEFAULT_LIMITS) == expected
 
 
 def test_fp32_requires_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "TF32X3_WGMMA", True)
     for name in ("A100", "H100"):
-        assert supports_wgrad_tiles(ODD, "fp32", (1, 1), DEVICES[name]) == (name == "H100")
+        assert supports_wgrad_tiles(ODD, "fp32", DEVICES[name]) == (name == "H100")
 
 
 def test_operands_that_are_not_finite_have_the_results_of_float32() -> None:
@@ -248,9 +287,9 @@ def test_operands_that_are_not_finite_have_the_results_of_float32() -> None:
     dy = rng.standard_normal(outputs, np.float32)
     y = np.maximum(rng.standard_normal(outputs, np.float32), 0.0)
     with np.errstate(invalid="ignore"):
-        dw, _ = sums(view, x.astype(np.float64), FACTOR * dy * (y > 0))
+        dw, _ = sums(view, (1, 1), x.astype(np.float64), FACTOR * dy * (y > 0))
         tile = next(wgrad_candidates(view, "fp32", RELU, DEFAULT_LIMITS))
-        got = launch(tile, view, "fp32", RELU, (x, dy, y), SAMPLES * tile.strips_per_sample)
+        got = launch(tile, view, (1, 1), "fp32", RELU, (x, dy, y), SAMPLES * tile.strips_per_sample)
     np.testing.assert_allclose(got[:-1], dw, rtol=1e-4, atol=1e-4)
 
 
