@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dptrain.cli.common import CONFIG, EXISTING, JSON, examples, guarded
 from dptrain.cli.options import GroupedCommand, set_flags, setting_flags
@@ -25,6 +26,13 @@ OMITTED = (
     "baseline_steps",
 )
 """Settings of training that have no effect on the time of a step."""
+
+
+ONLY_PROFILES = {
+    "skip": "--skip", "roofs": "--roofs or --no-roofs", "trace": "--trace", "nvtx": "--nvtx",
+    "inference": "--inference", "tensorboard": "--tensorboard",
+}  # fmt: skip
+"""Options that --losses does not use, by the name of their parameter."""
 
 
 @click.command(
@@ -60,7 +68,7 @@ OMITTED = (
               "of layers.")  # fmt: skip
 @click.option("--losses", is_flag=True,
               help="Instead of the profile: measure by experiment what each loss of efficiency "
-              "costs, with blocks of --steps steps.")  # fmt: skip
+              "costs, with --steps timed steps of each experiment in ten blocks.")  # fmt: skip
 @click.option("--delay", metavar="TIME",
               help="With --losses: delay that is injected, such as 5ms.  [default: one step, "
               "at least 5 ms]")  # fmt: skip
@@ -92,8 +100,8 @@ def profile(
 
     docs/measuring.md defines every value.
     """
-    if losses and (trace or nvtx or inference):
-        raise UserError("--losses measures no profile; remove --trace, --nvtx and --inference")
+    if losses:
+        _require_no_profile_options()
     if unfused and not inference:
         raise UserError("--unfused requires --inference; add --inference, or remove --unfused")
     if delay is not None and not losses:
@@ -122,6 +130,18 @@ def profile(
         return 0
 
     return guarded(action)
+
+
+def _require_no_profile_options() -> None:
+    """Raise an error if an option of profiles was given that --losses does not use."""
+    context = click.get_current_context()
+    given = [
+        option
+        for name, option in ONLY_PROFILES.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UserError(f"--losses measures no profile; remove {' and '.join(given)}")
 
 
 def _losses(

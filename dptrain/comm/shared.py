@@ -185,8 +185,7 @@ class SharedSum(GradientSum):
         self._arrays = replica.arrays
         self._gates = [address_of(gate) for gate in self._arrays.gates]
         assert len(buckets) < len(self._gates), "more buckets than gates"
-        crowded = world.local_size * replica.plan.setting.threads > world.node_cores()
-        self._spins = OVERSUBSCRIBED_SPINS if crowded else SPINS
+        self._spins = OVERSUBSCRIBED_SPINS if world.is_crowded else SPINS
         self._rounds = [0] * len(buckets)
         first, last = self._arrays.first_slots[world.local_rank :][:2]
         self._own_loss_sums = self._arrays.gradients[:, size:]

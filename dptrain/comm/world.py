@@ -109,6 +109,8 @@ class World:
         rank, size: of this process among all.
         local_rank, local_size: of this process among those on its node.
         local_cores: number of cores that the ranks of this node may use.
+        is_crowded: whether compute threads of this node share cores. A rank that waits then leaves
+            its core to those that compute.
         timeout: longest wait for other ranks, in seconds.
     """
 
@@ -123,11 +125,10 @@ class World:
         self.local_size = node.Get_size() if node else 1
         self._processes: list[list[Any]] = []  # Host and process number of each rank.
         self._nodes: Nodes | None = None
-        self._is_crowded = True
+        self.is_crowded = True
         cores: set[int] = set().union(*self._gather_json(node, sorted(own_cores())))
         self.local_cores = len(physical_cores(cores))
-        # Ranks that share a core must leave it to those that compute.
-        self._is_crowded = self.local_size > self.node_cores()
+        self.count_threads(1)
 
     @classmethod
     def single(cls) -> World:
@@ -233,6 +234,14 @@ class World:
         # A launcher may bind each rank to its own cores, but all ranks share a quota.
         return mine if mine < len(physical_cores(own_cores())) else self.local_cores
 
+    def count_threads(self, threads: int) -> None:
+        """Set `is_crowded`.
+
+        Args:
+            threads: compute threads of each rank.
+        """
+        self.is_crowded = self.local_size * threads > self.node_cores()
+
     # Waiting.
 
     def wait(self, request: MPI.Request, what: str) -> None:
@@ -253,7 +262,7 @@ class World:
         while not request.Test():
             if deadline.waited_s > patience:
                 time.sleep(nap_s)
-            elif self._is_crowded:
+            elif self.is_crowded:
                 _yield_core()
             if deadline.has_passed():
                 raise self.timeout_error(what, deadline.waited_s)

@@ -90,7 +90,8 @@ PROFILE = (
     Term("ranks", "", "Ranks in order; in `job`, their number."),
     Term("sums", "", "Gradient sums timed alone, by the size of a bucket."),
     Term("sweep", "", "All-reduces of other sizes by MPI, timed alone; their `buckets` is 0."),
-    Term("roofs", "", "Limits of the roofline model on rank 0; null if not measured."),
+    Term("roofs", "", "Limits of the roofline model, the highest of all ranks; null if not "
+         "measured."),
     Term("memory", "bytes", "Bytes by purpose, of the rank with the largest share of a minibatch."),
     Term("environment", "", "Machine, versions and command, as in `env.json`."),
     Term("pop", "", "Efficiencies of the POP hierarchy; null for one rank."),
@@ -138,7 +139,7 @@ STAGE = (
          "copy, read and written."),
     Term("roofline_share", "1", "Least time in the roofline model, max(flops / peak, bytes / "
          "bandwidth), divided by typical_ms. It exceeds 1 if an algorithm needs fewer "
-         "operations than the direct one, or if data come from a faster cache than in the copy."),
+         "operations than the direct one."),
     Term("note", "", "Algorithm of the stage, if the backend states one."),
 )  # fmt: skip
 
@@ -162,7 +163,8 @@ OTHERS = (
     Term("bucket_bytes", "bytes", "Size of a gradient bucket."),
     Term("how", "", "How the limits of the roofline model were measured."),
     Term("copies", "bytes, 10⁹ bytes/s", "Bandwidth of copies by size of source and target "
-         "together; a stage is compared with the smallest copy that is at least as large."),
+         "together; a stage is compared with the largest copy that is not larger than its data, or "
+         "with a larger one that is faster."),
     Term("roofs.gflops", "10⁹/s", "Rate of a product of large matrices, by cuBLAS or the backend."),
     Term("memory.parameters", "bytes", "Parameters of one rank."),
     Term("memory.gradients", "bytes", "Gradients of one rank."),
@@ -310,8 +312,8 @@ TRAINING = (
     Term("weak_interval", "1", "95% interval of weak."),
     Term("strong_interval", "1", "95% interval of strong."),
     Term("blocks", "1", "Number of blocks of steps of rank 0 alone. E is the geometric mean of the "
-         "ratios of medians of each block and of the steps before it; below three blocks there is "
-         "no interval, and if none fits into 2% of the run, no efficiency."),
+         "ratios of medians of each block and of the steps before it. Below three blocks there is "
+         "no interval."),
     Term("steps_alone", "1", "Number of steps of all blocks for T(1), weak scaling."),
     Term("steps_together", "1", "Number of steps of the job that they are compared with."),
     Term("cost", "1", "Share of the run that the blocks took."),

@@ -42,8 +42,8 @@ FIRST_BLOCK = 50
 GOOD_BLOCKS, MAX_BLOCKS = 8, 16
 """Blocks get shorter until so many fit in, and there are never more than so many."""
 TOO_SHORT = (
-    "no scaling efficiency: the steps of rank 0 alone would take more than 2% of this run; a "
-    "longer run measures it, and so does dptrain scale"
+    "no scaling efficiency: this run is too short for steps of rank 0 alone, which may take 2% of "
+    "a run; a longer run measures it, and so does dptrain scale"
 )
 
 
@@ -151,8 +151,9 @@ class InterleavedBaseline:
     """Blocks of steps of rank 0 alone between the steps of the job.
 
     T(1) and T(p) are measured in turns, because the load of a machine changes. The other ranks wait
-    meanwhile. All blocks, and the replicas that they need, take at most `MAX_COST` of the run; if
-    fewer than three blocks fit in, nothing is measured.
+    meanwhile. All blocks, and the replicas that they need, are planned to take at most `MAX_COST`
+    of the run; if fewer than three blocks fit into the plan, nothing is measured. If blocks take
+    longer than planned, fewer are made, and below three the efficiency has no interval.
 
     Args:
         job: the job.

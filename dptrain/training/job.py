@@ -225,6 +225,7 @@ def _open_inputs(
             data = call_on_all_ranks(world, partial(keep_decoded, data, world.local_size))
     data = with_workers(data, chosen.workers)
     threads = compute_threads(chosen, world)
+    world.count_threads(threads)
     shards = call_on_all_ranks(world, lambda: _micro_shards(chosen, world))
     plan = call_on_all_ranks(
         world,

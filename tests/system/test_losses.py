@@ -75,7 +75,7 @@ def test_three_ranks_print_json() -> None:
     ("arguments", "ranks", "message"),
     [
         ((*SMALL,), 0, "--losses compares ranks"),
-        ((*SMALL, "--trace", "--output", "p"), 0, "remove --trace, --nvtx and --inference"),
+        ((*SMALL, "--trace", "--output", "p"), 0, "measures no profile; remove --trace"),
         (("profile", "--delay", "5ms"), 0, "--delay requires --losses"),
         ((*SMALL, "--steps", 9), 2, "expected at least 10 with --losses"),
     ],

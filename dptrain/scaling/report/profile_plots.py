@@ -207,7 +207,7 @@ def _ranks(profile: Profile, suffix: str, where: str) -> Plot:
     return plot(
         f"ranks{suffix}", f"Ranks{where}", "rank", draw,
         height=TOP + bottom + max(RANK_PT * len(ranks), 40.0), bottom=bottom, left=24.0,
-        caption="Mean step of each rank. Straggler wait is waiting for the slowest rank."
+        caption="Mean step of each rank. Waiting is waiting for the slowest rank."
         + (fewer if len(ranks) < len(profile.ranks) else ""),
         alt="Mean step of each rank by part; "
         f"rank {late.rank} is {short(late.delay_ms)} ms slower than the median rank.",
