@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from dptrain.measure.statistics import FEWEST
 from dptrain.scaling.points import PARTS
@@ -50,29 +51,53 @@ def _about(scaling: str, points: Sequence[Point]) -> list[str]:
             "study needs two."
         ]
     at_largest = f"{_percent(largest)}{_core_limit(largest)}"
-    passed = [point for point in points if _low(point) >= GOOD]
-    failed = [point for point in points if _high(point) < GOOD]
-    open_ones = [point for point in points if point not in passed and point not in failed]
-    farthest = max(passed, key=size)
-    if farthest is largest:
+    if _passes(largest):
         first = f"{name}: {at_largest} efficiency at {_ranks(largest)}, the largest measured point."
         return [first, _limit(largest)]
-    if farthest.total_threads == base.total_threads:
-        first = f"{name}: no point above {_ranks(base)} is known to reach {GOOD:.0%} efficiency"
-        if not open_ones:
-            first = f"{name}: efficiency is below {GOOD:.0%} at every point above {_ranks(base)}"
-    else:
-        first = (
-            f"{name}: efficiency is at least {GOOD:.0%} up to {_ranks(farthest)} "
-            f"({_percent(farthest, brackets=False)})"
-        )
-    first += f"; it is {at_largest} at {_ranks(largest)}."
+    others = sorted((point for point in points if point is not base), key=size)
+    first = (
+        f"{name}: {_reached(base, others)}; the efficiency at {_ranks(largest)} is {at_largest}."
+    )
+    open_ones = [point for point in others if _low(point) < GOOD <= _high(point)]
     if open_ones:
-        named = max(open_ones, key=size)
         first += (
-            f" At {_ranks(named)} the interval includes {GOOD:.0%}, so the launches do not decide."
+            f" At {_ranks(open_ones[-1])} the interval includes {GOOD:.0%}, so the launches do not "
+            "decide."
         )
     return [first, _limit(largest)]
+
+
+def _reached(base: Point, others: Sequence[Point]) -> str:
+    """Return which points are known to reach a good efficiency, as a main clause.
+
+    The efficiency may rise again with more ranks, so points after the first one that is not known
+    to reach it are named separately.
+
+    Args:
+        base: the base of the speed-up.
+        others: the other points in the order of size; the last one is not known to reach it.
+    """
+    passed = [point for point in others if _passes(point)]
+    if not passed:
+        if all(_high(point) < GOOD for point in others):
+            return f"efficiency is below {GOOD:.0%} at every point above {_ranks(base)}"
+        return f"no point above {_ranks(base)} is known to reach {GOOD:.0%} efficiency"
+    up_to = list(takewhile(_passes, others))
+    named = [f"up to {_value_at(up_to[-1])}"] if up_to else []
+    named += [f"at {_value_at(point)}" for point in passed[len(up_to) :]]
+    clause = f"efficiency is at least {GOOD:.0%} {_list(named)}"
+    if len(passed) > len(up_to):
+        lower = others[len(up_to)]
+        clause += f", but it is {_percent(lower)} at {_ranks(lower)}"
+    return clause
+
+
+def _passes(point: Point) -> bool:
+    return _low(point) >= GOOD
+
+
+def _value_at(point: Point) -> str:
+    return f"{_ranks(point)} ({_percent(point, brackets=False)})"
 
 
 def _low(point: Point) -> float:
@@ -121,7 +146,7 @@ def _why(part: str, point: Point) -> str:
 def _of_forecast(forecast: Forecast) -> str:
     (ranks, _, efficiency), (low, high) = forecast.points[-1], forecast.intervals[-1]
     pairs = zip(forecast.points, forecast.intervals, strict=True)
-    good = [r for (r, *_), (lower, _) in pairs if lower >= GOOD]
+    good = [r for (r, *_), _ in takewhile(lambda pair: pair[1][0] >= GOOD, pairs)]
     reach = f", at least {GOOD:.0%} up to {good[-1]:,}" if good and good[-1] != ranks else ""
     return (
         f"Forecast of {series_name(forecast)}: {efficiency:.0%} at {ranks:,} ranks (95% interval "

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import UserError
+from dptrain.measure.statistics import Estimate
 from dptrain.scaling.analysis import analyse
+from dptrain.scaling.conclusion import conclude
 from dptrain.scaling.files import write_study
 from dptrain.scaling.points import Measured
 from dptrain.scaling.study import Point, Study
@@ -177,6 +179,44 @@ def test_the_conclusion_names_range_and_losses(study: Study) -> None:
     assert "at 16 ranks" in weak
     assert "of at most 50% that the cores allow" in weak
     assert "slower computation" in limit
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "sentence"),
+    [
+        (
+            {2: 0.6, 4: 0.85, 8: 0.5},
+            "efficiency is at least 80% at 4 ranks (85%, 95% interval 83% to 87%), but it is 60% "
+            "(95% interval 58% to 62%) at 2 ranks; the efficiency at 8 ranks is 50% (95% interval "
+            "48% to 52%).",
+        ),
+        (
+            {2: 0.9, 4: 0.6, 8: 0.85, 16: 0.5},
+            "efficiency is at least 80% up to 2 ranks (90%, 95% interval 88% to 92%) and at 8 "
+            "ranks (85%, 95% interval 83% to 87%), but it is 60% (95% interval 58% to 62%) at 4 "
+            "ranks; the efficiency at 16 ranks is 50% (95% interval 48% to 52%).",
+        ),
+        (
+            {2: 0.79, 4: 0.5},
+            "no point above 1 rank is known to reach 80% efficiency; the efficiency at 4 ranks is "
+            "50% (95% interval 48% to 52%). At 2 ranks the interval includes 80%, so the launches "
+            "do not decide.",
+        ),
+        (
+            {2: 0.7, 4: 0.5},
+            "efficiency is below 80% at every point above 1 rank; the efficiency at 4 ranks is 50% "
+            "(95% interval 48% to 52%).",
+        ),
+    ],
+)
+def test_the_conclusion_claims_no_range_that_a_point_contradicts(
+    study: Study, efficiencies: dict[int, float], sentence: str
+) -> None:
+    points = [point(study, "weak-r1-t1")]
+    for ranks, value in efficiencies.items():
+        known = Estimate(value, value - 0.02, value + 0.02, 5)
+        points.append(replace(point(study, f"weak-r{ranks}-t1"), efficiency=known, possible=1.0))
+    assert conclude(points, [])[0] == f"Weak scaling: {sentence}"
 
 
 def test_files_hold_a_line_an_item_and_replace_nothing_else(study: Study, tmp_path: Path) -> None:
