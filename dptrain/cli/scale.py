@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,13 +178,30 @@ def _design(
     elif "prefetch" in stored.settings:
         values.setdefault("prefetch", stored.settings["prefetch"])
     if stored is None:
+        _check_limit(design)
         return output or new_folder(config.network), design
     fields = {"scaling": "scalings"}
     default_names = [fields.get(name, name) for name in DEFAULTS if name not in own]
     design = design.with_fields_of(stored, default_names)
     assert output is not None
     refuse_difference(output, stored, design)
+    # With --until, the study may have more rounds than the command that started it requests.
+    design = replace(design, launches=max(design.launches, stored.launches))
+    _check_limit(design)
     return output, design
+
+
+def _check_limit(design: Design) -> None:
+    """Refuse `most_launches` that the launches exceed before --until is considered.
+
+    Raises:
+        UserError: there are more launches.
+    """
+    if design.until and design.most_launches < design.launches:
+        raise UserError(
+            f"--most-launches is {design.most_launches}, but every point has {design.launches} "
+            f"launches before --until adds any; use --most-launches {design.launches} or more"
+        )
 
 
 def _parse_launcher(launcher: str) -> tuple[str, ...]:

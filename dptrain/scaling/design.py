@@ -26,6 +26,8 @@ FORM = Form(
     anew="choose another --output",
 )
 _PARTIAL = f".{DESIGN}."
+_COUNTS = ("launches", "until", "most_launches")
+"""Fields that decide how many rounds there are; no launch depends on them."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,10 @@ class Design:
         return found
 
     def write(self, folder: Path) -> None:
-        """Write ``scale.json`` unless the folder has a design with at least as many launches.
+        """Write ``scale.json`` unless the folder has another design, or one with more launches.
 
-        Processes that start at the same time agree on one design.
+        Designs that differ only in the number of rounds are not different. Processes that start at
+        the same time agree on one design.
 
         Raises:
             UserError: the file cannot be written.
@@ -149,10 +152,14 @@ class Design:
             try:
                 partial.write_text(FORM.text(self) + "\n")
                 stored = self._link(partial, path)
-                if stored is not None and stored.launches < self.launches:
+                if stored is not None and self._continues(stored):
                     partial.replace(path)
             finally:
                 partial.unlink(missing_ok=True)
+
+    def _continues(self, stored: Design) -> bool:
+        has_enough = stored.launches <= self.launches
+        return has_enough and stored.with_fields_of(self, _COUNTS) == self
 
     @staticmethod
     def _link(partial: Path, path: Path) -> Design | None:
@@ -229,13 +236,16 @@ def new_folder(network: str) -> Path:
 
 
 def refuse_difference(folder: Path, stored: Design, requested: Design) -> None:
-    """Refuse to continue a study with another design; only `launches` may increase.
+    """Refuse to continue a study with another design.
+
+    `launches` may increase, and with `until` it may be less than the rounds that were made. `until`
+    and `most_launches` may change.
 
     Raises:
         UserError: the designs differ; the message contains the first difference.
     """
     for name, was, now in _differences(asdict(stored), asdict(requested)):
-        if name == "launches" and now > was:
+        if name in _COUNTS and (name != "launches" or now > was or requested.until):
             continue
         flag = f"--{name.replace('_', '-')}"
         raise UserError(

@@ -127,5 +127,21 @@ def test_another_study_in_the_same_folder_is_refused(changes: dict, words: str) 
         refuse_difference(Path("DIR"), DESIGN, replace(DESIGN, **changes))
 
 
-def test_more_launches_are_welcome() -> None:
-    refuse_difference(Path("DIR"), DESIGN, replace(DESIGN, launches=9))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"launches": 9},
+        {"until": 0.02, "most_launches": 20},
+        {"until": 0.02, "most_launches": 20, "launches": 3},
+        {"most_launches": 7},
+    ],
+)
+def test_another_number_of_rounds_continues_the_study(changes: dict) -> None:
+    refuse_difference(Path("DIR"), DESIGN, replace(DESIGN, **changes))
+
+
+def test_changed_stopping_options_are_stored(tmp_path: Path) -> None:
+    DESIGN.write(tmp_path)
+    changed = replace(DESIGN, until=0.02, most_launches=20)
+    changed.write(tmp_path)
+    assert Design.read(tmp_path) == changed

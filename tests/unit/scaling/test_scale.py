@@ -120,6 +120,36 @@ def test_rounds_are_added_until_efficiencies_are_known(
     assert (stored.launches, stored.until, stored.most_launches) == (4, 0.02, 30)
 
 
+def test_a_study_with_added_rounds_continues_with_its_first_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 3
+
+    def widest(folder: Path, design: Design) -> str:
+        return "" if design.launches == most else "an interval is wide"
+
+    monkeypatch.setattr("dptrain.scaling.scale._widest", widest)
+    command = ("--launches", "1", "--until", "0.02")
+    assert scale(*command) == 0
+    assert len(made()) == 9
+    assert scale(*command) == 0
+    assert len(made()) == 9
+    most = 4
+    assert scale("--launches", "1", "--until", "0.01", "--most-launches", "20") == 0
+    assert len(made()) == 12
+    stored = Design.read(Path("study"))
+    assert stored is not None
+    assert (stored.launches, stored.until, stored.most_launches) == (4, 0.01, 20)
+
+
+def test_a_limit_below_the_launches_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert scale("--launches", "4", "--until", "0.02", "--most-launches", "3") == 2
+    said = capsys.readouterr().err
+    assert "--most-launches is 3, but every point has 4 launches" in said
+    assert "use --most-launches 4 or more" in said
+    assert not Path("study").exists()
+
+
 def test_equal_launches_need_no_more_rounds() -> None:
     assert scale("--launches", "4", "--until", "0.02") == 0
     assert len(Study.read(Path("study/study.json")).points[0].launches) == 4
