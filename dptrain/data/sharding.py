@@ -50,6 +50,17 @@ def steps_per_epoch(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
+def samples_before(num_samples: int, batch_size: int, step: int) -> int:
+    """Return the number of samples that the steps before `step` use, all ranks together.
+
+    Example:
+        >>> samples_before(10, 4, 2), samples_before(10, 4, 3), samples_before(10, 4, 4)
+        (8, 10, 14)
+    """
+    epochs, steps = divmod(step, steps_per_epoch(num_samples, batch_size))
+    return epochs * num_samples + steps * batch_size
+
+
 def minibatch_span(num_samples: int, batch_size: int, step: int) -> slice:
     """Return the range of a step's minibatch in the order of its epoch."""
     start = step % steps_per_epoch(num_samples, batch_size) * batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dptrain.data.sharding import samples_before
 from dptrain.measure.energy import EnergyMeter, open_meter
 from dptrain.training.job import Job
 
@@ -17,6 +18,12 @@ def open_job_meter(job: Job) -> EnergyMeter:
     """Return the meter of this rank: of its GPU, and on one rank of each node of processors."""
     identity = job.replica.memory.identity if job.replica.memory.on_gpu else ""
     return open_meter(identity, reads_processors=job.world.first_on_node())
+
+
+def samples_between(job: Job, first: int, last: int) -> int:
+    """Return the number of samples of steps `first` … `last` − 1, all ranks together."""
+    size, batch_size = len(job.dataset.train), job.spec.batch_size
+    return samples_before(size, batch_size, last) - samples_before(size, batch_size, first)
 
 
 def block_bounds(first: int, last: int) -> range:

@@ -45,7 +45,7 @@ from dptrain.plan.buckets import Bucket
 from dptrain.plan.plan import Plan
 from dptrain.training.baseline import open_loader
 from dptrain.training.display import Display
-from dptrain.training.energy import block_bounds, open_job_meter
+from dptrain.training.energy import block_bounds, open_job_meter, samples_between
 from dptrain.training.engines import FIRST_TIMED, DeviceEngine
 from dptrain.training.job import Job, assemble
 from dptrain.training.progress import Progress
@@ -287,7 +287,7 @@ def _make_steps(
         job.engine.time_stages(steps.timed)
     progress = Progress(0, job.network.loss.targets != "values")
     world, batch_size = job.world, job.spec.batch_size
-    samples, blocks = min(batch_size, len(job.dataset.train)), block_bounds(steps.skip, steps.timed)
+    blocks = block_bounds(steps.skip, steps.timed)
     with (
         open_loader(
             job,
@@ -307,7 +307,7 @@ def _make_steps(
             if number == steps.skip:
                 counter.start()
             if number in blocks:
-                meter.read((number - steps.skip) * samples)
+                meter.read(samples_between(job, steps.skip, number))
             job.engine.step(batches, job.schedule.rate(number))
             for result in job.engine.results(wait=number + 1 == steps.last):
                 if not math.isfinite(result.loss):
@@ -316,7 +316,7 @@ def _make_steps(
                 display.step(progress)
         counter.stop(steps.last - steps.skip, job.plan.setting.threads)
         if steps.last in blocks:
-            meter.read((steps.last - steps.skip) * samples)
+            meter.read(samples_between(job, steps.skip, steps.last))
 
 
 def _mark_steps(job: Job, first: int, count: int, ranges: Ranges) -> None:

@@ -46,7 +46,7 @@ from dptrain.training.checkpoints import (
     replica_arrays,
     restore_replica,
 )
-from dptrain.training.energy import open_job_meter, training_blocks
+from dptrain.training.energy import open_job_meter, samples_between, training_blocks
 from dptrain.training.engines import StepResult
 from dptrain.training.evaluation import open_test_data, score
 from dptrain.training.history import History
@@ -257,14 +257,13 @@ class Trainer:
     def _make_steps(self, batches: BatchSource | None, stop: StopRequest) -> None:
         job, first = self.job, self.step
         blocks = training_blocks(first, job.spec.steps)
-        samples = min(job.spec.batch_size, len(job.dataset.train))
         job.recorder.restart()
         for step in range(first, job.spec.steps):
             assert batches is not None
             if step in blocks:
                 if step == blocks[0]:
                     job.meter = open_job_meter(job)
-                job.meter.read((step - blocks[0]) * samples)
+                job.meter.read(samples_between(job, blocks[0], step))
             job.engine.step(batches, job.schedule.rate(step), stop=stop.requested)
             for result in job.engine.results(wait=self._needs_parameters(step + 1)):
                 if not math.isfinite(result.loss):
@@ -275,7 +274,7 @@ class Trainer:
             if self._baseline.is_due(self.step):
                 self._baseline.run_block(self.step)
         if job.spec.steps in blocks:
-            job.meter.read((job.spec.steps - blocks[0]) * samples)
+            job.meter.read(samples_between(job, blocks[0], job.spec.steps))
 
     def _after_step(self, result: StepResult) -> None:
         self.progress.add(result)
