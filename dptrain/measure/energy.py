@@ -22,11 +22,12 @@ from dptrain.measure.statistics import Estimate, student
 
 POWERCAP = Path("/sys/class/powercap")
 BLOCK_S = 0.05
-"""Least time between two readings. RAPL is updated every millisecond, NVML every 20 to 100 ms."""
-
+"""Least duration of a block. RAPL is updated every millisecond, NVML every 20 to 100 ms."""
 
 FEWEST_BLOCKS, MAX_BLOCKS = 5, 10
 """Least number of blocks with an interval, and largest number that is taken as independent."""
+LEAST_S = FEWEST_BLOCKS * BLOCK_S
+"""Least duration of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,14 @@ def energy_of(meters: Sequence[Mapping[str, Any]]) -> Energy:
     names = list(dict.fromkeys(name for meter in meters for name in meter["names"]))
     missing = tuple(dict.fromkeys(reason for meter in meters for reason in meter["missing"]))
     counted = [np.array(meter["readings"], float) for meter in meters if meter["names"]]
-    if not counted or len(counted[0]) < 2:
-        return Energy(None, None, tuple(names), missing)
+    if not counted:
+        return Energy(None, None, (), missing)
+    seconds = float(np.ptp(counted[0][:, 0])) if len(counted[0]) else 0.0
+    if seconds < LEAST_S:
+        reason = f"too short: {seconds:.3f} s were measured, expected at least {LEAST_S:g} s"
+        return Energy(None, None, tuple(names), (*missing, f"{reason}; make more steps"))
+    kept = _block_ends(counted[0][:, 0])
+    counted = [readings[kept] for readings in counted]
     joules = sum(readings[:, 1] - readings[0, 1] for readings in counted)
     times, samples = counted[0][:, 0], counted[0][:, 2]
     value = float(joules[-1] / samples[-1])
@@ -228,6 +235,18 @@ def energy_of(meters: Sequence[Mapping[str, Any]]) -> Energy:
     estimate = Estimate(value, low, value + half, len(samples) - 1)
     watts = float(joules[-1] / (times[-1] - times[0]))
     return Energy(estimate, watts, tuple(names), missing)
+
+
+def _block_ends(times: NDArray[np.float64]) -> list[int]:
+    """Return the first reading, the last one, and those between that end blocks of `BLOCK_S`.
+
+    A shorter block is joined with its neighbour: the counter may not have been updated in it.
+    """
+    ends, last = [0], len(times) - 1
+    for number in range(1, last):
+        if min(times[number] - times[ends[-1]], times[last] - times[number]) >= BLOCK_S:
+            ends.append(number)
+    return [*ends, last]
 
 
 def _half_width(blocks: NDArray[np.float64]) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,15 @@ import pytest
 from dptrain.measure import energy
 from dptrain.measure.energy import Energy, EnergyMeter, energy_lines, energy_of, meter_facts
 
+INTERVAL_S = 0.5
+"""Time between two calls of the clock that the tests replace."""
 IDENTITY = "00112233445566778899aabbccddeeff"
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(0.0, INTERVAL_S)
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: next(times)))
 
 
 def add_domain(powercap: Path, folder: str, name: str, microjoules: int) -> Path:
@@ -135,3 +145,32 @@ def test_ranks_are_added_and_blocks_have_an_interval() -> None:
     assert found.missing == ("NVML: no",)
     assert Energy.from_record(asdict(found)) == found
     assert energy_lines(found)[1] == "not included: NVML: no"
+
+
+def facts_every(seconds: float, joules: list[float]) -> dict[str, Any]:
+    """The facts of a meter that was read after every sample."""
+    readings = [(number * seconds, value, number) for number, value in enumerate(joules)]
+    return {"names": ["package-0"], "missing": [], "readings": readings}
+
+
+def test_a_measurement_that_is_shorter_than_five_blocks_is_too_short() -> None:
+    for facts in (facts_every(0.001, [0.0] * 11), facts_every(1, [3.0]), facts_every(1, [])):
+        found = energy_of([facts])
+        assert (found.joules_per_sample, found.watts) == (None, None)
+        assert found.sources == ("package-0",)
+        assert "too short" in found.missing[0]
+        assert energy_lines(found)[0].startswith("energy not measured: too short: 0.0")
+
+
+def test_blocks_that_are_shorter_than_the_update_of_the_counter_are_joined() -> None:
+    # Every sample takes 2 J and 20 ms; the counter is updated after every third one.
+    found = energy_of([facts_every(0.02, [6.0 * (number // 3) for number in range(31)])])
+    value = found.joules_per_sample
+    assert value is not None
+    assert (value.value, value.low, value.high) == pytest.approx((2, 2, 2))
+    assert value.n == 10
+    # What is left at the end belongs to the last block.
+    found = energy_of([facts_every(0.02, [2.0 * number for number in range(33)])])
+    assert found.joules_per_sample is not None
+    assert found.joules_per_sample.value == pytest.approx(2)
+    assert found.joules_per_sample.n == 10
