@@ -25,6 +25,7 @@ _ATTRIBUTE_BYTES = 112
 _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 5, 1 << 6
 _TIMES = 3
 """Read format: the times for which the counter was enabled and in fact counted."""
+NO_CYCLES = "a hardware counter did not run; another program, such as perf, may use it"
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 
 
@@ -145,6 +146,9 @@ class StepCounter:
         if self._counters is not None:
             counts, seconds = self._counters.read(), time.monotonic() - self._begin
             self._counters.close()
+            if not counts.cycles:
+                self._facts = {"missing": NO_CYCLES}
+                return
             self._facts |= {
                 "instructions": counts.instructions / steps,
                 "cycles": counts.cycles / steps,

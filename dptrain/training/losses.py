@@ -19,7 +19,7 @@ from dptrain.errors import UserError
 from dptrain.files import writing
 from dptrain.measure import losses as measure
 from dptrain.measure.analysis import MS, Measured
-from dptrain.measure.counters import Counts, HardwareCounters, open_counters
+from dptrain.measure.counters import NO_CYCLES, Counts, HardwareCounters, open_counters
 from dptrain.measure.environment import environment
 from dptrain.measure.losses import Losses
 from dptrain.measure.profile_files import FLAG, LOSSES
@@ -110,11 +110,17 @@ def measure_losses(
         record = None
         if found is not None:
             times, tables = found
-            missing = experiments.counters_missing
+            missing = experiments.counters_missing or _missing_cycles(times)
             record = _record(job, times, tables, options, experiments.delay_ns * MS, facts, missing)
         if output is not None:
             call_on_rank_zero(world, lambda: _write(record, output))
     return record
+
+
+def _missing_cycles(times: measure.Times) -> str:
+    """Return the reason if a counter of cycles did not run in a block, else ""."""
+    alone, unsummed = (times[f"{measure.CYCLES} {n}"] for n in (measure.ALONE, measure.UNSUMMED))
+    return "" if alone[:, 0].all() and unsummed.all() else NO_CYCLES
 
 
 def _claim(output: Path | None) -> None:

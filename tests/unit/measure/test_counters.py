@@ -8,11 +8,14 @@ import struct
 
 import pytest
 
+from dptrain.measure import counters as counters_module
 from dptrain.measure.counters import (
+    NO_CYCLES,
     CounterError,
     Counts,
     HardwareCounters,
     Processor,
+    StepCounter,
     open_counters,
     processor_line,
     processor_of,
@@ -69,6 +72,15 @@ def test_this_process_has_counters_or_a_reason() -> None:
         assert sum(range(100_000)) > 0
         assert counters.read().since(before).instructions > 100_000
         counters.close()
+
+
+def test_a_counter_that_never_ran_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = HardwareCounters([7], lambda *_: pipe_with(0, 10, 0))
+    monkeypatch.setattr(counters_module, "open_counters", lambda: (counters, ""))
+    counter = StepCounter()
+    counter.start()
+    counter.stop(3, 1)
+    assert processor_of([counter.facts()]) == Processor(None, None, None, NO_CYCLES)
 
 
 def test_ranks_have_a_mean_or_the_first_reason() -> None:
